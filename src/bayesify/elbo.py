@@ -1,0 +1,161 @@
+"""The evidence lower bound, on the scale of one datum."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.divergence import (
+    KLMethod,
+    KLWeighting,
+    has_closed_form,
+    kl_divergence,
+    minibatch_weight,
+)
+from bayesify.module import BayesianModule, Inputs
+from bayesify.noise import NoiseKey, Stream
+from bayesify.posteriors import Delta, WeightDraw
+
+__all__ = ["ELBO", "ELBOTerms"]
+
+
+class ELBOTerms(NamedTuple):
+    """The parts of the objective of one minibatch, all scalars.
+
+    ``loss = nll + kl_scale * temperature * weight_i * (kl + penalty) / N`` is to be minimised.
+    """
+
+    #: What to minimise, in nats per datum.
+    loss: Tensor
+    #: -log p(y | x, w), averaged over the minibatch and the weight samples, in nats.
+    nll: Tensor
+    #: KL(q || p), summed over the weights, in nats; 0 for a point estimate.
+    kl: Tensor
+    #: -log p(mean) of a point estimate, summed over the weights, in nats; else 0.
+    penalty: Tensor
+
+
+class ELBO(nn.Module):
+    """The negative evidence lower bound of a Bayesian network, per datum.
+
+    For minibatch i with B_i of N data (Blundell et al. 2015, eqs 2 and 8)::
+
+        loss_i = mean over the batch of -log p(y | x, w) + temperature * weight_i * KL(q || p) / N
+
+    At fixed noise the sum over an epoch of ``B_i * loss_i`` is the free energy of all N data. The
+    paper's learning rate eta on the summed minibatch loss is eta * B here.
+
+    Args:
+        bnn: the network.
+        num_data: N, the number of training data; it cannot be guessed from a minibatch.
+        kl: ``"auto"`` takes the closed form of the KL where there is one and else Monte Carlo on
+            the same weights as the likelihood; ``"closed"`` and ``"monte-carlo"`` insist.
+        kl_weighting: ``"uniform"``, or ``"geometric"`` for the paper's eq. 9.
+        temperature: factor on the KL; 1 is the ELBO, anything else is a tempered objective.
+        num_samples: S, weight samples a step.
+        num_batches: M, needed for geometric weights.
+
+    Raises:
+        ValueError: an argument is out of its range, or no closed form exists.
+
+    Example:
+        >>> bnn = BayesianModule(nn.Linear(3, 2))
+        >>> elbo = ELBO(bnn, num_data=100)
+        >>> terms = elbo(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
+        >>> bool(torch.isclose(terms.loss, terms.nll + terms.kl / 100))
+        True
+    """
+
+    def __init__(
+        self,
+        bnn: BayesianModule,
+        *,
+        num_data: int,
+        kl: KLMethod = "auto",
+        kl_weighting: KLWeighting = "uniform",
+        temperature: float = 1.0,
+        num_samples: int = 1,
+        num_batches: int | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("num_data", num_data), ("num_samples", num_samples)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not (temperature >= 0.0 and math.isfinite(temperature)):
+            raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
+        # Raises where the weighting, or what it needs, is wrong.
+        minibatch_weight(
+            kl_weighting, batch_index=0, num_batches=num_batches, batch_size=1, num_data=1
+        )
+        if kl not in ("auto", "closed", "monte-carlo") or (
+            kl == "closed" and not has_closed_form(bnn.posterior, bnn.prior)
+        ):
+            kl_divergence(bnn.posterior, bnn.prior, method=kl)
+        self.bnn = bnn
+        self.num_data = num_data
+        self.kl = kl
+        self.kl_weighting = kl_weighting
+        self.temperature = temperature
+        self.num_samples = num_samples
+        self.num_batches = num_batches
+        #: How many minibatches were seen; with the seed it determines the noise of the next.
+        self.step = 0
+
+    def forward(
+        self,
+        inputs: Inputs,
+        targets: Tensor,
+        *,
+        batch_index: int | None = None,
+        kl_scale: float = 1.0,
+    ) -> ELBOTerms:
+        """The objective of one minibatch, with fresh noise.
+
+        Args:
+            inputs: as for ``BayesianModule.predict``, B_i data.
+            targets: shape (B_i, ...).
+            batch_index: i - 1, the minibatch's place in the epoch, for geometric weights.
+            kl_scale: a further factor on the KL, for its warm-up.
+
+        Returns:
+            Loss and nll in nats per datum; kl and penalty in nats, summed over the weights.
+
+        Raises:
+            ValueError: targets do not fit, or a geometric weight lacks its index.
+        """
+        bnn = self.bnn
+        key = NoiseKey(bnn.seed, Stream.TRAINING, self.step)
+        outputs, draw = bnn.sample_outputs(inputs, key, range(self.num_samples))
+        nll = -bnn.likelihood.log_prob(outputs, targets).mean()
+        kl, penalty = self._complexity(draw)
+        weight = minibatch_weight(
+            self.kl_weighting,
+            batch_index=batch_index,
+            num_batches=self.num_batches,
+            batch_size=outputs.shape[1],
+            num_data=self.num_data,
+        )
+        factor = kl_scale * self.temperature * weight / self.num_data
+        self.step += 1
+        return ELBOTerms(nll + factor * (kl + penalty), nll, kl, penalty)
+
+    def _complexity(self, draw: WeightDraw | None) -> tuple[Tensor, Tensor]:
+        bnn = self.bnn
+        zero = torch.zeros((), dtype=bnn.posterior.mean.dtype, device=bnn.posterior.mean.device)
+        if isinstance(bnn.posterior, Delta):
+            log_prior = bnn.prior.log_prob(bnn.posterior.mean)
+            if bnn.posterior.kept is not None:
+                log_prior = torch.where(bnn.posterior.kept, log_prior, 0.0)
+            return zero, -log_prior.sum()
+        return kl_divergence(bnn.posterior, bnn.prior, draw, method=self.kl), zero
+
+    def get_extra_state(self) -> Tensor:
+        """The step counter, so that ``state_dict`` resumes the noise."""
+        return torch.tensor(self.step)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restore the step counter."""
+        self.step = int(state)

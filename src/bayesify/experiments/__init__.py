@@ -1,0 +1,1 @@
+"""One flat file for each experiment reproduced."""

@@ -1,0 +1,211 @@
+"""Distributions over the flat weight vector: q(w | theta)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = [
+    "Delta",
+    "MeanFieldGaussian",
+    "Posterior",
+    "WeightDraw",
+    "inverse_softplus",
+    "log_softplus",
+]
+
+
+class WeightDraw(NamedTuple):
+    """Weights drawn from a posterior, with the noise that made them.
+
+    Both have shape (S, D). The noise is kept because log q(w) is exact and cheap in it.
+    """
+
+    weights: Tensor
+    noise: Tensor
+
+
+class Posterior(nn.Module, ABC):
+    """A distribution over D weights whose samples are differentiable in its parameters.
+
+    ``kept`` is None, or a mask of shape (D,): where it is False the weight was pruned and is
+    exactly zero in the mean and in every sample, whatever an optimiser does.
+    """
+
+    mean: nn.Parameter
+    kept: Tensor | None
+
+    def __init__(self, mean: Tensor) -> None:
+        super().__init__()
+        if mean.dim() != 1 or not mean.dtype.is_floating_point:
+            raise ValueError(
+                f"mean must be a floating vector of shape (D,), got shape {tuple(mean.shape)} "
+                f"and dtype {mean.dtype}"
+            )
+        self.mean = nn.Parameter(mean.detach().clone())
+        self.register_buffer("kept", None)
+
+    @classmethod
+    @abstractmethod
+    def centred_on(cls, mean: Tensor, init_std: float | Tensor | None) -> Self:
+        """A posterior centred on ``mean``; ``init_std`` None means the class's default."""
+
+    @property
+    def num_weights(self) -> int:
+        """D."""
+        return self.mean.numel()
+
+    @property
+    @abstractmethod
+    def std(self) -> Tensor:
+        """Standard deviation of each weight, shape (D,), zero where pruned."""
+
+    @abstractmethod
+    def draw(self, noise: Tensor) -> WeightDraw:
+        """Turn standard normals of shape (S, D) into S weight vectors."""
+
+    @abstractmethod
+    def log_prob_of(self, draw: WeightDraw) -> Tensor:
+        """log q of each weight of a draw of this very posterior, in nats, shape (S, D)."""
+
+    def _masked(self, weights: Tensor) -> Tensor:
+        return weights if self.kept is None else torch.where(self.kept, weights, 0.0)
+
+
+class MeanFieldGaussian(Posterior):
+    """Independent Gaussians, w_i = mean_i + softplus(rho_i) noise_i (Blundell et al. 2015, 3.2).
+
+    Args:
+        mean: initial means, shape (D,).
+        std: initial standard deviations, positive: one number or a vector of shape (D,).
+
+    Raises:
+        ValueError: a standard deviation is not positive and finite.
+
+    Example:
+        >>> q = MeanFieldGaussian(torch.zeros(2), std=0.1)
+        >>> q.std
+        tensor([0.1000, 0.1000], grad_fn=<SoftplusBackward0>)
+        >>> q.draw(torch.ones(1, 2)).weights.detach()
+        tensor([[0.1000, 0.1000]])
+    """
+
+    default_init_std = 0.04
+    rho: nn.Parameter
+
+    def __init__(self, mean: Tensor, std: float | Tensor) -> None:
+        super().__init__(mean)
+        stds = torch.as_tensor(std, dtype=mean.dtype, device=mean.device)
+        if not bool(((stds > 0) & stds.isfinite()).all()):
+            raise ValueError(f"std must be positive and finite, got {std}")
+        self.rho = nn.Parameter(inverse_softplus(stds).expand_as(mean).clone())
+
+    @classmethod
+    def centred_on(cls, mean: Tensor, init_std: float | Tensor | None) -> Self:
+        """A posterior centred on ``mean``, with std 0.04 unless ``init_std`` says otherwise."""
+        return cls(mean, cls.default_init_std if init_std is None else init_std)
+
+    @property
+    def std(self) -> Tensor:
+        """softplus(rho), shape (D,), zero where pruned."""
+        return self._masked(self.full_std)
+
+    @property
+    def full_std(self) -> Tensor:
+        """softplus(rho), shape (D,), pruned weights included."""
+        return F.softplus(self.rho, threshold=_SOFTPLUS_THRESHOLD)
+
+    @property
+    def log_std(self) -> Tensor:
+        """log softplus(rho), shape (D,), finite for every finite rho, pruned weights included."""
+        return log_softplus(self.rho)
+
+    def draw(self, noise: Tensor) -> WeightDraw:
+        """w = mean + std * noise, for noise of shape (S, D)."""
+        return WeightDraw(self._masked(torch.addcmul(self.mean, self.full_std, noise)), noise)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """log q(w_i) of any weights, in nats, shape as ``weights``, last axis D."""
+        standardised = (weights - self.mean) / self.full_std
+        return -0.5 * standardised.square() - self.log_std - _HALF_LOG_2PI
+
+    def log_prob_of(self, draw: WeightDraw) -> Tensor:
+        """As ``log_prob(draw.weights)``, from the noise: no cancellation, and one pass fewer.
+
+        Since (w - mean) / std is the noise identically, value and total derivative are the same.
+        """
+        return -0.5 * draw.noise.square() - self.log_std - _HALF_LOG_2PI
+
+
+class Delta(Posterior):
+    """A point estimate: with a prior it gives MAP, with temperature 0 maximum likelihood.
+
+    It has no density, hence no KL; :class:`~bayesify.ELBO` reports -log p(mean) as ``penalty``.
+
+    Example:
+        >>> Delta(torch.ones(3)).draw(torch.zeros(2, 3)).weights.shape
+        torch.Size([2, 3])
+    """
+
+    @classmethod
+    def centred_on(cls, mean: Tensor, init_std: float | Tensor | None) -> Self:
+        """The point ``mean``.
+
+        Raises:
+            ValueError: ``init_std`` was given: a point has no spread.
+        """
+        if init_std is not None:
+            raise ValueError(f"a Delta posterior has no std, but init_std={init_std} was given")
+        return cls(mean)
+
+    @property
+    def std(self) -> Tensor:
+        """Zeros, shape (D,)."""
+        return torch.zeros_like(self.mean)
+
+    def draw(self, noise: Tensor) -> WeightDraw:
+        """The point itself, once for each row of noise of shape (S, D)."""
+        return WeightDraw(self._masked(self.mean).expand_as(noise), noise)
+
+    def log_prob_of(self, draw: WeightDraw) -> Tensor:  # noqa: ARG002
+        """Raises TypeError: a point mass has no density."""
+        raise TypeError(
+            "a Delta posterior has no density, so KL(q || p) does not exist; use ELBO, which "
+            "reports -log p(mean) as penalty, or a MeanFieldGaussian posterior"
+        )
+
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+# Above this rho, log(1 + exp(rho)) equals rho in float64 too.
+_SOFTPLUS_THRESHOLD = 40.0
+
+
+def inverse_softplus(std: Tensor) -> Tensor:
+    """The rho with softplus(rho) = std, for std > 0, stable for tiny and huge values.
+
+    Example:
+        >>> F.softplus(inverse_softplus(torch.tensor(0.25)))
+        tensor(0.2500)
+    """
+    rho = std.double() + torch.log(-torch.expm1(-std.double()))
+    return rho.to(std.dtype)
+
+
+def log_softplus(rho: Tensor) -> Tensor:
+    """log softplus(rho) with derivative sigmoid(rho) / softplus(rho), which tends to 1 below.
+
+    softplus itself underflows near rho = -104 in float32, and its logarithm would be -inf.
+
+    Example:
+        >>> log_softplus(torch.tensor([-500.0, 0.0, 500.0])).round(decimals=2).tolist()
+        [-500.0, -0.3..., 6.2...]
+    """
+    # Below the cut, log softplus(rho) = rho - exp(rho) / 2 + ... is rho to machine precision.
+    cut = math.log(torch.finfo(rho.dtype).eps)
+    above = F.softplus(rho.clamp_min(cut), threshold=_SOFTPLUS_THRESHOLD).log()
+    return torch.where(rho < cut, rho, above)
