@@ -14,6 +14,8 @@ from bayesify.posteriors import Delta, MeanFieldGaussian, Posterior
 from bayesify.predictive import Predictive
 from bayesify.priors import Gaussian, Laplace, Prior, ScaleMixture
 from bayesify.pruning import prune, snr
+from bayesify.saving import load, save
+from bayesify.training import fit
 
 __version__ = "0.1.0"
 
@@ -35,7 +37,10 @@ __all__ = [
     "Prior",
     "ScaleMixture",
     "WeightSampling",
+    "fit",
     "kl_divergence",
+    "load",
     "prune",
+    "save",
     "snr",
 ]

@@ -23,7 +23,7 @@ __all__ = ["ELBO", "ELBOTerms"]
 
 
 class ELBOTerms(NamedTuple):
-    """The parts of the objective of one minibatch, all scalars.
+    """The parts of the objective of one minibatch: scalars, and what the network said.
 
     ``loss = nll + kl_scale * temperature * weight_i * (kl + penalty) / N`` is to be minimised.
     """
@@ -36,6 +36,8 @@ class ELBOTerms(NamedTuple):
     kl: Tensor
     #: -log p(mean) of a point estimate, summed over the weights, in nats; else 0.
     penalty: Tensor
+    #: The network's outputs, shape (S, B_i, ...), cut from the graph, for metrics.
+    outputs: Tensor
 
 
 class ELBO(nn.Module):
@@ -140,7 +142,8 @@ class ELBO(nn.Module):
         )
         factor = kl_scale * self.temperature * weight / self.num_data
         self.step += 1
-        return ELBOTerms(nll + factor * (kl + penalty), nll, kl, penalty)
+        loss = nll + factor * (kl + penalty)
+        return ELBOTerms(loss, nll, kl, penalty, outputs.detach())
 
     def _complexity(self, draw: WeightDraw | None) -> tuple[Tensor, Tensor]:
         bnn = self.bnn

@@ -45,7 +45,7 @@ class Likelihood(nn.Module, ABC):
 
     @abstractmethod
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The error of one network's outputs, shape (N, ...), as a scalar; see ``error_name``."""
+        """The error of outputs (N, ...), a mean over N, as a scalar; see ``error_name``."""
 
     @abstractmethod
     def config(self) -> dict[str, float | int | bool]:
@@ -125,7 +125,7 @@ class GaussianLikelihood(Likelihood):
         tensor([[-0.9189, -0.9189]])
     """
 
-    error_name = "root mean squared error"
+    error_name = "mean squared error"
 
     def __init__(self, std: float = 1.0, *, learn_std: bool = False) -> None:
         super().__init__()
@@ -168,8 +168,8 @@ class GaussianLikelihood(Likelihood):
         return GaussianPredictive(torch.stack(list(outputs)), self.std.detach())
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Root mean squared error, in units of the target."""
-        return (outputs - targets).square().mean().sqrt()
+        """Mean squared error, in squared units of the target."""
+        return (outputs - targets).square().mean()
 
     def config(self) -> dict[str, float | int | bool]:
         """``std`` as given, and ``learn_std``."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,14 @@ class Posterior(nn.Module, ABC):
     @abstractmethod
     def log_prob_of(self, draw: WeightDraw) -> Tensor:
         """log q of each weight of a draw of this very posterior, in nats, shape (S, D)."""
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # A pruned posterior's state loads into an unpruned one, and the other way round.
+        pruned = f"{prefix}kept" in state_dict
+        self.kept = torch.ones_like(self.mean, dtype=torch.bool) if pruned else None
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _masked(self, weights: Tensor) -> Tensor:
         return weights if self.kept is None else torch.where(self.kept, weights, 0.0)

@@ -50,7 +50,7 @@ def snr_decibels(bnn: BayesianModule) -> Tensor:
         >>> with torch.no_grad():
         ...     _ = bnn.posterior.mean.fill_(1.0)
         >>> snr_decibels(bnn)
-        tensor([20.0000])
+        tensor([20.])
     """
     return 20.0 * snr(bnn).log10()
 

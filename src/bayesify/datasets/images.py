@@ -1,0 +1,119 @@
+"""MNIST and Fashion-MNIST as tensors in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bayesify.datasets.catalog import DataSet, find_dataset
+from bayesify.datasets.download import Progress, get_file
+from bayesify.datasets.files import DataError, FoundFile
+from bayesify.datasets.idx import parse_idx
+
+__all__ = ["ImageData", "load_images"]
+
+_IMAGE_SHAPE = (28, 28)
+#: Blundell et al. 2015, section 5.1: "divided by 126".
+_PIXEL_SCALE = 126.0
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """A data set of labelled images, each flattened to one row.
+
+    ``inputs.unflatten(-1, data.image_shape)`` gives the pictures back, and times ``pixel_scale``
+    their pixels from 0 to 255.
+    """
+
+    #: As in ``load_images``.
+    name: str
+    #: (N, 784) float32, pixels / ``pixel_scale``.
+    train_inputs: Tensor
+    #: (N,) int64, indices into ``class_names``.
+    train_targets: Tensor
+    #: (N_test, 784) float32.
+    test_inputs: Tensor
+    #: (N_test,) int64.
+    test_targets: Tensor
+    #: What each class is called.
+    class_names: tuple[str, ...]
+    #: Height and width, in pixels.
+    image_shape: tuple[int, int] = _IMAGE_SHAPE
+    #: What the pixels were divided by.
+    pixel_scale: float = _PIXEL_SCALE
+
+
+def load_images(
+    name: str,
+    data_dir: str | Path | None = None,
+    *,
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> ImageData:
+    """Load a data set of images, downloading it into the user's cache where it is nowhere else.
+
+    Every file is checked by SHA-256 each time; see ``find_file`` for the order of the search.
+
+    Args:
+        name: ``"mnist"`` or ``"fashion-mnist"``.
+        data_dir: look in this directory and in no other, and do not download.
+        limit: keep only the first ``limit`` training images; all test images are kept.
+        progress: told how a download gets on.
+
+    Raises:
+        DataError: the name is unknown, ``limit`` is out of range, a file is missing or damaged,
+            or images and labels do not fit each other.
+
+    Example:
+        >>> data = load_images("mnist", limit=5)
+        >>> data.train_inputs.shape, data.train_targets
+        (torch.Size([5, 784]), tensor([5, 0, 4, 1, 9]))
+    """
+    dataset = find_dataset(name)
+    if limit is not None and limit < 1:
+        raise DataError(f"limit must be at least 1, got {limit}")
+    files = [get_file(file, data_dir, progress=progress) for file in dataset.files]
+    train_pixels, train_targets = _parse_pair(dataset, *files[:2])
+    test_pixels, test_targets = _parse_pair(dataset, *files[2:])
+    if limit is not None and limit > len(train_pixels):
+        raise DataError(
+            f"limit must be at most {len(train_pixels)}, the number of training images of {name}, "
+            f"got {limit}"
+        )
+    return ImageData(
+        name,
+        _to_inputs(train_pixels[:limit]),
+        train_targets[:limit],
+        _to_inputs(test_pixels),
+        test_targets,
+        dataset.class_names,
+    )
+
+
+def _parse_pair(dataset: DataSet, images: FoundFile, labels: FoundFile) -> tuple[Tensor, Tensor]:
+    pixels = parse_idx(images.content, num_dims=3, source=str(images.path))
+    targets = parse_idx(labels.content, num_dims=1, source=str(labels.path)).to(torch.int64)
+    if pixels.shape[1:] != _IMAGE_SHAPE:
+        raise DataError(
+            f"{images.path} must hold images of {_IMAGE_SHAPE} pixels, got {tuple(pixels.shape[1:])}"
+        )
+    if len(pixels) != len(targets):
+        raise DataError(
+            f"{images.path} and {labels.path} must hold as many images as labels, got "
+            f"{len(pixels)} and {len(targets)}"
+        )
+    outside = (targets >= len(dataset.class_names)).nonzero()
+    if len(outside):
+        first = int(outside[0])
+        raise DataError(
+            f"{labels.path} must hold labels from 0 to {len(dataset.class_names) - 1}, got "
+            f"{len(outside)} outside, the first {int(targets[first])} at index {first}"
+        )
+    return pixels, targets
+
+
+def _to_inputs(pixels: Tensor) -> Tensor:
+    return pixels.flatten(1).to(torch.float32).div_(_PIXEL_SCALE)

@@ -1,0 +1,116 @@
+"""Minibatches of tensors that are in memory, in an order that can be asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bayesify.noise import Stream, derived_seed
+
+__all__ = ["TensorLoader"]
+
+
+class TensorLoader:
+    """Iterates over minibatches (inputs, targets); the last may be smaller.
+
+    The order of an epoch is a function of (seed, epoch) only: a resumed run sees the batches that
+    the uninterrupted one would have seen, whatever was drawn before. Call ``set_epoch`` before
+    each epoch; without it every pass has the same order.
+
+    Args:
+        inputs: shape (N, ...), finite; on any device, on which the minibatches stay.
+        targets: shape (N, ...), finite, on the same device.
+        batch_size: data a minibatch, at least 1.
+        shuffle: whether to permute the data; else their own order is kept, and minibatches are
+            views.
+        seed: of the order, an integer of at most 128 bits with its sign.
+
+    Raises:
+        ValueError: lengths differ, there are no data, ``batch_size`` is below 1, or values are
+            NaN or infinite.
+
+    Example:
+        >>> loader = TensorLoader(torch.arange(5.0), torch.arange(5), batch_size=2, shuffle=False)
+        >>> [targets.tolist() for _, targets in loader]
+        [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        for name, tensor in (("inputs", inputs), ("targets", targets)):
+            if tensor.dim() == 0:
+                raise ValueError(f"{name} must have a first axis of N data, got a scalar")
+        if len(inputs) != len(targets):
+            raise ValueError(
+                "inputs and targets must have the same length, got "
+                f"{len(inputs)} and {len(targets)}"
+            )
+        if len(inputs) == 0:
+            raise ValueError("there must be at least 1 datum, got 0")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        _check_finite("inputs", inputs)
+        _check_finite("targets", targets)
+        self.inputs = inputs
+        self.targets = targets
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+
+    @property
+    def num_data(self) -> int:
+        """N, the number of data in an epoch."""
+        return len(self.inputs)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass.
+
+        Args:
+            epoch: counted from 0.
+
+        Raises:
+            ValueError: epoch is negative.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-self.num_data // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if not self.shuffle:
+            yield from zip(
+                self.inputs.split(self.batch_size),
+                self.targets.split(self.batch_size),
+                strict=True,
+            )
+            return
+        generator = torch.Generator()
+        generator.manual_seed(derived_seed(self.seed, Stream.SHUFFLE, self.epoch))
+        # Drawn on the CPU, so that the order is the same on every device.
+        order = torch.randperm(self.num_data, generator=generator).to(self.inputs.device)
+        for index in order.split(self.batch_size):
+            yield self.inputs.index_select(0, index), self.targets.index_select(0, index)
+
+
+def _check_finite(name: str, values: Tensor) -> None:
+    if not (values.is_floating_point() or values.is_complex()):
+        return
+    bad = ~values.isfinite()
+    if bad.any():
+        positions = bad.nonzero()
+        raise ValueError(
+            f"{name} must be finite, got {len(positions)} NaN or infinite values, the first at "
+            f"index {tuple(positions[0].tolist())}; mend or drop these data"
+        )

@@ -1,0 +1,47 @@
+"""What training tells whoever watches."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+__all__ = ["Callback", "LineProgress"]
+
+
+class Callback(Protocol):
+    """Called by ``fit`` as it goes."""
+
+    def on_start(self, *, epochs: int, done: int, batches: int) -> None:
+        """Training begins: so many epochs in all, so many done, each of so many minibatches."""
+
+    def on_step(self, *, epoch: int, batch: int) -> None:
+        """A minibatch is done; both count from 0."""
+
+    def on_epoch(self, row: dict[str, float | None]) -> None:
+        """An epoch is done; its row of the history."""
+
+
+class LineProgress:
+    """One plain line an epoch on standard error."""
+
+    def on_start(self, *, epochs: int, done: int, batches: int) -> None:  # noqa: ARG002
+        """Remember the number of epochs."""
+        self._epochs = epochs
+
+    def on_step(self, *, epoch: int, batch: int) -> None:
+        """Say nothing."""
+
+    def on_epoch(self, row: dict[str, float | None]) -> None:
+        """Print the row."""
+        parts = [f"epoch {row['epoch']:.0f}/{self._epochs}"]
+        for name, form in (
+            ("loss", ".4f"),
+            ("nll", ".4f"),
+            ("kl", ",.0f"),
+            ("train_error", ".2f"),
+            ("validation_error", ".2f"),
+        ):
+            value = row.get(name)
+            if value is not None:
+                parts.append(f"{name.replace('_', ' ')} {value:{form}}")
+        print("  ".join(parts), file=sys.stderr)

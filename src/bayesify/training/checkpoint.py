@@ -1,0 +1,172 @@
+"""The state of a run in one file, from which it resumes exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from bayesify.elbo import ELBO
+from bayesify.saving import model_meta, model_tensors, unpacked
+from bayesify.storage import StorageError, read_tensors, write_tensors
+from bayesify.training.history import History
+
+__all__ = ["CHECKPOINT_NAME", "Position", "read_checkpoint", "write_checkpoint"]
+
+CHECKPOINT_NAME = "checkpoint.safetensors"
+
+
+@dataclass
+class Position:
+    """Where a run stands: so many epochs are done, and so many minibatches of the next."""
+
+    epoch: int = 0
+    batch: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    history: History = field(default_factory=list)
+    random_state: Tensor | None = None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Nothing of this epoch is done."""
+        self.epoch, self.batch, self.sums = epoch, 0, {}
+        self.epoch_seconds, self.random_state = 0.0, None
+
+
+def write_checkpoint(
+    path: Path, elbo: ELBO, optimizer: Optimizer, scheduler: LRScheduler, position: Position
+) -> None:
+    """Write everything that the next step depends on, atomically.
+
+    The noise and the order of the data are functions of seed, step and epoch and need no state;
+    within an epoch the state of torch's global generator is stored too, for dropout.
+
+    Raises:
+        OSError: the file cannot be written; the last checkpoint is then left as it was.
+        TypeError: the scheduler's state cannot be stored without pickle.
+    """
+    optimizer_state = optimizer.state_dict()
+    tensors = model_tensors(elbo.bnn)
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, entries in optimizer_state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{index}.{name}"] = value
+            else:
+                scalars.setdefault(str(index), {})[name] = value
+    if position.random_state is not None:
+        tensors["random_state"] = position.random_state
+    meta = {
+        "kind": "checkpoint",
+        "model": model_meta(elbo.bnn),
+        "objective": objective_meta(elbo),
+        "step": elbo.step,
+        "optimizer": {
+            "type": type(optimizer).__name__,
+            "groups": optimizer_state["param_groups"],
+            "scalars": scalars,
+        },
+        "scheduler": scheduler_meta(scheduler),
+        "position": dataclasses.asdict(dataclasses.replace(position, random_state=None)),
+    }
+    write_tensors(path, tensors, meta)
+
+
+def read_checkpoint(
+    path: Path, elbo: ELBO, optimizer: Optimizer, scheduler: LRScheduler
+) -> Position:
+    """Bring a freshly made run to where the checkpoint was written.
+
+    Raises:
+        StorageError: the file is cut off, altered, or of a run with another architecture,
+            objective or optimiser; nothing has then been changed.
+    """
+    tensors, meta = read_tensors(path)
+    if meta.get("kind") != "checkpoint":
+        raise StorageError(f"{path} holds a network but not the state of a run; use bayesify.load")
+    expected = {
+        "network": model_meta(elbo.bnn),
+        "objective": objective_meta(elbo),
+        "optimizer": type(optimizer).__name__,
+    }
+    stored = {
+        "network": meta["model"],
+        "objective": meta["objective"],
+        "optimizer": meta["optimizer"]["type"],
+    }
+    for part, value in expected.items():
+        if json.loads(json.dumps(value)) != stored[part]:
+            raise StorageError(
+                f"{path} belongs to a run with another {part}; resume with the same settings "
+                f"({_difference(value, stored[part])}), or start in another folder"
+            )
+    elbo.bnn.load_state_dict(unpacked(elbo.bnn, tensors))
+    elbo.step = meta["step"]
+    optimizer.load_state_dict(
+        {"state": _optimizer_state(tensors, meta), "param_groups": meta["optimizer"]["groups"]}
+    )
+    scheduler.load_state_dict(meta["scheduler"])
+    return Position(**meta["position"] | {"random_state": tensors.get("random_state")})
+
+
+def objective_meta(elbo: ELBO) -> dict[str, Any]:
+    """The settings of the objective, as JSON."""
+    return {
+        "num_data": elbo.num_data,
+        "kl": elbo.kl,
+        "kl_weighting": elbo.kl_weighting,
+        "temperature": elbo.temperature,
+        "num_samples": elbo.num_samples,
+        "num_batches": elbo.num_batches,
+    }
+
+
+def scheduler_meta(scheduler: LRScheduler) -> dict[str, Any]:
+    """A scheduler's state, as JSON.
+
+    Raises:
+        TypeError: it holds something that JSON does not.
+    """
+    state = {
+        name: value
+        for name, value in scheduler.state_dict().items()
+        if not (name == "lr_lambdas" and all(entry is None for entry in value))
+    }
+    try:
+        json.dumps(state)
+    except TypeError as error:
+        raise TypeError(
+            f"the state of {type(scheduler).__name__} cannot be stored without pickle ({error}); "
+            "use a scheduler whose state is numbers and text, such as "
+            "bayesify.training.schedules.cosine"
+        ) from error
+    return state
+
+
+def _optimizer_state(tensors: dict[str, Tensor], meta: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    state: dict[int, dict[str, Any]] = {}
+    for index, entries in meta["optimizer"]["scalars"].items():
+        state.setdefault(int(index), {}).update(entries)
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer."):
+            _, index, entry = name.split(".", 2)
+            state.setdefault(int(index), {})[entry] = tensor
+    return state
+
+
+def _difference(wanted: Any, stored: Any) -> str:
+    if not isinstance(wanted, dict):
+        return f"this run has {wanted}, the checkpoint {stored}"
+    differing = [
+        name for name in wanted if json.loads(json.dumps(wanted[name])) != stored.get(name)
+    ]
+    return "; ".join(
+        f"{name} is {wanted[name]} here and {stored.get(name)} there" for name in differing[:3]
+    )

@@ -1,0 +1,271 @@
+"""fit(): one readable loop."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from bayesify.elbo import ELBO, ELBOTerms
+from bayesify.module import Inputs
+from bayesify.noise import Stream, derived_seed
+from bayesify.training.callbacks import Callback, LineProgress
+from bayesify.training.checkpoint import (
+    CHECKPOINT_NAME,
+    Position,
+    read_checkpoint,
+    write_checkpoint,
+)
+from bayesify.training.convergence import STD_RESIDUAL_LIMIT, ConvergenceWarning, residual_advice
+from bayesify.training.history import EpochMeter, History, is_finite
+from bayesify.training.interrupt import deferred_interrupt
+from bayesify.training.optimizers import OptimizerFactory, make_optimizer
+from bayesify.training.schedules import ScheduleFactory, constant
+
+__all__ = ["Loader", "NonFiniteLossError", "fit"]
+
+
+class Loader(Protocol):
+    """Minibatches of inputs and targets, as often as it is asked, such as torch's DataLoader."""
+
+    def __len__(self) -> int:
+        """The number of minibatches."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch of pairs (inputs, targets)."""
+
+
+class NonFiniteLossError(ArithmeticError):
+    """The loss, or a parameter, became NaN or infinite; the last checkpoint is untouched."""
+
+
+def fit(
+    elbo: ELBO,
+    train_loader: Loader,
+    validation_loader: Loader | None = None,
+    *,
+    epochs: int = 10,
+    optimizer: Optimizer | OptimizerFactory | None = None,
+    scheduler: LRScheduler | ScheduleFactory | None = None,
+    rho_lr_scale: float = 1.0,
+    kl_warmup_epochs: float = 0,
+    checkpoint_dir: str | Path | None = None,
+    resume: bool = False,
+    callback: Callback | None = None,
+) -> History:
+    """Train a Bayesian network by stochastic gradient descent on the ELBO.
+
+    Everything random is a function of the network's seed and the epoch: the noise, the order of
+    the data and dropout (torch's global generator is seeded anew each epoch, and put back as it
+    was afterwards). So a run that was stopped and resumed gives the same weights, bit for bit on
+    one machine, as one that was not. Ctrl-C ends the step, writes a checkpoint and raises
+    KeyboardInterrupt.
+
+    Args:
+        elbo: the objective; its network is trained in place.
+        train_loader: minibatches (inputs, targets); its ``set_epoch``, if any, is called.
+        validation_loader: data to measure the error of the mean weights on, each epoch.
+        epochs: passes over the training data in all, those before a resume included.
+        optimizer: an optimiser, or a function that makes one from parameter groups; None is
+            ``torch.optim.Adam`` with rate 1e-3.
+        scheduler: a scheduler, or a function of optimiser and total number of steps, as in
+            ``bayesify.training.schedules``. It is stepped after every minibatch.
+        rho_lr_scale: learning rate of rho as a multiple of the others'.
+        kl_warmup_epochs: the KL's weight rises linearly from 0 to 1 over so many epochs; from
+            then on the objective is the ELBO.
+        checkpoint_dir: where ``checkpoint.safetensors`` is written after every epoch.
+        resume: go on from that checkpoint if it is there.
+        callback: told of every step and epoch; None prints a line an epoch on standard error.
+
+    Returns:
+        The history, a row an epoch: epoch (from 1), loss and nll (nats per datum, averaged over
+        the epoch's data), kl and penalty (nats, at the last minibatch), train_error (of the
+        training outputs), validation_error and validation_nll (of the mean weights), std_median,
+        std_residual (nats a weight, see ``training.convergence``), learning_rate,
+        data_per_second, seconds (of training so far).
+
+    Raises:
+        ValueError: an argument is out of its range, or the objective's ``num_data`` is not what
+            the loader brings.
+        NonFiniteLossError: the loss or a parameter is NaN or infinite.
+        StorageError: the checkpoint is damaged or of another run.
+        FileExistsError: ``checkpoint_dir`` holds a checkpoint and ``resume`` is False.
+
+    Warns:
+        ConvergenceWarning: the standard deviations have visibly not converged.
+
+    Example:
+        >>> import bayesify as bf
+        >>> x, y = torch.randn(64, 3), torch.randint(2, (64,))
+        >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 32)
+        >>> elbo = bf.ELBO(bf.BayesianModule(torch.nn.Linear(3, 2)), num_data=64)
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     history = fit(elbo, loader, epochs=2)
+        >>> [row["epoch"] for row in history]
+        [1, 2]
+    """
+    batches = len(train_loader)
+    _check(elbo, train_loader, epochs, kl_warmup_epochs)
+    made = make_optimizer(elbo, optimizer, rho_lr_scale)
+    schedule = constant if scheduler is None else scheduler
+    if not isinstance(schedule, LRScheduler):
+        schedule = schedule(made, max(1, epochs * batches))
+    path = None if checkpoint_dir is None else Path(checkpoint_dir) / CHECKPOINT_NAME
+    position = Position()
+    if path is not None and path.exists():
+        if not resume:
+            raise FileExistsError(
+                f"{path} exists already; pass resume=True to go on from it, or another folder"
+            )
+        position = read_checkpoint(path, elbo, made, schedule)
+    elif path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def checkpoint() -> None:
+        if path is not None:
+            write_checkpoint(path, elbo, made, schedule, position)
+
+    watcher = LineProgress() if callback is None else callback
+    watcher.on_start(epochs=epochs, done=position.epoch, batches=batches)
+    elbo.train()
+    with deferred_interrupt() as interrupt:
+        for epoch in range(position.epoch, epochs):
+            started = time.perf_counter() - position.epoch_seconds
+            meter = EpochMeter(elbo, batches, position.sums)
+            learning_rate = made.param_groups[0]["lr"]
+            with _seeded(elbo.bnn.seed, epoch, train_loader):
+                for batch, (inputs, targets) in _remaining(train_loader, position):
+                    kl_scale = _warmup(epoch * batches + batch, kl_warmup_epochs * batches)
+                    terms = elbo(inputs, targets, batch_index=batch, kl_scale=kl_scale)
+                    _check_finite(elbo, terms, epoch, batch, path)
+                    made.zero_grad(set_to_none=True)
+                    terms.loss.backward()
+                    made.step()
+                    schedule.step()
+                    meter.add(terms, targets, batch=batch, kl_scale=kl_scale)
+                    watcher.on_step(epoch=epoch, batch=batch)
+                    if interrupt.requested and batch + 1 < batches:
+                        position.batch = batch + 1
+                        position.epoch_seconds = time.perf_counter() - started
+                        position.random_state = torch.get_rng_state()
+                        checkpoint()
+                        raise KeyboardInterrupt
+            seconds = time.perf_counter() - started
+            position.seconds += seconds
+            row = meter.row(
+                epoch=epoch,
+                learning_rate=learning_rate,
+                seconds=seconds,
+                total_seconds=position.seconds,
+            )
+            if not is_finite(elbo):
+                raise NonFiniteLossError(_diverged(f"a parameter after epoch {epoch + 1}", path))
+            position.history.append(row | _validate(elbo, validation_loader))
+            position.begin_epoch(epoch + 1)
+            checkpoint()
+            watcher.on_epoch(position.history[-1])
+            if interrupt.requested:
+                raise KeyboardInterrupt
+    residual = position.history[-1]["std_residual"] if position.history else None
+    if residual is not None and abs(residual) > STD_RESIDUAL_LIMIT:
+        warnings.warn(residual_advice(residual), ConvergenceWarning, stacklevel=2)
+    return position.history
+
+
+def _check(elbo: ELBO, loader: Loader, epochs: int, kl_warmup_epochs: float) -> None:
+    for name, value in (("epochs", epochs), ("kl_warmup_epochs", kl_warmup_epochs)):
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be at least 0, got {value}")
+    if len(loader) < 1:
+        raise ValueError("the training loader must bring at least one minibatch, got none")
+    if elbo.num_batches is not None and elbo.num_batches != len(loader):
+        raise ValueError(
+            f"the objective's num_batches must be the loader's {len(loader)}, got "
+            f"{elbo.num_batches}"
+        )
+    dataset = getattr(loader, "dataset", None)
+    num_data = getattr(loader, "num_data", len(dataset) if hasattr(dataset, "__len__") else None)  # type: ignore[arg-type]
+    if num_data is not None and num_data != elbo.num_data:
+        raise ValueError(
+            f"the objective's num_data must be the number of training data, {num_data}, got "
+            f"{elbo.num_data}; the KL would be weighted wrongly"
+        )
+
+
+def _warmup(step: int, warmup_steps: float) -> float:
+    return 1.0 if step >= warmup_steps else (step + 1) / (warmup_steps + 1)
+
+
+def _remaining(loader: Loader, position: Position) -> Iterator[tuple[int, tuple[Inputs, Tensor]]]:
+    """The epoch's minibatches with their indices, from where an interrupted epoch stopped."""
+    for batch, pair in enumerate(loader):
+        if batch < position.batch:
+            continue
+        if batch == position.batch and position.random_state is not None:
+            torch.set_rng_state(position.random_state)
+        yield batch, pair
+
+
+@contextmanager
+def _seeded(seed: int, epoch: int, loader: Loader) -> Iterator[None]:
+    """Make shuffling and dropout functions of (seed, epoch); leave the generators as they were."""
+    epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
+    set_epoch = getattr(loader, "set_epoch", None) or getattr(
+        getattr(loader, "sampler", None), "set_epoch", None
+    )
+    if set_epoch is not None:
+        set_epoch(epoch)
+    for owner in (loader, getattr(loader, "sampler", None)):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(epoch_seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(epoch_seed)
+        yield
+
+
+def _check_finite(elbo: ELBO, terms: ELBOTerms, epoch: int, batch: int, path: Path | None) -> None:
+    if bool(terms.loss.isfinite()):
+        return
+    where = f"step {elbo.step} (epoch {epoch + 1}, minibatch {batch + 1})"
+    if not bool(terms.outputs.isfinite().all()):
+        what = f"the network's output at {where}"
+    elif not bool(terms.nll.isfinite()):
+        what = f"the nll at {where}"
+    else:
+        what = f"the KL or penalty at {where}"
+    raise NonFiniteLossError(_diverged(what, path))
+
+
+def _diverged(what: str, path: Path | None) -> str:
+    kept = (
+        f"the last good checkpoint is {path}"
+        if path is not None and path.exists()
+        else "no checkpoint had been written yet"
+    )
+    return (
+        f"{what} is NaN or infinite: most likely the learning rate is too high, or the inputs are "
+        f"not scaled or hold NaN; lower it and begin anew, {kept}"
+    )
+
+
+@torch.no_grad()
+def _validate(elbo: ELBO, loader: Loader | None) -> dict[str, float | None]:
+    if loader is None:
+        return {"validation_error": None, "validation_nll": None}
+    bnn, count, error, nll = elbo.bnn, 0, 0.0, 0.0
+    for inputs, targets in loader:
+        outputs = bnn.mean_outputs(inputs)
+        error += float(bnn.likelihood.error(outputs, targets)) * len(targets)
+        nll -= float(bnn.likelihood.log_prob(outputs.unsqueeze(0), targets).sum())
+        count += len(targets)
+    return {"validation_error": error / count, "validation_nll": nll / count}

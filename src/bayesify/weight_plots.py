@@ -1,0 +1,207 @@
+"""Figures of the weights: their signal-to-noise ratio, their density, single posteriors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from bayesify.plots import COLOURS, STYLE
+from bayesify.priors import Prior
+
+__all__ = ["snr_density_and_cdf", "weight_densities", "weight_posteriors"]
+
+Floats = npt.NDArray[np.float64]
+
+_BINS = 160
+
+
+@mpl.rc_context(STYLE)
+def snr_density_and_cdf(snr_db: Tensor, cut: float = 0.75) -> Figure:
+    """Density and cumulative distribution of the signal-to-noise ratio of the weights.
+
+    As Blundell et al. 2015, figure 4. Weights of ratio 0 (-inf dB, such as pruned ones) cannot be
+    drawn; their share is stated, and the cumulative distribution starts there.
+
+    Args:
+        snr_db: 20 log10(|mean| / std) of each weight, in decibels, shape (D,).
+        cut: the share of weights below the marked cut.
+
+    Raises:
+        ValueError: no weight has a finite ratio.
+
+    Example:
+        >>> figure = snr_density_and_cdf(torch.linspace(-20.0, 20.0, 1000))
+        >>> [ax.get_ylabel() for ax in figure.axes]
+        ['density (per dB)', 'share of weights below']
+    """
+    every = _array(snr_db)
+    finite = np.sort(every[np.isfinite(every)])
+    if not finite.size:
+        raise ValueError("at least one weight needs a ratio above 0, but all are -inf dB or nan")
+    excluded = float(np.isneginf(every).mean())
+    # The far left tail, where a mean happens to be next to zero, holds almost nothing.
+    low, high = finite[int(0.002 * finite.size)], finite[-1]
+    low, high = (low, high) if high > low else (low - 1.0, high + 1.0)
+
+    figure = Figure(figsize=(7.6, 5.6), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    bins = np.linspace(low, high, _BINS + 1)
+    density = np.histogram(finite, bins)[0] / finite.size / np.diff(bins)
+    _outline(top, bins, density, "blue")
+    top.set(title="Signal-to-noise ratio of the weights", ylabel="density (per dB)")
+    top.set_ylim(bottom=0)
+
+    below = excluded + (1.0 - excluded) * np.searchsorted(finite, bins, "right") / finite.size
+    bottom.plot(bins, below, color=COLOURS["blue"])
+    bottom.set(xlabel="signal-to-noise ratio (dB)", ylabel="share of weights below")
+    bottom.set(xlim=(low, high), ylim=(0.0, 1.02))
+    if excluded < cut:
+        at = finite[min(int((cut - excluded) / (1.0 - excluded) * finite.size), finite.size - 1)]
+        label = f"{100 * cut:.3g} % of the weights lie below {_db(at)}"
+        for ax in (top, bottom):
+            ax.axvline(at, ls="--", lw=1.2, color=COLOURS["vermillion"], label=label)
+        bottom.plot((low, at), (cut, cut), ":", lw=1.2, color=COLOURS["vermillion"])
+        bottom.legend(loc="lower right" if at < (low + high) / 2 else "upper left")
+    if excluded:
+        top.set_title(
+            f"{100 * excluded:.3g} % of the weights have ratio 0 and are not drawn",
+            loc="right",
+            fontsize=8.5,
+            fontweight="normal",
+        )
+    return figure
+
+
+@mpl.rc_context(STYLE)
+def weight_densities(weights: Mapping[str, Tensor]) -> Figure:
+    """Densities of the trained weights of several networks, on one axis.
+
+    As Blundell et al. 2015, figure 3. The density axis is logarithmic where peaks differ widely.
+
+    Args:
+        weights: all weights of a network, shape (D,), by a name such as "Bayes by Backprop (mean)".
+
+    Raises:
+        ValueError: there are no weights.
+
+    Example:
+        >>> figure = weight_densities({"SGD": torch.linspace(-0.1, 0.1, 100)})
+        >>> figure.axes[0].get_xlabel()
+        'weight'
+    """
+    arrays = {name: array[np.isfinite(array)] for name, w in weights.items() if (array := _array(w)).size}
+    arrays = {name: array for name, array in arrays.items() if array.size}
+    if not arrays:
+        raise ValueError("densities need at least one vector of finite weights, got none")
+    limit = max(float(np.quantile(np.abs(array), 0.998)) for array in arrays.values()) or 1.0
+    bins = np.linspace(-limit, limit, _BINS + 1)
+
+    figure = Figure(figsize=(7.6, 4.2), layout="constrained")
+    ax = figure.subplots()
+    peaks = []
+    for (name, array), colour in zip(arrays.items(), _cycle(len(arrays)), strict=True):
+        density = np.histogram(array, bins)[0] / array.size / np.diff(bins)
+        _outline(ax, bins, density, colour, name)
+        peaks.append(density.max())
+    if max(peaks) > 8.0 * min(peaks) > 0.0:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(bottom=0)
+    ax.axvline(0.0, lw=0.8, color=COLOURS["grey"])
+    ax.set(title="Trained weights", xlabel="weight", ylabel="density", xlim=(-limit, limit))
+    ax.legend(loc="upper right")
+    return figure
+
+
+@mpl.rc_context(STYLE)
+def weight_posteriors(
+    means: Sequence[float],
+    stds: Sequence[float],
+    names: Sequence[str],
+    prior: Prior | None = None,
+) -> Figure:
+    """The Gaussian posterior of several single weights, with zero marked.
+
+    Each panel has its own scale, wide enough for the posterior and for zero: how far zero lies
+    out, in standard deviations, is the signal-to-noise ratio.
+
+    Args:
+        means: posterior mean of each weight.
+        stds: posterior standard deviation of each, positive.
+        names: what to call each.
+        prior: drawn beside the posterior, cut off where it is much higher.
+
+    Raises:
+        ValueError: the lengths differ, there are none, or a standard deviation is not positive.
+
+    Example:
+        >>> figure = weight_posteriors([0.0, 0.5], [0.1, 0.05], ["lowest", "highest"])
+        >>> [ax.get_title(loc="left") for ax in figure.axes]
+        ['lowest', 'highest']
+    """
+    if not len(means) == len(stds) == len(names) > 0 or not all(std > 0 for std in stds):
+        raise ValueError(
+            "posteriors need as many means as positive stds and names, at least one, got "
+            f"{len(means)} means, {len(names)} names and stds {list(stds)}"
+        )
+    columns = min(3, len(means))
+    rows = math.ceil(len(means) / columns)
+    figure = Figure(figsize=(3.1 * columns, 2.9 * rows), layout="constrained")
+    for place, (mean, std, name) in enumerate(zip(means, stds, names, strict=True), start=1):
+        ax = figure.add_subplot(rows, columns, place)
+        _posterior_panel(ax, float(mean), float(std), prior)
+        ax.set_title(name, fontsize=9)
+        ax.set_xlabel("weight")
+        if place % columns == 1 or columns == 1:
+            ax.set_ylabel("density")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _posterior_panel(ax: Axes, mean: float, std: float, prior: Prior | None) -> None:
+    low, high = min(mean - 4.5 * std, 0.0), max(mean + 4.5 * std, 0.0)
+    margin = 0.06 * (high - low)
+    # A grid of its own around the mean and around zero, where either density may be a needle.
+    grid = np.union1d(
+        np.linspace(low - margin, high + margin, 801), np.linspace(mean - 5 * std, mean + 5 * std, 401)
+    )
+    grid = np.union1d(grid, np.geomspace(1e-6, 1.0, 200) * (high - low))
+    grid = np.union1d(grid, -grid)
+    grid = grid[(grid >= low - margin) & (grid <= high + margin)]
+    density = np.exp(-0.5 * ((grid - mean) / std) ** 2) / (std * math.sqrt(2.0 * math.pi))
+    ax.fill_between(grid, density, color=COLOURS["blue"], alpha=0.15, lw=0)
+    ax.plot(grid, density, color=COLOURS["blue"], label="posterior")
+    if prior is not None:
+        log_prior = prior.log_prob(torch.from_numpy(grid))
+        ax.plot(grid, log_prior.exp().numpy(), color=COLOURS["orange"], lw=1.4, label="prior")
+    ax.axvline(0.0, ls="--", lw=1.1, color=COLOURS["ink"], label="zero")
+    ax.set(xlim=(low - margin, high + margin), ylim=(0.0, 1.12 * density.max()))
+    ax.locator_params(axis="x", nbins=5)
+    ax.locator_params(axis="y", nbins=5)
+
+
+def _outline(ax: Axes, bins: Floats, density: Floats, colour: str, label: str = "") -> None:
+    ax.stairs(density, bins, fill=True, color=COLOURS[colour], alpha=0.12)
+    ax.stairs(density, bins, color=COLOURS[colour], lw=1.5, label=label)
+
+
+def _cycle(n: int) -> list[str]:
+    names = ("blue", "vermillion", "green", "orange", "purple", "sky")
+    return [names[i % len(names)] for i in range(n)]
+
+
+def _array(values: Tensor) -> Floats:
+    return values.detach().cpu().double().reshape(-1).numpy()
+
+
+def _db(value: float) -> str:
+    return f"{value:.1f} dB".replace("-", "\N{MINUS SIGN}")
