@@ -160,7 +160,7 @@ class ParameterLayout:
         # split, never slices: the backward of D-sized slices allocates a zero vector for each.
         parts = flat.split(self.sizes, dim=-1)
         return {
-            name: part.view(*lead, *shape)
+            name: part.view((*lead, *shape))
             for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }
 

@@ -45,7 +45,11 @@ class Likelihood(nn.Module, ABC):
 
     @abstractmethod
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The error of outputs (N, ...), a mean over N, as a scalar; see ``error_name``."""
+        """The error of outputs (N, ...), a mean over N, as a scalar; see ``error_name``.
+
+        Raises:
+            ValueError: shapes, dtype or values of the targets do not fit.
+        """
 
     @abstractmethod
     def config(self) -> dict[str, float | int | bool]:
@@ -76,6 +80,7 @@ class CategoricalLikelihood(Likelihood):
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Misclassified, in percent."""
+        self._check(outputs.unsqueeze(0), targets)
         return 100.0 * (outputs.argmax(-1) != targets).to(torch.float64).mean()
 
     def config(self) -> dict[str, float | int | bool]:
@@ -148,12 +153,7 @@ class GaussianLikelihood(Likelihood):
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """log N(y; output, std^2), in nats, summed over the parts of a target, shape (S, N)."""
-        if targets.shape != outputs.shape[1:]:
-            raise ValueError(
-                f"targets must have the shape of the network's output, {tuple(outputs.shape[1:])}, "
-                f"got {tuple(targets.shape)}; nothing is broadcast: use y.unsqueeze(-1) or "
-                "y.squeeze(-1)"
-            )
+        self._check(outputs, targets)
         std = self.std.to(outputs)
         per_part = -0.5 * ((targets - outputs) / std).square() - std.log() - _HALF_LOG_2PI
         return per_part.flatten(2).sum(-1) if per_part.dim() > 2 else per_part
@@ -169,11 +169,21 @@ class GaussianLikelihood(Likelihood):
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean squared error, in squared units of the target."""
+        self._check(outputs.unsqueeze(0), targets)
         return (outputs - targets).square().mean()
 
     def config(self) -> dict[str, float | int | bool]:
         """``std`` as given, and ``learn_std``."""
         return dict(self._config)
+
+    @staticmethod
+    def _check(outputs: Tensor, targets: Tensor) -> None:
+        if targets.shape != outputs.shape[1:]:
+            raise ValueError(
+                f"targets must have the shape of the network's output, {tuple(outputs.shape[1:])}, "
+                f"got {tuple(targets.shape)}; nothing is broadcast: use y.unsqueeze(-1) or "
+                "y.squeeze(-1)"
+            )
 
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)

@@ -78,6 +78,10 @@ class BayesianModule(nn.Module):
         _check_kind("likelihood", likelihood, Likelihood | None)
         _check_kind("prior", prior, Prior | None)
         _check_kind("perturbation", perturbation, Perturbation | None)
+        if not (isinstance(posterior, type) and issubclass(posterior, Posterior)):
+            raise TypeError(
+                f"posterior must be a class such as MeanFieldGaussian or Delta, got {posterior!r}"
+            )
         self.layout = ParameterLayout.of(net, include, exclude)
         self.net = copy.deepcopy(net)
         mean = self.layout.flatten(_take_out(self.net, self.layout))
@@ -190,7 +194,7 @@ class BayesianModule(nn.Module):
         with evaluating(self.net):
             return torch.cat(
                 [
-                    _tensor(self.run_with(self.posterior.mean, *args, **kwargs))
+                    _tensor(self.run_with(self.posterior.masked_mean, *args, **kwargs))
                     for args, kwargs in _batches(inputs, batch_size)
                 ]
             )
@@ -203,7 +207,7 @@ class BayesianModule(nn.Module):
             <class 'torch.nn.modules.linear.Linear'>
         """
         net = copy.deepcopy(self.net)
-        tensors = self.layout.unflatten(self.posterior.mean.detach().clone())
+        tensors = self.layout.unflatten(self.posterior.masked_mean.detach())
         for name, aliases in zip(self.layout.names, self.layout.ties, strict=True):
             parameter = nn.Parameter(tensors[name].clone())
             for alias in aliases:

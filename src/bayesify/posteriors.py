@@ -62,6 +62,11 @@ class Posterior(nn.Module, ABC):
         return self.mean.numel()
 
     @property
+    def masked_mean(self) -> Tensor:
+        """The mean of each weight, shape (D,), zero where pruned."""
+        return self._masked(self.mean)
+
+    @property
     @abstractmethod
     def std(self) -> Tensor:
         """Standard deviation of each weight, shape (D,), zero where pruned."""

@@ -141,7 +141,16 @@ class CategoricalPredictive(Predictive):
         return self.sampled
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        """log of the averaged probability of each target's class, in nats, shape (N,)."""
+        """log of the averaged probability of each target's class, in nats, shape (N,).
+
+        Raises:
+            ValueError: the targets are not of shape (N,).
+        """
+        if targets.shape != self.log_mean.shape[:1]:
+            raise ValueError(
+                f"targets must be class indices of shape {tuple(self.log_mean.shape[:1])}, got "
+                f"shape {tuple(targets.shape)}; nothing is broadcast"
+            )
         return self.log_mean.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
     def quantile(self, q: float) -> Tensor:  # noqa: ARG002
@@ -220,7 +229,7 @@ class GaussianPredictive(Predictive):
         if not 0.0 < q < 1.0:
             raise ValueError(f"q must lie strictly between 0 and 1, got {q}")
         density = torch.distributions.Normal(self.means, self._noise_std)
-        component = density.icdf(torch.tensor(q).to(self.means))
+        component = density.icdf(self.means.new_tensor(q))
         low: Tensor = component.amin(0)
         high: Tensor = component.amax(0)
         for _ in range(60):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ __all__ = ["prune", "snr", "snr_decibels"]
 def snr(bnn: BayesianModule) -> Tensor:
     """The signal-to-noise ratio |mean| / std of every random weight, shape (D,).
 
-    Graves 2011; Blundell et al. 2015, section 2.2 and figure 4. Pruned weights have ratio 0.
+    Graves 2011; Blundell et al. 2015, section 2.2 and figure 4. Pruned weights have ratio 0; a
+    ratio too large for the dtype is its largest number.
 
     Raises:
         TypeError: the posterior is a point estimate, which has no noise.
@@ -29,16 +31,8 @@ def snr(bnn: BayesianModule) -> Tensor:
         >>> snr(bnn)
         tensor([2.0000, 0.5000])
     """
-    posterior = bnn.posterior
-    if not isinstance(posterior, MeanFieldGaussian):
-        raise TypeError(
-            "the signal-to-noise ratio needs a posterior with a std, got "
-            f"{type(posterior).__name__}; train with posterior=MeanFieldGaussian"
-        )
-    with torch.no_grad():
-        # In the log domain, where a tiny std cannot underflow to a division by zero.
-        ratio = torch.exp(posterior.mean.abs().log() - posterior.log_std)
-        return ratio if posterior.kept is None else torch.where(posterior.kept, ratio, 0.0)
+    log_ratio = _log_snr(bnn)
+    return log_ratio.exp().clamp_max(torch.finfo(log_ratio.dtype).max)
 
 
 def snr_decibels(bnn: BayesianModule) -> Tensor:
@@ -52,7 +46,7 @@ def snr_decibels(bnn: BayesianModule) -> Tensor:
         >>> snr_decibels(bnn)
         tensor([20.])
     """
-    return 20.0 * snr(bnn).log10()
+    return _log_snr(bnn) * (20.0 / math.log(10.0))
 
 
 def prune(bnn: BayesianModule, fraction: float) -> BayesianModule:
@@ -82,15 +76,35 @@ def prune(bnn: BayesianModule, fraction: float) -> BayesianModule:
     """
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction}")
-    ratio = snr(bnn)
+    # What was pruned before goes first, then the weights of mean 0, whose logarithm is -inf too.
+    ratio = _log_snr(bnn).clamp_min(torch.finfo(bnn.posterior.mean.dtype).min)
+    if bnn.posterior.kept is not None:
+        ratio = torch.where(bnn.posterior.kept, ratio, -math.inf)
+    # Rounding must not lose a weight: 0.29 * 100 is below 29 in binary.
+    num_pruned = math.floor(fraction * ratio.numel() * (1.0 + 1e-12))
     pruned = copy.deepcopy(bnn)
     posterior = pruned.posterior
     kept = torch.ones_like(ratio, dtype=torch.bool)
     # A stable sort: weights of equal ratio go in the order of the flat vector.
-    kept[ratio.argsort(stable=True)[: int(fraction * ratio.numel())]] = False
+    kept[ratio.argsort(stable=True)[:num_pruned]] = False
     if posterior.kept is not None:
         kept &= posterior.kept
     posterior.kept = kept
     with torch.no_grad():
         posterior.mean.masked_fill_(~kept, 0.0)
     return pruned
+
+
+@torch.no_grad()
+def _log_snr(bnn: BayesianModule) -> Tensor:
+    # The ratio itself overflows float32 at rho = -100.
+    posterior = bnn.posterior
+    if not isinstance(posterior, MeanFieldGaussian):
+        raise TypeError(
+            "the signal-to-noise ratio needs a posterior with a std, got "
+            f"{type(posterior).__name__}; train with posterior=MeanFieldGaussian"
+        )
+    log_ratio = posterior.mean.abs().log() - posterior.log_std
+    if posterior.kept is None:
+        return log_ratio
+    return torch.where(posterior.kept, log_ratio, -math.inf)

@@ -17,6 +17,7 @@ from torch import Tensor
 __all__ = [
     "StorageError",
     "atomic_write",
+    "encoded_size",
     "read_tensors",
     "write_tensors",
 ]
@@ -35,12 +36,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
     Raises:
         OSError: the file cannot be written; an existing one is then left as it was.
     """
+    atomic_write(path, _encoded(tensors, meta))
+
+
+def encoded_size(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
+    """How many bytes :func:`write_tensors` would write."""
+    return len(_encoded(tensors, meta))
+
+
+def _encoded(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
     # Cloned, since the format refuses tensors that share memory (tied parameters).
     whole = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     document = {"format": _FORMAT, **meta}
     document["sha256"] = _digest(whole, document)
-    payload = to_safetensors(whole, {_META_KEY: json.dumps(document, allow_nan=True)})
-    atomic_write(path, payload)
+    return to_safetensors(whole, {_META_KEY: json.dumps(document, allow_nan=True)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

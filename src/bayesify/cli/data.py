@@ -39,7 +39,8 @@ def list_datasets(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"datasets": rows}))
         return
-    table = Table("name", "what it is", "size", "licence", "where")
+    table = Table("name", "what it is", "size", "licence")
+    table.add_column("where", overflow="fold")  # never cut: a path is there to be copied
     for row in rows:
         size = f"{row['num_bytes'] / 1e6:.1f} MB"
         # Text, because Rich would read [brackets] in a path as markup.
@@ -77,15 +78,20 @@ def get_dataset(
 def download_bar() -> Iterator[Progress]:
     """A ``progress`` for the loaders that draws a bar a file on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    bar = ProgressBar(*columns, TimeRemainingColumn(), console=Console(stderr=True))
     tasks: dict[str, TaskID] = {}
-    with ProgressBar(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
 
-        def progress(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name)
-            bar.update(tasks[name], completed=done, total=total)
+    def progress(name: str, done: int, total: int | None) -> None:
+        bar.start()  # only now: where nothing is downloaded, nothing is drawn
+        if name not in tasks:
+            tasks[name] = bar.add_task(name)
+        bar.update(tasks[name], completed=done, total=total)
 
+    try:
         yield progress
+    finally:
+        if tasks:
+            bar.stop()
 
 
 def _describe(dataset: DataSet) -> dict[str, Any]:

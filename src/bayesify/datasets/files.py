@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["DataError", "DataFile", "FoundFile", "cache_directory", "check_content", "find_file"]
+__all__ = [
+    "DataError",
+    "DataFile",
+    "FoundFile",
+    "cache_directory",
+    "check_content",
+    "expanded",
+    "find_file",
+    "search_directories",
+]
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 20

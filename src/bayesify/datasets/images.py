@@ -98,7 +98,8 @@ def _parse_pair(dataset: DataSet, images: FoundFile, labels: FoundFile) -> tuple
     targets = parse_idx(labels.content, num_dims=1, source=str(labels.path)).to(torch.int64)
     if pixels.shape[1:] != _IMAGE_SHAPE:
         raise DataError(
-            f"{images.path} must hold images of {_IMAGE_SHAPE} pixels, got {tuple(pixels.shape[1:])}"
+            f"{images.path} must hold images of {_IMAGE_SHAPE} pixels, got "
+            f"{tuple(pixels.shape[1:])}"
         )
     if len(pixels) != len(targets):
         raise DataError(

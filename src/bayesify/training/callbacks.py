@@ -5,33 +5,35 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
+from bayesify.training.history import History, Row
+
 __all__ = ["Callback", "LineProgress"]
 
 
 class Callback(Protocol):
     """Called by ``fit`` as it goes."""
 
-    def on_start(self, *, epochs: int, done: int, batches: int) -> None:
-        """Training begins: so many epochs in all, so many done, each of so many minibatches."""
+    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
+        """Training begins: so many epochs of so many minibatches; the rows of those done."""
 
     def on_step(self, *, epoch: int, batch: int) -> None:
         """A minibatch is done; both count from 0."""
 
-    def on_epoch(self, row: dict[str, float | None]) -> None:
+    def on_epoch(self, row: Row) -> None:
         """An epoch is done; its row of the history."""
 
 
 class LineProgress:
     """One plain line an epoch on standard error."""
 
-    def on_start(self, *, epochs: int, done: int, batches: int) -> None:  # noqa: ARG002
+    def on_start(self, *, epochs: int, batches: int, history: History) -> None:  # noqa: ARG002
         """Remember the number of epochs."""
         self._epochs = epochs
 
     def on_step(self, *, epoch: int, batch: int) -> None:
         """Say nothing."""
 
-    def on_epoch(self, row: dict[str, float | None]) -> None:
+    def on_epoch(self, row: Row) -> None:
         """Print the row."""
         parts = [f"epoch {row['epoch']:.0f}/{self._epochs}"]
         for name, form in (

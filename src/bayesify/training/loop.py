@@ -135,7 +135,7 @@ def fit(
             write_checkpoint(path, elbo, made, schedule, position)
 
     watcher = LineProgress() if callback is None else callback
-    watcher.on_start(epochs=epochs, done=position.epoch, batches=batches)
+    watcher.on_start(epochs=epochs, batches=batches, history=list(position.history))
     elbo.train()
     with deferred_interrupt() as interrupt:
         for epoch in range(position.epoch, epochs):

@@ -5,25 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
 import numpy as np
-import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
 from torch import Tensor
 
-from bayesify.plots import COLOURS, STYLE
+from bayesify.plots.style import COLOURS, Floats, decibels, plain, styled
 from bayesify.priors import Prior
 
 __all__ = ["snr_density_and_cdf", "weight_densities", "weight_posteriors"]
 
-Floats = npt.NDArray[np.float64]
 
-_BINS = 160
-
-
-@mpl.rc_context(STYLE)
+@styled
 def snr_density_and_cdf(snr_db: Tensor, cut: float = 0.75) -> Figure:
     """Density and cumulative distribution of the signal-to-noise ratio of the weights.
 
@@ -53,7 +48,7 @@ def snr_density_and_cdf(snr_db: Tensor, cut: float = 0.75) -> Figure:
 
     figure = Figure(figsize=(7.6, 5.6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
-    bins = np.linspace(low, high, _BINS + 1)
+    bins = np.linspace(low, high, _num_bins(finite.size) + 1)
     density = np.histogram(finite, bins)[0] / finite.size / np.diff(bins)
     _outline(top, bins, density, "blue")
     top.set(title="Signal-to-noise ratio of the weights", ylabel="density (per dB)")
@@ -65,7 +60,7 @@ def snr_density_and_cdf(snr_db: Tensor, cut: float = 0.75) -> Figure:
     bottom.set(xlim=(low, high), ylim=(0.0, 1.02))
     if excluded < cut:
         at = finite[min(int((cut - excluded) / (1.0 - excluded) * finite.size), finite.size - 1)]
-        label = f"{100 * cut:.3g} % of the weights lie below {_db(at)}"
+        label = f"{100 * cut:.3g} % of the weights lie below {decibels(at)}"
         for ax in (top, bottom):
             ax.axvline(at, ls="--", lw=1.2, color=COLOURS["vermillion"], label=label)
         bottom.plot((low, at), (cut, cut), ":", lw=1.2, color=COLOURS["vermillion"])
@@ -80,7 +75,7 @@ def snr_density_and_cdf(snr_db: Tensor, cut: float = 0.75) -> Figure:
     return figure
 
 
-@mpl.rc_context(STYLE)
+@styled
 def weight_densities(weights: Mapping[str, Tensor]) -> Figure:
     """Densities of the trained weights of several networks, on one axis.
 
@@ -97,12 +92,15 @@ def weight_densities(weights: Mapping[str, Tensor]) -> Figure:
         >>> figure.axes[0].get_xlabel()
         'weight'
     """
-    arrays = {name: array[np.isfinite(array)] for name, w in weights.items() if (array := _array(w)).size}
+    arrays = {
+        name: array[np.isfinite(array)] for name, w in weights.items() if (array := _array(w)).size
+    }
     arrays = {name: array for name, array in arrays.items() if array.size}
     if not arrays:
         raise ValueError("densities need at least one vector of finite weights, got none")
     limit = max(float(np.quantile(np.abs(array), 0.998)) for array in arrays.values()) or 1.0
-    bins = np.linspace(-limit, limit, _BINS + 1)
+    fewest = min(array.size for array in arrays.values())
+    bins = np.linspace(-limit, limit, _num_bins(fewest) + 1)
 
     figure = Figure(figsize=(7.6, 4.2), layout="constrained")
     ax = figure.subplots()
@@ -113,15 +111,24 @@ def weight_densities(weights: Mapping[str, Tensor]) -> Figure:
         peaks.append(density.max())
     if max(peaks) > 8.0 * min(peaks) > 0.0:
         ax.set_yscale("log")
+        ax.set_ylim(bottom=1e-4 * max(peaks))
+        ax.yaxis.set_major_formatter(FuncFormatter(plain))
+        ax.yaxis.set_minor_locator(NullLocator())
     else:
         ax.set_ylim(bottom=0)
     ax.axvline(0.0, lw=0.8, color=COLOURS["grey"])
-    ax.set(title="Trained weights", xlabel="weight", ylabel="density", xlim=(-limit, limit))
-    ax.legend(loc="upper right")
+    ax.set(
+        title="Trained weights",
+        xlabel="weight",
+        ylabel="density (per unit of weight)",
+        xlim=(-limit, limit),
+    )
+    if len(arrays) > 1:
+        ax.legend(loc="upper right")
     return figure
 
 
-@mpl.rc_context(STYLE)
+@styled
 def weight_posteriors(
     means: Sequence[float],
     stds: Sequence[float],
@@ -172,7 +179,8 @@ def _posterior_panel(ax: Axes, mean: float, std: float, prior: Prior | None) -> 
     margin = 0.06 * (high - low)
     # A grid of its own around the mean and around zero, where either density may be a needle.
     grid = np.union1d(
-        np.linspace(low - margin, high + margin, 801), np.linspace(mean - 5 * std, mean + 5 * std, 401)
+        np.linspace(low - margin, high + margin, 801),
+        np.linspace(mean - 5 * std, mean + 5 * std, 401),
     )
     grid = np.union1d(grid, np.geomspace(1e-6, 1.0, 200) * (high - low))
     grid = np.union1d(grid, -grid)
@@ -194,6 +202,11 @@ def _outline(ax: Axes, bins: Floats, density: Floats, colour: str, label: str = 
     ax.stairs(density, bins, color=COLOURS[colour], lw=1.5, label=label)
 
 
+def _num_bins(n: int) -> int:
+    """Enough to show the shape, few enough that each bin holds some of the n values."""
+    return int(min(160, max(20, n**0.4)))
+
+
 def _cycle(n: int) -> list[str]:
     names = ("blue", "vermillion", "green", "orange", "purple", "sky")
     return [names[i % len(names)] for i in range(n)]
@@ -201,7 +214,3 @@ def _cycle(n: int) -> list[str]:
 
 def _array(values: Tensor) -> Floats:
     return values.detach().cpu().double().reshape(-1).numpy()
-
-
-def _db(value: float) -> str:
-    return f"{value:.1f} dB".replace("-", "\N{MINUS SIGN}")

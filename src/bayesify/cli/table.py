@@ -1,0 +1,89 @@
+"""The live table by epoch, on standard error."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from bayesify.runs.folder import as_test_row
+from bayesify.training.history import History, Row
+
+__all__ = ["EpochTable"]
+
+_HEADER = (
+    f"{'epoch':>9} {'loss':>8} {'nll':>8} {'KL, nats':>10} {'train %':>8} {'test %':>7} "
+    f"{'images/s':>9} {'left':>8}"
+)
+
+
+class EpochTable:
+    """One row an epoch, and beneath them a bar for the minibatches of the current one.
+
+    The train error is that of the weights sampled in training, the test error that of the mean
+    weights. Where standard error is not a terminal there are rows and no bar.
+
+    Args:
+        console: where to draw.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description:>9}"),
+            BarColumn(bar_width=40),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} minibatches"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._epochs = self._done = self._batches = 0
+        self._started = 0.0
+
+    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
+        """Print the header."""
+        done = len(history)
+        self._epochs, self._done, self._batches = epochs, done, batches
+        if done:
+            self._console.print(f"going on after epoch {done} of {epochs}", highlight=False)
+        if done < epochs:
+            self._console.print(_HEADER, style="bold", highlight=False)
+        self._started = time.monotonic()
+
+    def on_step(self, *, epoch: int, batch: int) -> None:
+        """Move the bar."""
+        if self._task is None:
+            self._bar.start()
+            self._task = self._bar.add_task(f"{epoch + 1}/{self._epochs}", total=self._batches)
+        self._bar.update(self._task, completed=batch + 1, description=f"{epoch + 1}/{self._epochs}")
+
+    def on_epoch(self, row: Row) -> None:
+        """Print the epoch's row."""
+        row = as_test_row(row)
+        epoch = int(row["epoch"] or 0)
+        here = epoch - self._done
+        left = (time.monotonic() - self._started) / here * (self._epochs - epoch)
+        line = (
+            f"{f'{epoch}/{self._epochs}':>9} {_number(row['loss'], '8.4f')} "
+            f"{_number(row['nll'], '8.4f')} {_number(row['kl'], '10,.0f')} "
+            f"{_number(row['train_error'], '8.2f')} {_number(row['test_error'], '7.2f')} "
+            f"{_number(row['data_per_second'], '9,.0f')} {_clock(left):>8}"
+        )
+        self._console.print(line, highlight=False)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+
+def _number(value: float | None, form: str) -> str:
+    return f"{value:{form}}" if value is not None else " " * int(form.split(",")[0].split(".")[0])
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

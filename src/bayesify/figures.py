@@ -1,0 +1,172 @@
+"""All figures of a trained network, ready for its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from bayesify.layout import ParameterLayout
+from bayesify.metrics import expected_calibration_error, reliability
+from bayesify.module import BayesianModule
+from bayesify.noise import NoiseKey, Stream
+from bayesify.plots import (
+    Row,
+    digit_gallery,
+    learning_curves,
+    pruning_curve,
+    reliability_diagram,
+    snr_density_and_cdf,
+    weight_densities,
+    weight_posteriors,
+)
+from bayesify.plots.style import decibels
+from bayesify.posteriors import MeanFieldGaussian
+from bayesify.predictive import CategoricalPredictive, Predictive
+from bayesify.priors import Gaussian, Laplace, ScaleMixture
+from bayesify.pruning import snr_decibels
+
+__all__ = ["build_figures"]
+
+_GALLERY = 8
+#: Priors with one density for all weights, which a figure can show.
+_ONE_DENSITY = (Gaussian, Laplace, ScaleMixture)
+
+
+@torch.no_grad()
+def build_figures(
+    bnn: BayesianModule,
+    *,
+    images: Tensor,
+    targets: Tensor,
+    predictive: Predictive,
+    history: Sequence[Row],
+    pruning: Sequence[Row],
+    class_names: Sequence[str],
+    image_shape: Sequence[int] | None,
+    baselines: Mapping[str, Sequence[Row]] | None = None,
+    baseline_weights: Mapping[str, Tensor] | None = None,
+) -> dict[str, Figure]:
+    """Draw whatever can be drawn of a trained network.
+
+    What does not apply is left out: figures that need a standard deviation for a point estimate,
+    calibration where the targets are not classes, galleries where the inputs are not images.
+
+    Args:
+        bnn: the network.
+        images: its test inputs, shape (N, ...).
+        targets: their targets, shape (N, ...).
+        predictive: its answer to ``images``, ``bnn.predict(images)``.
+        history: a row an epoch, as :func:`bayesify.plots.learning_curves` takes them.
+        pruning: rows as :func:`bayesify.plots.pruning_curve` takes them, or none.
+        class_names: K names.
+        image_shape: (height, width) or (channels, height, width) of one input, or None.
+        baselines: histories of other runs by name.
+        baseline_weights: their trained weights by name, flat, for the density of the weights.
+
+    Returns:
+        Figures by name, in the order of a report: ``learning_curves``, ``reliability``,
+        ``least_certain``, ``most_certain``, ``pruning``, ``snr``, ``weight_densities``,
+        ``weight_posteriors``.
+
+    Raises:
+        ImportError: matplotlib or torchmetrics is not installed.
+    """
+    figures: dict[str, Figure] = {}
+    error_name = bnn.likelihood.error_name
+    if history:
+        figures["learning_curves"] = learning_curves(history, baselines, error_label=error_name)
+    if isinstance(predictive, CategoricalPredictive):
+        probs = predictive.mean
+        figures["reliability"] = reliability_diagram(
+            reliability(probs, targets), expected_calibration_error(probs, targets)
+        )
+        if image_shape is not None:
+            pictures = _pictures(images, image_shape)
+            order = predictive.total.argsort(stable=True)
+            for name, title, chosen in (
+                ("least_certain", "The least certain", order.flip(0)[:_GALLERY]),
+                ("most_certain", "The most certain", order[:_GALLERY]),
+            ):
+                figures[name] = digit_gallery(
+                    pictures[chosen],
+                    targets[chosen],
+                    probs[chosen],
+                    predictive.epistemic[chosen],
+                    predictive.total[chosen],
+                    class_names,
+                    title,
+                )
+    if pruning:
+        whole = float(bnn.likelihood.error(bnn.mean_outputs(images), targets))
+        figures["pruning"] = pruning_curve(pruning, whole, error_label=error_name)
+    figures |= _weight_figures(bnn, baseline_weights or {})
+    return figures
+
+
+def _weight_figures(
+    bnn: BayesianModule, baseline_weights: Mapping[str, Tensor]
+) -> dict[str, Figure]:
+    posterior = bnn.posterior
+    kept = slice(None) if posterior.kept is None else posterior.kept
+    mean = posterior.mean[kept]
+    if not isinstance(posterior, MeanFieldGaussian):
+        return {"weight_densities": weight_densities({"this network": mean} | {**baseline_weights})}
+
+    figures = {}
+    ratio, std = snr_decibels(bnn), posterior.std
+    usable = (ratio.isfinite() & (std > 0)).nonzero().squeeze(-1)
+    if len(usable):
+        figures["snr"] = snr_density_and_cdf(ratio)
+    noise = NoiseKey(bnn.seed, Stream.PREDICTION, 0).normals(
+        range(1), bnn.layout.num_weights, dtype=mean.dtype, device=mean.device
+    )
+    if len(mean):
+        figures["weight_densities"] = weight_densities(
+            {
+                "Bayes by Backprop (mean)": mean,
+                "Bayes by Backprop (one sample)": posterior.draw(noise).weights[0][kept],
+                **baseline_weights,
+            }
+        )
+    if len(usable):
+        order = usable[ratio[usable].argsort(stable=True)]
+        chosen = [int(order[place]) for place in (0, len(order) // 2, -1)]
+        figures["weight_posteriors"] = weight_posteriors(
+            [float(posterior.mean[index]) for index in chosen],
+            [float(std[index]) for index in chosen],
+            [
+                f"{rank} ratio, {decibels(float(ratio[index]))}\n{_name(bnn.layout, index)}"
+                for rank, index in zip(("lowest", "median", "highest"), chosen, strict=True)
+            ],
+            bnn.prior if isinstance(bnn.prior, _ONE_DENSITY) else None,
+        )
+    return figures
+
+
+def _name(layout: ParameterLayout, index: int) -> str:
+    """The weight at a place of the flat vector, such as ``2.weight[3, 17]``."""
+    for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
+        if index < size:
+            place = torch.unravel_index(torch.tensor(index), shape)
+            return f"{name}[{', '.join(str(int(i)) for i in place)}]"
+        index -= size
+    raise IndexError("the index lies beyond the last weight")
+
+
+def _pictures(images: Tensor, shape: Sequence[int]) -> Tensor:
+    """Inputs as pictures, shape (N, height, width), or (N, height, width, 3) from 0 to 1."""
+    pictures = images.reshape(len(images), *shape)
+    if len(shape) == 2:
+        return pictures
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise ValueError(
+            "image_shape must be (height, width) or (channels, height, width) with 1 or 3 "
+            f"channels, got {tuple(shape)}"
+        )
+    if shape[0] == 1:
+        return pictures.squeeze(1)
+    low, high = pictures.amin(), pictures.amax()
+    return ((pictures - low) / (high - low).clamp_min(1e-12)).movedim(1, -1)

@@ -1,0 +1,24 @@
+"""Figures of a run: learning curves, calibration, pruning, weights, and the digits themselves.
+
+Every function takes plain data and returns a :class:`matplotlib.figure.Figure`, made without
+pyplot, so that nothing global is opened or left changed.
+"""
+
+# First, for it says what to install where matplotlib is missing.
+from bayesify.plots.style import COLOURS, STYLE, Row  # isort: skip
+from bayesify.plots.curves import learning_curves, pruning_curve, reliability_diagram
+from bayesify.plots.gallery import digit_gallery
+from bayesify.plots.weights import snr_density_and_cdf, weight_densities, weight_posteriors
+
+__all__ = [
+    "COLOURS",
+    "STYLE",
+    "Row",
+    "digit_gallery",
+    "learning_curves",
+    "pruning_curve",
+    "reliability_diagram",
+    "snr_density_and_cdf",
+    "weight_densities",
+    "weight_posteriors",
+]

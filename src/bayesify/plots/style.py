@@ -1,0 +1,108 @@
+"""The look that all figures share, and how their numbers are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+try:
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+except ImportError as error:
+    raise ImportError("figures need matplotlib; run pip install 'bayesify[cli]'") from error
+
+__all__ = ["COLOURS", "STYLE", "Floats", "Row", "compact", "decibels", "plain", "scale_y", "styled"]
+
+#: One epoch of a history, or one line of a pruning table; what is missing or None is not drawn.
+Row = Mapping[str, float | None]
+Floats = npt.NDArray[np.float64]
+
+#: Okabe and Ito's palette, told apart under every common kind of colour blindness.
+COLOURS = {
+    "blue": "#0072B2",
+    "vermillion": "#D55E00",
+    "green": "#009E73",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "purple": "#CC79A7",
+    "ink": "#222222",
+    "grey": "#8a8a8a",
+}
+
+#: The look that all figures share, applied with ``matplotlib.rc_context``.
+STYLE: Any = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": COLOURS["grey"],
+    "axes.facecolor": "white",
+    "axes.grid": True,
+    "axes.labelcolor": COLOURS["ink"],
+    "axes.labelsize": 9,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.unicode_minus": True,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.hspace": 0.06,
+    "figure.constrained_layout.w_pad": 0.08,
+    "figure.constrained_layout.wspace": 0.05,
+    "figure.facecolor": "white",
+    "figure.titlesize": 11,
+    "figure.titleweight": "bold",
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.size": 9,
+    "grid.color": "#e8e8e8",
+    "grid.linewidth": 0.8,
+    "legend.edgecolor": "white",
+    "legend.fontsize": 8.5,
+    "legend.framealpha": 0.85,  # so that no grid line strikes the text through
+    "legend.frameon": True,
+    "lines.linewidth": 1.6,
+    "text.color": COLOURS["ink"],
+    "text.usetex": False,
+    "xtick.color": COLOURS["grey"],
+    "xtick.labelcolor": COLOURS["ink"],
+    "xtick.labelsize": 8.5,
+    "ytick.color": COLOURS["grey"],
+    "ytick.labelcolor": COLOURS["ink"],
+    "ytick.labelsize": 8.5,
+}
+
+#: Decorator: draw in the shared look, and leave matplotlib's settings as they were.
+styled = mpl.rc_context(STYLE)
+
+
+def scale_y(ax: Axes, values: Floats, formatter: FuncFormatter | None = None) -> None:
+    """A logarithmic axis with plain numbers where the values span much, else a linear one."""
+    formatter = formatter or FuncFormatter(plain)
+    if values.size and values.min() > 0 and values.max() / values.min() > 5.0:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(formatter)
+
+
+def plain(value: float, _: object = None) -> str:
+    """A tick's number without exponent: 0.05, 12, 110,000; the position is ignored."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def compact(value: float) -> str:
+    """Three digits and k, M or G: 47,841 is "47.8k"."""
+    value = float(f"{value:.3g}")
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def decibels(value: float) -> str:
+    """Decibels with one decimal and a true minus sign."""
+    return f"{value:.1f} dB".replace("-", "\N{MINUS SIGN}")

@@ -1,0 +1,88 @@
+"""One self-contained page on a run: its numbers, figures and configuration."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# First, for it says what to install where matplotlib is missing.
+from bayesify.plots import Row  # isort: skip
+from matplotlib.figure import Figure
+
+from bayesify.report_page import report_page
+
+__all__ = ["write_report"]
+
+
+def write_report(
+    folder: Path,
+    *,
+    title: str,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    history: Sequence[Row],
+    pruning: Sequence[Row],
+    figures: Mapping[str, Figure],
+    notes: Sequence[str],
+) -> Path:
+    """Write ``report.html``, which holds everything it shows, and each figure as PNG.
+
+    The page needs no network and no script. Each file appears whole or not at all: it is written
+    under a temporary name and then renamed, the page last.
+
+    Args:
+        folder: where to write; made if missing.
+        title: the page's title.
+        config: what the run was made with, nested mappings allowed; ``command``, if given, is
+            shown as the way to make it again.
+        metrics: as in ``metrics.json``: ``test`` and ``train`` with the keys of
+            :func:`bayesify.metrics.classification_metrics`, ``kl_nats``, ``num_weights``,
+            ``epochs``, ``seconds_train``; what is missing is not shown.
+        history: a row an epoch; its last one is summed up.
+        pruning: rows as :func:`bayesify.plots.pruning_curve` takes them, or none.
+        figures: by name; the name becomes the file's.
+        notes: remarks and warnings that the reader must see first, plain text.
+
+    Returns:
+        The path of ``report.html``.
+
+    Raises:
+        ValueError: a figure's name is not of letters, digits, ``-`` and ``_``.
+        OSError: the folder cannot be written; what was there before is left whole.
+    """
+    for name in figures:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise ValueError(
+                f"a figure's name becomes a file name and must be of letters, digits, - and _, "
+                f"got {name!r}"
+            )
+    # All in memory first: if drawing fails, no file has changed.
+    images = {name: _png(figure) for name, figure in figures.items()}
+    page = report_page(title, config, metrics, history, pruning, images, notes)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, image in images.items():
+        _write(folder / f"{name}.png", image)
+    path = folder / "report.html"
+    _write(path, page.encode())
+    return path
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    # No software version in it, so that the same run gives the same bytes.
+    figure.savefig(buffer, format="png", dpi=150, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,214 @@
+"""The settings of a run: checked, complete, and enough to repeat it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bayesify.priors import Gaussian, Laplace, Prior, ScaleMixture
+
+__all__ = ["BASELINES", "ConfigError", "RunConfig"]
+
+BASELINES = ("sgd", "dropout")
+_CHOICES = {
+    "baseline": (None, *BASELINES),
+    "prior": ("gaussian", "scale-mixture", "laplace"),
+    "estimator": ("sampling",),
+    "kl": ("auto", "closed", "monte-carlo"),
+    "kl_weighting": ("uniform", "geometric"),
+    "optimizer": ("sgd", "adam"),
+    "schedule": ("cosine", "constant"),
+}
+# A plain network has no prior to hold it: its own rate, and the paper's optimiser.
+_BASELINE_DEFAULTS: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
+
+
+class ConfigError(ValueError):
+    """A setting is out of its range or contradicts another."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that determines a run, beside the data's bytes and the versions.
+
+    The defaults were chosen by measurement; see docs/adr.
+
+    Args:
+        dataset: name of the data set.
+        baseline: None for Bayes by Backprop, ``"sgd"`` for the plain network, ``"dropout"``.
+        hidden: units of each hidden layer.
+        prior: ``"gaussian"``, ``"scale-mixture"`` or ``"laplace"``.
+        prior_std: standard deviation of the Gaussian or Laplace prior.
+        pi: weight of the mixture's component with ``std1``.
+        std1: its standard deviation.
+        std2: the other component's.
+        init_std: the posterior's standard deviation at the start.
+        mean_init_std: draw initial means from N(0, x^2); None keeps torch's initial values.
+        dropout_input: probability of dropping a pixel, for the dropout baseline.
+        dropout_hidden: probability of dropping a hidden unit.
+        estimator: how noise enters.
+        kl: how the KL is computed.
+        kl_weighting: how it is spread over minibatches.
+        kl_warmup: part of the epochs over which the KL's weight rises from 0 to 1.
+        temperature: factor on the KL; 1 is the ELBO.
+        train_samples: weight samples a step.
+        test_samples: weight samples of the averaged predictions.
+        optimizer: ``"adam"`` or ``"sgd"``.
+        lr: learning rate on the mean loss of a minibatch.
+        momentum: of ``"sgd"``.
+        rho_lr_scale: learning rate of rho as a multiple of ``lr``.
+        schedule: ``"cosine"`` to zero, or ``"constant"``.
+        epochs: passes over the training data.
+        batch_size: data a minibatch.
+        limit: use only the first so many training data.
+        seed: what all randomness is a function of.
+
+    Raises:
+        ConfigError: a setting is out of range, or is given where it would do nothing.
+
+    Example:
+        >>> RunConfig.of("mnist", hidden=(100,)).hidden
+        (100,)
+        >>> RunConfig.of("mnist", epochs=-1)
+        Traceback (most recent call last):
+        bayesify.runs.config.ConfigError: epochs must be at least 1, got -1
+    """
+
+    dataset: str
+    baseline: str | None = None
+    hidden: tuple[int, ...] = (400, 400)
+    prior: str = "gaussian"
+    prior_std: float = 0.25
+    pi: float = 0.75
+    std1: float = 1.0
+    std2: float = math.exp(-8.0)
+    init_std: float = 0.02
+    mean_init_std: float | None = None
+    dropout_input: float = 0.2
+    dropout_hidden: float = 0.5
+    estimator: str = "sampling"
+    kl: str = "auto"
+    kl_weighting: str = "uniform"
+    kl_warmup: float = 0.5
+    temperature: float = 1.0
+    train_samples: int = 1
+    test_samples: int = 100
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    rho_lr_scale: float = 1.0
+    schedule: str = "cosine"
+    epochs: int = 20
+    batch_size: int = 128
+    limit: int | None = None
+    seed: int = 0
+
+    @classmethod
+    def of(cls, dataset: str, **given: Any) -> RunConfig:
+        """A configuration with defaults that suit the baseline, and the given settings.
+
+        Raises:
+            ConfigError: a setting is out of range, or is given where it would do nothing.
+        """
+        baseline = given.get("baseline")
+        defaults = {} if baseline is None else _BASELINE_DEFAULTS
+        config = cls(dataset=dataset, **{**defaults, **given})
+        idle = [name for name in config._idle() if name in given]
+        if idle:
+            kind = f"baseline={baseline}" if baseline else f"prior={config.prior}"
+            raise ConfigError(
+                f"{_option(idle[0])} would do nothing here ({kind}, optimizer="
+                f"{config.optimizer}); leave it out"
+            )
+        return config
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> RunConfig:
+        """The configuration of a run's ``config.json``.
+
+        Raises:
+            ConfigError: a setting is missing, unknown or out of range.
+        """
+        try:
+            values = dict(stored)
+            return cls(**{**values, "hidden": tuple(values["hidden"])})
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"config.json does not hold the settings of a run: {error}"
+            ) from error
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings, as JSON."""
+        return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
+
+    def make_prior(self) -> Prior:
+        """The prior that the settings name."""
+        if self.prior == "gaussian":
+            return Gaussian(self.prior_std)
+        if self.prior == "laplace":
+            return Laplace(self.prior_std / math.sqrt(2.0))
+        return ScaleMixture(self.pi, self.std1, self.std2)
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                known = ", ".join(str(choice) for choice in choices if choice)
+                raise ConfigError(
+                    f"{_option(name)} must be one of {known}, got {getattr(self, name)}"
+                )
+        if not self.hidden or min(self.hidden) < 1:
+            raise ConfigError(
+                f"hidden must be positive numbers of units such as 400,400, got "
+                f"{','.join(map(str, self.hidden)) or 'none'}"
+            )
+        for name in ("train_samples", "test_samples", "epochs", "batch_size", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{_option(name)} must be at least 1, got {value}")
+        for name in (
+            "prior_std",
+            "std1",
+            "std2",
+            "init_std",
+            "mean_init_std",
+            "lr",
+            "rho_lr_scale",
+        ):
+            value = getattr(self, name)
+            if value is not None and not (value > 0.0 and math.isfinite(value)):
+                raise ConfigError(f"{_option(name)} must be positive and finite, got {value}")
+        for name in ("momentum", "dropout_input", "dropout_hidden", "kl_warmup"):
+            value = getattr(self, name)
+            if not 0.0 <= value < 1.0:
+                raise ConfigError(f"{_option(name)} must be at least 0 and below 1, got {value}")
+        if not (self.temperature >= 0.0 and math.isfinite(self.temperature)):
+            raise ConfigError(f"temperature must be at least 0 and finite, got {self.temperature}")
+        try:
+            self.make_prior()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if self.kl == "closed" and self.prior == "scale-mixture":
+            raise ConfigError("the scale mixture has no closed-form KL; use --kl auto")
+
+    def _idle(self) -> list[str]:
+        """The settings that do nothing in this combination."""
+        idle = []
+        if self.baseline is not None:
+            idle += ["prior", "init_std", "estimator", "kl", "kl_weighting", "kl_warmup"]
+            idle += ["temperature", "train_samples", "test_samples", "rho_lr_scale"]
+        if self.baseline != "dropout":
+            idle += ["dropout_input", "dropout_hidden"]
+        if self.baseline is not None or self.prior != "scale-mixture":
+            idle += ["pi", "std1", "std2"]
+        if self.baseline is not None or self.prior == "scale-mixture":
+            idle += ["prior_std"]
+        if self.optimizer != "sgd":
+            idle += ["momentum"]
+        return idle
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")

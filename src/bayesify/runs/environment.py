@@ -1,0 +1,67 @@
+"""Where a run was made: versions, commit and hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+import bayesify
+
+__all__ = ["commit", "hardware", "versions"]
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on.
+
+    Example:
+        >>> sorted(versions())
+        ['bayesify', 'numpy', 'python', 'safetensors', 'torch']
+    """
+    installed = {name: metadata.version(name) for name in ("numpy", "safetensors", "torch")}
+    return {
+        "bayesify": bayesify.__version__,
+        "python": platform.python_version(),
+        **installed,
+    }
+
+
+def commit() -> str | None:
+    """The commit of bayesify's checkout, with ``-dirty`` where files differ; None outside one."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
+
+
+def hardware() -> str:
+    """The processor, its cores and the GPU, in words."""
+    parts = [f"{_processor()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"]
+    if torch.cuda.is_available():
+        parts.append(torch.cuda.get_device_name())
+    return ", ".join(parts)
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

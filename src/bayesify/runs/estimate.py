@@ -1,0 +1,35 @@
+"""What a run will cost, measured before it starts."""
+
+from __future__ import annotations
+
+import copy
+import time
+from statistics import median
+
+from bayesify.datasets import ImageData
+from bayesify.module import BayesianModule
+from bayesify.runs.config import RunConfig
+from bayesify.runs.train import make_elbo, optimizer_factory
+from bayesify.training.optimizers import make_optimizer
+
+__all__ = ["seconds_per_epoch"]
+
+_STEPS = 8
+
+
+def seconds_per_epoch(bnn: BayesianModule, config: RunConfig, data: ImageData) -> float:
+    """Seconds an epoch takes here, from the median of a few steps on a copy of the network."""
+    elbo = make_elbo(copy.deepcopy(bnn), config, data)
+    optimizer = make_optimizer(elbo, optimizer_factory(config), 1.0)
+    inputs = data.train_inputs[: config.batch_size]
+    targets = data.train_targets[: config.batch_size]
+    times = []
+    for _ in range(_STEPS):
+        started = time.perf_counter()
+        terms = elbo(inputs, targets, batch_index=0)
+        optimizer.zero_grad()
+        terms.loss.backward()
+        optimizer.step()
+        times.append(time.perf_counter() - started)
+    # The first steps pay for memory and threads.
+    return median(times[2:]) * -(-len(data.train_targets) // config.batch_size)

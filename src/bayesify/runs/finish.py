@@ -1,0 +1,86 @@
+"""What a finished run leaves: metrics, the pruning table, the figures and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bayesify.datasets import ImageData
+from bayesify.module import BayesianModule
+from bayesify.posteriors import Delta
+from bayesify.predictive import Predictive
+from bayesify.figures import build_figures
+from bayesify.report import write_report
+from bayesify.runs.folder import Run
+from bayesify.runs.measure import FRACTIONS, evaluate, prune_table
+from bayesify.runs.train import Trained
+from bayesify.training.history import History
+
+__all__ = ["finish", "rewrite_report"]
+
+
+def finish(run: Run, data: ImageData, trained: Trained) -> tuple[dict[str, Any], Path]:
+    """Measure a trained network and write everything about it.
+
+    Returns:
+        The metrics, as in ``metrics.json``, and where the report is.
+    """
+    bnn, history, notes = trained
+    measured, predictive = evaluate(bnn, data, num_samples=run.config.test_samples)
+    last = history[-1]
+    metrics = {
+        **measured,
+        "epochs": int(last["epoch"] or 0),
+        "seconds_train": last["seconds"],
+        "temperature": None if run.config.baseline else run.config.temperature,
+        "std_residual": last["std_residual"],
+        "notes": notes,
+    }
+    run.write_history(history)
+    run.write_metrics(metrics)
+    return metrics, _report(run, data, bnn, history, metrics, predictive)
+
+
+def rewrite_report(run: Run, data: ImageData) -> Path:
+    """Draw the figures and write the report of a finished run again, from its files."""
+    bnn = run.load_module()
+    metrics = run.metrics()
+    _, predictive = evaluate(bnn, data, num_samples=run.config.test_samples, with_train=False)
+    return _report(run, data, bnn, run.history(), metrics, predictive)
+
+
+def _report(
+    run: Run,
+    data: ImageData,
+    bnn: BayesianModule,
+    history: History,
+    metrics: dict[str, Any],
+    predictive: Predictive,
+) -> Path:
+    pruning: list[dict[str, Any]] = []
+    if not isinstance(bnn.posterior, Delta):
+        pruning = prune_table(bnn, data, FRACTIONS)
+        run.write_json("pruning.json", pruning)
+    figures = build_figures(
+        bnn,
+        images=data.test_inputs,
+        targets=data.test_targets,
+        predictive=predictive,
+        history=[dict(row) for row in history],
+        pruning=pruning,
+        class_names=data.class_names,
+        image_shape=data.image_shape,
+    )
+    document = run.document
+    settings = document.pop("settings")
+    kind = {None: "Bayes by Backprop", "sgd": "Plain network", "dropout": "Dropout network"}
+    return write_report(
+        run.folder,
+        title=f"{kind[run.config.baseline]} on {data.name}",
+        config={**settings, **document},
+        metrics=metrics,
+        history=[dict(row) for row in history],
+        pruning=pruning,
+        figures=figures,
+        notes=metrics.get("notes", []),
+    )

@@ -1,0 +1,217 @@
+"""A run's folder: what is in it, and how to read it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bayesify import saving, storage
+from bayesify.datasets import ImageData, load_images
+from bayesify.likelihoods import CategoricalLikelihood
+from bayesify.module import BayesianModule
+from bayesify.networks import mlp
+from bayesify.posteriors import Delta, MeanFieldGaussian
+from bayesify.runs.config import ConfigError, RunConfig
+from bayesify.runs.environment import commit, hardware, versions
+from bayesify.training.checkpoint import CHECKPOINT_NAME
+from bayesify.training.history import History
+
+__all__ = ["Run", "RunError", "as_test_row"]
+
+_CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
+
+
+class RunError(ValueError):
+    """A folder does not hold the run that was asked for, or holds another."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder with its settings.
+
+    It holds ``config.json``, ``history.csv``, ``checkpoint.safetensors``, ``metrics.json``,
+    ``pruning.json``, ``report.html`` and the figures.
+
+    Args:
+        folder: where.
+        config: the settings.
+        data_dir: where its data were found, if that was given.
+    """
+
+    folder: Path
+    config: RunConfig
+    data_dir: str | None = None
+
+    @classmethod
+    def create(cls, folder: Path, config: RunConfig, *, data_dir: str | None) -> Run:
+        """Begin a run in a new or empty folder.
+
+        Raises:
+            RunError: the folder holds something already.
+        """
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+            held = "another run" if (folder / _CONFIG).exists() else "other files"
+            mend = ", or go on with it by --resume" if held == "another run" else ""
+            raise RunError(f"{folder} holds {held}; choose a new folder with --out{mend}")
+        run = cls(folder, config, data_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        run.write_json(
+            _CONFIG,
+            {
+                "settings": config.to_json(),
+                "data_dir": data_dir,
+                "command": run.command,
+                "versions": versions(),
+                "commit": commit(),
+                "hardware": hardware(),
+            },
+        )
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """Read the settings of an existing run.
+
+        Raises:
+            RunError: there is no run in this folder, or its settings cannot be read.
+        """
+        document = _read_json(folder / _CONFIG, f"{folder} holds no run")
+        try:
+            config = RunConfig.from_json(document["settings"])
+        except (ConfigError, KeyError, TypeError) as error:
+            raise RunError(f"{folder / _CONFIG} cannot be read: {error}") from error
+        return cls(folder, config, document.get("data_dir"))
+
+    @property
+    def command(self) -> str:
+        """The command that makes this run."""
+        default = RunConfig.of(self.config.dataset, baseline=self.config.baseline).to_json()
+        words = ["bayesify", "train", self.config.dataset, "--out", str(self.folder)]
+        for name, value in self.config.to_json().items():
+            if name == "baseline" and value is not None:
+                words += ["--baseline", value]
+            elif name not in ("dataset", "baseline") and value != default[name]:
+                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                words += [f"--{name.replace('_', '-')}", text]
+        return shlex.join(words)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file with the state of training."""
+        return self.folder / CHECKPOINT_NAME
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """All of ``config.json``."""
+        return _read_json(self.folder / _CONFIG, f"{self.folder} holds no run")
+
+    def load_data(self, data_dir: str | None = None, **options: Any) -> ImageData:
+        """The data that the run was made with, from ``data_dir`` or where they were then."""
+        return load_images(
+            self.config.dataset, data_dir or self.data_dir, limit=self.config.limit, **options
+        )
+
+    def make_module(self) -> BayesianModule:
+        """The Bayesian network at its start."""
+        config = self.config
+        common: dict[str, Any] = {"likelihood": CategoricalLikelihood(), "seed": config.seed}
+        if config.baseline is not None:
+            return BayesianModule(self._net(), posterior=Delta, **common)
+        return BayesianModule(
+            self._net(),
+            prior=config.make_prior(),
+            posterior=MeanFieldGaussian,
+            init_std=config.init_std,
+            **common,
+        )
+
+    def load_module(self, file: Path | None = None) -> BayesianModule:
+        """The network of the last checkpoint, or of another file of this architecture.
+
+        Raises:
+            StorageError: the file is missing, damaged or of another architecture.
+        """
+        if file is None and not self.checkpoint.exists():
+            raise RunError(
+                f"{self.folder} has no checkpoint yet: its training stopped within the first "
+                "epoch; go on with bayesify train ... --resume"
+            )
+        return saving.load(file or self.checkpoint, self._net())
+
+    def history(self) -> History:
+        """The rows of ``history.csv``, epochs from 1.
+
+        Raises:
+            RunError: the file is missing or not of this form.
+        """
+        path = self.folder / _HISTORY
+        try:
+            with path.open(newline="") as file:
+                return [
+                    {name: float(text) if text else None for name, text in row.items()}
+                    for row in csv.DictReader(file)
+                ]
+        except (OSError, ValueError, TypeError) as error:
+            raise RunError(f"{path} cannot be read: {error}") from error
+
+    def write_history(self, history: History) -> None:
+        """Write ``history.csv`` anew."""
+        text = io.StringIO()
+        rows = [as_test_row(row) for row in history]
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        storage.atomic_write(self.folder / _HISTORY, text.getvalue())
+
+    def metrics(self) -> dict[str, Any]:
+        """All of ``metrics.json``.
+
+        Raises:
+            RunError: training is not finished, or the file cannot be read.
+        """
+        return _read_json(self.folder / _METRICS, f"{self.folder} holds no finished run")
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Write ``metrics.json`` anew."""
+        self.write_json(_METRICS, metrics)
+
+    def write_json(self, name: str, document: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Write a file of the folder, whole or not at all."""
+        storage.atomic_write(self.folder / name, json.dumps(document, indent=2) + "\n")
+
+    def _net(self) -> Any:
+        config = self.config
+        dropout = (
+            (config.dropout_input, config.dropout_hidden) if config.baseline == "dropout" else None
+        )
+        return mlp(
+            784,
+            config.hidden,
+            10,
+            dropout=dropout,
+            init_std=config.mean_init_std,
+            seed=config.seed,
+        )
+
+
+def as_test_row(row: Mapping[str, float | None]) -> dict[str, float | None]:
+    """A row of the history under the names of a run, whose validation data are the test set."""
+    return {name.replace("validation", "test"): value for name, value in row.items()}
+
+
+def _read_json(path: Path, missing: str) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise RunError(f"{missing}: there is no {path}") from error
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error
+    if not isinstance(document, dict):
+        raise RunError(f"{path} cannot be read: it must hold a JSON object")
+    return document

@@ -1,0 +1,110 @@
+"""Measuring a network on a data set, whole and pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.datasets import ImageData
+from bayesify.divergence import kl_divergence
+from bayesify.metrics import classification_metrics, error_percent
+from bayesify.module import BayesianModule
+from bayesify.noise import NoiseKey, Stream
+from bayesify.posteriors import Delta
+from bayesify.predictive import Predictive
+from bayesify.pruning import prune
+from bayesify.saving import model_meta, model_tensors
+from bayesify.storage import encoded_size
+
+__all__ = ["FEW_SAMPLES", "FRACTIONS", "evaluate", "prune_table", "weights_left"]
+
+#: What the report's pruning table removes, beside nothing at all.
+FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
+#: Averaging over more samples changes neither a train error nor a pruning curve visibly.
+FEW_SAMPLES = 10
+
+
+def evaluate(
+    bnn: BayesianModule, data: ImageData, *, num_samples: int, with_train: bool = True
+) -> tuple[dict[str, Any], Predictive]:
+    """The metrics of the contract, and the test set's averaged predictions.
+
+    Args:
+        bnn: the network.
+        data: the data set.
+        num_samples: weight samples of the test set's predictions; at most ten are used for the
+            training set.
+        with_train: whether to measure the training set too.
+    """
+    point = isinstance(bnn.posterior, Delta)
+    samples = 1 if point else num_samples
+    predictive = bnn.predict(data.test_inputs, samples)
+    metrics: dict[str, Any] = {
+        "test": _measured(bnn, predictive, data.test_inputs, data.test_targets),
+        "test_samples": samples,
+    }
+    if with_train:
+        few = min(samples, FEW_SAMPLES)
+        predicted = bnn.predict(data.train_inputs, few)
+        metrics["train"] = _measured(bnn, predicted, data.train_inputs, data.train_targets)
+        metrics["train_samples"] = few
+    metrics["kl_nats"] = None if point else _kl(bnn)
+    metrics["num_weights"] = bnn.layout.num_weights
+    metrics["numweights_left"] = weights_left(bnn)
+    return metrics, predictive
+
+
+def prune_table(
+    bnn: BayesianModule,
+    data: ImageData,
+    fractions: Sequence[float],
+    *,
+    num_samples: int = FEW_SAMPLES,
+) -> list[dict[str, Any]]:
+    """Test error and file size with nothing removed and with each fraction removed.
+
+    Raises:
+        ValueError: a fraction is not between 0 and 1.
+        TypeError: the network is a point estimate.
+    """
+    rows = []
+    for fraction in (0.0, *fractions):
+        small = prune(bnn, fraction) if fraction else bnn
+        predictive = small.predict(data.test_inputs, num_samples)
+        rows.append(
+            {
+                "fraction": fraction,
+                "weights_left": weights_left(small),
+                "error_mean_weights": error_percent(
+                    small.predict_mean(data.test_inputs).mean, data.test_targets
+                ),
+                "error_predictive": error_percent(predictive.mean, data.test_targets),
+                "file_bytes": encoded_size(
+                    model_tensors(small), {"kind": "model", "model": model_meta(small)}
+                ),
+            }
+        )
+    return rows
+
+
+def _measured(
+    bnn: BayesianModule, predictive: Predictive, inputs: Tensor, targets: Tensor
+) -> dict[str, float]:
+    return classification_metrics(predictive, bnn.predict_mean(inputs).mean, targets)
+
+
+@torch.no_grad()
+def _kl(bnn: BayesianModule) -> float:
+    key = NoiseKey(bnn.seed, Stream.PREDICTION, 1)
+    mean = bnn.posterior.mean
+    noise = key.normals(range(1), mean.numel(), dtype=mean.dtype, device=mean.device)
+    return float(kl_divergence(bnn.posterior, bnn.prior, bnn.posterior.draw(noise)))
+
+
+def weights_left(bnn: BayesianModule) -> int:
+    """How many random weights were not pruned."""
+    kept = bnn.posterior.kept
+    return bnn.layout.num_weights if kept is None else int(kept.sum())

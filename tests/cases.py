@@ -1,0 +1,100 @@
+"""The components that contract tests run over, and small networks and data to run them on.
+
+A new prior, posterior or likelihood is one more row here; the tests that take ``each_case`` then
+hold it to the same laws as the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesify import (
+    BayesianModule,
+    CategoricalLikelihood,
+    Delta,
+    Gaussian,
+    GaussianLikelihood,
+    Laplace,
+    Likelihood,
+    MeanFieldGaussian,
+    Posterior,
+    Prior,
+    ScaleMixture,
+)
+
+PRIORS: dict[str, Prior] = {
+    "gaussian": Gaussian(std=0.7),
+    "laplace": Laplace(scale=0.6),
+    "scale-mixture": ScaleMixture(pi=0.6, std1=1.2, std2=0.05),
+}
+POSTERIORS: dict[str, type[Posterior]] = {"mean-field": MeanFieldGaussian, "delta": Delta}
+LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
+    "categorical": CategoricalLikelihood,
+    "gaussian": lambda: GaussianLikelihood(std=0.8),
+    "gaussian-learned": lambda: GaussianLikelihood(std=0.5, learn_std=True),
+}
+
+NUM_FEATURES, NUM_OUTPUTS = 3, 4
+
+
+def mlp(dtype: torch.dtype = torch.float64, *, seed: int = 0) -> nn.Sequential:
+    """3 inputs, 5 hidden units, 4 outputs: 44 weights, the same for the same seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = nn.Sequential(
+            nn.Linear(NUM_FEATURES, 5), nn.Tanh(), nn.Linear(5, NUM_OUTPUTS)
+        )
+    return net.to(dtype)
+
+
+def normals(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Standard normals from a generator of their own."""
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One choice of prior, posterior and likelihood, by their names above."""
+
+    prior: str
+    posterior: str
+    likelihood: str
+
+    def __str__(self) -> str:
+        return f"{self.prior}-{self.posterior}-{self.likelihood}"
+
+    @property
+    def is_point(self) -> bool:
+        """Whether the posterior is a point estimate."""
+        return self.posterior == "delta"
+
+    def bnn(self, net: nn.Module | None = None, **options: Any) -> BayesianModule:
+        """A network of these components, by default ``mlp()`` with std 0.3 where it has one."""
+        options = {"seed": 11, "init_std": None if self.is_point else 0.3, **options}
+        net = mlp() if net is None else net
+        return BayesianModule(
+            net,
+            prior=PRIORS[self.prior],
+            posterior=POSTERIORS[self.posterior],
+            likelihood=LIKELIHOODS[self.likelihood]().to(next(net.parameters()).dtype),
+            **options,
+        )
+
+    def data(self, num_data: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        """Inputs (N, 3), and targets that fit the likelihood and ``mlp()``."""
+        inputs = normals(num_data, NUM_FEATURES, seed=1, dtype=dtype)
+        if self.likelihood == "categorical":
+            return inputs, torch.arange(num_data) % NUM_OUTPUTS
+        return inputs, normals(num_data, NUM_OUTPUTS, seed=2, dtype=dtype)
+
+
+CASES = [Case(*names) for names in itertools.product(PRIORS, POSTERIORS, LIKELIHOODS)]
+each_case = pytest.mark.parametrize("case", CASES, ids=str)
+each_prior = pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
