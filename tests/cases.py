@@ -48,9 +48,7 @@ def mlp(dtype: torch.dtype = torch.float64, *, seed: int = 0) -> nn.Sequential:
     """3 inputs, 5 hidden units, 4 outputs: 44 weights, the same for the same seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        net = nn.Sequential(
-            nn.Linear(NUM_FEATURES, 5), nn.Tanh(), nn.Linear(5, NUM_OUTPUTS)
-        )
+        net = nn.Sequential(nn.Linear(NUM_FEATURES, 5), nn.Tanh(), nn.Linear(5, NUM_OUTPUTS))
     return net.to(dtype)
 
 

@@ -33,7 +33,10 @@ def kl_not_divided(patch: pytest.MonkeyPatch) -> None:
 
 def kl_per_batch(patch: pytest.MonkeyPatch) -> None:
     """KL / B in the place of KL / N."""
-    wrong = lambda *_, **k: k["num_data"] / k["batch_size"]
+
+    def wrong(*_: object, **k: int) -> float:
+        return k["num_data"] / k["batch_size"]
+
     patch.setattr("bayesify.elbo.minibatch_weight", wrong)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
+from tests.cases import PRIORS, mlp, normals
 from torch import Tensor, nn
 
 from bayesify import (
@@ -24,7 +25,6 @@ from bayesify import (
     prune,
 )
 from bayesify.divergence import has_closed_form
-from tests.cases import PRIORS, mlp, normals
 
 MEANS = (0.0, 1e-7, 0.02, -0.8, 5.0, -300.0)
 STDS = (1e-9, 1e-3, 0.25, 2.0, 400.0)
@@ -75,8 +75,10 @@ def closed(q: MeanFieldGaussian, p: Prior) -> Tensor:
 def test_the_quadrature_agrees_with_itself_at_a_higher_order() -> None:
     for mean, std, scale in [(0.02, 0.25, 0.5), (-0.8, 400.0, 1e-3), (5.0, 2.0, 50.0)]:
         adaptive, _ = integrate.quad(
-            lambda z, m=mean, s=std, b=scale: stats.norm.pdf(z)
-            * (stats.norm.logpdf(z) - math.log(s) + abs(m + s * z) / b + math.log(2.0 * b)),
+            lambda z, m=mean, s=std, b=scale: (
+                stats.norm.pdf(z)
+                * (stats.norm.logpdf(z) - math.log(s) + abs(m + s * z) / b + math.log(2.0 * b))
+            ),
             -14.0,
             14.0,
             points=[-mean / std],
@@ -91,6 +93,19 @@ def test_the_quadrature_agrees_with_itself_at_a_higher_order() -> None:
 @pytest.mark.parametrize("name", CLOSED)
 def test_closed_form_equals_quadrature(name: str) -> None:
     check_closed_form(name, closed)
+
+
+LISTED = [name for name, p in PRIORS.items() if has_closed_form(one_weight(0.0, 1.0), p)]
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_closed_form_of_every_listed_prior_is_that_of_its_density(name: str) -> None:
+    prior = PRIORS[name]
+    for mean, std in itertools.product(MEANS, STDS):
+        expected = kl_by_quadrature(
+            mean, std, lambda w: prior.log_prob(torch.from_numpy(w)).numpy()
+        )
+        assert closed(one_weight(mean, std), prior).item() == pytest.approx(expected, rel=1e-8)
 
 
 def _no_log_scale(q: MeanFieldGaussian, p: Prior) -> Tensor:
@@ -204,7 +219,7 @@ def test_pruned_weights_leave_the_kl(name: str, method: str) -> None:
 def test_counting_pruned_weights_is_caught(
     name: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(divergence, "_total", lambda q, per_weight: per_weight.sum())
+    monkeypatch.setattr(divergence, "_total", lambda _, per_weight: per_weight.sum())
     with pytest.raises(AssertionError):
         check_pruned_weights_leave(PRIORS[name], method)
 

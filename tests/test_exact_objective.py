@@ -6,13 +6,13 @@ from fractions import Fraction
 
 import pytest
 import torch
+from tests import faults
+from tests.cases import PRIORS, Case, each_case, mlp, normals
 from torch import Tensor, nn
 
 from bayesify import ELBO, BayesianModule, CategoricalLikelihood, Delta, GaussianLikelihood
 from bayesify.divergence import kl_divergence, minibatch_weight
 from bayesify.noise import NoiseKey, Stream
-from tests import faults
-from tests.cases import PRIORS, Case, each_case, mlp, normals
 
 WEIGHTINGS = ("uniform", "geometric")
 
@@ -224,4 +224,6 @@ def test_temperature_zero_is_the_plain_loss_exactly() -> None:
     bnn = BayesianModule(net, likelihood=CategoricalLikelihood(), posterior=Delta)
     terms = ELBO(bnn, num_data=70, temperature=0.0)(x, y)
     assert torch.equal(terms.loss, terms.nll)
-    assert terms.loss.item() == pytest.approx(plain_loss(net, "categorical", x, y).item(), rel=1e-14)
+    assert terms.loss.item() == pytest.approx(
+        plain_loss(net, "categorical", x, y).item(), rel=1e-14
+    )

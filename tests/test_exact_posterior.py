@@ -7,13 +7,13 @@ from typing import NamedTuple
 import pytest
 import torch
 from scipy import stats
+from tests import faults
+from tests.cases import normals
 from torch import Tensor, nn
 
 from bayesify import ELBO, BayesianModule, Gaussian, GaussianLikelihood
 from bayesify.noise import NoiseKey
 from bayesify.posteriors import inverse_softplus
-from tests import faults
-from tests.cases import normals
 
 
 class Regression(NamedTuple):
@@ -80,7 +80,10 @@ def minimise_exactly(model: Regression) -> tuple[Tensor, Tensor]:
     bnn = model.bnn()
     elbo = ELBO(bnn, num_data=len(model.x), num_samples=2 * model.x.shape[1])
     optimizer = torch.optim.LBFGS(
-        bnn.parameters(), max_iter=300, tolerance_grad=1e-12, tolerance_change=1e-16,
+        bnn.parameters(),
+        max_iter=300,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-16,
         line_search_fn="strong_wolfe",
     )
 

@@ -26,6 +26,12 @@ class ELBOTerms(NamedTuple):
     """The parts of the objective of one minibatch: scalars, and what the network said.
 
     ``loss = nll + kl_scale * temperature * weight_i * (kl + penalty) / N`` is to be minimised.
+
+    Example:
+        >>> elbo = ELBO(BayesianModule(nn.Linear(3, 2)), num_data=100, num_samples=5)
+        >>> terms = elbo(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
+        >>> terms.loss.shape, terms.outputs.shape
+        (torch.Size([]), torch.Size([5, 8, 2]))
     """
 
     #: What to minimise, in nats per datum.

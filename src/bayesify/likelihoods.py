@@ -19,6 +19,12 @@ class Likelihood(nn.Module, ABC):
     """A distribution of the target given the network's output.
 
     Parameters of its own (a learned noise) are point estimates, trained with the rest.
+
+    Example:
+        >>> for likelihood in (CategoricalLikelihood(), GaussianLikelihood(std=0.5)):
+        ...     print(likelihood.error_name, likelihood.config())
+        error (%) {}
+        mean squared error {'std': 0.5, 'learn_std': False}
     """
 
     #: What ``error`` measures, with its unit.

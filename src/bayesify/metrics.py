@@ -108,8 +108,8 @@ def expected_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> floa
     """Mean of |accuracy - confidence| over equal bins of confidence, as a fraction from 0 to 1.
 
     The L1 error of the top label: each bin weighs as many data as it holds. Computed by
-    torchmetrics, which sums in float32: exact to about 0.1 % of itself for 10,000 data and to 1 %
-    for 60,000.
+    torchmetrics, which sums in float32: it was seen to be off by up to 1e-5 for 10,000 data, 1e-4
+    for 60,000 and 1e-3 for 600,000.
 
     Args:
         probs: class probabilities, shape (N, K).

@@ -18,7 +18,19 @@ T = TypeVar("T")
 
 
 class Perturbation(ABC):
-    """One way of running a network under weights drawn from a posterior."""
+    """One way of running a network under weights drawn from a posterior.
+
+    Example:
+        >>> class WithoutNoise(Perturbation):
+        ...     def run(self, forward, posterior, key, samples):
+        ...         return [forward(posterior.mean) for _ in samples], None
+        >>> from torch import nn
+        >>> from bayesify.module import BayesianModule
+        >>> net = nn.Linear(3, 2)
+        >>> bnn = BayesianModule(net, perturbation=WithoutNoise())
+        >>> bool((bnn(net.weight) == net(net.weight)).all())
+        True
+    """
 
     @abstractmethod
     def run(

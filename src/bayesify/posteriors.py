@@ -36,6 +36,12 @@ class Posterior(nn.Module, ABC):
 
     ``kept`` is None, or a mask of shape (D,): where it is False the weight was pruned and is
     exactly zero in the mean and in every sample, whatever an optimiser does.
+
+    Example:
+        >>> q = MeanFieldGaussian.centred_on(torch.ones(2), init_std=0.5)
+        >>> q.kept = torch.tensor([True, False])
+        >>> isinstance(q, Posterior), q.draw(torch.ones(1, 2)).weights.tolist()
+        (True, [[1.5, 0.0]])
     """
 
     mean: nn.Parameter
@@ -83,8 +89,9 @@ class Posterior(nn.Module, ABC):
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         # A pruned posterior's state loads into an unpruned one, and the other way round.
-        pruned = f"{prefix}kept" in state_dict
-        self.kept = torch.ones_like(self.mean, dtype=torch.bool) if pruned else None
+        if f"{prefix}mean" in state_dict:
+            pruned = f"{prefix}kept" in state_dict
+            self.kept = torch.ones_like(self.mean, dtype=torch.bool) if pruned else None
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _masked(self, weights: Tensor) -> Tensor:

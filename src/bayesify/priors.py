@@ -18,6 +18,13 @@ class Prior(ABC):
     To add one: a frozen dataclass here with ``log_prob``, its name in ``__all__`` and in
     ``bayesify/__init__.py``, and a row in the tests' list of priors. Where KL(q || p) has a closed
     form, register it in ``divergence.py``; else Monte Carlo is used.
+
+    Example:
+        >>> class Cauchy(Prior):
+        ...     def log_prob(self, weights: Tensor) -> Tensor:
+        ...         return -torch.log1p(weights.square()) - math.log(math.pi)
+        >>> Cauchy().log_prob(torch.zeros(1))
+        tensor([-1.1447])
     """
 
     @abstractmethod

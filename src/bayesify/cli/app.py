@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect as inspection
 import sys
 from typing import Annotated
 
@@ -24,11 +25,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command()(train)
-app.command()(evaluate)
-app.command()(prune)
-app.command()(inspect)
-app.command()(report)
+
+for _command in (train, evaluate, prune, inspect, report):
+    # Each paragraph on one line, for Typer to wrap at the terminal's width.
+    _paragraphs = inspection.cleandoc(_command.__doc__ or "").split("\n\n")
+    app.command(help="\n\n".join(" ".join(part.split()) for part in _paragraphs))(_command)
 app.add_typer(data_app, name="data")
 
 

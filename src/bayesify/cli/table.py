@@ -70,7 +70,7 @@ class EpochTable:
             f"{f'{epoch}/{self._epochs}':>9} {_number(row['loss'], '8.4f')} "
             f"{_number(row['nll'], '8.4f')} {_number(row['kl'], '10,.0f')} "
             f"{_number(row['train_error'], '8.2f')} {_number(row['test_error'], '7.2f')} "
-            f"{_number(row['data_per_second'], '9,.0f')} {_clock(left):>8}"
+            f"{_number(row['images_per_second'], '9,.0f')} {_clock(left):>8}"
         )
         self._console.print(line, highlight=False)
 

@@ -25,6 +25,8 @@ class _Line(NamedTuple):
 
 
 _BASELINE_LOOKS = (("green", "--"), ("orange", "-."), ("purple", ":"), ("sky", "--"))
+#: Those of Blundell et al. 2015 and of other reports, which a reader looks for.
+_USUAL_FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
 
 
 @styled
@@ -94,7 +96,7 @@ def learning_curves(
             marker = "o" if len(points) <= 15 else ""
             ax.plot(*points.T, dashes, color=COLOURS[colour], label=label, marker=marker, ms=3.5)
         ax.set(title=title, xlabel="epoch", ylabel=unit)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
         scale_y(ax, np.concatenate([line.points[:, 1] for line in lines]))
         if lines[0].label:
             ax.legend(loc="best")
@@ -171,7 +173,7 @@ def pruning_curve(
     Example:
         >>> row = {"fraction": 0.5, "weights_left": 500, "error_mean_weights": 2.0}
         >>> pruning_curve([row], baseline_error=1.9).axes[0].get_xticklabels()[0].get_text()
-        '50 %\n500 left'
+        '50 %\n500'
     """
     if not table:
         raise ValueError("a pruning curve needs at least one row, got none")
@@ -209,9 +211,11 @@ def pruning_curve(
         scale_y(axes[1], sizes[:, 1], FuncFormatter(lambda value, _: compact(value)))
 
     bottom = axes[-1]
-    bottom.set_xlabel("weights removed, and how many are left")
-    labels = _spaced_out(places, [_left_label(row) for row in rows])
-    bottom.set_xticks(places, labels)
+    bottom.set_xlabel("share of the weights removed, and how many are left")
+    shown = _spaced_out(places, [_number(row, "fraction") in _USUAL_FRACTIONS for row in rows])
+    bottom.set_xticks(
+        places, [_left_label(row) if fits else "" for row, fits in zip(rows, shown, strict=True)]
+    )
     return figure
 
 
@@ -242,7 +246,7 @@ def _number(row: Row, key: str) -> float:
 def _left_label(row: Row) -> str:
     left = row.get("weights_left")
     share = f"{100.0 * _number(row, 'fraction'):.4g} %"
-    return share if left is None else f"{share}\n{compact(left)} left"
+    return share if left is None else f"{share}\n{compact(left)}"
 
 
 def _logit_places(fractions: Sequence[float]) -> list[float]:
@@ -254,16 +258,14 @@ def _logit_places(fractions: Sequence[float]) -> list[float]:
     ]
 
 
-def _spaced_out(places: Sequence[float], labels: Sequence[str]) -> list[str]:
-    """The labels, blank where one would run into its neighbour."""
-    room = 0.085 * (max(places) - min(places))
-    kept: list[str] = []
-    last = -math.inf
-    for place, label in zip(places, labels, strict=True):
-        fits = place - last >= room
-        kept.append(label if fits else "")
-        last = place if fits else last
-    return kept
+def _spaced_out(places: Sequence[float], important: Sequence[bool]) -> list[bool]:
+    """Which labels can stand without running into each other, the important ones first."""
+    room = 0.058 * (max(places) - min(places))
+    taken: list[float] = []
+    for place, _ in sorted(zip(places, important, strict=True), key=lambda one: not one[1]):
+        if all(abs(place - other) >= room for other in taken):
+            taken.append(place)
+    return [place in taken for place in places]
 
 
 def _wilson(share: Floats, n: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:

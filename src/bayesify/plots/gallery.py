@@ -30,7 +30,7 @@ def digit_gallery(
         images: shape (n, height, width), or (n, height, width, 3) from 0 to 1.
         targets: true classes, shape (n,).
         probs: predictive class probabilities, shape (n, K). Of more than 10 classes the 10 most
-            probable are drawn.
+            probable are drawn, and the true one.
         epistemic: mutual information of class and weights, in nats, shape (n,).
         total: entropy of the prediction, in nats, shape (n,).
         class_names: K names.
@@ -45,7 +45,7 @@ def digit_gallery(
         >>> figure = digit_gallery(torch.zeros(1, 2, 2), torch.tensor([1]),
         ...                        torch.tensor([[0.2, 0.8]]), 0 * one, 0.5 * one, "ab", "Digits")
         >>> figure.subfigs[0].get_suptitle()
-        'true b\npredicted b'
+        'true b\npredicted b\ntotal 0.50, epistemic 0.00 nats'
     """
     lengths = {len(tensor) for tensor in (images, targets, probs, epistemic, total)}
     if len(lengths) != 1 or 0 in lengths or probs.shape[1] != len(class_names):
@@ -67,35 +67,30 @@ def digit_gallery(
     # Not strict: the last row may have more cards than images.
     for index, (picture, card) in enumerate(zip(pictures, cards, strict=False)):
         true, predicted = int(targets[index]), int(probs[index].argmax())
-        right = true == predicted
         card.suptitle(
-            f"true {class_names[true]}\npredicted {class_names[predicted]}",
+            f"true {_shortened(class_names[true], 24)}\n"
+            f"predicted {_shortened(class_names[predicted], 24)}\n"
+            f"total {_nats(total[index])}, epistemic {_nats(epistemic[index])} nats",
             x=0.03,
             ha="left",
-            fontsize=8.5,
-            fontweight="normal" if right else "bold",
-            color=COLOURS["ink" if right else "vermillion"],
+            fontsize=8,
+            fontweight="normal",
+            color=COLOURS["ink" if true == predicted else "vermillion"],
         )
         image, bars = card.subplots(1, 2)
         image.imshow(picture, cmap="gray_r", vmin=low, vmax=high, interpolation="nearest")
-        image.set(xticks=(), yticks=())
-        image.spines[:].set_visible(False)
-        image.set_xlabel(
-            f"total {_nats(total[index])}\nepistemic {_nats(epistemic[index])}\n(nats)",
-            loc="left",
-            fontsize=7.5,
-        )
+        image.set_axis_off()
         _class_bars(bars, probs[index], true, class_names)
     return figure
 
 
 def _class_bars(ax: Axes, probs: Tensor, true: int, class_names: Sequence[str]) -> None:
-    shown = sorted(probs.topk(min(10, len(probs))).indices.tolist())
+    shown = sorted({true, *probs.topk(min(10, len(probs))).indices.tolist()})
     predicted = int(probs.argmax())
     colours = {predicted: "vermillion", true: "green"}
     heights = [float(probs[k]) for k in shown]
     ax.barh(range(len(shown)), heights, 0.75, color=[COLOURS[colours.get(k, "sky")] for k in shown])
-    ax.set_yticks(range(len(shown)), [class_names[k] for k in shown], fontsize=7)
+    ax.set_yticks(range(len(shown)), [_shortened(class_names[k], 12) for k in shown], fontsize=7)
     ax.tick_params(axis="y", length=0, pad=2)
     ax.set_xticks((0.0, 0.5, 1.0), ("0", "½", "1"), fontsize=7)
     ax.tick_params(axis="x", length=2, pad=2)
@@ -108,3 +103,7 @@ def _nats(value: Tensor) -> str:
     # Rounding can leave the mutual information of a certain datum just below 0.
     nats = max(float(value), 0.0)
     return f"{nats:.2f}" if nats >= 0.01 or nats == 0.0 else f"{nats:.0e}"
+
+
+def _shortened(name: str, limit: int) -> str:
+    return name if len(name) <= limit else f"{name[: limit - 1]}…"

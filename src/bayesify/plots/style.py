@@ -66,6 +66,7 @@ STYLE: Any = {
     "legend.frameon": True,
     "lines.linewidth": 1.6,
     "text.color": COLOURS["ink"],
+    "text.parse_math": False,  # a name may hold a dollar sign
     "text.usetex": False,
     "xtick.color": COLOURS["grey"],
     "xtick.labelcolor": COLOURS["ink"],

@@ -204,7 +204,8 @@ def _outline(ax: Axes, bins: Floats, density: Floats, colour: str, label: str = 
 
 def _num_bins(n: int) -> int:
     """Enough to show the shape, few enough that each bin holds some of the n values."""
-    return int(min(160, max(20, n**0.4)))
+    # Odd, so that one is centred on zero, where the peak is.
+    return int(min(160, max(20, n**0.4))) | 1
 
 
 def _cycle(n: int) -> list[str]:

@@ -11,7 +11,7 @@ from bayesify.posteriors import Delta
 from bayesify.predictive import Predictive
 from bayesify.figures import build_figures
 from bayesify.report import write_report
-from bayesify.runs.folder import Run
+from bayesify.runs.folder import Run, as_test_row
 from bayesify.runs.measure import FRACTIONS, evaluate, prune_table
 from bayesify.runs.train import Trained
 from bayesify.training.history import History
@@ -66,7 +66,7 @@ def _report(
         images=data.test_inputs,
         targets=data.test_targets,
         predictive=predictive,
-        history=[dict(row) for row in history],
+        history=[as_test_row(row) for row in history],
         pruning=pruning,
         class_names=data.class_names,
         image_shape=data.image_shape,
@@ -79,7 +79,7 @@ def _report(
         title=f"{kind[run.config.baseline]} on {data.name}",
         config={**settings, **document},
         metrics=metrics,
-        history=[dict(row) for row in history],
+        history=[as_test_row(row) for row in history],
         pruning=pruning,
         figures=figures,
         notes=metrics.get("notes", []),

@@ -99,6 +99,7 @@ class Run:
             elif name not in ("dataset", "baseline") and value != default[name]:
                 text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
                 words += [f"--{name.replace('_', '-')}", text]
+        words += [] if self.data_dir is None else ["--data-dir", self.data_dir]
         return shlex.join(words)
 
     @property
@@ -201,8 +202,13 @@ class Run:
 
 
 def as_test_row(row: Mapping[str, float | None]) -> dict[str, float | None]:
-    """A row of the history under the names of a run, whose validation data are the test set."""
-    return {name.replace("validation", "test"): value for name, value in row.items()}
+    """A row of the history in a run's terms: images, and the test set for validation."""
+    names = {
+        "validation_error": "test_error",
+        "validation_nll": "test_nll",
+        "data_per_second": "images_per_second",
+    }
+    return {names.get(name, name): value for name, value in row.items()}
 
 
 def _read_json(path: Path, missing: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from bayesify.posteriors import MeanFieldGaussian
 __all__ = ["STD_RESIDUAL_LIMIT", "ConvergenceWarning", "residual_advice", "std_residual"]
 
 #: Above this magnitude, in nats a weight, the stds are visibly away from their optimum.
-STD_RESIDUAL_LIMIT = 0.25
+STD_RESIDUAL_LIMIT = 0.5
 
 
 class ConvergenceWarning(UserWarning):
