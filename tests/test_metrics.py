@@ -1,7 +1,6 @@
 """Metrics against independent computations and against examples worked by hand."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -70,8 +69,8 @@ def test_by_hand():
 
 
 def test_a_confidence_of_one_shares_the_last_bin():
-    # One bin from 14/15 to 1: mean confidence .975, accuracy .5. torchmetrics alone would give
-    # the certain example a bin of its own, and (1 + .05) / 2 instead.
+    # One bin from 14/15 to 1: mean confidence .975, accuracy .5. A bin of its own for the
+    # certain example would give (1 + .05) / 2 instead.
     probs, y = torch.tensor([[1.0, 0.0], [0.95, 0.05]]), torch.tensor([1, 0])
     assert expected_calibration_error(probs, y) == pytest.approx(0.475, abs=1e-6)
     r = reliability(probs, y)
@@ -81,7 +80,6 @@ def test_a_confidence_of_one_shares_the_last_bin():
 
 
 def test_a_probability_above_one_by_rounding_is_not_a_logit():
-    # torchmetrics would apply softmax to everything.
     probs = torch.tensor([[1.0 + 2e-7, 0.0], [0.75, 0.25]])
     assert expected_calibration_error(probs, torch.tensor([0, 0])) == pytest.approx(0.125)
 
@@ -172,9 +170,3 @@ def test_no_bins_are_refused():
     for metric in (expected_calibration_error, reliability):
         with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
             metric(torch.full((1, 2), 0.5), torch.tensor([0]), bins=0)
-
-
-def test_without_torchmetrics_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchmetrics.functional.classification", None)
-    with pytest.raises(ImportError, match=r"pip install 'bayesify\[cli\]'"):
-        expected_calibration_error(torch.full((1, 2), 0.5), torch.tensor([0]))

@@ -72,7 +72,7 @@ def build_figures(
         ``weight_posteriors``.
 
     Raises:
-        ImportError: matplotlib or torchmetrics is not installed.
+        ImportError: matplotlib is not installed.
     """
     figures: dict[str, Figure] = {}
     error_name = bnn.likelihood.error_name

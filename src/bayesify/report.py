@@ -28,6 +28,7 @@ def write_report(
     pruning: Sequence[Row],
     figures: Mapping[str, Figure],
     notes: Sequence[str],
+    beside: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     """Write ``report.html``, which holds everything it shows, and each figure as PNG.
 
@@ -46,6 +47,7 @@ def write_report(
         pruning: rows as :func:`bayesify.plots.pruning_curve` takes them, or none.
         figures: by name; the name becomes the file's.
         notes: remarks and warnings that the reader must see first, plain text.
+        beside: the metrics of other runs by name, for a table side by side.
 
     Returns:
         The path of ``report.html``.
@@ -62,7 +64,7 @@ def write_report(
             )
     # All in memory first: if drawing fails, no file has changed.
     images = {name: _png(figure) for name, figure in figures.items()}
-    page = report_page(title, config, metrics, history, pruning, images, notes)
+    page = report_page(title, config, metrics, history, pruning, images, notes, beside or {})
     folder.mkdir(parents=True, exist_ok=True)
     for name, image in images.items():
         _write(folder / f"{name}.png", image)

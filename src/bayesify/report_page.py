@@ -90,6 +90,7 @@ def report_page(
     pruning: Sequence[Row],
     images: Mapping[str, bytes],
     notes: Sequence[str],
+    beside: Mapping[str, Mapping[str, Any]],
 ) -> str:
     """The whole page; arguments as for :func:`bayesify.report.write_report`, images as PNG."""
     figures = [_figure(name, image) for name, image in images.items() if name != "pruning"]
@@ -97,6 +98,7 @@ def report_page(
         f"<header><h1>{escape(title)}</h1>{_summary(metrics, history)}</header>",
         _notes(notes),
         _tiles(metrics),
+        _beside(title, metrics, beside),
         *figures,
         _pruning(pruning, images.get("pruning")),
         _measures(metrics),
@@ -185,10 +187,23 @@ def _pruning(rows: Sequence[Row], image: bytes | None) -> str:
     return f'<section id="pruning"><h2>Pruning</h2>{table}</section>' if table else ""
 
 
+def _beside(title: str, metrics: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> str:
+    if not others:
+        return ""
+    parts = {name: run.get("test", {}) for name, run in ({title: metrics} | dict(others)).items()}
+    table = _table(["", *parts], _measure_rows(parts))
+    return f'<section id="beside"><h2>Side by side, test data</h2>{table}</section>'
+
+
 def _measures(metrics: Mapping[str, Any]) -> str:
     parts = {name: metrics[name] for name in ("test", "train") if metrics.get(name)}
     if not parts:
         return ""
+    table = _table(["", *parts], _measure_rows(parts))
+    return f'<section id="measures"><h2>Test and training data</h2>{table}</section>'
+
+
+def _measure_rows(parts: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     keys = dict.fromkeys((*_MEASURES, *(key for values in parts.values() for key in values)))
     rows = []
     for key in keys:
@@ -197,8 +212,7 @@ def _measures(metrics: Mapping[str, Any]) -> str:
         if any(value is not None for value in values):
             label = f"{name} ({unit})" if unit else name
             rows.append([label, *("" if v is None else _fixed(v, digits) for v in values)])
-    table = _table(["", *parts], rows)
-    return f'<section id="measures"><h2>Test and training data</h2>{table}</section>'
+    return rows
 
 
 def _again(config: Mapping[str, Any]) -> str:

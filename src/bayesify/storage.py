@@ -74,7 +74,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         meta: dict[str, Any] = json.loads(described)
         expected = meta.pop("sha256")
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise StorageError(f"the description in {path} was altered; use a copy") from error
     if _digest(tensors, meta) != expected:
         raise StorageError(

@@ -183,13 +183,27 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
     console.print(f"{bnn.layout.num_weights:,} weights", highlight=False)
 
 
-def report(folder: Folder, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def report(
+    folder: Folder,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Another finished run to show beside it; may be given again.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
     """Draw the figures and write report.html of a finished run again."""
     run = Run.open(folder)
-    run.metrics()
+    others = [Run.open(other) for other in beside or []]
+    for each in (run, *others):
+        each.metrics()
     data = _data(run, data_dir)
     with Console(stderr=True).status("measuring and drawing ..."):
-        path = rewrite_report(run, data)
+        path = rewrite_report(run, data, others)
     typer.echo(json.dumps({"report": str(path)}) if as_json else f"report: {path}")
 
 

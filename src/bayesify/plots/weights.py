@@ -17,13 +17,17 @@ from bayesify.priors import Prior
 
 __all__ = ["snr_density_and_cdf", "weight_densities", "weight_posteriors"]
 
+# A weight of this ratio is a hundred-thousandth of its own std.
+_FLOOR_DB = -100.0
+
 
 @styled
 def snr_density_and_cdf(snr_db: Tensor, cut: float = 0.75) -> Figure:
     """Density and cumulative distribution of the signal-to-noise ratio of the weights.
 
     As Blundell et al. 2015, figure 4. Weights of ratio 0 (-inf dB, such as pruned ones) cannot be
-    drawn; their share is stated, and the cumulative distribution starts there.
+    drawn, and weights far below all others are not, such as those of pixels that are always 0,
+    whose means decay to nothing. Their share is stated; the cumulative distribution starts there.
 
     Args:
         snr_db: 20 log10(|mean| / std) of each weight, in decibels, shape (D,).
@@ -41,7 +45,9 @@ def snr_density_and_cdf(snr_db: Tensor, cut: float = 0.75) -> Figure:
     finite = np.sort(every[np.isfinite(every)])
     if not finite.size:
         raise ValueError("at least one weight needs a ratio above 0, but all are -inf dB or nan")
-    excluded = float(np.isneginf(every).mean())
+    floor = min(_FLOOR_DB, float(finite[-1]) - 60.0)
+    excluded = float((every < floor).mean())
+    finite = finite[finite >= floor]
     # The far left tail, where a mean happens to be next to zero, holds almost nothing.
     low, high = finite[int(0.002 * finite.size)], finite[-1]
     low, high = (low, high) if high > low else (low - 1.0, high + 1.0)
@@ -67,7 +73,7 @@ def snr_density_and_cdf(snr_db: Tensor, cut: float = 0.75) -> Figure:
         bottom.legend(loc="lower right" if at < (low + high) / 2 else "upper left")
     if excluded:
         top.set_title(
-            f"{100 * excluded:.3g} % of the weights have ratio 0 and are not drawn",
+            f"{100 * excluded:.3g} % of the weights lie below {decibels(floor)}, not drawn",
             loc="right",
             fontsize=8.5,
             fontweight="normal",

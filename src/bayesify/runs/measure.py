@@ -53,7 +53,7 @@ def evaluate(
         metrics["train_samples"] = few
     metrics["kl_nats"] = None if point else _kl(bnn)
     metrics["num_weights"] = bnn.layout.num_weights
-    metrics["numweights_left"] = weights_left(bnn)
+    metrics["num_weights_left"] = weights_left(bnn)
     return metrics, predictive
 
 

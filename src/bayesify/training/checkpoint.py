@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,26 +92,19 @@ def read_checkpoint(
     tensors, meta = read_tensors(path)
     if meta.get("kind") != "checkpoint":
         raise StorageError(f"{path} holds a network but not the state of a run; use bayesify.load")
-    expected = {
-        "network": model_meta(elbo.bnn),
-        "objective": objective_meta(elbo),
-        "optimizer": type(optimizer).__name__,
-    }
-    stored = {
-        "network": meta["model"],
-        "objective": meta["objective"],
-        "optimizer": meta["optimizer"]["type"],
-    }
-    for part, value in expected.items():
-        if json.loads(json.dumps(value)) != stored[part]:
-            raise StorageError(
-                f"{path} belongs to a run with another {part}; resume with the same settings "
-                f"({_difference(value, stored[part])}), or start in another folder"
-            )
-    elbo.bnn.load_state_dict(unpacked(elbo.bnn, tensors))
+    groups = meta["optimizer"]["groups"]
+    _check_same(path, "network", model_meta(elbo.bnn), meta["model"])
+    _check_same(path, "objective", objective_meta(elbo), meta["objective"])
+    _check_same(path, "optimizer", type(optimizer).__name__, meta["optimizer"]["type"])
+    _check_same(
+        path, "grouping of parameters", _members(optimizer.param_groups), _members(groups)
+    )
+    state = unpacked(elbo.bnn, tensors)
+    _check_same(path, "set of tensors", _shapes(elbo.bnn.state_dict()), _shapes(state))
+    elbo.bnn.load_state_dict(state)
     elbo.step = meta["step"]
     optimizer.load_state_dict(
-        {"state": _optimizer_state(tensors, meta), "param_groups": meta["optimizer"]["groups"]}
+        {"state": _optimizer_state(tensors, meta), "param_groups": groups}
     )
     scheduler.load_state_dict(meta["scheduler"])
     return Position(**meta["position"] | {"random_state": tensors.get("random_state")})
@@ -134,11 +128,7 @@ def scheduler_meta(scheduler: LRScheduler) -> dict[str, Any]:
     Raises:
         TypeError: it holds something that JSON does not.
     """
-    state = {
-        name: value
-        for name, value in scheduler.state_dict().items()
-        if not (name == "lr_lambdas" and all(entry is None for entry in value))
-    }
+    state = scheduler.state_dict()
     try:
         json.dumps(state)
     except TypeError as error:
@@ -161,12 +151,27 @@ def _optimizer_state(tensors: dict[str, Tensor], meta: dict[str, Any]) -> dict[i
     return state
 
 
-def _difference(wanted: Any, stored: Any) -> str:
-    if not isinstance(wanted, dict):
-        return f"this run has {wanted}, the checkpoint {stored}"
-    differing = [
-        name for name in wanted if json.loads(json.dumps(wanted[name])) != stored.get(name)
-    ]
-    return "; ".join(
-        f"{name} is {wanted[name]} here and {stored.get(name)} there" for name in differing[:3]
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    # Whether weights were pruned is up to the checkpoint.
+    return {name: list(state[name].shape) for name in state if name != "posterior.kept"}
+
+
+def _members(groups: list[dict[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def _check_same(path: Path, part: str, wanted: Any, stored: Any) -> None:
+    wanted = json.loads(json.dumps(wanted))
+    if wanted == stored:
+        return
+    if isinstance(wanted, dict):
+        names = [name for name in wanted | stored if wanted.get(name) != stored.get(name)]
+        difference = "; ".join(
+            f"{name} is {wanted.get(name)} here and {stored.get(name)} there" for name in names[:3]
+        )
+    else:
+        difference = f"this run has {wanted}, the checkpoint {stored}"
+    raise StorageError(
+        f"{path} belongs to a run with another {part}; resume with the same settings "
+        f"({difference}), or start in another folder"
     )

@@ -154,6 +154,7 @@ def fit(
                     meter.add(terms, targets, batch=batch, kl_scale=kl_scale)
                     watcher.on_step(epoch=epoch, batch=batch)
                     if interrupt.requested and batch + 1 < batches:
+                        _check_parameters(elbo, epoch, path)
                         position.batch = batch + 1
                         position.epoch_seconds = time.perf_counter() - started
                         position.random_state = torch.get_rng_state()
@@ -167,8 +168,7 @@ def fit(
                 seconds=seconds,
                 total_seconds=position.seconds,
             )
-            if not is_finite(elbo):
-                raise NonFiniteLossError(_diverged(f"a parameter after epoch {epoch + 1}", path))
+            _check_parameters(elbo, epoch, path)
             position.history.append(row | _validate(elbo, validation_loader))
             position.begin_epoch(epoch + 1)
             checkpoint()
@@ -224,7 +224,9 @@ def _seeded(seed: int, epoch: int, loader: Loader) -> Iterator[None]:
     )
     if set_epoch is not None:
         set_epoch(epoch)
-    for owner in (loader, getattr(loader, "sampler", None)):
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    samplers = (getattr(owner, "sampler", None) for owner in (loader, batch_sampler))
+    for owner in (loader, batch_sampler, *samplers):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(epoch_seed)
@@ -244,6 +246,12 @@ def _check_finite(elbo: ELBO, terms: ELBOTerms, epoch: int, batch: int, path: Pa
     else:
         what = f"the KL or penalty at {where}"
     raise NonFiniteLossError(_diverged(what, path))
+
+
+def _check_parameters(elbo: ELBO, epoch: int, path: Path | None) -> None:
+    if not is_finite(elbo):
+        where = f"step {elbo.step} (epoch {epoch + 1})"
+        raise NonFiniteLossError(_diverged(f"a parameter after {where}", path))
 
 
 def _diverged(what: str, path: Path | None) -> str:

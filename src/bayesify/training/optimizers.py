@@ -52,6 +52,13 @@ def make_optimizer(
     groups = parameter_groups(elbo)
     # fused: one pass over the flat vectors a step.
     made = torch.optim.Adam(groups, lr=1e-3, fused=True) if optimizer is None else optimizer(groups)
-    if len(groups) == 2:
-        made.param_groups[1]["lr"] *= rho_lr_scale
+    if rho_lr_scale != 1.0:
+        rho = getattr(elbo.bnn.posterior, "rho", None)
+        own = [g for g in made.param_groups if len(g["params"]) == 1 and g["params"][0] is rho]
+        if not own:
+            raise ValueError(
+                "rho_lr_scale needs a posterior with a rho, and an optimiser that keeps it in a "
+                "parameter group of its own"
+            )
+        own[0]["lr"] *= rho_lr_scale
     return made
