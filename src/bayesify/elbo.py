@@ -138,7 +138,6 @@ class ELBO(nn.Module):
         key = NoiseKey(bnn.seed, Stream.TRAINING, self.step)
         outputs, draw = bnn.sample_outputs(inputs, key, range(self.num_samples))
         nll = -bnn.likelihood.log_prob(outputs, targets).mean()
-        kl, penalty = self._complexity(draw)
         weight = minibatch_weight(
             self.kl_weighting,
             batch_index=batch_index,
@@ -147,6 +146,9 @@ class ELBO(nn.Module):
             num_data=self.num_data,
         )
         factor = kl_scale * self.temperature * weight / self.num_data
+        # Of weight 0 the value is still reported, but costs no backward pass.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and factor > 0.0):
+            kl, penalty = self._complexity(draw)
         self.step += 1
         loss = nll + factor * (kl + penalty)
         return ELBOTerms(loss, nll, kl, penalty, outputs.detach())

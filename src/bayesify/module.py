@@ -159,12 +159,7 @@ class BayesianModule(nn.Module):
 
         def outputs() -> Iterator[Tensor]:
             for sample in range(num_samples):
-                noise = key.normals(
-                    range(sample, sample + 1),
-                    self.layout.num_weights,
-                    dtype=self.posterior.mean.dtype,
-                    device=self.posterior.mean.device,
-                )
+                noise = self.posterior.noise(key, range(sample, sample + 1))
                 weights = self.posterior.draw(noise).weights[0]
                 yield torch.cat([_tensor(self.run_with(weights, *a, **k)) for a, k in batches])
 

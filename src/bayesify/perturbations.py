@@ -78,7 +78,5 @@ class WeightSampling(Perturbation):
         samples: range,
     ) -> tuple[list[T], WeightDraw | None]:
         """See :meth:`Perturbation.run`."""
-        mean = posterior.mean
-        noise = key.normals(samples, mean.numel(), dtype=mean.dtype, device=mean.device)
-        draw = posterior.draw(noise)
+        draw = posterior.draw(posterior.noise(key, samples))
         return [forward(weights) for weights in draw.weights.unbind(0)], draw

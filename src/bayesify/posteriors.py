@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bayesify.noise import NoiseKey
+
 __all__ = [
     "Delta",
     "MeanFieldGaussian",
@@ -76,6 +78,11 @@ class Posterior(nn.Module, ABC):
     @abstractmethod
     def std(self) -> Tensor:
         """Standard deviation of each weight, shape (D,), zero where pruned."""
+
+    def noise(self, key: NoiseKey, samples: range) -> Tensor:
+        """The standard normals that ``draw`` takes, shape (S, D)."""
+        mean = self.mean
+        return key.normals(samples, mean.numel(), dtype=mean.dtype, device=mean.device)
 
     @abstractmethod
     def draw(self, noise: Tensor) -> WeightDraw:
@@ -183,6 +190,10 @@ class Delta(Posterior):
         if init_std is not None:
             raise ValueError(f"a Delta posterior has no std, but init_std={init_std} was given")
         return cls(mean)
+
+    def noise(self, key: NoiseKey, samples: range) -> Tensor:  # noqa: ARG002
+        """Zeros, shape (S, D), at no cost: a point needs no noise."""
+        return self.mean.new_zeros(()).expand(len(samples), self.mean.numel())
 
     @property
     def std(self) -> Tensor:

@@ -72,6 +72,14 @@ def load(
     Raises:
         StorageError: the file is missing, cut off, altered, not bayesify's, or of another
             architecture.
+
+    Example:
+        >>> import tempfile
+        >>> bnn = BayesianModule(nn.Linear(3, 2), seed=5)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(bnn, f"{folder}/model.safetensors")
+        ...     load(f"{folder}/model.safetensors", nn.Linear(3, 2)).seed
+        5
     """
     tensors, meta = read_tensors(Path(path))
     return restore_model(
@@ -106,7 +114,7 @@ def model_meta(bnn: BayesianModule) -> dict[str, Any]:
         "posterior": type(bnn.posterior).__name__,
         "prior": _described(bnn.prior),
         "perturbation": _described(bnn.perturbation),
-        "likelihood": {"type": type(bnn.likelihood).__name__, **bnn.likelihood.config()},
+        "likelihood": {"type": _type_name(bnn.likelihood), **bnn.likelihood.config()},
         "seed": bnn.seed,
     }
 
@@ -140,7 +148,12 @@ def restore_model(
             exclude=(),
             seed=meta["seed"],
         )
-        bnn.load_state_dict(unpacked(bnn, tensors))
+        state = unpacked(bnn, tensors)
+        for name, tensor in bnn.state_dict(keep_vars=True).items():
+            # Parts may have a dtype of their own, such as a learned noise or an excluded parameter.
+            if name in state:
+                tensor.data = tensor.data.to(state[name].dtype)
+        bnn.load_state_dict(state)
     except StorageError:
         raise
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -152,16 +165,24 @@ def restore_model(
 
 
 def _described(component: Prior | Perturbation) -> dict[str, Any]:
+    name = _type_name(component)
     fields: dict[str, Any] = {}
-    if dataclasses.is_dataclass(component):
+    # A component from elsewhere is handed to load(), and its fields may be anything.
+    if dataclasses.is_dataclass(component) and "." not in name:
         fields = dataclasses.asdict(component)
-    return {"type": type(component).__name__, **fields}
+    return {"type": name, **fields}
+
+
+def _type_name(component: object) -> str:
+    kind = type(component)
+    own = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return kind.__name__ if own else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _component_class(module: Any, kind: type[Any], name: str) -> Any:
     found = getattr(module, name, None) if name in module.__all__ else None
     if not (isinstance(found, type) and issubclass(found, kind)):
-        raise StorageError(
+        raise ValueError(
             f"bayesify has no {kind.__name__.lower()} called {name!r}; pass your own to load()"
         )
     return found

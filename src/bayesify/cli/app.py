@@ -49,6 +49,12 @@ def run(arguments: list[str]) -> int:
         return 1
     except (ValueError, TypeError, OSError, ImportError) as error:
         return _fail(error, 2)
+    except ArithmeticError as error:
+        return _fail(f"a setting is too large or too small to compute with ({error})", 2)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
+            raise
+        return _fail("there is not enough memory; use fewer units, samples or a smaller batch", 2)
     except Exception as error:
         # Typer's usage errors: their class has moved between releases, their method has not.
         if type(error).__name__ == "NoArgsIsHelpError":

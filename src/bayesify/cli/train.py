@@ -12,6 +12,7 @@ from rich.console import Console
 from bayesify.cli.data import download_bar
 from bayesify.cli.table import EpochTable
 from bayesify.datasets import ImageData
+from bayesify.module import BayesianModule
 from bayesify.runs import ConfigError, Run, RunConfig, RunError, finish
 from bayesify.runs import train as train_run
 from bayesify.runs.estimate import seconds_per_epoch
@@ -153,9 +154,11 @@ def train(
     run, is_new = _prepared(dataset, out, given, data_dir, resume=resume)
     with download_bar() as progress:
         data = run.load_data(progress=progress)
+    # Made before the folder is, so that what cannot be made or read leaves no trace.
+    bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
     if is_new:
         run = Run.create(out, run.config, data_dir=data_dir)
-    _announce(console, run, data)
+    _announce(console, run, bnn, data)
 
     table = EpochTable(console)
     recorder = _Recorder(run, table)
@@ -224,9 +227,8 @@ def _widths(text: str) -> tuple[int, ...]:
         ) from error
 
 
-def _announce(console: Console, run: Run, data: ImageData) -> None:
+def _announce(console: Console, run: Run, bnn: BayesianModule, data: ImageData) -> None:
     config = run.config
-    bnn = run.make_module()
     what = {None: "Bayes by Backprop", "sgd": "plain network", "dropout": "dropout network"}
     seconds = seconds_per_epoch(bnn, config, data) * config.epochs
     console.print(

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from bayesify.priors import Gaussian, Laplace, Prior, ScaleMixture
 
@@ -22,6 +22,8 @@ _CHOICES = {
     "optimizer": ("sgd", "adam"),
     "schedule": ("cosine", "constant"),
 }
+# Of units, epochs, samples or images: far beyond use, and still an integer to torch.
+_MOST = 2**31 - 1
 # A plain network has no prior to hold it: its own rate, and the paper's optimiser.
 _BASELINE_DEFAULTS: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
 
@@ -81,7 +83,7 @@ class RunConfig:
     baseline: str | None = None
     hidden: tuple[int, ...] = (400, 400)
     prior: str = "gaussian"
-    prior_std: float = 0.25
+    prior_std: float = 0.3
     pi: float = 0.75
     std1: float = 1.0
     std2: float = math.exp(-8.0)
@@ -92,14 +94,14 @@ class RunConfig:
     estimator: str = "sampling"
     kl: str = "auto"
     kl_weighting: str = "uniform"
-    kl_warmup: float = 0.5
+    kl_warmup: float = 0.75
     temperature: float = 1.0
     train_samples: int = 1
     test_samples: int = 100
     optimizer: str = "adam"
     lr: float = 1e-3
     momentum: float = 0.0
-    rho_lr_scale: float = 1.0
+    rho_lr_scale: float = 2.0
     schedule: str = "cosine"
     epochs: int = 20
     batch_size: int = 128
@@ -133,12 +135,18 @@ class RunConfig:
             ConfigError: a setting is missing, unknown or out of range.
         """
         try:
-            values = dict(stored)
-            return cls(**{**values, "hidden": tuple(values["hidden"])})
+            config = cls(**{**stored, "hidden": tuple(stored["hidden"])})
         except (KeyError, TypeError) as error:
             raise ConfigError(
                 f"config.json does not hold the settings of a run: {error}"
             ) from error
+        for name, kind in get_type_hints(cls).items():
+            values = config.hidden if name == "hidden" else (getattr(config, name),)
+            allowed = int if name == "hidden" else kind | int if "float" in str(kind) else kind
+            for value in values:
+                if isinstance(value, bool) or not isinstance(value, allowed):
+                    raise ConfigError(f"{name} in config.json is of a wrong type: {value!r}")
+        return config
 
     def to_json(self) -> dict[str, Any]:
         """The settings, as JSON."""
@@ -159,7 +167,7 @@ class RunConfig:
                 raise ConfigError(
                     f"{_option(name)} must be one of {known}, got {getattr(self, name)}"
                 )
-        if not self.hidden or min(self.hidden) < 1:
+        if not self.hidden or min(self.hidden) < 1 or max(self.hidden) > _MOST:
             raise ConfigError(
                 f"hidden must be positive numbers of units such as 400,400, got "
                 f"{','.join(map(str, self.hidden)) or 'none'}"
@@ -168,6 +176,10 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{_option(name)} must be at least 1, got {value}")
+            if name != "limit" and value > _MOST:
+                raise ConfigError(f"{_option(name)} must be at most {_MOST:,}, got {value}")
+        if not -(2**127) <= self.seed < 2**127:
+            raise ConfigError(f"seed must have at most 128 bits, got {self.seed}")
         for name in (
             "prior_std",
             "std1",
@@ -180,6 +192,12 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and not (value > 0.0 and math.isfinite(value)):
                 raise ConfigError(f"{_option(name)} must be positive and finite, got {value}")
+        for name in ("prior_std", "std1", "std2"):
+            # The square must be a number in single precision too.
+            if not 1e-15 <= getattr(self, name) <= 1e15:
+                raise ConfigError(
+                    f"{_option(name)} must lie between 1e-15 and 1e15, got {getattr(self, name)}"
+                )
         for name in ("momentum", "dropout_input", "dropout_hidden", "kl_warmup"):
             value = getattr(self, name)
             if not 0.0 <= value < 1.0:

@@ -99,7 +99,8 @@ class Run:
             elif name not in ("dataset", "baseline") and value != default[name]:
                 text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
                 words += [f"--{name.replace('_', '-')}", text]
-        words += [] if self.data_dir is None else ["--data-dir", self.data_dir]
+        if self.data_dir is not None:
+            words += ["--data-dir", self.data_dir]
         return shlex.join(words)
 
     @property
@@ -137,13 +138,20 @@ class Run:
 
         Raises:
             StorageError: the file is missing, damaged or of another architecture.
+            RunError: there is no checkpoint yet, or it is of another kind than the settings.
         """
         if file is None and not self.checkpoint.exists():
             raise RunError(
                 f"{self.folder} has no checkpoint yet: its training stopped within the first "
                 "epoch; go on with bayesify train ... --resume"
             )
-        return saving.load(file or self.checkpoint, self._net())
+        bnn = saving.load(file or self.checkpoint, self._net())
+        if isinstance(bnn.posterior, Delta) != (self.config.baseline is not None):
+            raise RunError(
+                f"{file or self.checkpoint} holds a {type(bnn.posterior).__name__} posterior, "
+                f"which is not what {self.folder / _CONFIG} describes"
+            )
+        return bnn
 
     def history(self) -> History:
         """The rows of ``history.csv``, epochs from 1.
@@ -216,7 +224,7 @@ def _read_json(path: Path, missing: str) -> dict[str, Any]:
         document = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise RunError(f"{missing}: there is no {path}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {error}") from error
     if not isinstance(document, dict):
         raise RunError(f"{path} cannot be read: it must hold a JSON object")

@@ -99,9 +99,8 @@ def _measured(
 @torch.no_grad()
 def _kl(bnn: BayesianModule) -> float:
     key = NoiseKey(bnn.seed, Stream.PREDICTION, 1)
-    mean = bnn.posterior.mean
-    noise = key.normals(range(1), mean.numel(), dtype=mean.dtype, device=mean.device)
-    return float(kl_divergence(bnn.posterior, bnn.prior, bnn.posterior.draw(noise)))
+    draw = bnn.posterior.draw(bnn.posterior.noise(key, range(1)))
+    return float(kl_divergence(bnn.posterior, bnn.prior, draw))
 
 
 def weights_left(bnn: BayesianModule) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -56,9 +57,14 @@ def write_checkpoint(
     optimizer_state = optimizer.state_dict()
     tensors = model_tensors(elbo.bnn)
     scalars: dict[str, dict[str, Any]] = {}
+    kept = elbo.bnn.posterior.kept
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    of_weights = {id(parameter) for parameter in elbo.bnn.posterior.parameters()}
     for index, entries in optimizer_state["state"].items():
         for name, value in entries.items():
             if isinstance(value, Tensor):
+                if kept is not None and value.dim() and id(parameters[index]) in of_weights:
+                    value = torch.where(kept, value, 0.0)  # weight decay moves pruned rhos too
                 tensors[f"optimizer.{index}.{name}"] = value
             else:
                 scalars.setdefault(str(index), {})[name] = value
@@ -96,16 +102,12 @@ def read_checkpoint(
     _check_same(path, "network", model_meta(elbo.bnn), meta["model"])
     _check_same(path, "objective", objective_meta(elbo), meta["objective"])
     _check_same(path, "optimizer", type(optimizer).__name__, meta["optimizer"]["type"])
-    _check_same(
-        path, "grouping of parameters", _members(optimizer.param_groups), _members(groups)
-    )
+    _check_same(path, "grouping of parameters", _members(optimizer.param_groups), _members(groups))
     state = unpacked(elbo.bnn, tensors)
     _check_same(path, "set of tensors", _shapes(elbo.bnn.state_dict()), _shapes(state))
     elbo.bnn.load_state_dict(state)
     elbo.step = meta["step"]
-    optimizer.load_state_dict(
-        {"state": _optimizer_state(tensors, meta), "param_groups": groups}
-    )
+    optimizer.load_state_dict({"state": _optimizer_state(tensors, meta), "param_groups": groups})
     scheduler.load_state_dict(meta["scheduler"])
     return Position(**meta["position"] | {"random_state": tensors.get("random_state")})
 

@@ -141,7 +141,7 @@ def fit(
         for epoch in range(position.epoch, epochs):
             started = time.perf_counter() - position.epoch_seconds
             meter = EpochMeter(elbo, batches, position.sums)
-            learning_rate = made.param_groups[0]["lr"]
+            learning_rate = position.sums.setdefault("learning_rate", made.param_groups[0]["lr"])
             with _seeded(elbo.bnn.seed, epoch, train_loader):
                 for batch, (inputs, targets) in _remaining(train_loader, position):
                     kl_scale = _warmup(epoch * batches + batch, kl_warmup_epochs * batches)
@@ -208,11 +208,11 @@ def _warmup(step: int, warmup_steps: float) -> float:
 def _remaining(loader: Loader, position: Position) -> Iterator[tuple[int, tuple[Inputs, Tensor]]]:
     """The epoch's minibatches with their indices, from where an interrupted epoch stopped."""
     for batch, pair in enumerate(loader):
-        if batch < position.batch:
-            continue
-        if batch == position.batch and position.random_state is not None:
+        if batch >= position.batch:
+            yield batch, pair
+        elif batch + 1 == position.batch and position.random_state is not None:
+            # Before the next minibatch is fetched: the data may be augmented at random.
             torch.set_rng_state(position.random_state)
-        yield batch, pair
 
 
 @contextmanager
