@@ -22,6 +22,7 @@ __all__ = ["train"]
 
 _DEFAULT = RunConfig.of("mnist")
 _PLAIN = RunConfig.of("mnist", baseline="sgd")
+_DROPOUT = RunConfig.of("mnist", baseline="dropout")
 
 
 def _option(text: str, default: object = None, panel: str | None = None) -> Any:
@@ -95,7 +96,7 @@ def train(
         _option(
             "Learning rate on the mean loss of a minibatch; a rate eta on the summed loss, as in "
             "the paper, is eta x batch size here.",
-            f"{_DEFAULT.lr}; baselines {_PLAIN.lr}",
+            f"{_DEFAULT.lr}; sgd baseline {_PLAIN.lr}, dropout {_DROPOUT.lr}",
             _TRAINING,
         ),
     ] = None,

@@ -63,7 +63,8 @@ def write_checkpoint(
     for index, entries in optimizer_state["state"].items():
         for name, value in entries.items():
             if isinstance(value, Tensor):
-                if kept is not None and value.dim() and id(parameters[index]) in of_weights:
+                whole = kept is not None and value.shape == kept.shape
+                if whole and id(parameters[index]) in of_weights:
                     value = torch.where(kept, value, 0.0)  # weight decay moves pruned rhos too
                 tensors[f"optimizer.{index}.{name}"] = value
             else:
@@ -102,9 +103,9 @@ def read_checkpoint(
     _check_same(path, "network", model_meta(elbo.bnn), meta["model"])
     _check_same(path, "objective", objective_meta(elbo), meta["objective"])
     _check_same(path, "optimizer", type(optimizer).__name__, meta["optimizer"]["type"])
-    _check_same(path, "grouping of parameters", _members(optimizer.param_groups), _members(groups))
     state = unpacked(elbo.bnn, tensors)
     _check_same(path, "set of tensors", _shapes(elbo.bnn.state_dict()), _shapes(state))
+    _check_same(path, "grouping of parameters", _members(optimizer.param_groups), _members(groups))
     elbo.bnn.load_state_dict(state)
     elbo.step = meta["step"]
     optimizer.load_state_dict({"state": _optimizer_state(tensors, meta), "param_groups": groups})
