@@ -143,6 +143,15 @@ def test_snr_is_finite_and_keeps_its_order(rho: float) -> None:
     assert exact[kept].min() > exact[~kept].max()
 
 
+@pytest.mark.parametrize("rho", [-700.0, -36.1, -36.0, -20.0, 0.0, 15.5, 25.0, 39.0, 41.0, 700.0])
+def test_std_is_right_to_the_last_digits_of_float64(rho: float) -> None:
+    q = MeanFieldGaussian(torch.zeros(1, dtype=torch.float64), std=1.0)
+    with torch.no_grad():
+        q.rho.fill_(rho)
+    assert q.std.item() == pytest.approx(softplus(rho), rel=1e-14)
+    assert q.log_std.item() == pytest.approx(math.log(softplus(rho)), rel=1e-13)
+
+
 def test_inverse_softplus_returns_every_std() -> None:
     for dtype, exponents in ((torch.float32, (-37, 37)), (torch.float64, (-300, 300))):
         std = torch.logspace(*exponents, 75, dtype=torch.float64)

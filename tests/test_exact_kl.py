@@ -224,6 +224,15 @@ def test_counting_pruned_weights_is_caught(
         check_pruned_weights_leave(PRIORS[name], method)
 
 
+def test_the_posteriors_density_is_the_gaussian() -> None:
+    q = MeanFieldGaussian(normals(6), torch.logspace(-3, 2, 6, dtype=torch.float64))
+    weights = normals(3, 6, seed=9)
+    exact = stats.norm.logpdf(weights.numpy(), q.mean.detach().numpy(), q.std.detach().numpy())
+    assert np.allclose(q.log_prob(weights).detach().numpy(), exact, rtol=1e-12)
+    draw = q.draw(normals(3, 6, seed=10))
+    assert torch.allclose(q.log_prob(draw.weights), q.log_prob_of(draw), rtol=1e-11)
+
+
 def test_priors_are_normalised_densities() -> None:
     for prior in (*PRIORS.values(), ScaleMixture(), Gaussian(), Laplace()):
         spread = 60.0 * max(getattr(prior, name, 0.0) for name in ("std", "scale", "std1"))

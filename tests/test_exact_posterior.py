@@ -99,7 +99,7 @@ def minimise_exactly(model: Regression) -> tuple[Tensor, Tensor]:
     return bnn.posterior.mean.detach(), bnn.posterior.std.detach()
 
 
-def minimise_by_sampling(model: Regression, copies: int = 32) -> tuple[Tensor, Tensor]:
+def minimise_by_sampling(model: Regression, copies: int = 1000) -> tuple[Tensor, Tensor]:
     """Means and stds after training with the library's own noise.
 
     They are averaged over the last two thirds of training, and over independent copies of the

@@ -9,7 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bayesify.posteriors import MeanFieldGaussian, Posterior, WeightDraw
+from bayesify.posteriors import (
+    MeanFieldGaussian,
+    Posterior,
+    WeightDraw,
+    log_of_softplus,
+    softplus,
+    softplus_ratio,
+)
 from bayesify.priors import Gaussian, Laplace, Prior
 
 __all__ = [
@@ -129,9 +136,41 @@ def _total(q: Posterior, per_weight: Tensor) -> Tensor:
 
 
 def _gaussian_gaussian(q: MeanFieldGaussian, p: Gaussian) -> Tensor:
-    std = q.full_std
-    squares = (std.square() + q.mean.square()) / (2.0 * p.std**2)
-    return math.log(p.std) - q.log_std + squares - 0.5
+    value: Tensor = _GaussianGaussian.apply(q.mean, q.rho, p.std)  # type: ignore[no-untyped-call]
+    return value
+
+
+class _GaussianGaussian(torch.autograd.Function):
+    """log(s / std) + (std^2 + mean^2) / (2 s^2) - 1/2 for a prior of standard deviation s.
+
+    With a backward of its own: less than half the passes over D numbers that autograd would take.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, rho: Tensor, prior_std: float) -> Tensor:
+        std = softplus(rho)
+        squares = std.square().addcmul_(mean, mean).mul_(0.5 / prior_std**2)
+        return squares.sub_(log_of_softplus(std, rho)).add_(math.log(prior_std) - 0.5)
+
+    @staticmethod
+    def setup_context(
+        ctx: Any,
+        inputs: tuple[Tensor, Tensor, float],
+        output: Tensor,  # noqa: ARG004
+    ) -> None:
+        mean, rho, ctx.prior_std = inputs
+        ctx.save_for_backward(mean, rho)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        mean, rho = ctx.saved_tensors
+        precision = 1.0 / ctx.prior_std**2
+        std = softplus(rho)
+        in_log_std = std.square().mul_(precision).sub_(1.0)
+        in_rho = in_log_std.mul_(softplus_ratio(std))
+        return grad * (precision * mean), grad * in_rho, None
 
 
 def _gaussian_laplace(q: MeanFieldGaussian, p: Laplace) -> Tensor:

@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     code = run(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as in a shell's >&-
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

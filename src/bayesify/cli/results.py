@@ -10,6 +10,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from bayesify import saving
 from bayesify.cli.data import download_bar
@@ -126,12 +127,11 @@ def prune(
     console = Console()
     console.print(table)
     if written:
-        console.print(
+        text = (
             f"{out}: {written['bytes']:,} bytes, {written['bytes_unpruned']:,} unpruned "
-            f"({written['bytes_unpruned'] / written['bytes']:.1f} times smaller)",
-            highlight=False,
-            soft_wrap=True,
+            f"({written['bytes_unpruned'] / written['bytes']:.1f} times smaller)"
         )
+        console.print(Text(text), soft_wrap=True)
 
 
 def inspect(folder: Folder, as_json: AsJson = False) -> None:
@@ -166,9 +166,9 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
     settings = _table("setting", "value")
     for name, value in document["settings"].items():
         if value is not None:
-            settings.add_row(name.replace("_", "-"), _shown(value))
+            settings.add_row(name.replace("_", "-"), Text(_shown(value)))
     for name in ("command", "commit", "hardware"):
-        settings.add_row(name, _shown(document.get(name)))
+        settings.add_row(name, Text(_shown(document.get(name))))
     console.print(settings)
     table = _table("parameter", "shape", "rms of mean", "median std", "median SNR, dB")
     for row in rows:

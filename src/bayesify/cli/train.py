@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from bayesify.cli.data import download_bar
 from bayesify.cli.table import EpochTable
@@ -167,9 +168,8 @@ def train(
         trained = train_run(run, data, recorder)
     except KeyboardInterrupt:
         table.close()
-        console.print(
-            f"stopped; go on with: {run.command} --resume", highlight=False, soft_wrap=True
-        )
+        # Text, because Rich would read [brackets] and :colons: in a path as markup.
+        console.print(Text(f"stopped; go on with: {run.command} --resume"), soft_wrap=True)
         raise
     finally:
         table.close()

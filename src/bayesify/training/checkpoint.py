@@ -63,8 +63,8 @@ def write_checkpoint(
     for index, entries in optimizer_state["state"].items():
         for name, value in entries.items():
             if isinstance(value, Tensor):
-                whole = kept is not None and value.shape == kept.shape
-                if whole and id(parameters[index]) in of_weights:
+                is_own = id(parameters[index]) in of_weights
+                if is_own and kept is not None and value.shape == kept.shape:
                     value = torch.where(kept, value, 0.0)  # weight decay moves pruned rhos too
                 tensors[f"optimizer.{index}.{name}"] = value
             else:

@@ -1,0 +1,79 @@
+"""Collect finished runs into results/first-run: one JSON object a run, and a Markdown table.
+
+python benchmarks/first_run.py runs/first runs/seed-1 runs/sgd ...
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from bayesify.runs import Run
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "first-run"
+COLUMNS = {
+    "error_predictive": ("error, averaged %", 2),
+    "error_mean_weights": ("error, mean weights %", 2),
+    "nll": ("nll, nats", 4),
+    "brier": ("Brier", 4),
+    "ece": ("ECE", 4),
+}
+
+
+def record(folder: Path) -> dict[str, Any]:
+    """A run as one object."""
+    run = Run.open(folder)
+    document, metrics = run.document, run.metrics()
+    pruning = folder / "pruning.json"
+    return {
+        "experiment": "first-run",
+        "quick": False,
+        "run": folder.name,
+        "config": document["settings"],
+        "command": document["command"],
+        "seed": run.config.seed,
+        "commit": document["commit"],
+        "hardware": document["hardware"],
+        "versions": document["versions"],
+        "metrics": metrics,
+        "pruning": json.loads(pruning.read_text()) if pruning.exists() else None,
+        "seconds": metrics["seconds_train"],
+    }
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """The test metrics, seeds of the same settings averaged with their standard deviation."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for each in records:
+        settings = {name: value for name, value in each["config"].items() if name != "seed"}
+        groups.setdefault(json.dumps(settings), []).append(each)
+    lines = [
+        "| run | seeds | " + " | ".join(label for label, _ in COLUMNS.values()) + " | seconds |",
+        "|---" * (len(COLUMNS) + 3) + "|",
+    ]
+    for members in groups.values():
+        cells = [members[0]["run"], str(len(members))]
+        for name, (_, places) in COLUMNS.items():
+            values = [each["metrics"]["test"][name] for each in members]
+            spread = f" +- {statistics.stdev(values):.{places}f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.{places}f}{spread}")
+        cells.append(f"{statistics.mean(each['seconds'] for each in members):.0f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the results of the runs named on the command line."""
+    records = [record(Path(name)) for name in sys.argv[1:]]
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for each in records:
+        (RESULTS / f"{each['run']}.json").write_text(json.dumps(each, indent=2) + "\n")
+    (RESULTS / "table.md").write_text(table(records))
+    print(table(records))
+
+
+if __name__ == "__main__":
+    main()
