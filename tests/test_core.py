@@ -10,7 +10,15 @@ import torch
 from tests.cases import Case, each_case, mlp, normals
 from torch import Tensor, nn
 
-from bayesify import ELBO, BayesianModule, Delta, GaussianLikelihood, ParameterLayout, prune
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    Delta,
+    GaussianLikelihood,
+    MeanFieldGaussian,
+    ParameterLayout,
+    prune,
+)
 
 CASE = Case("scale-mixture", "mean-field", "categorical")
 
@@ -160,6 +168,17 @@ def test_the_users_net_is_not_changed_or_shared(case: Case) -> None:
     assert not own & ours
     flat = torch.cat([p.detach().flatten() for p in list(net.parameters())[:4]])
     assert not torch.isclose(bnn.posterior.mean, flat).any(), "the posterior did train"
+
+
+@pytest.mark.parametrize("make", [MeanFieldGaussian, Delta])
+def test_a_posterior_has_its_own_memory(make: type[MeanFieldGaussian | Delta]) -> None:
+    mean, std = torch.zeros(3), torch.ones(3)
+    q = make.centred_on(mean, std if make is MeanFieldGaussian else None)
+    with torch.no_grad():
+        for parameter in q.parameters():
+            parameter.fill_(7.0)
+    assert torch.equal(mean, torch.zeros(3))
+    assert torch.equal(std, torch.ones(3))
 
 
 @each_case

@@ -19,6 +19,7 @@ from bayesify.posteriors import Delta, MeanFieldGaussian
 from bayesify.pruning import prune as pruned
 from bayesify.pruning import snr_decibels
 from bayesify.runs import ConfigError, Run, RunError, rewrite_report
+from bayesify.runs.estimate import use_threads
 from bayesify.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table
 from bayesify.runs.measure import evaluate as measured
 
@@ -45,7 +46,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a run's network on its test and training data again."""
-    run = Run.open(folder)
+    run = _opened(folder)
     if samples is not None and samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
     bnn = run.load_module()
@@ -87,7 +88,7 @@ def prune(
 ) -> None:
     """Remove the weights with the lowest signal-to-noise ratio and measure what is left."""
     wanted = _fractions(fractions)
-    run = Run.open(folder)
+    run = _opened(folder)
     if samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
     if out is not None and out.exists():
@@ -136,7 +137,7 @@ def prune(
 
 def inspect(folder: Folder, as_json: AsJson = False) -> None:
     """Show a run's settings and what is known of each parameter."""
-    run = Run.open(folder)
+    run = _opened(folder)
     bnn = run.load_module()
     posterior = bnn.posterior
     gaussian = isinstance(posterior, MeanFieldGaussian)
@@ -197,7 +198,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Draw the figures and write report.html of a finished run again."""
-    run = Run.open(folder)
+    run = _opened(folder)
     others = [Run.open(other) for other in beside or []]
     for each in (run, *others):
         each.metrics()
@@ -205,6 +206,12 @@ def report(
     with Console(stderr=True).status("measuring and drawing ..."):
         path = rewrite_report(run, data, others)
     typer.echo(json.dumps({"report": str(path)}) if as_json else f"report: {path}")
+
+
+def _opened(folder: Path) -> Run:
+    run = Run.open(folder)
+    use_threads(run)
+    return run
 
 
 def _data(run: Run, data_dir: str | None) -> ImageData:

@@ -22,6 +22,7 @@ _CHOICES = {
     "optimizer": ("sgd", "adam"),
     "schedule": ("cosine", "constant"),
 }
+_COUNTS = ("train_samples", "test_samples", "epochs", "batch_size", "limit", "threads")
 # Of units, epochs, samples or images: far beyond use, and still an integer to torch.
 _MOST = 2**31 - 1
 # The paper's optimiser, each with the better of the rates 0.1 and 0.02.
@@ -70,6 +71,7 @@ class RunConfig:
         batch_size: data a minibatch.
         limit: use only the first so many training data.
         seed: what all randomness is a function of.
+        threads: processor threads; None leaves the choice to a measurement.
 
     Raises:
         ConfigError: a setting is out of range, or is given where it would do nothing.
@@ -110,6 +112,7 @@ class RunConfig:
     batch_size: int = 128
     limit: int | None = None
     seed: int = 0
+    threads: int | None = None
 
     @classmethod
     def of(cls, dataset: str, **given: Any) -> RunConfig:
@@ -176,11 +179,11 @@ class RunConfig:
                 f"hidden must be positive numbers of units such as 400,400, got "
                 f"{','.join(map(str, self.hidden)) or 'none'}"
             )
-        for name in ("train_samples", "test_samples", "epochs", "batch_size", "limit"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{_option(name)} must be at least 1, got {value}")
-            if name != "limit" and value > _MOST:
+            if name != "limit" and value is not None and value > _MOST:
                 raise ConfigError(f"{_option(name)} must be at most {_MOST:,}, got {value}")
         if not -(2**127) <= self.seed < 2**127:
             raise ConfigError(f"seed must have at most 128 bits, got {self.seed}")
