@@ -116,7 +116,12 @@ def train(
         int | None, _option("Passes over the training data.", _DEFAULT.epochs, _TRAINING)
     ] = None,
     batch_size: Annotated[
-        int | None, _option("Images a minibatch.", _DEFAULT.batch_size, _TRAINING)
+        int | None,
+        _option(
+            "Images a minibatch.",
+            f"{_DEFAULT.batch_size}; baselines {_PLAIN.batch_size}",
+            _TRAINING,
+        ),
     ] = None,
     train_samples: Annotated[
         int | None, _option("Weight samples a step.", _DEFAULT.train_samples, _TRAINING)
