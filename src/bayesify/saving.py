@@ -211,13 +211,13 @@ def _posterior_vectors(bnn: BayesianModule) -> list[str]:
 
 
 def unpacked(bnn: BayesianModule, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict behind :func:`model_tensors`; other tensors are passed over."""
+    """The state dict behind :func:`model_tensors` or a checkpoint; passes over other tensors."""
     state = {
         name: tensors[name]
         for name in tensors
         if name.startswith(("posterior.", "likelihood.", "net."))
     }
-    if "posterior.kept" not in state:
+    if "posterior.kept" not in state or state["posterior.kept"].dtype == torch.bool:
         return state
     num_weights = bnn.layout.num_weights
     bits = np.unpackbits(state["posterior.kept"].numpy(), count=num_weights)

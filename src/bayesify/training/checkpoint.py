@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.elbo import ELBO
-from bayesify.saving import model_meta, model_tensors, unpacked
+from bayesify.saving import model_meta, unpacked
 from bayesify.storage import StorageError, read_tensors, write_tensors
 from bayesify.training.history import History
 
@@ -55,17 +54,12 @@ def write_checkpoint(
         TypeError: the scheduler's state cannot be stored without pickle.
     """
     optimizer_state = optimizer.state_dict()
-    tensors = model_tensors(elbo.bnn)
+    # Whole, where a saved model is compact: an optimiser may still move what pruning masks.
+    tensors: dict[str, Tensor] = dict(elbo.bnn.state_dict())
     scalars: dict[str, dict[str, Any]] = {}
-    kept = elbo.bnn.posterior.kept
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    of_weights = {id(parameter) for parameter in elbo.bnn.posterior.parameters()}
     for index, entries in optimizer_state["state"].items():
         for name, value in entries.items():
             if isinstance(value, Tensor):
-                is_own = id(parameters[index]) in of_weights
-                if is_own and kept is not None and value.shape == kept.shape:
-                    value = torch.where(kept, value, 0.0)  # weight decay moves pruned rhos too
                 tensors[f"optimizer.{index}.{name}"] = value
             else:
                 scalars.setdefault(str(index), {})[name] = value
