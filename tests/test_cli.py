@@ -26,7 +26,7 @@ from bayesify.networks import mlp
 from bayesify.runs import RunConfig, folder
 
 TINY = ["--hidden", "16", "--epochs", "2", "--limit", "200", "--batch-size", "50"]
-TINY += ["--test-samples", "2"]
+TINY += ["--threads", "1", "--test-samples", "2"]
 MIXTURE = ["--prior", "scale-mixture", "--pi", "0.3", "--std2", "0.01", "--kl", "monte-carlo"]
 MIXTURE += ["--kl-weighting", "geometric", "--schedule", "constant", "--optimizer", "sgd"]
 MIXTURE += ["--momentum", "0.5", "--lr", "1e-3", "--seed", "-3", "--train-samples", "2"]
@@ -169,7 +169,7 @@ def test_a_run_leaves_what_was_promised(whole: Whole) -> None:
 
     config = read_json(place / "config.json")
     expected = RunConfig.of(
-        "mnist", hidden=(16,), epochs=2, limit=200, batch_size=50, test_samples=2
+        "mnist", hidden=(16,), epochs=2, limit=200, batch_size=50, test_samples=2, threads=1
     )
     assert RunConfig.from_json(config["settings"]) == expected
     assert {"bayesify", "torch", "numpy", "safetensors", "python"} <= config["versions"].keys()

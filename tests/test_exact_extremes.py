@@ -92,6 +92,10 @@ def test_each_kl_is_finite(prior: Prior, rho: float) -> None:
             double.rho.fill_(rho)
         exact = kl_divergence(double, prior, method="closed")
         assert kl.item() == pytest.approx(exact.item(), rel=1e-5)
+        kl_divergence(q, prior, method="closed").backward()
+        exact.backward()
+        for got, slope in ((q.mean.grad, double.mean.grad), (q.rho.grad, double.rho.grad)):
+            assert torch.allclose(got.double(), slope, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e-30, -1e-3])

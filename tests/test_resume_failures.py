@@ -33,7 +33,7 @@ from bayesify.training import NonFiniteLossError
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 TRAIN = ["train", "mnist", "--hidden", "8", "--limit", "300", "--batch-size", "32"]
-TRAIN += ["--epochs", "12", "--test-samples", "2", "--out"]
+TRAIN += ["--threads", "1", "--epochs", "12", "--test-samples", "2", "--out"]
 
 
 # --------------------------------------------------------------------------------------- kill -9

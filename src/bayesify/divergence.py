@@ -132,7 +132,8 @@ def minibatch_weight(
 def _total(q: Posterior, per_weight: Tensor) -> Tensor:
     if q.kept is not None:
         per_weight = torch.where(q.kept, per_weight, 0.0)
-    return per_weight.sum()
+    # In float32 at least: the sum over a network overflows half precision.
+    return per_weight.sum(dtype=torch.promote_types(per_weight.dtype, torch.float32))
 
 
 def _gaussian_gaussian(q: MeanFieldGaussian, p: Gaussian) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import NamedTuple
 
 import torch
@@ -103,10 +104,10 @@ class ELBO(nn.Module):
         ):
             kl_divergence(bnn.posterior, bnn.prior, method=kl)
         self.bnn = bnn
-        self.num_data = num_data
+        self.num_data = operator.index(num_data)
         self.kl = kl
         self.kl_weighting = kl_weighting
-        self.temperature = temperature
+        self.temperature = float(temperature)
         self.num_samples = num_samples
         self.num_batches = num_batches
         #: How many minibatches were seen; with the seed it determines the noise of the next.
@@ -155,12 +156,15 @@ class ELBO(nn.Module):
 
     def _complexity(self, draw: WeightDraw | None) -> tuple[Tensor, Tensor]:
         bnn = self.bnn
-        zero = torch.zeros((), dtype=bnn.posterior.mean.dtype, device=bnn.posterior.mean.device)
+        mean = bnn.posterior.mean
+        # Sums over a network overflow half precision.
+        dtype = torch.promote_types(mean.dtype, torch.float32)
+        zero = torch.zeros((), dtype=dtype, device=mean.device)
         if isinstance(bnn.posterior, Delta):
             log_prior = bnn.prior.log_prob(bnn.posterior.mean)
             if bnn.posterior.kept is not None:
                 log_prior = torch.where(bnn.posterior.kept, log_prior, 0.0)
-            return zero, -log_prior.sum()
+            return zero, -log_prior.sum(dtype=zero.dtype)
         return kl_divergence(bnn.posterior, bnn.prior, draw, method=self.kl), zero
 
     def get_extra_state(self) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from bayesify.noise import NoiseKey, Stream
 from bayesify.perturbations import Perturbation, WeightSampling
 from bayesify.posteriors import MeanFieldGaussian, Posterior, WeightDraw
 from bayesify.predictive import Predictive
-from bayesify.priors import Prior, ScaleMixture
+from bayesify.priors import Gaussian, Prior
 
 __all__ = ["BayesianModule", "Inputs"]
 
@@ -35,10 +36,11 @@ class BayesianModule(nn.Module):
 
     Args:
         net: an initialised module; its values are the initial means.
-        likelihood: what its outputs say about the targets; default ``CategoricalLikelihood()``.
-        prior: the density of a weight before any datum; default ``ScaleMixture()``.
+        likelihood: what its outputs say about the targets, copied too; default
+            ``CategoricalLikelihood()``.
+        prior: the density of a weight before any datum; default ``Gaussian(std=0.3)``.
         posterior: the family of q, ``MeanFieldGaussian`` or ``Delta``.
-        init_std: initial standard deviation of every weight; default 0.04 for a Gaussian.
+        init_std: initial standard deviation of every weight; default 0.02 for a Gaussian.
         perturbation: how noise enters the forward pass; default ``WeightSampling()``.
         include: name patterns of the random parameters.
         exclude: name patterns of deterministic ones; None excludes the affine parameters of
@@ -86,10 +88,12 @@ class BayesianModule(nn.Module):
         self.net = copy.deepcopy(net)
         mean = self.layout.flatten(_take_out(self.net, self.layout))
         self.posterior = posterior.centred_on(mean, init_std)
-        self.likelihood = CategoricalLikelihood() if likelihood is None else likelihood
-        self.prior = ScaleMixture() if prior is None else prior
+        self.likelihood: Likelihood = (
+            CategoricalLikelihood() if likelihood is None else copy.deepcopy(likelihood)
+        )
+        self.prior = Gaussian(std=0.3) if prior is None else prior
         self.perturbation = WeightSampling() if perturbation is None else perturbation
-        self.seed = seed
+        self.seed = operator.index(seed)
         self._num_calls = 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +108,14 @@ class BayesianModule(nn.Module):
     def run_with(self, weights: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the network with one flat weight vector, shape (D,)."""
         tensors = self.layout.with_ties(self.layout.unflatten(weights))
-        return functional_call(self.net, tensors, args, kwargs, tie_weights=False)
+        # Recurrent layers keep what they ran with, which would hold the graph and defy deepcopy.
+        recurrent = [module for module in self.net.modules() if isinstance(module, nn.RNNBase)]
+        held = [(module._flat_weights, module._flat_weight_refs) for module in recurrent]
+        try:
+            return functional_call(self.net, tensors, args, kwargs, tie_weights=False)
+        finally:
+            for module, (flat_weights, references) in zip(recurrent, held, strict=True):
+                module._flat_weights, module._flat_weight_refs = flat_weights, references
 
     def sample_outputs(
         self, inputs: Inputs, key: NoiseKey, samples: range

@@ -25,7 +25,7 @@ class Stream(IntEnum):
 
     Example:
         >>> [stream.name for stream in Stream]
-        ['INITIALIZATION', 'TRAINING', 'PREDICTION', 'CALL', 'SHUFFLE']
+        ['INITIALIZATION', 'TRAINING', 'PREDICTION', 'CALL', 'SHUFFLE', 'DROPOUT']
     """
 
     INITIALIZATION = 0
@@ -33,6 +33,7 @@ class Stream(IntEnum):
     PREDICTION = 2
     CALL = 3
     SHUFFLE = 4
+    DROPOUT = 5
 
 
 @dataclass(frozen=True)

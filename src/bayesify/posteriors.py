@@ -126,7 +126,7 @@ class MeanFieldGaussian(Posterior):
         tensor([[0.1000, 0.1000]])
     """
 
-    default_init_std = 0.04
+    default_init_std = 0.02
     rho: nn.Parameter
 
     def __init__(self, mean: Tensor, std: float | Tensor) -> None:
@@ -138,7 +138,7 @@ class MeanFieldGaussian(Posterior):
 
     @classmethod
     def centred_on(cls, mean: Tensor, init_std: float | Tensor | None) -> Self:
-        """A posterior centred on ``mean``, with std 0.04 unless ``init_std`` says otherwise."""
+        """A posterior centred on ``mean``, with std 0.02 unless ``init_std`` says otherwise."""
         return cls(mean, cls.default_init_std if init_std is None else init_std)
 
     @property

@@ -50,7 +50,7 @@ class Gaussian(Prior):
     std: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive(std=self.std)
+        _check_positive(self, "std")
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """-w^2 / (2 std^2) - log std - log(2 pi) / 2, in nats, elementwise."""
@@ -83,7 +83,7 @@ class ScaleMixture(Prior):
     std2: float = math.exp(-8.0)
 
     def __post_init__(self) -> None:
-        _check_positive(std1=self.std1, std2=self.std2)
+        _check_positive(self, "std1", "std2")
         if not 0.0 < self.pi < 1.0:
             raise ValueError(
                 f"pi must lie strictly between 0 and 1, got {self.pi}; for a single component use "
@@ -121,7 +121,7 @@ class Laplace(Prior):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive(scale=self.scale)
+        _check_positive(self, "scale")
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """-|w| / scale - log(2 scale), in nats, elementwise."""
@@ -131,7 +131,12 @@ class Laplace(Prior):
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
+def _check_positive(prior: Prior, *names: str) -> None:
+    """Turn the named fields into Python floats, positive, whose squares are numbers in float32."""
+    for name in names:
+        value = float(getattr(prior, name))
         if not (value > 0.0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, got {value}")
+        if not 1e-15 <= value <= 1e15:
+            raise ValueError(f"{name} must lie between 1e-15 and 1e15, got {value}")
+        object.__setattr__(prior, name, value)

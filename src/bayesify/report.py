@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from bayesify.plots import Row  # isort: skip
 from matplotlib.figure import Figure
 
 from bayesify.report_page import report_page
+from bayesify.storage import atomic_write
 
 __all__ = ["write_report"]
 
@@ -67,9 +67,9 @@ def write_report(
     page = report_page(title, config, metrics, history, pruning, images, notes, beside or {})
     folder.mkdir(parents=True, exist_ok=True)
     for name, image in images.items():
-        _write(folder / f"{name}.png", image)
+        atomic_write(folder / f"{name}.png", image)
     path = folder / "report.html"
-    _write(path, page.encode())
+    atomic_write(path, page)
     return path
 
 
@@ -78,13 +78,3 @@ def _png(figure: Figure) -> bytes:
     # No software version in it, so that the same run gives the same bytes.
     figure.savefig(buffer, format="png", dpi=150, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

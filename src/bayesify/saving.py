@@ -56,6 +56,7 @@ def load(
     likelihood: Likelihood | None = None,
     prior: Prior | None = None,
     perturbation: Perturbation | None = None,
+    posterior: type[Posterior] | None = None,
 ) -> BayesianModule:
     """Read a Bayesian network that :func:`save` or a training checkpoint wrote.
 
@@ -65,6 +66,7 @@ def load(
         likelihood: only for one that bayesify does not know by name.
         prior: likewise.
         perturbation: likewise, or to use another estimator than the stored one.
+        posterior: likewise, its class.
 
     Returns:
         The network as it was saved, on the CPU.
@@ -90,12 +92,13 @@ def load(
         likelihood=likelihood,
         prior=prior,
         perturbation=perturbation,
+        posterior=posterior,
     )
 
 
 def model_tensors(bnn: BayesianModule) -> dict[str, Tensor]:
     """The tensors of :func:`save`: the state dict, of pruned vectors only what is left."""
-    state = {name: tensor for name, tensor in bnn.state_dict().items() if tensor is not None}
+    state: dict[str, Tensor] = dict(bnn.state_dict())
     kept = bnn.posterior.kept
     if kept is None:
         return state
@@ -111,7 +114,7 @@ def model_meta(bnn: BayesianModule) -> dict[str, Any]:
         "names": list(bnn.layout.names),
         "shapes": [list(shape) for shape in bnn.layout.shapes],
         "dtype": str(bnn.layout.dtype).removeprefix("torch."),
-        "posterior": type(bnn.posterior).__name__,
+        "posterior": _type_name(bnn.posterior),
         "prior": _described(bnn.prior),
         "perturbation": _described(bnn.perturbation),
         "likelihood": {"type": _type_name(bnn.likelihood), **bnn.likelihood.config()},
@@ -128,6 +131,7 @@ def restore_model(
     likelihood: Likelihood | None = None,
     prior: Prior | None = None,
     perturbation: Perturbation | None = None,
+    posterior: type[Posterior] | None = None,
 ) -> BayesianModule:
     """Build the network of :func:`model_tensors` and :func:`model_meta` again.
 
@@ -139,15 +143,22 @@ def restore_model(
         _check_architecture(net, names, shapes, source)
         bnn = BayesianModule(
             copy.deepcopy(net).to(getattr(torch, meta["dtype"])),
-            likelihood=likelihood or _component(likelihoods, Likelihood, meta["likelihood"]),
+            likelihood=_component(likelihoods, Likelihood, meta["likelihood"])
+            if likelihood is None
+            else likelihood,
             prior=prior or _component(priors, Prior, meta["prior"]),
-            posterior=_component_class(posteriors, Posterior, meta["posterior"]),
+            posterior=posterior or _component_class(posteriors, Posterior, meta["posterior"]),
             perturbation=perturbation
             or _component(perturbations, Perturbation, meta["perturbation"]),
             include=[name.replace("[", "[[]") for name in names],
             exclude=(),
             seed=meta["seed"],
         )
+        if list(bnn.layout.names) != list(names):
+            raise StorageError(
+                f"{source} is of another architecture: its parameters come in the order "
+                f"{', '.join(names)}, those of the network given in {', '.join(bnn.layout.names)}"
+            )
         state = unpacked(bnn, tensors)
         for name, tensor in bnn.state_dict(keep_vars=True).items():
             # Parts may have a dtype of their own, such as a learned noise or an excluded parameter.

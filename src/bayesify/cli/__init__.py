@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 success, 2 bad usage or input, 130 Ctrl-C."""
+    """Run the command line and exit: 0 success, 1 diverged, 2 bad usage or input, 130 Ctrl-C."""
     try:
         from bayesify.cli.app import run
     except ModuleNotFoundError as error:

@@ -244,11 +244,11 @@ def _widths(text: str) -> tuple[int, ...]:
 def _announce(console: Console, run: Run, bnn: BayesianModule, data: ImageData) -> None:
     config = run.config
     what = {None: "Bayes by Backprop", "sgd": "plain network", "dropout": "dropout network"}
-    seconds = seconds_per_epoch(bnn, config, data) * config.epochs
+    seconds = seconds_per_epoch(bnn, config, data)
     console.print(
         f"{what[config.baseline]}, {config.dataset}: {bnn.layout.num_weights:,} weights, "
-        f"{len(data.train_targets):,} images, {config.epochs} epochs; training takes about "
-        f"{_duration(seconds)} here",
+        f"{len(data.train_targets):,} images; {config.epochs} epochs of about "
+        f"{_duration(seconds)}, {_duration(seconds * config.epochs)} in all",
         highlight=False,
         soft_wrap=True,
     )
@@ -256,7 +256,7 @@ def _announce(console: Console, run: Run, bnn: BayesianModule, data: ImageData) 
 
 def _duration(seconds: float) -> str:
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
@@ -270,8 +270,8 @@ def _summarise(console: Console, run: Run, metrics: dict[str, Any], notes: list[
         else ""
     )
     console.print(
-        f"test error {averaged}{test['error_mean_weights']:.2f} % "
-        f"{'at the mean weights' if averaged else ''}\n"
+        f"test error {averaged}{test['error_mean_weights']:.2f} %"
+        f"{' at the mean weights' if averaged else ''}\n"
         f"nll {test['nll']:.4f} nats, Brier {test['brier']:.4f}, "
         f"calibration error {test['ece']:.4f}",
         highlight=False,

@@ -50,11 +50,9 @@ def commit() -> str | None:
 
 
 def hardware() -> str:
-    """The processor, its cores and the GPU, in words."""
-    parts = [f"{_processor()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"]
-    if torch.cuda.is_available():
-        parts.append(torch.cuda.get_device_name())
-    return ", ".join(parts)
+    """The processor and how much of it is used, in words."""
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s'[: threads > 1]} on {os.cpu_count()} cores"
 
 
 def _processor() -> str:

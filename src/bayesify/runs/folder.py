@@ -16,6 +16,7 @@ from bayesify.datasets import ImageData, load_images
 from bayesify.likelihoods import CategoricalLikelihood
 from bayesify.module import BayesianModule
 from bayesify.networks import mlp
+from bayesify.perturbations import Perturbation, WeightSampling
 from bayesify.posteriors import Delta, MeanFieldGaussian
 from bayesify.runs.config import ConfigError, RunConfig
 from bayesify.runs.environment import commit, hardware, versions
@@ -25,6 +26,7 @@ from bayesify.training.history import History
 __all__ = ["Run", "RunError", "as_test_row"]
 
 _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
+_ESTIMATORS: dict[str, type[Perturbation]] = {"sampling": WeightSampling}
 
 
 class RunError(ValueError):
@@ -130,25 +132,26 @@ class Run:
             prior=config.make_prior(),
             posterior=MeanFieldGaussian,
             init_std=config.init_std,
+            perturbation=_ESTIMATORS[config.estimator](),
             **common,
         )
 
-    def load_module(self, file: Path | None = None) -> BayesianModule:
-        """The network of the last checkpoint, or of another file of this architecture.
+    def load_module(self) -> BayesianModule:
+        """The network of the last checkpoint.
 
         Raises:
             StorageError: the file is missing, damaged or of another architecture.
             RunError: there is no checkpoint yet, or it is of another kind than the settings.
         """
-        if file is None and not self.checkpoint.exists():
+        if not self.checkpoint.exists():
             raise RunError(
                 f"{self.folder} has no checkpoint yet: its training stopped within the first "
                 "epoch; go on with bayesify train ... --resume"
             )
-        bnn = saving.load(file or self.checkpoint, self._net())
+        bnn = saving.load(self.checkpoint, self._net())
         if isinstance(bnn.posterior, Delta) != (self.config.baseline is not None):
             raise RunError(
-                f"{file or self.checkpoint} holds a {type(bnn.posterior).__name__} posterior, "
+                f"{self.checkpoint} holds a {type(bnn.posterior).__name__} posterior, "
                 f"which is not what {self.folder / _CONFIG} describes"
             )
         return bnn

@@ -71,7 +71,7 @@ def prune_table(
         TypeError: the network is a point estimate.
     """
     rows = []
-    for fraction in (0.0, *fractions):
+    for fraction in dict.fromkeys((0.0, *fractions)):
         small = prune(bnn, fraction) if fraction else bnn
         predictive = small.predict(data.test_inputs, num_samples)
         rows.append(

@@ -33,21 +33,25 @@ class Position:
     seconds: float = 0.0
     epoch_seconds: float = 0.0
     history: History = field(default_factory=list)
-    random_state: Tensor | None = None
 
     def begin_epoch(self, epoch: int) -> None:
         """Nothing of this epoch is done."""
         self.epoch, self.batch, self.sums = epoch, 0, {}
-        self.epoch_seconds, self.random_state = 0.0, None
+        self.epoch_seconds = 0.0
 
 
 def write_checkpoint(
-    path: Path, elbo: ELBO, optimizer: Optimizer, scheduler: LRScheduler, position: Position
+    path: Path,
+    elbo: ELBO,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    settings: dict[str, Any],
+    position: Position,
 ) -> None:
     """Write everything that the next step depends on, atomically.
 
-    The noise and the order of the data are functions of seed, step and epoch and need no state;
-    within an epoch the state of torch's global generator is stored too, for dropout.
+    The noise, the order of the data and dropout are functions of seed, step and epoch: they need
+    no state.
 
     Raises:
         OSError: the file cannot be written; the last checkpoint is then left as it was.
@@ -63,12 +67,11 @@ def write_checkpoint(
                 tensors[f"optimizer.{index}.{name}"] = value
             else:
                 scalars.setdefault(str(index), {})[name] = value
-    if position.random_state is not None:
-        tensors["random_state"] = position.random_state
     meta = {
         "kind": "checkpoint",
         "model": model_meta(elbo.bnn),
         "objective": objective_meta(elbo),
+        "training": settings,
         "step": elbo.step,
         "optimizer": {
             "type": type(optimizer).__name__,
@@ -76,13 +79,17 @@ def write_checkpoint(
             "scalars": scalars,
         },
         "scheduler": scheduler_meta(scheduler),
-        "position": dataclasses.asdict(dataclasses.replace(position, random_state=None)),
+        "position": dataclasses.asdict(position),
     }
     write_tensors(path, tensors, meta)
 
 
 def read_checkpoint(
-    path: Path, elbo: ELBO, optimizer: Optimizer, scheduler: LRScheduler
+    path: Path,
+    elbo: ELBO,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    settings: dict[str, Any],
 ) -> Position:
     """Bring a freshly made run to where the checkpoint was written.
 
@@ -96,6 +103,7 @@ def read_checkpoint(
     groups = meta["optimizer"]["groups"]
     _check_same(path, "network", model_meta(elbo.bnn), meta["model"])
     _check_same(path, "objective", objective_meta(elbo), meta["objective"])
+    _check_same(path, "schedule", settings, meta["training"])
     _check_same(path, "optimizer", type(optimizer).__name__, meta["optimizer"]["type"])
     state = unpacked(elbo.bnn, tensors)
     _check_same(path, "set of tensors", _shapes(elbo.bnn.state_dict()), _shapes(state))
@@ -104,7 +112,7 @@ def read_checkpoint(
     elbo.step = meta["step"]
     optimizer.load_state_dict({"state": _optimizer_state(tensors, meta), "param_groups": groups})
     scheduler.load_state_dict(meta["scheduler"])
-    return Position(**meta["position"] | {"random_state": tensors.get("random_state")})
+    return Position(**meta["position"])
 
 
 def objective_meta(elbo: ELBO) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bayesify.posteriors import MeanFieldGaussian
+from bayesify.posteriors import MeanFieldGaussian, softplus_ratio
 
 __all__ = ["STD_RESIDUAL_LIMIT", "ConvergenceWarning", "residual_advice", "std_residual"]
 
@@ -43,8 +43,7 @@ def std_residual(posterior: MeanFieldGaussian, scale: float) -> float | None:
     gradient = posterior.rho.grad
     if gradient is None:
         return None
-    # d log std / d rho = sigmoid(rho) / std
-    per_log_std = gradient * posterior.full_std / torch.sigmoid(posterior.rho)
+    per_log_std = gradient / softplus_ratio(posterior.full_std)
     if posterior.kept is not None:
         per_log_std = per_log_std[posterior.kept]
     return scale * float(per_log_std.mean()) if per_log_std.numel() else None

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bayesify.divergence import minibatch_weight
 from bayesify.elbo import ELBO, ELBOTerms
-from bayesify.posteriors import MeanFieldGaussian
+from bayesify.posteriors import MeanFieldGaussian, Posterior
 from bayesify.training.convergence import std_residual
 
 __all__ = ["EpochMeter", "History", "Row"]
@@ -55,7 +55,6 @@ class EpochMeter:
         sums, count = self._sums, self._sums["count"]
         residual_count = sums.get("residual_count", 0)
         posterior = self._elbo.bnn.posterior
-        gaussian = isinstance(posterior, MeanFieldGaussian)
         return {
             "epoch": epoch + 1,
             "loss": sums["loss"] / count,
@@ -63,7 +62,7 @@ class EpochMeter:
             "kl": sums["kl"],
             "penalty": sums["penalty"],
             "train_error": sums["error"] / count,
-            "std_median": float(posterior.std.detach().median()) if gaussian else None,
+            "std_median": _std_median(posterior),
             "std_residual": sums["residual"] / residual_count if residual_count else None,
             "learning_rate": learning_rate,
             "data_per_second": count / seconds,
@@ -91,6 +90,15 @@ class EpochMeter:
         if residual is not None:
             self._add("residual", residual)
             self._add("residual_count", 1)
+
+
+@torch.no_grad()
+def _std_median(posterior: Posterior) -> float | None:
+    """Over the weights that were not pruned."""
+    if not isinstance(posterior, MeanFieldGaussian):
+        return None
+    stds = posterior.full_std if posterior.kept is None else posterior.full_std[posterior.kept]
+    return float(stds.median()) if stds.numel() else None
 
 
 @torch.no_grad()

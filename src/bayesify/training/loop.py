@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.elbo import ELBO, ELBOTerms
-from bayesify.module import Inputs
-from bayesify.noise import Stream, derived_seed
 from bayesify.training.callbacks import Callback, LineProgress
 from bayesify.training.checkpoint import (
     CHECKPOINT_NAME,
@@ -28,20 +23,11 @@ from bayesify.training.checkpoint import (
 from bayesify.training.convergence import STD_RESIDUAL_LIMIT, ConvergenceWarning, residual_advice
 from bayesify.training.history import EpochMeter, History, is_finite
 from bayesify.training.interrupt import deferred_interrupt
+from bayesify.training.minibatches import Loader, minibatches, num_data_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.schedules import ScheduleFactory, constant
 
-__all__ = ["Loader", "NonFiniteLossError", "fit"]
-
-
-class Loader(Protocol):
-    """Minibatches of inputs and targets, as often as it is asked, such as torch's DataLoader."""
-
-    def __len__(self) -> int:
-        """The number of minibatches."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """One epoch of pairs (inputs, targets)."""
+__all__ = ["NonFiniteLossError", "fit"]
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -64,11 +50,11 @@ def fit(
 ) -> History:
     """Train a Bayesian network by stochastic gradient descent on the ELBO.
 
-    Everything random is a function of the network's seed and the epoch: the noise, the order of
-    the data and dropout (torch's global generator is seeded anew each epoch, and put back as it
-    was afterwards). So a run that was stopped and resumed gives the same weights, bit for bit on
-    one machine, as one that was not. Ctrl-C ends the step, writes a checkpoint and raises
-    KeyboardInterrupt.
+    Everything random is a function of the network's seed, the epoch and the step: the noise, the
+    order of the data and dropout (torch's global generators are seeded anew each step, and put
+    back as they were afterwards). So a run that was stopped and resumed gives the same weights,
+    bit for bit on one machine, as one that was not. Ctrl-C ends the step, writes a checkpoint and
+    raises KeyboardInterrupt.
 
     Args:
         elbo: the objective; its network is trained in place.
@@ -114,11 +100,15 @@ def fit(
         [1, 2]
     """
     batches = len(train_loader)
-    _check(elbo, train_loader, epochs, kl_warmup_epochs)
+    _check(elbo, train_loader, validation_loader, epochs, kl_warmup_epochs)
     made = make_optimizer(elbo, optimizer, rho_lr_scale)
     schedule = constant if scheduler is None else scheduler
     if not isinstance(schedule, LRScheduler):
         schedule = schedule(made, max(1, epochs * batches))
+    settings = {
+        "kl_warmup_epochs": kl_warmup_epochs,
+        "lr": [float(group.get("initial_lr", group["lr"])) for group in made.param_groups],
+    }
     path = None if checkpoint_dir is None else Path(checkpoint_dir) / CHECKPOINT_NAME
     position = Position()
     if path is not None and path.exists():
@@ -126,13 +116,13 @@ def fit(
             raise FileExistsError(
                 f"{path} exists already; pass resume=True to go on from it, or another folder"
             )
-        position = read_checkpoint(path, elbo, made, schedule)
+        position = read_checkpoint(path, elbo, made, schedule, settings)
     elif path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def checkpoint() -> None:
         if path is not None:
-            write_checkpoint(path, elbo, made, schedule, position)
+            write_checkpoint(path, elbo, made, schedule, settings, position)
 
     watcher = LineProgress() if callback is None else callback
     watcher.on_start(epochs=epochs, batches=batches, history=list(position.history))
@@ -142,8 +132,11 @@ def fit(
             started = time.perf_counter() - position.epoch_seconds
             meter = EpochMeter(elbo, batches, position.sums)
             learning_rate = position.sums.setdefault("learning_rate", made.param_groups[0]["lr"])
-            with _seeded(elbo.bnn.seed, epoch, train_loader):
-                for batch, (inputs, targets) in _remaining(train_loader, position):
+            epoch_of_data = minibatches(
+                train_loader, seed=elbo.bnn.seed, epoch=epoch, skip=position.batch
+            )
+            with closing(epoch_of_data):
+                for batch, (inputs, targets) in epoch_of_data:
                     kl_scale = _warmup(epoch * batches + batch, kl_warmup_epochs * batches)
                     terms = elbo(inputs, targets, batch_index=batch, kl_scale=kl_scale)
                     _check_finite(elbo, terms, epoch, batch, path)
@@ -157,7 +150,6 @@ def fit(
                         _check_parameters(elbo, epoch, path)
                         position.batch = batch + 1
                         position.epoch_seconds = time.perf_counter() - started
-                        position.random_state = torch.get_rng_state()
                         checkpoint()
                         raise KeyboardInterrupt
             seconds = time.perf_counter() - started
@@ -176,63 +168,49 @@ def fit(
             if interrupt.requested:
                 raise KeyboardInterrupt
     residual = position.history[-1]["std_residual"] if position.history else None
-    if residual is not None and abs(residual) > STD_RESIDUAL_LIMIT:
+    if kl_warmup_epochs >= epochs > 0:
+        warnings.warn(
+            f"the KL's warm-up takes {kl_warmup_epochs:g} epochs and training only {epochs}: the "
+            "objective never was the ELBO; shorten the warm-up",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    # Written so that NaN warns too.
+    if residual is not None and not abs(residual) <= STD_RESIDUAL_LIMIT:
         warnings.warn(residual_advice(residual), ConvergenceWarning, stacklevel=2)
     return position.history
 
 
-def _check(elbo: ELBO, loader: Loader, epochs: int, kl_warmup_epochs: float) -> None:
+def _check(
+    elbo: ELBO,
+    loader: Loader,
+    validation_loader: Loader | None,
+    epochs: int,
+    kl_warmup_epochs: float,
+) -> None:
     for name, value in (("epochs", epochs), ("kl_warmup_epochs", kl_warmup_epochs)):
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be at least 0, got {value}")
     if len(loader) < 1:
         raise ValueError("the training loader must bring at least one minibatch, got none")
+    if validation_loader is not None and len(validation_loader) < 1:
+        raise ValueError("the validation loader must bring at least one minibatch, got none")
     if elbo.num_batches is not None and elbo.num_batches != len(loader):
         raise ValueError(
             f"the objective's num_batches must be the loader's {len(loader)}, got "
             f"{elbo.num_batches}"
         )
-    dataset = getattr(loader, "dataset", None)
-    num_data = getattr(loader, "num_data", len(dataset) if hasattr(dataset, "__len__") else None)  # type: ignore[arg-type]
-    if num_data is not None and num_data != elbo.num_data:
+    allowed = num_data_of(loader)
+    if allowed and elbo.num_data not in allowed:
         raise ValueError(
-            f"the objective's num_data must be the number of training data, {num_data}, got "
-            f"{elbo.num_data}; the KL would be weighted wrongly"
+            "the objective's num_data must be the number of training data, "
+            f"{' or '.join(map(str, sorted(allowed)))}, got {elbo.num_data}; the KL would be "
+            "weighted wrongly"
         )
 
 
 def _warmup(step: int, warmup_steps: float) -> float:
     return 1.0 if step >= warmup_steps else (step + 1) / (warmup_steps + 1)
-
-
-def _remaining(loader: Loader, position: Position) -> Iterator[tuple[int, tuple[Inputs, Tensor]]]:
-    """The epoch's minibatches with their indices, from where an interrupted epoch stopped."""
-    for batch, pair in enumerate(loader):
-        if batch >= position.batch:
-            yield batch, pair
-        elif batch + 1 == position.batch and position.random_state is not None:
-            # Before the next minibatch is fetched: the data may be augmented at random.
-            torch.set_rng_state(position.random_state)
-
-
-@contextmanager
-def _seeded(seed: int, epoch: int, loader: Loader) -> Iterator[None]:
-    """Make shuffling and dropout functions of (seed, epoch); leave the generators as they were."""
-    epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
-    set_epoch = getattr(loader, "set_epoch", None) or getattr(
-        getattr(loader, "sampler", None), "set_epoch", None
-    )
-    if set_epoch is not None:
-        set_epoch(epoch)
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    samplers = (getattr(owner, "sampler", None) for owner in (loader, batch_sampler))
-    for owner in (loader, batch_sampler, *samplers):
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(epoch_seed)
-    with torch.random.fork_rng():
-        torch.manual_seed(epoch_seed)
-        yield
 
 
 def _check_finite(elbo: ELBO, terms: ELBOTerms, epoch: int, batch: int, path: Path | None) -> None:
@@ -262,7 +240,7 @@ def _diverged(what: str, path: Path | None) -> str:
     )
     return (
         f"{what} is NaN or infinite: most likely the learning rate is too high, or the inputs are "
-        f"not scaled or hold NaN; lower it and begin anew, {kept}"
+        f"not scaled or hold NaN; lower the rate or mend the inputs, and begin anew; {kept}"
     )
 
 

@@ -1,1 +1,0 @@
-"""One flat file for each experiment reproduced."""
