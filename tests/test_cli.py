@@ -134,7 +134,7 @@ def test_a_run_leaves_what_was_promised(whole: Whole) -> None:
     place, said = whole
     assert said.code == 0, said.err
     assert said.out == f"report: {place / 'report.html'}\n"
-    for part in ("12,730 weights, 200 images, 2 epochs", "  1/2 ", "  2/2 ", "test error "):
+    for part in ("12,730 weights, 200 images; 2 epochs", "  1/2 ", "  2/2 ", "test error "):
         assert part in said.err
     names = {"config.json", "metrics.json", "history.csv", "checkpoint.safetensors"}
     names |= {"pruning.json", "report.html", "learning_curves.png", "reliability.png"}

@@ -244,7 +244,7 @@ OTHERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "optimiser": (other_case(), {"optimizer": SGD}, "another optimizer.*this run has SGD, the"),
     "groups": (
         other_case(), {"optimizer": lambda groups: Adam([p for g in groups for p in g["params"]])},
-        r"another grouping of parameters.*this run has \[2\], the checkpoint \[1, 1\]",
+        r"another schedule.*lr is \[0.001\] here and \[0.001, 0.001\] there",
     ),
 }  # fmt: skip
 
