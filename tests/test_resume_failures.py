@@ -246,6 +246,8 @@ OTHERS: dict[str, tuple[Any, dict[str, Any], str]] = {
         other_case(), {"optimizer": lambda groups: Adam([p for g in groups for p in g["params"]])},
         r"another schedule.*lr is \[0.001\] here and \[0.001, 0.001\] there",
     ),
+    "rate": (other_case(), {"rho_lr_scale": 2.0}, r"another schedule.*lr is \[0.001, 0.002\] here"),
+    "warm-up": (other_case(), {"kl_warmup_epochs": 1}, "another schedule.*kl_warmup_epochs is 1 "),
 }  # fmt: skip
 
 

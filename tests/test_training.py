@@ -15,7 +15,7 @@ from tests.cases import Case, mlp, normals
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from bayesify import ELBO, BayesianModule, Delta, fit, kl_divergence
 from bayesify.datasets import TensorLoader
@@ -235,7 +235,8 @@ def flat_sgd(groups: list[dict[str, Any]]) -> Optimizer:
             {"num_batches": 4, "kl_weighting": "geometric"},
             "num_batches must be the loader's 3, got",
         ),
-        ({"loader": []}, "must bring at least one minibatch, got none"),
+        ({"loader": []}, "training loader must bring at least one minibatch, got none"),
+        ({"validation_loader": []}, "validation loader must bring at least one minibatch, got"),
     ],
 )
 @pytest.mark.parametrize("torchs", [False, True])
@@ -255,6 +256,20 @@ def test_errors_come_before_the_first_step(
         fit(elbo, options.pop("loader", data), checkpoint_dir=tmp_path / "run", **options)
     assert not elbo.inputs
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("num_data", [N, 10, 11])
+def test_a_sampler_may_take_a_part_of_the_data(num_data: int) -> None:
+    data = TensorDataset(*CASE.data(N))
+    part = DataLoader(data, 5, sampler=SubsetRandomSampler(range(10)))
+    elbo = Recorder(CASE.bnn(), num_data=num_data)
+    if num_data == 11:
+        with pytest.raises(
+            ValueError, match="must be the number of training data, 10 or 22, got 1"
+        ):
+            fit(elbo, part, epochs=1)
+    else:
+        assert fit(elbo, part, epochs=1)[0]["kl"] > 0
 
 
 def test_no_epochs_change_nothing(tmp_path: Path) -> None:

@@ -269,6 +269,13 @@ def test_the_residual_is_in_nats_whatever_weighs_the_kl(options: dict[str, Any])
     assert rows[-1]["std_residual"] == pytest.approx(0.5**2 - 1, abs=1e-3)
 
 
+def test_a_warm_up_as_long_as_training_is_warned_of() -> None:
+    elbo = ELBO(CASE.bnn(), num_data=N)
+    with pytest.warns(ConvergenceWarning) as warned:
+        fit(elbo, loader(), epochs=2, kl_warmup_epochs=2)
+    assert "objective never was the ELBO; shorten the warm-up" in str(warned[0].message)
+
+
 def test_no_kl_has_no_residual() -> None:
     elbo = Recorder(Case("laplace", "mean-field", "categorical").bnn(), temperature=0.0)
     rows = fit(elbo, loader(), epochs=1)
