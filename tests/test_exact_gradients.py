@@ -205,3 +205,16 @@ def test_gradients_reach_every_parameter_of_a_bayesian_mlp() -> None:
     nll.backward()
     assert bool((bnn.posterior.mean.grad != 0.0).all())
     assert bool((bnn.posterior.rho.grad != 0.0).all())
+
+
+def test_second_derivatives_of_the_gaussian_kl() -> None:
+    mean = torch.tensor([-0.7, 0.0, 1.3], dtype=torch.float64, requires_grad=True)
+    rho = torch.tensor([-3.0, 0.2, 2.0], dtype=torch.float64, requires_grad=True)
+
+    def kl(mean: torch.Tensor, rho: torch.Tensor) -> torch.Tensor:
+        q = MeanFieldGaussian(torch.zeros(3, dtype=torch.float64), std=1.0)
+        del q.mean, q.rho
+        q.mean, q.rho = mean, rho
+        return kl_divergence(q, Gaussian(0.6))
+
+    assert torch.autograd.gradgradcheck(kl, (mean, rho))

@@ -152,7 +152,7 @@ class _GaussianGaussian(torch.autograd.Function):
     @staticmethod
     def forward(mean: Tensor, rho: Tensor, prior_std: float) -> Tensor:
         std = softplus(rho)
-        squares = std.square().addcmul_(mean, mean).mul_(0.5 / prior_std**2)
+        squares = torch.addcmul(std.square(), mean, mean).mul_(0.5 / prior_std**2)
         return squares.sub_(log_of_softplus(std, rho)).add_(math.log(prior_std) - 0.5)
 
     @staticmethod
@@ -169,8 +169,7 @@ class _GaussianGaussian(torch.autograd.Function):
         mean, rho = ctx.saved_tensors
         precision = 1.0 / ctx.prior_std**2
         std = softplus(rho)
-        in_log_std = std.square().mul_(precision).sub_(1.0)
-        in_rho = in_log_std.mul_(softplus_ratio(std))
+        in_rho = (std.square() * precision).sub_(1.0) * softplus_ratio(std)
         return grad * (precision * mean), grad * in_rho, None
 
 

@@ -94,6 +94,8 @@ class BayesianModule(nn.Module):
         self.prior = Gaussian(std=0.3) if prior is None else prior
         self.perturbation = WeightSampling() if perturbation is None else perturbation
         self.seed = operator.index(seed)
+        if not -(2**127) <= self.seed < 2**127:
+            raise ValueError(f"seed must have at most 128 bits with its sign, got {seed}")
         self._num_calls = 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -293,4 +293,4 @@ def softplus_ratio(std: Tensor) -> Tensor:
     """
     # sigmoid(rho) = 1 - exp(-softplus(rho)).
     positive = std.clamp_min(torch.finfo(std.dtype).tiny)
-    return torch.expm1(-positive).div_(-positive)
+    return torch.expm1(-positive) / -positive
