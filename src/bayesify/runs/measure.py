@@ -24,7 +24,7 @@ __all__ = ["FEW_SAMPLES", "FRACTIONS", "evaluate", "prune_table", "weights_left"
 #: What the report's pruning table removes, beside nothing at all.
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
 #: Averaging over more samples changes neither a train error nor a pruning curve visibly.
-FEW_SAMPLES = 10
+FEW_SAMPLES = 5
 
 
 def evaluate(
@@ -35,7 +35,7 @@ def evaluate(
     Args:
         bnn: the network.
         data: the data set.
-        num_samples: weight samples of the test set's predictions; at most ten are used for the
+        num_samples: weight samples of the test set's predictions; at most five are used for the
             training set.
         with_train: whether to measure the training set too.
     """
