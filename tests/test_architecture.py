@@ -30,6 +30,7 @@ LAYERS = (
     "perturbations",
     "predictive",
     "likelihoods",
+    "inputs",
     "module",
     "elbo",
     "pruning",

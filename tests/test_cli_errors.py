@@ -126,7 +126,7 @@ def test_bad_settings_are_refused_and_nothing_is_written(options: str, tmp_path:
         ("--bogus", "No such option: --bogus"),
         ("evaluate", "Missing argument"),
         ("evaluate nowhere", "nowhere holds no run: there is no nowhere/config.json"),
-        ("inspect file", "file/config.json cannot be read"),
+        ("inspect file", "there is no file/config.json"),
         ("report .", "holds no run"),
         ("prune other", "other holds no run"),
         ("data get imagenet", "no data set 'imagenet'"),

@@ -16,7 +16,8 @@ from bayesify.divergence import (
     kl_divergence,
     minibatch_weight,
 )
-from bayesify.module import BayesianModule, Inputs
+from bayesify.inputs import Inputs
+from bayesify.module import BayesianModule
 from bayesify.noise import NoiseKey, Stream
 from bayesify.posteriors import Delta, WeightDraw
 
@@ -90,6 +91,11 @@ class ELBO(nn.Module):
         num_batches: int | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(bnn, BayesianModule):
+            raise TypeError(
+                f"bnn must be a BayesianModule, got {type(bnn).__name__}; wrap the network: "
+                "ELBO(BayesianModule(net), num_data=N)"
+            )
         for name, value in (("num_data", num_data), ("num_samples", num_samples)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

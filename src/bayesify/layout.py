@@ -85,6 +85,11 @@ class ParameterLayout:
                     f"write {option}=({patterns!r},)"
                 )
             for pattern in patterns:
+                if not isinstance(pattern, str):
+                    raise TypeError(
+                        f"{option} must hold patterns of parameter names such as 'head.*', got "
+                        f"{pattern!r}"
+                    )
                 if every_name and not _matches(every_name, (pattern,)):
                     raise ValueError(
                         f"every pattern of {option} must match a parameter name, but {pattern!r} "

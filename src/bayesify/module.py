@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bayesify.inputs import Inputs, arguments_of, batches_of
 from bayesify.layout import ParameterLayout
 from bayesify.likelihoods import CategoricalLikelihood, Likelihood
 from bayesify.noise import NoiseKey, Stream
@@ -20,10 +21,7 @@ from bayesify.posteriors import MeanFieldGaussian, Posterior, WeightDraw
 from bayesify.predictive import Predictive
 from bayesify.priors import Gaussian, Prior
 
-__all__ = ["BayesianModule", "Inputs"]
-
-#: One tensor, or the network's positional or keyword arguments, each with the N data first.
-Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+__all__ = ["BayesianModule"]
 
 
 class BayesianModule(nn.Module):
@@ -127,7 +125,7 @@ class BayesianModule(nn.Module):
         Raises:
             TypeError: the network returns something else than a tensor.
         """
-        args, kwargs = _arguments(inputs)
+        args, kwargs = arguments_of(inputs)
         outputs, draw = self.perturbation.run(
             lambda weights: _tensor(self.run_with(weights, *args, **kwargs)),
             self.posterior,
@@ -168,7 +166,7 @@ class BayesianModule(nn.Module):
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
-        batches = list(_batches(inputs, batch_size))
+        batches = list(batches_of(inputs, batch_size))
 
         def outputs() -> Iterator[Tensor]:
             for sample in range(num_samples):
@@ -203,7 +201,7 @@ class BayesianModule(nn.Module):
             return torch.cat(
                 [
                     _tensor(self.run_with(self.posterior.masked_mean, *args, **kwargs))
-                    for args, kwargs in _batches(inputs, batch_size)
+                    for args, kwargs in batches_of(inputs, batch_size)
                 ]
             )
 
@@ -226,8 +224,8 @@ class BayesianModule(nn.Module):
     def extra_repr(self) -> str:
         """The parts that are not modules."""
         return (
-            f"num_weights={self.layout.num_weights}, prior={self.prior}, "
-            f"perturbation={self.perturbation}, seed={self.seed}"
+            f"random={', '.join(self.layout.names)}; num_weights={self.layout.num_weights}, "
+            f"prior={self.prior}, perturbation={self.perturbation}, seed={self.seed}"
         )
 
 
@@ -253,31 +251,6 @@ def _take_out(net: nn.Module, layout: ParameterLayout) -> dict[str, Tensor]:
             # None keeps the place: forgetting to supply the weight then fails loudly.
             net.get_submodule(owner)._parameters[leaf] = None
     return values
-
-
-def _arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    if isinstance(inputs, Tensor):
-        return (inputs,), {}
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return tuple(inputs), {}
-
-
-def _batches(
-    inputs: Inputs, batch_size: int
-) -> Iterator[tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    args, kwargs = _arguments(inputs)
-    lengths = {len(tensor) for tensor in (*args, *kwargs.values())}
-    if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(
-            f"inputs must be tensors with the same number of data N > 0 first, got lengths "
-            f"{sorted(lengths)}"
-        )
-    for start in range(0, lengths.pop(), batch_size):
-        part = slice(start, start + batch_size)
-        yield tuple(a[part] for a in args), {name: k[part] for name, k in kwargs.items()}
 
 
 def _tensor(output: object) -> Tensor:

@@ -42,8 +42,9 @@ _CAPTIONS = {
     "pruning": (
         "Pruning",
         "The error as the weights of the lowest signal-to-noise ratio are removed, without "
-        "retraining. The further the curve stays at the dashed line, the fewer weights the network "
-        "needs.",
+        "retraining; averaged over a few weight samples, so that its first row may differ "
+        "a little from the numbers above. The further the curve stays at the dashed line, the "
+        "fewer weights the network needs.",
     ),
     "snr": (
         "Signal-to-noise ratio of the weights",

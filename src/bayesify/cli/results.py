@@ -211,6 +211,14 @@ def report(
 def _opened(folder: Path) -> Run:
     run = Run.open(folder)
     use_threads(run)
+    if run.is_unfinished():
+        Console(stderr=True).print(
+            Text(
+                f"note: this run stopped before its last epoch, {run.config.epochs}; go on with: "
+                f"{run.command} --resume"
+            ),
+            soft_wrap=True,
+        )
     return run
 
 

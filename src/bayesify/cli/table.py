@@ -13,8 +13,8 @@ from bayesify.training.history import History, Row
 __all__ = ["EpochTable"]
 
 _HEADER = (
-    f"{'epoch':>9} {'loss':>8} {'nll':>8} {'KL, nats':>10} {'train %':>8} {'test %':>7} "
-    f"{'images/s':>9} {'left':>8}"
+    f"{'epoch':>9} {'loss':>8} {'nll':>8} {'KL, nats':>9} {'train err%':>10} {'test err%':>9} "
+    f"{'images/s':>8} {'left':>7}"
 )
 
 
@@ -68,9 +68,9 @@ class EpochTable:
         left = (time.monotonic() - self._started) / here * (self._epochs - epoch)
         line = (
             f"{f'{epoch}/{self._epochs}':>9} {_number(row['loss'], '8.4f')} "
-            f"{_number(row['nll'], '8.4f')} {_number(row['kl'], '10,.0f')} "
-            f"{_number(row['train_error'], '8.2f')} {_number(row['test_error'], '7.2f')} "
-            f"{_number(row['images_per_second'], '9,.0f')} {_clock(left):>8}"
+            f"{_number(row['nll'], '8.4f')} {_number(row['kl'], '9,.0f')} "
+            f"{_number(row['train_error'], '10.2f')} {_number(row['test_error'], '9.2f')} "
+            f"{_number(row['images_per_second'], '8,.0f')} {_clock(left):>7}"
         )
         self._console.print(line, highlight=False)
 

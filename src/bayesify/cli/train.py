@@ -162,6 +162,8 @@ def train(
     if hidden is not None:
         given["hidden"] = _widths(hidden)
     console = Console(stderr=True)
+    if resume and not (out / "config.json").exists():
+        console.print(Text(f"nothing to resume in {out}: starting anew"), soft_wrap=True)
     run, is_new = _prepared(dataset, out, given, data_dir, resume=resume)
     with download_bar() as progress:
         data = run.load_data(progress=progress)

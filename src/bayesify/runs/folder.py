@@ -172,6 +172,12 @@ class Run:
         except (OSError, ValueError, TypeError) as error:
             raise RunError(f"{path} cannot be read: {error}") from error
 
+    def is_unfinished(self) -> bool:
+        """Whether training is known to have stopped before its last epoch."""
+        if not (self.folder / _HISTORY).exists():
+            return False
+        return len(self.history()) < self.config.epochs
+
     def write_history(self, history: History) -> None:
         """Write ``history.csv`` anew."""
         text = io.StringIO()
@@ -225,7 +231,7 @@ def as_test_row(row: Mapping[str, float | None]) -> dict[str, float | None]:
 def _read_json(path: Path, missing: str) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(f"{missing}: there is no {path}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {error}") from error

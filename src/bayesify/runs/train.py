@@ -55,7 +55,11 @@ def train(run: Run, data: ImageData, callback: Callback) -> Trained:
             resume=True,
             callback=callback,
         )
-    notes = [str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning)]
+    notes = [
+        _on_the_command_line(str(w.message))
+        for w in caught
+        if issubclass(w.category, ConvergenceWarning)
+    ]
     if config.baseline is None and config.temperature != 1.0:
         notes.insert(
             0,
@@ -63,6 +67,13 @@ def train(run: Run, data: ImageData, callback: Callback) -> Trained:
             "not the ELBO",
         )
     return Trained(elbo.bnn, history, notes)
+
+
+def _on_the_command_line(text: str) -> str:
+    """A message of the library, with the options' names."""
+    for name in ("rho_lr_scale", "init_std"):
+        text = text.replace(name, f"--{name.replace('_', '-')}")
+    return text
 
 
 def make_elbo(bnn: BayesianModule, config: RunConfig, data: ImageData) -> ELBO:

@@ -58,8 +58,8 @@ def residual_advice(residual: float) -> str:
     """
     direction = "still growing" if residual < 0 else "still shrinking"
     return (
-        f"the posterior's standard deviations have not converged: they are {direction} "
-        f"(d free energy / d log std is {residual:+.2f} nats a weight, 0 at the optimum), so that "
+        f"the posterior's standard deviations have not converged: they are {direction}, so that "
         "uncertainty and pruning reflect where they started; train longer, raise rho_lr_scale, or "
-        "start from another init_std"
+        f"start from another init_std (d free energy / d log std is {residual:+.2f} nats a weight, "
+        "0 at the optimum)"
     )

@@ -23,7 +23,12 @@ from bayesify.training.checkpoint import (
 from bayesify.training.convergence import STD_RESIDUAL_LIMIT, ConvergenceWarning, residual_advice
 from bayesify.training.history import EpochMeter, History, is_finite
 from bayesify.training.interrupt import deferred_interrupt
-from bayesify.training.minibatches import Loader, minibatches, num_data_of
+from bayesify.training.minibatches import (
+    Loader,
+    kept_generators,
+    minibatches,
+    num_data_of,
+)
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.schedules import ScheduleFactory, constant
 
@@ -161,7 +166,8 @@ def fit(
                 total_seconds=position.seconds,
             )
             _check_parameters(elbo, epoch, path)
-            position.history.append(row | _validate(elbo, validation_loader))
+            with kept_generators():
+                position.history.append(row | _validate(elbo, validation_loader))
             position.begin_epoch(epoch + 1)
             checkpoint()
             watcher.on_epoch(position.history[-1])
@@ -188,6 +194,16 @@ def _check(
     epochs: int,
     kl_warmup_epochs: float,
 ) -> None:
+    if not isinstance(elbo, ELBO):
+        raise TypeError(
+            f"fit needs an ELBO, got {type(elbo).__name__}; write fit(ELBO(bnn, num_data=N), ...)"
+        )
+    for each in (loader, validation_loader):
+        if isinstance(each, (tuple, torch.Tensor, torch.utils.data.Dataset)):
+            raise TypeError(
+                f"a loader must bring minibatches (inputs, targets), got a {type(each).__name__}; "
+                "use bayesify.datasets.TensorLoader or torch.utils.data.DataLoader"
+            )
     for name, value in (("epochs", epochs), ("kl_warmup_epochs", kl_warmup_epochs)):
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be at least 0, got {value}")

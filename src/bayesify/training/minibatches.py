@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bayesify.module import Inputs
+from bayesify.inputs import Inputs
 from bayesify.noise import Stream, derived_seed
 
-__all__ = ["Loader", "minibatches", "num_data_of"]
+__all__ = ["Loader", "kept_generators", "minibatches", "num_data_of"]
 
 
 class Loader(Protocol):
@@ -38,7 +38,7 @@ def minibatches(
     epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
     _seed_loader(loader, epoch, epoch_seed)
     length = len(loader)
-    with _kept_generators():
+    with kept_generators():
         torch.manual_seed(epoch_seed)
         iterator = iter(loader)
         for batch in range(length):
@@ -72,6 +72,7 @@ def _seed_loader(loader: Loader, epoch: int, epoch_seed: int) -> None:
 
 
 @contextmanager
-def _kept_generators() -> Iterator[None]:
+def kept_generators() -> Iterator[None]:
+    """Put torch's global generators back as they were."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         yield
