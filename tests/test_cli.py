@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.test_resume import timeless
 
-from bayesify import load
+from bayesify import BayesianModule, load
 from bayesify.cli import main
 from bayesify.datasets import ImageData, load_images
 from bayesify.networks import mlp
@@ -123,6 +123,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def trained(whole: Whole) -> BayesianModule:
+    return load(whole.folder / "checkpoint.safetensors", mlp(784, (16,), 10))
+
+
 def contents(place: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in place.iterdir()}
 
@@ -182,6 +186,14 @@ def test_evaluating_again_gives_the_metrics(whole: Whole) -> None:
     metrics, again = read_json(whole.folder / "metrics.json"), as_json("evaluate", whole.folder)
     assert again == {name: metrics[name] for name in again}
     assert {"test", "train", "kl_nats", "num_weights"} <= again.keys()
+    bnn, data = trained(whole), cached_images("mnist", 200)
+    for part in ("test", "train"):
+        x, y = getattr(data, f"{part}_inputs"), getattr(data, f"{part}_targets")
+        wrong = bnn.predict_mean(x).mean.argmax(-1) != y
+        assert again[part]["error_mean_weights"] == pytest.approx(
+            100 * float(wrong.double().mean())
+        )
+        assert again[part]["nll"] == pytest.approx(-float(bnn.predict(x, 2).log_prob(y).mean()))
     said = bayesify("evaluate", whole.folder, "--samples", "1")
     assert said.code == 0
     assert f"{metrics['test']['error_mean_weights']:.2f}" in said.out
@@ -198,7 +210,7 @@ def test_inspecting_shows_settings_and_parameters(
     assert {row["name"]: row["shape"] for row in shown["parameters"]} == {
         "0.weight": [16, 784], "0.bias": [16], "2.weight": [10, 16], "2.bias": [10]
     }  # fmt: skip
-    bnn = load(whole.folder / "checkpoint.safetensors", mlp(784, (16,), 10))
+    bnn = trained(whole)
     weights = bnn.layout.unflatten(bnn.posterior.mean.detach())["2.weight"]
     row = shown["parameters"][2]
     assert row["mean_rms"] == pytest.approx(float(weights.square().mean().sqrt()))
@@ -282,17 +294,3 @@ def test_the_command_in_config_json_repeats_the_run(
     )
     one, two = (read_json(tmp_path / name / "config.json") for name in ("first", "second"))
     assert one["settings"] == two["settings"]
-
-
-def test_a_finished_run_is_resumed_and_reported_without_change(quick: None, tmp_path: Path) -> None:
-    place = tmp_path / "run"
-    first = as_json("train", "mnist", "--out", place, *TINY)
-    before = contents(place)
-    assert as_json("train", "mnist", "--out", place, "--resume", *TINY) == first
-    assert contents(place) == before
-    (place / "report.html").unlink()
-    (place / "pruning.json").unlink()
-    assert as_json("report", place) == {"report": str(place / "report.html")}
-    assert contents(place) == before
-    text = bayesify("report", place)
-    assert (text.code, text.out) == (0, f"report: {place / 'report.html'}\n")

@@ -102,6 +102,20 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(step: int, tmp_path: Path) -> N
     check_goes_on(place, words[1:], tmp_path / "whole")
 
 
+def test_a_finished_run_is_resumed_and_reported_without_change(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    first = as_json("train", "mnist", "--out", place, *TINY)
+    before = contents(place)
+    assert as_json("train", "mnist", "--out", place, "--resume", *TINY) == first
+    assert contents(place) == before
+    (place / "report.html").unlink()
+    (place / "pruning.json").unlink()
+    assert as_json("report", place) == {"report": str(place / "report.html")}
+    assert contents(place) == before
+    text = bayesify("report", place)
+    assert (text.code, text.out) == (0, f"report: {place / 'report.html'}\n")
+
+
 def test_divergence_is_one_line_and_not_success(tmp_path: Path) -> None:
     place = tmp_path / "run"
     said = bayesify("train", "mnist", "--out", place, *TINY, "--lr", "1e38")

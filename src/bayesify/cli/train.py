@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from bayesify.datasets import ImageData
 from bayesify.module import BayesianModule
 from bayesify.runs import ConfigError, Run, RunConfig, RunError, finish
 from bayesify.runs import train as train_run
-from bayesify.runs.estimate import fastest_threads, seconds_per_epoch, use_threads
+from bayesify.runs.estimate import seconds_per_epoch, use_threads
 from bayesify.training.history import History, Row
 
 __all__ = ["train"]
@@ -140,7 +139,7 @@ def train(
     limit: Annotated[int | None, _option("Use only the first N training images.")] = None,
     seed: Annotated[int | None, _option("Of all randomness.", _DEFAULT.seed)] = None,
     threads: Annotated[
-        int | None, _option("Processor threads.", "1, or all if measured to be faster")
+        int | None, _option("Processor threads; more pay on an idle machine.", _DEFAULT.threads)
     ] = None,
     data_dir: Annotated[str | None, _option("Look for the data only in this folder.", None)] = None,
     resume: Annotated[
@@ -169,9 +168,6 @@ def train(
         data = run.load_data(progress=progress)
     # Made before the folder is, so that what cannot be made or read leaves no trace.
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
-    if run.config.threads is None:
-        chosen = fastest_threads(bnn, run.config, data)
-        run = dataclasses.replace(run, config=dataclasses.replace(run.config, threads=chosen))
     use_threads(run)
     if is_new:
         run = Run.create(out, run.config, data_dir=data_dir)

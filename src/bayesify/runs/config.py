@@ -72,7 +72,7 @@ class RunConfig:
         batch_size: data a minibatch.
         limit: use only the first so many training data.
         seed: what all randomness is a function of.
-        threads: processor threads; None leaves the choice to a measurement.
+        threads: processor threads.
 
     Raises:
         ConfigError: a setting is out of range, or is given where it would do nothing.
@@ -113,7 +113,7 @@ class RunConfig:
     batch_size: int = 256
     limit: int | None = None
     seed: int = 0
-    threads: int | None = None
+    threads: int = 1
 
     @classmethod
     def of(cls, dataset: str, **given: Any) -> RunConfig:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from statistics import median
 
 import torch
@@ -17,30 +15,14 @@ from bayesify.runs.folder import Run
 from bayesify.runs.train import make_elbo, optimizer_factory
 from bayesify.training.optimizers import make_optimizer
 
-__all__ = ["fastest_threads", "seconds_per_epoch", "use_threads"]
+__all__ = ["seconds_per_epoch", "use_threads"]
 
 _STEPS = 8
-# Threads that wait for each other lose ten times what they gain as soon as something else runs on
-# a core. So several are taken only where they are worth it.
-_WORTH = 1.25
-
-
-def fastest_threads(bnn: BayesianModule, config: RunConfig, data: ImageData) -> int:
-    """How many threads to train with: one, or torch's own choice where that is clearly faster."""
-    most = torch.get_num_threads()
-    if most == 1:
-        return 1
-    with _threads(most):
-        several = seconds_per_epoch(bnn, config, data)
-    with _threads(1):
-        one = seconds_per_epoch(bnn, config, data)
-    return most if several * _WORTH < one else 1
 
 
 def use_threads(run: Run) -> None:
     """Compute with as many threads as the run does: their number may change the last bits."""
-    if run.config.threads is not None:
-        torch.set_num_threads(run.config.threads)
+    torch.set_num_threads(run.config.threads)
 
 
 def seconds_per_epoch(bnn: BayesianModule, config: RunConfig, data: ImageData) -> float:
@@ -59,13 +41,3 @@ def seconds_per_epoch(bnn: BayesianModule, config: RunConfig, data: ImageData) -
         times.append(time.perf_counter() - started)
     # The first steps pay for memory and threads.
     return median(times[2:]) * -(-len(data.train_targets) // config.batch_size)
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
