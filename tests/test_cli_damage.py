@@ -203,6 +203,8 @@ def test_a_damaged_config_is_refused(
     [
         ("metrics.json", None, "holds no finished run: there is no"),
         ("metrics.json", "[]", "metrics.json cannot be read"),
+        ("metrics.json", '{"test": 3, "train": {}}', "metrics.json cannot be read"),
+        ("metrics.json", '{"test": {}}', "metrics.json cannot be read"),
         ("history.csv", None, "history.csv cannot be read"),
         ("history.csv", "epoch,loss\n1,abc\n", "history.csv cannot be read"),
         ("history.csv", "epoch,loss\n1,2,3\n", "history.csv cannot be read"),

@@ -193,7 +193,11 @@ class Run:
         Raises:
             RunError: training is not finished, or the file cannot be read.
         """
-        return _read_json(self.folder / _METRICS, f"{self.folder} holds no finished run")
+        path = self.folder / _METRICS
+        document = _read_json(path, f"{self.folder} holds no finished run")
+        if not all(isinstance(document.get(part), dict) for part in ("test", "train")):
+            raise RunError(f"{path} cannot be read: it must hold an object test and one train")
+        return document
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write ``metrics.json`` anew."""
