@@ -27,12 +27,14 @@ from bayesify import (
     Posterior,
     Prior,
     ScaleMixture,
+    StudentT,
 )
 
 PRIORS: dict[str, Prior] = {
     "gaussian": Gaussian(std=0.7),
     "laplace": Laplace(scale=0.6),
     "scale-mixture": ScaleMixture(pi=0.6, std1=1.2, std2=0.05),
+    "student-t": StudentT(df=4.0, scale=0.5),
 }
 POSTERIORS: dict[str, type[Posterior]] = {"mean-field": MeanFieldGaussian, "delta": Delta}
 LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {

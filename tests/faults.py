@@ -5,15 +5,21 @@ A check that passes on the library and on one of these proves nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from bayesify import divergence
+from bayesify import closed_forms, divergence, noise
 from bayesify.elbo import ELBO, ELBOTerms
+from bayesify.noise import NoiseSource
+from bayesify.perturbations import Flipout, LocalReparameterization, Treatment, flipout, local
+from bayesify.perturbations.operations import LinearCall
+from bayesify.perturbations.perexample import Part, Pass
 from bayesify.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.priors import Gaussian
 
@@ -133,7 +139,7 @@ def closed_form_without_mean(patch: pytest.MonkeyPatch) -> None:
     """The Gaussian KL without mean^2 / (2 std^2)."""
 
     def wrong(q: MeanFieldGaussian, p: Gaussian) -> Tensor:
-        right = divergence._gaussian_gaussian(q, p)
+        right = closed_forms.gaussian_gaussian(q, p)
         return right - q.mean.square() / (2.0 * p.std**2)
 
     patch.setitem(divergence._CLOSED_FORMS, (MeanFieldGaussian, Gaussian), wrong)
@@ -144,3 +150,166 @@ each_objective_fault = pytest.mark.parametrize(
     [kl_halved, kl_not_divided, wider_draws, variance_for_std, closed_form_without_mean],
     ids=lambda fault: fault.__name__,
 )
+
+
+def _with_moments(patch: pytest.MonkeyPatch, wrong: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    """Local reparametrisation with ``wrong(right, call, weight, bias)`` as its moments."""
+    right = local.output_moments
+    patch.setattr(local, "output_moments", lambda *args: wrong(right, *args))
+
+
+def _with_std(part: Part | None, change: Callable[[Tensor], Tensor | None]) -> Part | None:
+    if part is None or part.std is None:
+        return part
+    return dataclasses.replace(part, std=change(part.std))
+
+
+def local_std_for_variance(patch: pytest.MonkeyPatch) -> None:
+    """Outputs of variance sum of x^2 std in the place of x^2 std^2."""
+    _with_moments(
+        patch,
+        lambda right, call, weight, bias: right(
+            call, _with_std(weight, torch.sqrt), _with_std(bias, torch.sqrt)
+        ),
+    )
+
+
+def local_bias_without_variance(patch: pytest.MonkeyPatch) -> None:
+    """The bias's variance is forgotten."""
+    _with_moments(
+        patch,
+        lambda right, call, weight, bias: right(call, weight, _with_std(bias, lambda _: None)),
+    )
+
+
+def local_variance_of_raw_inputs(patch: pytest.MonkeyPatch) -> None:
+    """|x| std^2 in the place of x^2 std^2."""
+
+    def wrong(
+        right: Callable[..., Any], call: LinearCall, *parts: Part | None
+    ) -> tuple[Tensor, Tensor]:
+        roots = dataclasses.replace(call, inputs=call.inputs.abs().sqrt())
+        return right(call, *parts)[0], right(roots, *parts)[1]
+
+    _with_moments(patch, wrong)
+
+
+def local_half_the_variance(patch: pytest.MonkeyPatch) -> None:
+    """The variance halved."""
+
+    def wrong(right: Callable[..., Any], *args: object) -> tuple[Tensor, Tensor]:
+        mean, variance = right(*args)
+        return mean, 0.5 * variance
+
+    _with_moments(patch, wrong)
+
+
+def local_std_outside_the_graph(patch: pytest.MonkeyPatch) -> None:
+    """The gradient of the outputs' noise does not reach rho."""
+    _with_moments(
+        patch,
+        lambda right, call, weight, bias: right(
+            call, _with_std(weight, torch.Tensor.detach), _with_std(bias, torch.Tensor.detach)
+        ),
+    )
+
+
+def local_inputs_outside_the_graph(patch: pytest.MonkeyPatch) -> None:
+    """The gradient of the outputs' variance does not reach the layers below."""
+
+    def wrong(
+        right: Callable[..., Any], call: LinearCall, *parts: Part | None
+    ) -> tuple[Tensor, Tensor]:
+        cut = dataclasses.replace(call, inputs=call.inputs.detach())
+        return right(call, *parts)[0], right(cut, *parts)[1]
+
+    _with_moments(patch, wrong)
+
+
+def local_one_noise_for_all_data(patch: pytest.MonkeyPatch) -> None:
+    """All rows of an output get the noise of the first."""
+    right = NoiseSource.normals
+
+    def wrong(self: NoiseSource, shape: Sequence[int], *args: Any) -> Tensor:
+        return right(self, shape, *args)[:1].expand(tuple(shape))
+
+    patch.setattr(NoiseSource, "normals", wrong)
+
+
+def local_at_every_use(patch: pytest.MonkeyPatch) -> None:
+    """Fresh noise at each use of a weight that is used several times."""
+    patch.setattr(
+        LocalReparameterization, "treatment", lambda *_: Treatment("exact", "as if used once")
+    )
+
+
+def flipout_fresh_signs(patch: pytest.MonkeyPatch) -> None:
+    """Fresh signs at each use of a weight."""
+    right = flipout._signs
+
+    def wrong(part: Part, axis: int, shape: tuple[int, int], this: Pass) -> Tensor:
+        this.drawn.pop(f"{part.name} axis {axis}", None)
+        return right(part, axis, shape, this)
+
+    patch.setattr(flipout, "_signs", wrong)
+
+
+def flipout_signs_at_each_position(patch: pytest.MonkeyPatch) -> None:
+    """Fresh signs at each position that a datum meets the weight in."""
+    right = Flipout.perturbed
+
+    def wrong(
+        self: Flipout, call: LinearCall, weight: Part, bias: Part | None, this: Pass
+    ) -> Tensor:
+        right(self, call, weight, bias, this)
+        mean = call.apply(call.inputs, weight.mean, None if bias is None else bias.mean)
+        noise = this.drawn[f"{weight.name} noise"]
+        signs = [
+            this.noise.signs(x.shape, noise.dtype, noise.device) for x in (call.inputs, mean, mean)
+        ]
+        outputs = mean + signs[1] * call.apply(signs[0] * call.inputs, noise, None)
+        if bias is not None:
+            outputs = outputs + signs[2] * call.channel_view(this.drawn[f"{bias.name} noise"])
+        return outputs
+
+    patch.setattr(Flipout, "perturbed", wrong)
+
+
+def flipout_one_sign_for_all_data(patch: pytest.MonkeyPatch) -> None:
+    """All data share the signs of the first."""
+    right = flipout._signs
+    patch.setattr(flipout, "_signs", lambda *args: right(*args)[:1].expand(args[2]))
+
+
+def flipout_without_input_signs(patch: pytest.MonkeyPatch) -> None:
+    """Signs of the weight's first axis only."""
+    right = flipout._signs
+
+    def wrong(part: Part, axis: int, shape: tuple[int, int], this: Pass) -> Tensor:
+        signs = right(part, axis, shape, this)
+        return signs.abs() if axis == 1 else signs
+
+    patch.setattr(flipout, "_signs", wrong)
+
+
+def flipout_std_outside_the_graph(patch: pytest.MonkeyPatch) -> None:
+    """The gradient of the perturbation does not reach rho."""
+    right = flipout._perturbation
+    patch.setattr(flipout, "_perturbation", lambda *args: right(*args).detach())
+
+
+def weaker_noise(patch: pytest.MonkeyPatch) -> None:
+    """All normals x 0.8."""
+    right = noise._fill
+
+    def wrong(vector: Tensor, kind: str, key: tuple[int, ...]) -> Tensor:
+        return right(vector, kind, key).mul_(0.8 if kind == "normal" else 1.0)
+
+    patch.setattr(noise, "_fill", wrong)
+
+
+def flipout_of_absolute_noise(patch: pytest.MonkeyPatch) -> None:
+    """|noise| in the place of noise, and no signs: a shift upwards."""
+    right = flipout._perturbation
+    patch.setattr(flipout, "_perturbation", lambda *args: right(*args).abs())
+    patch.setattr(flipout, "_signs", lambda *args: args[0].mean.new_ones(args[2]))

@@ -22,12 +22,18 @@ ROOT = "bayesify"
 #: From top to bottom: a module imports from those above it only. "bayesify" is ``__init__.py``,
 #: the public names; a package counts as one layer.
 LAYERS = (
+    "eligible",
     "layout",
+    "stateless",
     "noise",
     "posteriors",
+    "pretrained",
     "priors",
+    "groups",
+    "closed_forms",
     "divergence",
     "perturbations",
+    "coverage",
     "predictive",
     "likelihoods",
     "inputs",

@@ -69,7 +69,7 @@ BAD_OPTIONS = {
     "--prior ''": "prior must be one of",
     "--prior-std 0": "prior-std must be",
     "--prior-std 1e200": "std must lie between 1e-15 and 1e15, got 1e+200",
-    "--pi 2": "pi would do nothing here (baseline none, prior gaussian",
+    "--pi 2": "pi would do nothing here (net mlp, baseline none, prior gaussian",
     "--prior scale-mixture --pi 2": "pi must lie strictly between 0 and 1, got 2.0",
     "--prior scale-mixture --prior-std 1": "prior-std would do nothing here",
     "--prior scale-mixture --pi nan": "pi must lie strictly between 0 and 1, got nan",

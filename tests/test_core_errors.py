@@ -182,8 +182,8 @@ PREDICTIVE: list[Row] = [
     ),
 ]
 MODULE: list[Row] = [
-    (lambda: BayesianModule("net"), TypeError, "net must be a Module, got 'net'"),
-    (lambda: BayesianModule(nn.Linear), TypeError, "net must be a Module, got <class"),
+    (lambda: BayesianModule("net"), TypeError, "net must be an nn.Module, got 'net'"),
+    (lambda: BayesianModule(nn.Linear), TypeError, "net must be an nn.Module, got <class"),
     (lambda: bnn(likelihood="gaussian"), TypeError, "likelihood must be a .*got 'gaussian'"),
     (lambda: bnn(likelihood=GaussianLikelihood), TypeError, "likelihood must be a .*got <class"),
     (lambda: bnn(prior=1.0), TypeError, "prior must be a .*Prior.*, got 1.0"),

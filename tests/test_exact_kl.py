@@ -20,6 +20,7 @@ from bayesify import (
     MeanFieldGaussian,
     Prior,
     ScaleMixture,
+    closed_forms,
     divergence,
     kl_divergence,
     prune,
@@ -157,7 +158,7 @@ def test_auto_takes_the_closed_form_where_there_is_one() -> None:
         assert not torch.equal(got, kl_divergence(q, prior, draw, method="monte-carlo")) or (
             expected == "monte-carlo"
         )
-    assert [has_closed_form(q, p) for p in PRIORS.values()] == [True, True, False]
+    assert [has_closed_form(q, p) for p in PRIORS.values()] == [True, True, False, False]
 
 
 class TiedTwice(nn.Module):
@@ -233,15 +234,65 @@ def test_the_posteriors_density_is_the_gaussian() -> None:
     assert torch.allclose(q.log_prob(draw.weights), q.log_prob_of(draw), rtol=1e-11)
 
 
+def check_normalised(prior: Prior) -> None:
+    """The integral of the density is 1; a sum over scales from far below its width to far above."""
+    widths = [getattr(prior, name, None) for name in ("std", "scale", "std1", "std2")]
+    narrow, wide = (choose(w for w in widths if w is not None) for choose in (min, max))
+    # Of a density with tails w^-(df + 1), 1e-13 lies beyond 1e13^(1 / df).
+    reach = 60.0 * max(1.0, 1e13 ** (1.0 / getattr(prior, "df", math.inf)))
+    edges = [0.0, *np.geomspace(narrow / 10.0, wide * reach, 60)]
+    half = math.fsum(
+        integrate.fixed_quad(
+            lambda w: prior.log_prob(torch.from_numpy(w)).exp().numpy(), low, high, n=40
+        )[0]
+        for low, high in itertools.pairwise(edges)
+    )
+    assert 2.0 * half == pytest.approx(1.0, rel=1e-11), prior
+
+
 def test_priors_are_normalised_densities() -> None:
     for prior in (*PRIORS.values(), ScaleMixture(), Gaussian(), Laplace()):
-        spread = 60.0 * max(getattr(prior, name, 0.0) for name in ("std", "scale", "std1"))
-        narrow = min(getattr(prior, name, spread) for name in ("std", "scale", "std2"))
-        edges = [0.0, *np.geomspace(narrow / 10.0, spread, 40)]
-        half = math.fsum(
-            integrate.fixed_quad(
-                lambda w, p=prior: p.log_prob(torch.from_numpy(w)).exp().numpy(), low, high, n=30
-            )[0]
-            for low, high in itertools.pairwise(edges)
-        )
-        assert 2.0 * half == pytest.approx(1.0, rel=1e-12), prior
+        check_normalised(prior)
+
+
+def check_second_derivatives(prior: Prior) -> None:
+    """Finite differences of the gradient, in float64."""
+
+    def kl(mean: Tensor, rho: Tensor) -> Tensor:
+        q = MeanFieldGaussian(torch.zeros(5, dtype=torch.float64), std=1.0)
+        del q.mean, q.rho
+        q.mean, q.rho = mean, rho
+        return closed(q, prior)
+
+    mean = torch.tensor([0.0, 1e-3, -0.3, 0.7, 4.0], dtype=torch.float64, requires_grad=True)
+    rho = torch.tensor([-1.5, 0.2, -3.0, 2.0, 1.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(kl, (mean, rho), raise_exception=False)
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_second_derivatives_are_right(name: str) -> None:
+    check_second_derivatives(PRIORS[name])
+
+
+def test_slopes_cut_from_the_graph_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = closed_forms._magnitude_slopes
+    monkeypatch.setattr(
+        closed_forms, "_magnitude_slopes", lambda *a: tuple(t.detach() for t in right(*a))
+    )
+    with pytest.raises(AssertionError):
+        check_second_derivatives(PRIORS["laplace"])
+
+
+@pytest.mark.parametrize("std", [1e-30, 1e-20, 1e-3])
+def test_slopes_of_the_laplace_kl_are_stable_in_float32(std: float) -> None:
+    q = MeanFieldGaussian(torch.tensor([0.0, std, -1.0, 1e10, -1e-25]), std)
+    exact = MeanFieldGaussian(q.mean.detach().double(), 1.0)
+    with torch.no_grad():
+        exact.rho.copy_(q.rho)
+    for posterior in (q, exact):
+        closed(posterior, Laplace(0.6)).backward()
+    assert torch.allclose(q.mean.grad.double(), exact.mean.grad, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(q.rho.grad.double(), exact.rho.grad, rtol=1e-5)
+    first = torch.autograd.grad(closed(q, Laplace(0.6)), [q.mean, q.rho], create_graph=True)
+    second = torch.autograd.grad(torch.cat(first).sum(), [q.mean, q.rho])
+    assert bool(torch.cat(second).isfinite().all())

@@ -28,9 +28,9 @@ from bayesify import (
     Likelihood,
     MeanFieldGaussian,
     Prior,
-    ScaleMixture,
     kl_divergence,
 )
+from bayesify.divergence import has_closed_form
 from bayesify.noise import NoiseKey, Stream
 from bayesify.posteriors import WeightDraw
 
@@ -67,9 +67,9 @@ COPIES = 100_000
 
 
 def exact_kl(mean: float, std: float, prior: Prior) -> float:
-    """KL of one weight: the closed form, or quadrature for the mixture."""
-    if not isinstance(prior, ScaleMixture):
-        q = MeanFieldGaussian(torch.tensor([mean], dtype=torch.float64), std)
+    """KL of one weight: the closed form, or quadrature where there is none."""
+    q = MeanFieldGaussian(torch.tensor([mean], dtype=torch.float64), std)
+    if has_closed_form(q, prior):
         return kl_divergence(q, prior, method="closed").item()
 
     def integrand(w: np.ndarray) -> np.ndarray:

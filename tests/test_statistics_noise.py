@@ -12,10 +12,12 @@ from scipy import stats
 from torch import Tensor
 
 from bayesify import noise
-from bayesify.noise import NoiseKey, Stream, derived_seed
+from bayesify.noise import NoiseKey, NoiseSource, Stream, derived_seed
 
 FALSE_ALARM = 1e-3
-KNOWN_SEEDS = (500728257574314361, 4199603870102200700)
+# As of version 0.1, before there were places: place 0 has kept them.
+KNOWN_SEEDS = (500728257574314361, 4199603870102200700, 3273234263597489165)
+KNOWN_LAST_OF_700 = (0.20558722518835304, 0.35421095226685595, 0.23997431059938035)
 KNOWN_NORMALS = (
     (0.02800467153498977, 0.050021279946526144, -2.156317242491026),
     (-1.5032367988020792, -0.40649845328772066, 1.0550361621228264),
@@ -79,8 +81,13 @@ KEYS = [
 
 
 def check_no_overlap(count: int = 12) -> None:
-    """No two keys or samples share a number, at any place."""
-    values = torch.cat([key.normals(range(3), count, dtype=torch.float64) for key in KEYS])
+    """No two keys, samples or places share a number, wherever it stands in its vector."""
+    whole = [key.normals(range(3), count, dtype=torch.float64) for key in KEYS]
+    pieces = [
+        torch.stack([source.normals((count,), torch.float64, "cpu") for _ in range(2)])
+        for source in (NoiseSource(key, sample) for key in KEYS for sample in range(2))
+    ]
+    values = torch.cat([*whole, *pieces])
     assert values.unique().numel() == values.numel(), "two draws are equal"
     assert values.abs().unique().numel() == values.numel(), "two draws are mirrored"
 
@@ -89,22 +96,25 @@ def test_no_two_keys_share_a_number() -> None:
     check_no_overlap()
 
 
-def _digest_without(name: str) -> object:
+KEY_PARTS = ("seed", "stream", "step", "sample", "place")
+
+
+def digest_without(name: str) -> object:
     right = noise._digest
 
-    def wrong(num_bytes: int, seed: int, stream: Stream, step: int, sample: int) -> bytes:
-        parts = {"seed": seed, "stream": stream, "step": step, "sample": sample}
+    def wrong(num_bytes: int, key: tuple[int, ...]) -> bytes:
+        parts = dict(zip(KEY_PARTS, key, strict=True))
         parts[name] = Stream.TRAINING if name == "stream" else 0
-        return right(num_bytes, *parts.values())
+        return right(num_bytes, tuple(parts.values()))
 
     return wrong
 
 
-@pytest.mark.parametrize("name", ["seed", "stream", "step", "sample"])
+@pytest.mark.parametrize("name", KEY_PARTS)
 def test_noise_that_ignores_part_of_its_key_is_rejected(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noise, "_digest", _digest_without(name))
+    monkeypatch.setattr(noise, "_digest", digest_without(name))
     with pytest.raises(AssertionError, match="two draws are equal"):
         check_no_overlap()
 
@@ -112,7 +122,7 @@ def test_noise_that_ignores_part_of_its_key_is_rejected(
 def test_steps_kept_to_32_bits_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     right = noise._digest
     monkeypatch.setattr(
-        noise, "_digest", lambda n, seed, stream, step, s: right(n, seed, stream, step % 2**32, s)
+        noise, "_digest", lambda n, key: right(n, (*key[:2], key[2] % 2**32, *key[3:]))
     )
     with pytest.raises(AssertionError, match="two draws are equal"):
         check_no_overlap()
@@ -169,21 +179,25 @@ def test_the_global_generator_is_left_alone() -> None:
     assert (np.random.get_state()[1] == numpy_before).all()  # noqa: NPY002
 
 
-def check_mersenne_twister(key: tuple[int, Stream, int, int]) -> None:
+def check_mersenne_twister(key: tuple[int, Stream, int, int, int]) -> None:
     """torch's generator in our state goes on as numpy's Mersenne Twister of the same words."""
-    words = np.frombuffer(noise._digest(4 * 624, *key), dtype="<u4").copy()
+    words = np.frombuffer(noise._digest(4 * 624, key), dtype="<u4").copy()
     reference = np.random.MT19937()
     state = reference.state
     state["state"] = {"key": words, "pos": 624}
     reference.state = state
     raw = torch.empty(2000, dtype=torch.int32)
-    raw.random_(generator=noise._generator(torch.device("cpu"), *key))
+    raw.random_(generator=noise._generator(torch.device("cpu"), key))
     expected = reference.random_raw(2000) & 0x7FFFFFFF
     assert (raw.numpy() == expected).all(), "torch does not hold the words that were given to it"
 
 
-@pytest.mark.parametrize("key", [(0, Stream.TRAINING, 0, 0), (-(2**90), Stream.CALL, 2**50, 9)])
-def test_the_state_of_the_mersenne_twister_is_filled(key: tuple[int, Stream, int, int]) -> None:
+@pytest.mark.parametrize(
+    "key", [(0, Stream.TRAINING, 0, 0, 0), (-(2**90), Stream.CALL, 2**50, 9, 4)]
+)
+def test_the_state_of_the_mersenne_twister_is_filled(
+    key: tuple[int, Stream, int, int, int],
+) -> None:
     check_mersenne_twister(key)
 
 
@@ -193,13 +207,20 @@ def test_another_layout_of_the_generators_state_is_caught(
 ) -> None:
     monkeypatch.setattr(noise, "_MT_HEADER_BYTES", header)
     with pytest.raises((AssertionError, RuntimeError)):
-        check_mersenne_twister((0, Stream.TRAINING, 0, 0))
+        check_mersenne_twister((0, Stream.TRAINING, 0, 0, 0))
 
 
 def test_known_answers() -> None:
     """What old checkpoints resume with: a change here breaks them."""
     assert derived_seed(0, Stream.SHUFFLE, 1) == KNOWN_SEEDS[0]
     assert derived_seed(-5, Stream.INITIALIZATION, 2**40, 3) == KNOWN_SEEDS[1]
+    assert derived_seed(2**100, Stream.CALL, 2**33, 7) == KNOWN_SEEDS[2]
+    key = NoiseKey(-(2**70), Stream.PREDICTION, 2**33)
+    for row in (
+        key.normals(range(4, 5), 700, dtype=torch.float64)[0],
+        key.numbers("normal", 4, 0, 700, torch.float64, "cpu"),
+    ):
+        assert row[-3:].tolist() == pytest.approx(KNOWN_LAST_OF_700, rel=1e-12)
     got = NoiseKey(1, Stream.TRAINING, 2).normals(range(2), 3, dtype=torch.float64)
     assert torch.allclose(got, torch.tensor(KNOWN_NORMALS, dtype=torch.float64), atol=1e-12)
     assert [int(stream) for stream in Stream][:5] == [0, 1, 2, 3, 4]

@@ -6,13 +6,20 @@ Networks, ICML 2015) as a training method rather than an architecture.
 
 from bayesify.divergence import kl_divergence
 from bayesify.elbo import ELBO, ELBOTerms
+from bayesify.groups import ByGroup, EmpiricalGaussian
 from bayesify.layout import ParameterLayout
 from bayesify.likelihoods import CategoricalLikelihood, GaussianLikelihood, Likelihood
 from bayesify.module import BayesianModule
-from bayesify.perturbations import Perturbation, WeightSampling
+from bayesify.perturbations import (
+    Flipout,
+    LocalReparameterization,
+    Perturbation,
+    WeightSampling,
+)
 from bayesify.posteriors import Delta, MeanFieldGaussian, Posterior
 from bayesify.predictive import Predictive
-from bayesify.priors import Gaussian, Laplace, Prior, ScaleMixture
+from bayesify.pretrained import RelativeStd, last_layer
+from bayesify.priors import Gaussian, Laplace, Prior, ScaleMixture, StudentT
 from bayesify.pruning import prune, snr
 from bayesify.saving import load, save
 from bayesify.training import fit
@@ -22,23 +29,30 @@ __version__ = "0.1.0"
 __all__ = [
     "ELBO",
     "BayesianModule",
+    "ByGroup",
     "CategoricalLikelihood",
     "Delta",
     "ELBOTerms",
+    "EmpiricalGaussian",
+    "Flipout",
     "Gaussian",
     "GaussianLikelihood",
     "Laplace",
     "Likelihood",
+    "LocalReparameterization",
     "MeanFieldGaussian",
     "ParameterLayout",
     "Perturbation",
     "Posterior",
     "Predictive",
     "Prior",
+    "RelativeStd",
     "ScaleMixture",
+    "StudentT",
     "WeightSampling",
     "fit",
     "kl_divergence",
+    "last_layer",
     "load",
     "prune",
     "save",

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from bayesify.posteriors import (
-    MeanFieldGaussian,
-    Posterior,
-    WeightDraw,
-    log_of_softplus,
-    softplus,
-    softplus_ratio,
-)
-from bayesify.priors import Gaussian, Laplace, Prior
+from bayesify.closed_forms import gaussian_empirical, gaussian_gaussian, gaussian_laplace
+from bayesify.groups import ByGroup, EmpiricalGaussian
+from bayesify.posteriors import MeanFieldGaussian, Posterior, WeightDraw, log_softplus, softplus
+from bayesify.priors import Blocks, Gaussian, Laplace, Prior
 
 __all__ = [
     "KLMethod",
@@ -32,57 +28,78 @@ KLWeighting = Literal["uniform", "geometric"]
 
 
 def kl_divergence(
-    q: Posterior, p: Prior, draw: WeightDraw | None = None, *, method: KLMethod = "auto"
+    q: Posterior,
+    p: Prior,
+    draw: WeightDraw | None = None,
+    *,
+    method: KLMethod = "auto",
+    prior_mean: Tensor | None = None,
 ) -> Tensor:
     """KL(q || p) = E_q[log q(w) - log p(w)], in nats, summed over the weights that are not pruned.
 
     Args:
         q: the posterior over D weights.
-        p: the prior of each.
+        p: the prior of each; one that names parameters, as ``p.for_layout(bnn.layout)``.
         draw: weights drawn from q, which a Monte Carlo estimate averages over.
         method: ``"closed"`` for the closed form, ``"monte-carlo"`` for the estimate over ``draw``
-            (Blundell et al. 2015, eq. 2), ``"auto"`` for the closed form where there is one.
+            (Blundell et al. 2015, eq. 2), ``"auto"`` for the closed form where there is one. Each
+            of several blocks of weights has its own.
+        prior_mean: where the prior is centred, shape (D,): the density of a weight is then
+            p(w - prior_mean), as about a pretrained network (Krishnan et al. 2020, MOPED). None
+            stands for zeros.
 
     Returns:
         A scalar, differentiable in the parameters of q.
 
     Raises:
         ValueError: ``method`` is unknown, asks for a closed form that does not exist, or needs a
-            draw that was not given.
+            draw that was not given; p or ``prior_mean`` is for another number of weights.
+        TypeError: p still names parameters; or it learns from the spread of a q that has none.
 
     Example:
         >>> q = MeanFieldGaussian(torch.zeros(10), std=1.0)
         >>> kl_divergence(q, Gaussian(std=1.0)).item()
         0.0
+        >>> kl_divergence(q, Gaussian(std=1.0), prior_mean=torch.ones(10)).item()
+        5.0
     """
     if method not in ("auto", "closed", "monte-carlo"):
         raise ValueError(f'kl method must be "auto", "closed" or "monte-carlo", got {method!r}')
-    closed = _CLOSED_FORMS.get((type(q), type(p)))
-    if method == "closed" and closed is None:
+    forms = _forms(q, p)
+    if method == "monte-carlo":
+        forms = [None] * len(forms)
+    for prior, form in zip(_priors(p), forms, strict=True):
+        name = f"KL({type(q).__name__} || {type(prior).__name__})"
+        if form is None and method == "closed":
+            raise ValueError(f'{name} has no closed form here; use method="auto" or "monte-carlo"')
+        if form is None and draw is None:
+            raise ValueError(
+                f"{name} is estimated by Monte Carlo and needs draw=q.draw(noise) with noise of "
+                "shape (S, D)"
+            )
+    if prior_mean is not None and prior_mean.shape != q.mean.shape:
         raise ValueError(
-            f"KL({type(q).__name__} || {type(p).__name__}) has no closed form here; use "
-            'method="auto" or "monte-carlo"'
+            f"prior_mean must hold one number for each weight, shape {tuple(q.mean.shape)}, got "
+            f"shape {tuple(prior_mean.shape)}"
         )
-    if closed is not None and method != "monte-carlo":
-        return _total(q, closed(q, p))
-    if draw is None:
-        raise ValueError(
-            f"KL({type(q).__name__} || {type(p).__name__}) is estimated by Monte Carlo and needs "
-            "draw=q.draw(noise) with noise of shape (S, D)"
-        )
-    difference = q.log_prob_of(draw) - p.log_prob(draw.weights)
-    return _total(q, difference) / draw.weights.shape[0]
+    terms = _exact_terms(q, p, forms, prior_mean)
+    if draw is not None and None in forms:
+        terms += _estimated_terms(q, p, forms, prior_mean, draw)
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
 
 
 def has_closed_form(q: Posterior, p: Prior) -> bool:
     """Whether ``method="auto"`` needs no draw.
+
+    Raises:
+        TypeError: p still names parameters.
 
     Example:
         >>> from bayesify.priors import ScaleMixture
         >>> has_closed_form(MeanFieldGaussian(torch.zeros(1), std=1.0), ScaleMixture())
         False
     """
-    return (type(q), type(p)) in _CLOSED_FORMS
+    return None not in _forms(q, p)
 
 
 def minibatch_weight(
@@ -129,62 +146,126 @@ def minibatch_weight(
     return share * num_data / batch_size
 
 
-def _total(q: Posterior, per_weight: Tensor) -> Tensor:
-    if q.kept is not None:
-        per_weight = torch.where(q.kept, per_weight, 0.0)
+class _Part(NamedTuple):
+    """What a closed form reads of a ``MeanFieldGaussian``: weights about their prior's mean."""
+
+    mean: Tensor
+    rho: Tensor
+    kept: Tensor | None
+
+    @property
+    def full_std(self) -> Tensor:
+        return softplus(self.rho)
+
+    @property
+    def log_std(self) -> Tensor:
+        return log_softplus(self.rho)
+
+
+_ClosedForm = Callable[[Any, Any], Tensor]
+
+
+def _priors(p: Prior) -> tuple[Prior, ...]:
+    if isinstance(p, ByGroup) or (isinstance(p, EmpiricalGaussian) and p.per_parameter):
+        raise TypeError(
+            f"a {type(p).__name__} prior must know which parameter each weight belongs to; give "
+            "prior.for_layout(bnn.layout)"
+        )
+    return p.priors if isinstance(p, Blocks) else (p,)
+
+
+def _forms(q: Posterior, p: Prior) -> list[_ClosedForm | None]:
+    """For each prior the closed form of its KL, if there is one."""
+    return [_CLOSED_FORMS.get((type(q), type(prior))) for prior in _priors(p)]
+
+
+def _cut(p: Prior, vector: Tensor) -> Sequence[Tensor]:
+    """For each prior its part of the last axis of a vector, shape (..., D)."""
+    return p.parts(vector) if isinstance(p, Blocks) else (vector,)
+
+
+def _centred(q: Posterior, prior_mean: Tensor | None) -> Tensor:
+    return q.mean if prior_mean is None else q.mean - prior_mean
+
+
+def _cut_kept(q: Posterior, p: Prior) -> Sequence[Tensor | None]:
+    return [None] * len(_priors(p)) if q.kept is None else _cut(p, q.kept)
+
+
+def _exact_terms(
+    q: Posterior, p: Prior, forms: Sequence[_ClosedForm | None], prior_mean: Tensor | None
+) -> list[Tensor]:
+    """The KLs of the priors that have a closed form, summed over the weights of each."""
+    if all(form is None for form in forms):
+        return []
+    parts: Sequence[Any] = (q,)
+    if isinstance(p, Blocks) or prior_mean is not None:
+        rho = cast("MeanFieldGaussian", q).rho  # the only posterior with closed forms
+        pieces = zip(_cut(p, _centred(q, prior_mean)), _cut(p, rho), _cut_kept(q, p), strict=True)
+        parts = [_Part(*piece) for piece in pieces]
+    return [
+        _total(part.kept, form(part, prior))
+        for part, form, prior in zip(parts, forms, _priors(p), strict=True)
+        if form is not None
+    ]
+
+
+def _estimated_terms(
+    q: Posterior,
+    p: Prior,
+    forms: Sequence[_ClosedForm | None],
+    prior_mean: Tensor | None,
+    draw: WeightDraw,
+) -> list[Tensor]:
+    """The KLs of the other priors, as averages over a draw."""
+    weights = draw.weights if prior_mean is None else draw.weights - prior_mean
+    pieces = zip(
+        forms,
+        _log_densities(q, p, forms, prior_mean),
+        _cut(p, q.log_prob_of(draw)),
+        _cut(p, weights),
+        _cut_kept(q, p),
+        strict=True,
+    )
+    return [
+        _total(kept, log_q - log_prior(part)) / draw.weights.shape[0]
+        for form, log_prior, log_q, part, kept in pieces
+        if form is None
+    ]
+
+
+def _log_densities(
+    q: Posterior, p: Prior, forms: Sequence[_ClosedForm | None], prior_mean: Tensor | None
+) -> list[Callable[[Tensor], Tensor]]:
+    """The log density of each prior; of one that learns its std, with the std that q gives it."""
+    densities: list[Callable[[Tensor], Tensor]] = [prior.log_prob for prior in _priors(p)]
+    learning = {
+        number: prior
+        for number, (form, prior) in enumerate(zip(forms, _priors(p), strict=True))
+        if form is None and isinstance(prior, EmpiricalGaussian)
+    }
+    if learning:
+        stds = _cut(p, q.std)
+        means, kept = _cut(p, _centred(q, prior_mean)), _cut_kept(q, p)
+        for i, prior in learning.items():
+            std = prior.std_of(means[i], stds[i], kept[i]).detach()
+            densities[i] = partial(_log_gaussian, std=std)
+    return densities
+
+
+def _log_gaussian(weights: Tensor, std: Tensor) -> Tensor:
+    return -0.5 * (weights / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
+
+
+def _total(kept: Tensor | None, per_weight: Tensor) -> Tensor:
+    if kept is not None:
+        per_weight = torch.where(kept, per_weight, 0.0)
     # In float32 at least: the sum over a network overflows half precision.
     return per_weight.sum(dtype=torch.promote_types(per_weight.dtype, torch.float32))
 
 
-def _gaussian_gaussian(q: MeanFieldGaussian, p: Gaussian) -> Tensor:
-    value: Tensor = _GaussianGaussian.apply(q.mean, q.rho, p.std)  # type: ignore[no-untyped-call]
-    return value
-
-
-class _GaussianGaussian(torch.autograd.Function):
-    """log(s / std) + (std^2 + mean^2) / (2 s^2) - 1/2 for a prior of standard deviation s.
-
-    With a backward of its own: less than half the passes over D numbers that autograd would take.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(mean: Tensor, rho: Tensor, prior_std: float) -> Tensor:
-        std = softplus(rho)
-        squares = torch.addcmul(std.square(), mean, mean).mul_(0.5 / prior_std**2)
-        return squares.sub_(log_of_softplus(std, rho)).add_(math.log(prior_std) - 0.5)
-
-    @staticmethod
-    def setup_context(
-        ctx: Any,
-        inputs: tuple[Tensor, Tensor, float],
-        output: Tensor,  # noqa: ARG004
-    ) -> None:
-        mean, rho, ctx.prior_std = inputs
-        ctx.save_for_backward(mean, rho)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        mean, rho = ctx.saved_tensors
-        precision = 1.0 / ctx.prior_std**2
-        std = softplus(rho)
-        in_rho = (std.square() * precision).sub_(1.0) * softplus_ratio(std)
-        return grad * (precision * mean), grad * in_rho, None
-
-
-def _gaussian_laplace(q: MeanFieldGaussian, p: Laplace) -> Tensor:
-    # E|w| = std sqrt(2 / pi) exp(-z^2 / 2) + mean erf(z / sqrt 2), z = mean / std. Its derivatives
-    # through z cancel, so z is cut from the graph: exact, and no 0 * inf as std vanishes.
-    std = q.full_std
-    z = (q.mean / std.clamp_min(torch.finfo(std.dtype).tiny)).detach().clamp(-50.0, 50.0)
-    magnitude = std * (math.sqrt(2.0 / math.pi) * torch.exp(-0.5 * z.square()))
-    magnitude = magnitude + q.mean * torch.erf(z * math.sqrt(0.5))
-    entropy = q.log_std + 0.5 * (1.0 + math.log(2.0 * math.pi))
-    return magnitude / p.scale + math.log(2.0 * p.scale) - entropy
-
-
-_CLOSED_FORMS: dict[tuple[type[Posterior], type[Prior]], Callable[[Any, Any], Tensor]] = {
-    (MeanFieldGaussian, Gaussian): _gaussian_gaussian,
-    (MeanFieldGaussian, Laplace): _gaussian_laplace,
+_CLOSED_FORMS: dict[tuple[type[Posterior], type[Prior]], _ClosedForm] = {
+    (MeanFieldGaussian, EmpiricalGaussian): gaussian_empirical,
+    (MeanFieldGaussian, Gaussian): gaussian_gaussian,
+    (MeanFieldGaussian, Laplace): gaussian_laplace,
 }

@@ -18,10 +18,12 @@ from bayesify.divergence import (
 )
 from bayesify.inputs import Inputs
 from bayesify.module import BayesianModule
-from bayesify.noise import NoiseKey, Stream
+from bayesify.noise import NoiseKey, Stream, counted, process_rank
 from bayesify.posteriors import Delta, WeightDraw
 
 __all__ = ["ELBO", "ELBOTerms"]
+
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class ELBOTerms(NamedTuple):
@@ -105,10 +107,11 @@ class ELBO(nn.Module):
         minibatch_weight(
             kl_weighting, batch_index=0, num_batches=num_batches, batch_size=1, num_data=1
         )
+        bnn.perturbation.check_num_samples(num_samples)
         if kl not in ("auto", "closed", "monte-carlo") or (
-            kl == "closed" and not has_closed_form(bnn.posterior, bnn.prior)
+            kl == "closed" and not has_closed_form(bnn.posterior, bnn.weight_prior)
         ):
-            kl_divergence(bnn.posterior, bnn.prior, method=kl)
+            kl_divergence(bnn.posterior, bnn.weight_prior, method=kl)
         self.bnn = bnn
         self.num_data = operator.index(num_data)
         self.kl = kl
@@ -116,8 +119,8 @@ class ELBO(nn.Module):
         self.temperature = float(temperature)
         self.num_samples = num_samples
         self.num_batches = num_batches
-        #: How many minibatches were seen; with the seed it determines the noise of the next.
-        self.step = 0
+        # A tensor, so that compiled code may count too; it stays on the CPU.
+        self._step = torch.tensor(0)
 
     def forward(
         self,
@@ -142,9 +145,15 @@ class ELBO(nn.Module):
             ValueError: targets do not fit, or a geometric weight lacks its index.
         """
         bnn = self.bnn
-        key = NoiseKey(bnn.seed, Stream.TRAINING, self.step)
-        outputs, draw = bnn.sample_outputs(inputs, key, range(self.num_samples))
-        nll = -bnn.likelihood.log_prob(outputs, targets).mean()
+        step = counted(self._step)
+        # Each process of a distributed run has samples of its own.
+        first = process_rank() * self.num_samples
+        samples = range(first, first + self.num_samples)
+        key = NoiseKey(bnn.seed, Stream.TRAINING, step)
+        outputs, draw = bnn.sample_outputs(inputs, key, samples)
+        # In float32 at least, under autocast too.
+        wide = outputs.float() if outputs.dtype in _HALF else outputs
+        nll = -bnn.likelihood.log_prob(wide, targets).mean()
         weight = minibatch_weight(
             self.kl_weighting,
             batch_index=batch_index,
@@ -155,27 +164,42 @@ class ELBO(nn.Module):
         factor = kl_scale * self.temperature * weight / self.num_data
         # Of weight 0 the value is still reported, but costs no backward pass.
         with torch.set_grad_enabled(torch.is_grad_enabled() and factor > 0.0):
-            kl, penalty = self._complexity(draw)
-        self.step += 1
+            kl, penalty = self._complexity(draw, step, samples)
+        self._step += 1
         loss = nll + factor * (kl + penalty)
         return ELBOTerms(loss, nll, kl, penalty, outputs.detach())
 
-    def _complexity(self, draw: WeightDraw | None) -> tuple[Tensor, Tensor]:
+    @property
+    def step(self) -> int:
+        """How many minibatches were seen; with the seed it determines the noise of the next."""
+        return int(self._step)
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = torch.tensor(step)
+
+    def _complexity(
+        self, draw: WeightDraw | None, step: int | Tensor, samples: range
+    ) -> tuple[Tensor, Tensor]:
         bnn = self.bnn
-        mean = bnn.posterior.mean
+        q, p, mean = bnn.posterior, bnn.weight_prior, bnn.posterior.mean
         # Sums over a network overflow half precision.
         dtype = torch.promote_types(mean.dtype, torch.float32)
         zero = torch.zeros((), dtype=dtype, device=mean.device)
-        if isinstance(bnn.posterior, Delta):
-            log_prior = bnn.prior.log_prob(bnn.posterior.mean)
-            if bnn.posterior.kept is not None:
-                log_prior = torch.where(bnn.posterior.kept, log_prior, 0.0)
+        if isinstance(q, Delta):
+            centred = mean if bnn.prior_mean is None else mean - bnn.prior_mean
+            log_prior = p.log_prob(centred)
+            if q.kept is not None:
+                log_prior = torch.where(q.kept, log_prior, 0.0)
             return zero, -log_prior.sum(dtype=zero.dtype)
-        return kl_divergence(bnn.posterior, bnn.prior, draw, method=self.kl), zero
+        if draw is None and (self.kl == "monte-carlo" or not has_closed_form(q, p)):
+            # Of its own, where the estimator has no one weight vector.
+            draw = q.draw(q.noise(NoiseKey(bnn.seed, Stream.DIVERGENCE, step), samples))
+        return kl_divergence(q, p, draw, method=self.kl, prior_mean=bnn.prior_mean), zero
 
     def get_extra_state(self) -> Tensor:
         """The step counter, so that ``state_dict`` resumes the noise."""
-        return torch.tensor(self.step)
+        return self._step.clone()
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the step counter."""

@@ -25,14 +25,14 @@ from bayesify.plots import (
 from bayesify.plots.style import decibels
 from bayesify.posteriors import MeanFieldGaussian
 from bayesify.predictive import CategoricalPredictive, Predictive
-from bayesify.priors import Gaussian, Laplace, ScaleMixture
+from bayesify.priors import Gaussian, Laplace, ScaleMixture, StudentT
 from bayesify.pruning import snr_decibels
 
 __all__ = ["build_figures"]
 
 _GALLERY = 8
 #: Priors with one density for all weights, which a figure can show.
-_ONE_DENSITY = (Gaussian, Laplace, ScaleMixture)
+_ONE_DENSITY = (Gaussian, Laplace, ScaleMixture, StudentT)
 
 
 @torch.no_grad()
@@ -141,7 +141,7 @@ def _weight_figures(
                 f"{rank} ratio, {decibels(float(ratio[index]))}\n{_name(bnn.layout, index)}"
                 for rank, index in zip(("lowest", "median", "highest"), chosen, strict=True)
             ],
-            bnn.prior if isinstance(bnn.prior, _ONE_DENSITY) else None,
+            bnn.prior if isinstance(bnn.prior, _ONE_DENSITY) and bnn.prior_mean is None else None,
         )
     return figures
 

@@ -112,7 +112,8 @@ class CategoricalLikelihood(Likelihood):
                 "convert them with .long()"
             )
         num_classes = outputs.shape[-1]
-        if targets.device.type == "cpu" and targets.numel():
+        on_cpu = targets.device.type == "cpu" and not torch.compiler.is_compiling()
+        if on_cpu and targets.numel():
             low, high = int(targets.min()), int(targets.max())
             if low < 0 or high >= num_classes:
                 raise ValueError(

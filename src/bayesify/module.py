@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from bayesify import stateless
+from bayesify.coverage import Coverage
 from bayesify.inputs import Inputs, arguments_of, batches_of
-from bayesify.layout import ParameterLayout
+from bayesify.layout import ParameterLayout, Selector
 from bayesify.likelihoods import CategoricalLikelihood, Likelihood
-from bayesify.noise import NoiseKey, Stream
-from bayesify.perturbations import Perturbation, WeightSampling
-from bayesify.posteriors import MeanFieldGaussian, Posterior, WeightDraw
+from bayesify.noise import NoiseKey, Stream, counted, process_rank
+from bayesify.perturbations import Call, Perturbation, WeightSampling
+from bayesify.perturbations.tracing import Traces, Uses, num_data_of
+from bayesify.posteriors import Delta, MeanFieldGaussian, Posterior, WeightDraw
 from bayesify.predictive import Predictive
+from bayesify.pretrained import RelativeStd, prior_mean_of
 from bayesify.priors import Gaussian, Prior
 
 __all__ = ["BayesianModule"]
@@ -38,10 +40,13 @@ class BayesianModule(nn.Module):
             ``CategoricalLikelihood()``.
         prior: the density of a weight before any datum; default ``Gaussian(std=0.3)``.
         posterior: the family of q, ``MeanFieldGaussian`` or ``Delta``.
-        init_std: initial standard deviation of every weight; default 0.02 for a Gaussian.
+        init_std: initial standard deviation: a number, a vector of shape (D,), or relative to
+            each weight's size by ``RelativeStd``; default 0.02 for a Gaussian.
+        prior_mean: None for a prior centred at 0, ``"initial"`` for one centred on the network's
+            own values (MOPED, Krishnan et al. 2020), or a vector of shape (D,).
         perturbation: how noise enters the forward pass; default ``WeightSampling()``.
-        include: name patterns of the random parameters.
-        exclude: name patterns of deterministic ones; None excludes the affine parameters of
+        include: the random parameters, by name patterns and module types.
+        exclude: deterministic ones, likewise; None excludes the affine parameters of
             normalisation layers.
         seed: what all noise is a function of.
 
@@ -60,6 +65,8 @@ class BayesianModule(nn.Module):
         torch.Size([5, 2])
     """
 
+    prior_mean: Tensor | None
+
     def __init__(
         self,
         net: nn.Module,
@@ -67,25 +74,29 @@ class BayesianModule(nn.Module):
         likelihood: Likelihood | None = None,
         prior: Prior | None = None,
         posterior: type[Posterior] = MeanFieldGaussian,
-        init_std: float | Tensor | None = None,
+        init_std: float | Tensor | RelativeStd | None = None,
+        prior_mean: Literal["initial"] | Tensor | None = None,
         perturbation: Perturbation | None = None,
-        include: Sequence[str] = ("*",),
-        exclude: Sequence[str] | None = None,
+        include: Sequence[Selector] = ("*",),
+        exclude: Sequence[Selector] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check_kind("net", net, nn.Module)
-        _check_kind("likelihood", likelihood, Likelihood | None)
-        _check_kind("prior", prior, Prior | None)
-        _check_kind("perturbation", perturbation, Perturbation | None)
+        given = {Likelihood: likelihood, Prior: prior, Perturbation: perturbation}
+        for kind, value in given.items():
+            if not (value is None or isinstance(value, kind)):
+                raise TypeError(f"{kind.__name__.lower()} must be a {kind.__name__}, got {value!r}")
         if not (isinstance(posterior, type) and issubclass(posterior, Posterior)):
             raise TypeError(
                 f"posterior must be a class such as MeanFieldGaussian or Delta, got {posterior!r}"
             )
         self.layout = ParameterLayout.of(net, include, exclude)
         self.net = copy.deepcopy(net)
-        mean = self.layout.flatten(_take_out(self.net, self.layout))
+        mean = self.layout.flatten(stateless.take_out(self.net, self.layout))
+        if isinstance(init_std, RelativeStd):
+            init_std = init_std.of(mean)
         self.posterior = posterior.centred_on(mean, init_std)
+        self.register_buffer("prior_mean", prior_mean_of(prior_mean, mean))
         self.likelihood: Likelihood = (
             CategoricalLikelihood() if likelihood is None else copy.deepcopy(likelihood)
         )
@@ -94,28 +105,34 @@ class BayesianModule(nn.Module):
         self.seed = operator.index(seed)
         if not -(2**127) <= self.seed < 2**127:
             raise ValueError(f"seed must have at most 128 bits with its sign, got {seed}")
-        self._num_calls = 0
+        # A tensor, so that compiled code may count too.
+        self._calls = torch.zeros((), dtype=torch.int64)
+        self._traces = Traces()
+        self._places = stateless.places_of(self.net, self.layout)
+
+    @property
+    def prior(self) -> Prior:
+        """The prior as it was given."""
+        return self._prior
+
+    @prior.setter
+    def prior(self, prior: Prior) -> None:
+        weight_prior = prior.for_layout(self.layout)
+        if isinstance(self.posterior, Delta):
+            weight_prior.log_prob(self.posterior.mean)  # refuses what needs a spread
+        self.weight_prior, self._prior = weight_prior, prior
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One pass with fresh weights: just what ``net(...)`` would return, no extra axis."""
-        key = NoiseKey(self.seed, Stream.CALL, self._num_calls)
-        self._num_calls += 1
-        outputs, _ = self.perturbation.run(
-            lambda weights: self.run_with(weights, *args, **kwargs), self.posterior, key, range(1)
-        )
+        key = NoiseKey(self.seed, Stream.CALL, counted(self._calls))
+        self._calls += 1
+        rank = process_rank()
+        outputs, _ = self._perturbed(args, kwargs, key, range(rank, rank + 1))
         return outputs[0]
 
     def run_with(self, weights: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the network with one flat weight vector, shape (D,)."""
-        tensors = self.layout.with_ties(self.layout.unflatten(weights))
-        # Recurrent layers keep what they ran with, which would hold the graph and defy deepcopy.
-        recurrent = [module for module in self.net.modules() if isinstance(module, nn.RNNBase)]
-        held = [(module._flat_weights, module._flat_weight_refs) for module in recurrent]
-        try:
-            return functional_call(self.net, tensors, args, kwargs, tie_weights=False)
-        finally:
-            for module, (flat_weights, references) in zip(recurrent, held, strict=True):
-                module._flat_weights, module._flat_weight_refs = flat_weights, references
+        return self._run(self.layout.unflatten(weights), *args, **kwargs)
 
     def sample_outputs(
         self, inputs: Inputs, key: NoiseKey, samples: range
@@ -126,13 +143,60 @@ class BayesianModule(nn.Module):
             TypeError: the network returns something else than a tensor.
         """
         args, kwargs = arguments_of(inputs)
-        outputs, draw = self.perturbation.run(
-            lambda weights: _tensor(self.run_with(weights, *args, **kwargs)),
-            self.posterior,
-            key,
-            samples,
-        )
+        found, draw = self._perturbed(args, kwargs, key, samples)
+        outputs = [_tensor(output) for output in found]
         return (outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)), draw
+
+    def coverage(self, *args: Any, **kwargs: Any) -> Coverage:
+        """How each random parameter is perturbed, and why, from one traced forward pass.
+
+        Args:
+            args: example inputs, as the network takes them; without any, what the last traced
+                pass found, or ``unknown``.
+            kwargs: those by name.
+
+        Returns:
+            A row for each random parameter: name, shape, treatment, reason.
+
+        Example:
+            >>> bnn = BayesianModule(nn.Linear(3, 2))
+            >>> [row.treatment for row in bnn.coverage(torch.zeros(5, 3))]
+            ['sampled', 'sampled']
+        """
+        if args or kwargs:
+            self._uses(args, kwargs)
+        return Coverage.of(self.layout, self.perturbation, self._traces.last)
+
+    def _run(self, tensors: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        given = {place: tensors[name] for name in tensors for place in self._places[name]}
+        return stateless.run_with(self.net, given, args, kwargs)
+
+    def _perturbed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], key: NoiseKey, samples: range
+    ) -> tuple[list[Any], WeightDraw | None]:
+        call = Call(
+            layout=self.layout,
+            forward=lambda tensors: self._run(tensors, *args, **kwargs),
+            num_data=num_data_of(args, kwargs),
+            local_names=lambda: self._local_names(*args, **kwargs),
+            snapshot=lambda: stateless.snapshot(self.net),
+            unforeseen=self._traces.note,
+        )
+        return self.perturbation.run(call, self.posterior, key, samples)
+
+    def _local_names(self, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        uses = self._uses(args, kwargs)
+        return tuple(n for n in uses if self.perturbation.treatment(uses[n]).kind != "sampled")
+
+    # What torch.compiler.assume_constant_result sets, without its import of the whole compiler:
+    # in compiled code the pass is traced once, when that code is made for inputs of these shapes.
+    _local_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _uses(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Uses:
+        return self._traces.uses(self.net, self._run, self._means, args, kwargs)
+
+    def _means(self) -> dict[str, Tensor]:
+        return self.layout.unflatten(self.posterior.masked_mean.detach())
 
     @torch.no_grad()
     def predict(
@@ -174,7 +238,7 @@ class BayesianModule(nn.Module):
                 weights = self.posterior.draw(noise).weights[0]
                 yield torch.cat([_tensor(self.run_with(weights, *a, **k)) for a, k in batches])
 
-        with evaluating(self.net):
+        with stateless.evaluating(self.net):
             return self.likelihood.predictive(outputs(), keep_samples=keep_samples)
 
     @torch.no_grad()
@@ -197,7 +261,7 @@ class BayesianModule(nn.Module):
     @torch.no_grad()
     def mean_outputs(self, inputs: Inputs, *, batch_size: int = 4096) -> Tensor:
         """The network's outputs at the mean weights, in evaluation mode, shape (N, ...)."""
-        with evaluating(self.net):
+        with stateless.evaluating(self.net):
             return torch.cat(
                 [
                     _tensor(self.run_with(self.posterior.masked_mean, *args, **kwargs))
@@ -213,44 +277,17 @@ class BayesianModule(nn.Module):
             <class 'torch.nn.modules.linear.Linear'>
         """
         net = copy.deepcopy(self.net)
-        tensors = self.layout.unflatten(self.posterior.masked_mean.detach())
-        for name, aliases in zip(self.layout.names, self.layout.ties, strict=True):
-            parameter = nn.Parameter(tensors[name].clone())
-            for alias in aliases:
-                owner, _, leaf = alias.rpartition(".")
-                setattr(net.get_submodule(owner), leaf, parameter)
+        stateless.put_back(net, self.layout, self._means())
         return net
 
     def extra_repr(self) -> str:
-        """The parts that are not modules."""
+        """The parts that are not modules, and in short how the parameters are perturbed."""
+        counts = sorted(self.coverage().counts.items())
+        treated = ", ".join(f"{count} {kind}" for kind, count in counts)
         return (
             f"random={', '.join(self.layout.names)}; num_weights={self.layout.num_weights}, "
-            f"prior={self.prior}, perturbation={self.perturbation}, seed={self.seed}"
+            f"prior={self.prior}, perturbation={self.perturbation} ({treated}), seed={self.seed}"
         )
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Put every part of ``net`` in evaluation mode, and back as it was afterwards."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def _take_out(net: nn.Module, layout: ParameterLayout) -> dict[str, Tensor]:
-    """Remove the random parameters from ``net`` and return their values."""
-    values = {}
-    for name, aliases in zip(layout.names, layout.ties, strict=True):
-        values[name] = net.get_parameter(name).detach()
-        for alias in aliases:
-            owner, _, leaf = alias.rpartition(".")
-            # None keeps the place: forgetting to supply the weight then fails loudly.
-            net.get_submodule(owner)._parameters[leaf] = None
-    return values
 
 
 def _tensor(output: object) -> Tensor:
@@ -260,9 +297,3 @@ def _tensor(output: object) -> Tensor:
             f"{type(output).__name__}; wrap it in a module that picks the tensor"
         )
     return output
-
-
-def _check_kind(name: str, value: object, kind: Any) -> None:
-    if not isinstance(value, kind):
-        expected = getattr(kind, "__name__", str(kind))
-        raise TypeError(f"{name} must be a {expected}, got {value!r}")

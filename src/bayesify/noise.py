@@ -1,23 +1,29 @@
-"""Standard normal noise as a pure function of (seed, stream, step, sample).
+"""Random numbers as a pure function of (seed, stream, step, sample, place).
 
 Nothing else has to be saved for a run to resume exactly: asking again for the same key gives the
-same numbers, whatever was drawn before and in whatever order.
+same numbers, whatever was drawn before and in whatever order, compiled or not.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import prod
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["NoiseKey", "Stream", "derived_seed"]
+__all__ = ["NoiseKey", "NoiseSource", "Stream", "counted", "derived_seed", "process_rank"]
 
 _MT_WORDS = 624
 _MT_HEADER_BYTES = 24  # seed (8), words left (4), seeded (4), next word (8)
+
+
+Kind = Literal["normal", "sign"]
 
 
 class Stream(IntEnum):
@@ -25,7 +31,7 @@ class Stream(IntEnum):
 
     Example:
         >>> [stream.name for stream in Stream]
-        ['INITIALIZATION', 'TRAINING', 'PREDICTION', 'CALL', 'SHUFFLE', 'DROPOUT']
+        ['INITIALIZATION', 'TRAINING', 'PREDICTION', 'CALL', 'SHUFFLE', 'DROPOUT', 'DIVERGENCE']
     """
 
     INITIALIZATION = 0
@@ -34,6 +40,7 @@ class Stream(IntEnum):
     CALL = 3
     SHUFFLE = 4
     DROPOUT = 5
+    DIVERGENCE = 6
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class NoiseKey:
     Args:
         seed: the run's seed, an integer of at most 128 bits with its sign.
         stream: what the noise is for.
-        step: the step within the stream, at least 0.
+        step: the step within the stream, at least 0; a tensor on the CPU in compiled code, so
+            that not every step is compiled anew.
 
     Example:
         >>> key = NoiseKey(seed=0, stream=Stream.TRAINING, step=7)
@@ -53,7 +61,7 @@ class NoiseKey:
 
     seed: int
     stream: Stream
-    step: int
+    step: int | Tensor
 
     def normals(
         self,
@@ -64,12 +72,85 @@ class NoiseKey:
         device: torch.device | str = "cpu",
     ) -> Tensor:
         """Standard normals, shape (S, size), a row for each sample index in ``samples``."""
+        if isinstance(self.step, Tensor):
+            return torch.stack(
+                [self.numbers("normal", sample, 0, size, dtype, device) for sample in samples]
+            )
         rows = torch.empty(len(samples), size, dtype=dtype, device=device)
         for row, sample in zip(rows, samples, strict=True):
-            row.normal_(
-                generator=_generator(rows.device, self.seed, self.stream, self.step, sample)
-            )
+            _fill(row, "normal", (self.seed, self.stream, self.step, sample, 0))
         return rows
+
+    def numbers(
+        self,
+        kind: Kind,
+        sample: int,
+        place: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> Tensor:
+        """One vector of ``"normal"`` numbers, or of random ``"sign"``s (-1 or 1).
+
+        Args:
+            kind: which.
+            sample: the sample's index.
+            place: which of the sample's vectors; each has numbers of its own.
+            size: how many numbers.
+            dtype: a floating dtype.
+            device: where to draw.
+        """
+        if isinstance(self.step, Tensor):
+            # As text: an operation's integers have 64 bits only.
+            key = f"{self.seed} {int(self.stream)}"
+            numbers: Tensor = _numbers(
+                kind, key, self.step, sample, place, size, dtype, torch.device(device)
+            )
+            return numbers
+        vector = torch.empty(size, dtype=dtype, device=device)
+        return _fill(vector, kind, (self.seed, self.stream, self.step, sample, place))
+
+
+class NoiseSource:
+    """The noise of one sample of one pass, drawn piece by piece in the order of asking.
+
+    Args:
+        key: seed, stream and step.
+        sample: the sample's index.
+        antithetic: whether samples 2i and 2i + 1 have opposite normals and equal signs.
+
+    Example:
+        >>> source = NoiseSource(NoiseKey(0, Stream.TRAINING, 7), sample=0)
+        >>> source.normals((2, 3), torch.float32, "cpu").shape
+        torch.Size([2, 3])
+        >>> sorted(set(source.signs((50,), torch.float32, "cpu").tolist()))
+        [-1.0, 1.0]
+    """
+
+    def __init__(self, key: NoiseKey, sample: int, *, antithetic: bool = False) -> None:
+        self._key = key
+        self._sample = sample - sample % 2 if antithetic else sample
+        self._opposite = antithetic and sample % 2 == 1
+        self._place = 0
+
+    def normals(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str
+    ) -> Tensor:
+        """Standard normals of this shape."""
+        numbers = self._next("normal", shape, dtype, device)
+        return -numbers if self._opposite else numbers
+
+    def signs(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """-1 or 1, each with probability 1/2, of this shape."""
+        return self._next("sign", shape, dtype, device)
+
+    def _next(
+        self, kind: Kind, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str
+    ) -> Tensor:
+        # Place 0 is that of whole weight vectors.
+        self._place += 1
+        vector = self._key.numbers(kind, self._sample, self._place, prod(shape), dtype, device)
+        return vector.view(tuple(shape))
 
 
 def derived_seed(seed: int, stream: Stream, step: int, sample: int = 0) -> int:
@@ -79,28 +160,82 @@ def derived_seed(seed: int, stream: Stream, step: int, sample: int = 0) -> int:
         >>> derived_seed(0, Stream.SHUFFLE, 1) == derived_seed(0, Stream.SHUFFLE, 2)
         False
     """
-    return int.from_bytes(_digest(8, seed, stream, step, sample), "little") >> 1
+    return int.from_bytes(_digest(8, (seed, stream, step, sample, 0)), "little") >> 1
 
 
-def _digest(num_bytes: int, seed: int, stream: Stream, step: int, sample: int) -> bytes:
+def counted(counter: Tensor) -> int | Tensor:
+    """What a counter stands at, for a key: a number, or in compiled code a tensor.
+
+    Example:
+        >>> counted(torch.tensor(3))
+        3
+    """
+    return counter.clone() if torch.compiler.is_compiling() else int(counter)
+
+
+def process_rank() -> int:
+    """This process's rank in a distributed run, so that ranks draw different noise; else 0.
+
+    Example:
+        >>> process_rank()
+        0
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    return 0
+
+
+_Key = tuple[int, int, int, int, int]
+
+
+# Opaque to torch.compile: compiled code draws the same numbers as any other.
+@torch.library.custom_op("bayesify::numbers", mutates_args=())
+def _numbers(
+    kind: str,
+    key: str,
+    step: Tensor,
+    sample: int,
+    place: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    seed, stream = map(int, key.split())
+    vector = torch.empty(size, dtype=dtype, device=device)
+    return _fill(vector, kind, (seed, stream, int(step), sample, place))
+
+
+@_numbers.register_fake
+def _(*args: Any) -> Tensor:
+    *_, size, dtype, device = args
+    return torch.empty(size, dtype=dtype, device=device)
+
+
+def _fill(vector: Tensor, kind: str, key: _Key) -> Tensor:
+    generator = _generator(vector.device, key)
+    if kind == "normal":
+        return vector.normal_(generator=generator)
+    return vector.random_(0, 2, generator=generator).mul_(2.0).sub_(1.0)
+
+
+def _digest(num_bytes: int, key: _Key) -> bytes:
+    seed, stream, step, sample, place = key
     if step < 0 or sample < 0:
         raise ValueError(f"step and sample must be at least 0, got {step} and {sample}")
-    key = seed.to_bytes(16, "little", signed=True) + struct.pack("<qqq", stream, step, sample)
-    return hashlib.shake_256(key).digest(num_bytes)
+    text = seed.to_bytes(16, "little", signed=True) + struct.pack("<qqq", stream, step, sample)
+    # Place 0 is left out, as it was before there were others: old runs go on with their noise.
+    return hashlib.shake_256(text + (struct.pack("<q", place) if place else b"")).digest(num_bytes)
 
 
-def _generator(
-    device: torch.device, seed: int, stream: Stream, step: int, sample: int
-) -> torch.Generator:
+def _generator(device: torch.device, key: _Key) -> torch.Generator:
     generator = torch.Generator(device)
     if device.type != "cpu":
-        return generator.manual_seed(derived_seed(seed, stream, step, sample))
+        return generator.manual_seed(int.from_bytes(_digest(8, key), "little") >> 1)
     # A CPU generator's manual_seed keeps 32 bits only, so that among the steps of one long run
     # some would share their noise. The whole state of its Mersenne Twister is filled instead.
     state = generator.manual_seed(0).get_state()
-    words = torch.frombuffer(
-        bytearray(_digest(4 * _MT_WORDS, seed, stream, step, sample)), dtype=torch.int32
-    )
+    words = torch.frombuffer(bytearray(_digest(4 * _MT_WORDS, key)), dtype=torch.int32)
     view = state[_MT_HEADER_BYTES : _MT_HEADER_BYTES + 8 * _MT_WORDS].view(torch.int64)
     view.copy_(words.to(torch.int64) & 0xFFFFFFFF)
     generator.set_state(state)

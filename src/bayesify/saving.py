@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesify import likelihoods, perturbations, posteriors, priors
+from bayesify import groups, likelihoods, perturbations, posteriors, priors
 from bayesify.likelihoods import Likelihood
 from bayesify.module import BayesianModule
 from bayesify.perturbations import Perturbation
@@ -22,6 +22,8 @@ from bayesify.priors import Prior
 from bayesify.storage import StorageError, read_tensors, write_tensors
 
 __all__ = ["load", "model_meta", "model_tensors", "restore_model", "save", "unpacked"]
+
+_PRIOR_MEAN = "prior_mean"
 
 
 def save(bnn: BayesianModule, path: str | os.PathLike[str]) -> None:
@@ -102,7 +104,7 @@ def model_tensors(bnn: BayesianModule) -> dict[str, Tensor]:
     kept = bnn.posterior.kept
     if kept is None:
         return state
-    for name in _posterior_vectors(bnn):
+    for name in _vectors(bnn):
         state[name] = state[name][kept]
     packed = np.packbits(kept.cpu().numpy())
     return state | {"posterior.kept": torch.from_numpy(packed)}
@@ -146,10 +148,11 @@ def restore_model(
             likelihood=_component(likelihoods, Likelihood, meta["likelihood"])
             if likelihood is None
             else likelihood,
-            prior=prior or _component(priors, Prior, meta["prior"]),
+            prior=prior or _prior(meta["prior"]),
             posterior=posterior or _component_class(posteriors, Posterior, meta["posterior"]),
             perturbation=perturbation
             or _component(perturbations, Perturbation, meta["perturbation"]),
+            prior_mean="initial" if _PRIOR_MEAN in tensors else None,
             include=[name.replace("[", "[[]") for name in names],
             exclude=(),
             seed=meta["seed"],
@@ -180,8 +183,15 @@ def _described(component: Prior | Perturbation) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     # A component from elsewhere is handed to load(), and its fields may be anything.
     if dataclasses.is_dataclass(component) and "." not in name:
-        fields = dataclasses.asdict(component)
+        for field in dataclasses.fields(component):
+            fields[field.name] = _as_json(getattr(component, field.name))
     return {"type": name, **fields}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Prior):
+        return _described(value)
+    return [_as_json(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _type_name(component: object) -> str:
@@ -204,6 +214,19 @@ def _component(module: Any, kind: type[Any], description: Mapping[str, Any]) -> 
     return _component_class(module, kind, arguments.pop("type"))(**arguments)
 
 
+def _prior(description: Mapping[str, Any]) -> Any:
+    """The prior of a description, with the priors that it is made of."""
+    fields = {name: _from_json(value) for name, value in dict(description).items()}
+    own = groups if fields["type"] in groups.__all__ else priors
+    return _component(own, Prior, fields)
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _prior(value)
+    return tuple(_from_json(item) for item in value) if isinstance(value, list) else value
+
+
 def _check_architecture(
     net: nn.Module, names: list[str], shapes: list[tuple[int, ...]], source: str
 ) -> None:
@@ -217,8 +240,10 @@ def _check_architecture(
             )
 
 
-def _posterior_vectors(bnn: BayesianModule) -> list[str]:
-    return [f"posterior.{name}" for name, _ in bnn.posterior.named_parameters()]
+def _vectors(bnn: BayesianModule) -> list[str]:
+    """What the state holds one number of for each weight."""
+    names = [f"posterior.{name}" for name, _ in bnn.posterior.named_parameters()]
+    return names if bnn.prior_mean is None else [*names, _PRIOR_MEAN]
 
 
 def unpacked(bnn: BayesianModule, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -226,14 +251,14 @@ def unpacked(bnn: BayesianModule, tensors: Mapping[str, Tensor]) -> dict[str, Te
     state = {
         name: tensors[name]
         for name in tensors
-        if name.startswith(("posterior.", "likelihood.", "net."))
+        if name.startswith(("posterior.", "likelihood.", "net.")) or name == _PRIOR_MEAN
     }
     if "posterior.kept" not in state or state["posterior.kept"].dtype == torch.bool:
         return state
     num_weights = bnn.layout.num_weights
     bits = np.unpackbits(state["posterior.kept"].numpy(), count=num_weights)
     kept = torch.from_numpy(bits.astype(bool))
-    for name in _posterior_vectors(bnn):
+    for name in _vectors(bnn):
         state[name] = torch.zeros(num_weights, dtype=state[name].dtype).masked_scatter(
             kept, state[name]
         )

@@ -142,16 +142,20 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
     posterior = bnn.posterior
     gaussian = isinstance(posterior, MeanFieldGaussian)
     decibels = snr_decibels(bnn) if gaussian else None
+    # Two data, so that their axis can be told from others.
+    coverage = bnn.coverage(torch.zeros(2, 784))
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
         means = bnn.layout.unflatten(posterior.mean)
         stds = bnn.layout.unflatten(posterior.std)
         ratios = bnn.layout.unflatten(decibels) if decibels is not None else None
-        for name, shape in zip(bnn.layout.names, bnn.layout.shapes, strict=True):
+        for name, shape, treatment, reason in coverage:
             rows.append(
                 {
                     "name": name,
                     "shape": list(shape),
+                    "treatment": treatment if gaussian else None,
+                    "reason": reason if gaussian else None,
                     "mean_rms": float(means[name].square().mean().sqrt()),
                     "std_median": float(stds[name].median()) if gaussian else None,
                     "snr_db_median": float(ratios[name].median()) if ratios else None,
@@ -181,6 +185,11 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
             "-" if row["snr_db_median"] is None else f"{row['snr_db_median']:.1f}",
         )
     console.print(table)
+    if gaussian:
+        treatments = _table("parameter", "noise in training", "why")
+        for row in rows:
+            treatments.add_row(row["name"], row["treatment"], row["reason"])
+        console.print(treatments)
     console.print(f"{bnn.layout.num_weights:,} weights", highlight=False)
 
 

@@ -40,7 +40,8 @@ def train(
     baseline: Annotated[
         str | None, _option("Train a plain network instead: sgd or dropout.", None, _BASELINE)
     ] = None,
-    hidden: Annotated[str | None, _option("Units of the hidden layers.", "400,400")] = None,
+    net: Annotated[str | None, _option("mlp or lenet5.", _DEFAULT.net)] = None,
+    hidden: Annotated[str | None, _option("Units of the mlp's hidden layers.", "400,400")] = None,
     prior: Annotated[
         str | None,
         _option("gaussian, scale-mixture or laplace.", _DEFAULT.prior, _POSTERIOR),
@@ -67,7 +68,13 @@ def train(
         _option("Draw initial means from N(0, X^2) instead of PyTorch's.", None, _POSTERIOR),
     ] = None,
     estimator: Annotated[
-        str | None, _option("sampling: one weight sample a minibatch.", "sampling", _TRAINING)
+        str | None,
+        _option(
+            "How noise enters: sampling (one weight sample a minibatch), antithetic (sampling in "
+            "pairs), local (reparametrisation), local-per-position or flipout.",
+            _DEFAULT.estimator,
+            _TRAINING,
+        ),
     ] = None,
     kl: Annotated[
         str | None, _option("auto, closed or monte-carlo.", _DEFAULT.kl, _TRAINING)
@@ -137,6 +144,10 @@ def train(
         _option("Probability of dropping a unit.", _DEFAULT.dropout_hidden, _BASELINE),
     ] = None,
     limit: Annotated[int | None, _option("Use only the first N training images.")] = None,
+    precision: Annotated[
+        str | None,
+        _option("float32, or bfloat16 (autocast) in training.", _DEFAULT.precision, _TRAINING),
+    ] = None,
     seed: Annotated[int | None, _option("Of all randomness.", _DEFAULT.seed)] = None,
     threads: Annotated[
         int | None, _option("Processor threads; more pay on an idle machine.", _DEFAULT.threads)
@@ -244,8 +255,8 @@ def _announce(console: Console, run: Run, bnn: BayesianModule, data: ImageData) 
     what = {None: "Bayes by Backprop", "sgd": "plain network", "dropout": "dropout network"}
     seconds = seconds_per_epoch(bnn, config, data)
     console.print(
-        f"{what[config.baseline]}, {config.dataset}: {bnn.layout.num_weights:,} weights, "
-        f"{len(data.train_targets):,} images; {config.epochs} epochs of about "
+        f"{what[config.baseline]}, {config.dataset}, {config.net}: {bnn.layout.num_weights:,} "
+        f"weights, {len(data.train_targets):,} images; {config.epochs} epochs of about "
         f"{_duration(seconds)}, {_duration(seconds * config.epochs)} in all",
         highlight=False,
         soft_wrap=True,

@@ -8,19 +8,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+from bayesify.perturbations import (
+    Flipout,
+    LocalReparameterization,
+    Perturbation,
+    WeightSampling,
+)
 from bayesify.priors import Gaussian, Laplace, Prior, ScaleMixture
 
 __all__ = ["BASELINES", "ConfigError", "RunConfig"]
 
 BASELINES = ("sgd", "dropout")
+_ESTIMATORS: dict[str, Perturbation] = {
+    "sampling": WeightSampling(),
+    "antithetic": WeightSampling(antithetic=True),
+    "local": LocalReparameterization(),
+    "local-per-position": LocalReparameterization(per_position=True),
+    "flipout": Flipout(),
+}
 _CHOICES = {
     "baseline": (None, *BASELINES),
     "prior": ("gaussian", "scale-mixture", "laplace"),
-    "estimator": ("sampling",),
+    "net": ("mlp", "lenet5"),
+    "estimator": tuple(_ESTIMATORS),
     "kl": ("auto", "closed", "monte-carlo"),
     "kl_weighting": ("uniform", "geometric"),
     "optimizer": ("sgd", "adam"),
     "schedule": ("cosine", "constant"),
+    "precision": ("float32", "bfloat16"),
 }
 _COUNTS = ("train_samples", "test_samples", "epochs", "batch_size", "limit", "threads")
 # Of units, epochs, samples or images: far beyond use, and still an integer to torch.
@@ -46,7 +61,8 @@ class RunConfig:
     Args:
         dataset: name of the data set.
         baseline: None for Bayes by Backprop, ``"sgd"`` for the plain network, ``"dropout"``.
-        hidden: units of each hidden layer.
+        net: ``"mlp"`` or ``"lenet5"``.
+        hidden: units of each hidden layer of the MLP.
         prior: ``"gaussian"``, ``"scale-mixture"`` or ``"laplace"``.
         prior_std: standard deviation of the Gaussian or Laplace prior.
         pi: weight of the mixture's component with ``std1``.
@@ -56,7 +72,8 @@ class RunConfig:
         mean_init_std: draw initial means from N(0, x^2); None keeps torch's initial values.
         dropout_input: probability of dropping a pixel, for the dropout baseline.
         dropout_hidden: probability of dropping a hidden unit.
-        estimator: how noise enters.
+        estimator: how noise enters: ``"sampling"``, ``"antithetic"`` (sampling in pairs),
+            ``"local"``, ``"local-per-position"`` or ``"flipout"``.
         kl: how the KL is computed.
         kl_weighting: how it is spread over minibatches.
         kl_warmup: part of the epochs over which the KL's weight rises from 0 to 1.
@@ -71,6 +88,8 @@ class RunConfig:
         epochs: passes over the training data.
         batch_size: data a minibatch.
         limit: use only the first so many training data.
+        precision: ``"float32"``, or ``"bfloat16"`` for autocast in training; means, rho, KL and
+            the optimiser's state are float32 in both.
         seed: what all randomness is a function of.
         threads: processor threads.
 
@@ -87,6 +106,7 @@ class RunConfig:
 
     dataset: str
     baseline: str | None = None
+    net: str = "mlp"
     hidden: tuple[int, ...] = (400, 400)
     prior: str = "gaussian"
     prior_std: float = 0.3
@@ -112,6 +132,7 @@ class RunConfig:
     epochs: int = 25
     batch_size: int = 256
     limit: int | None = None
+    precision: str = "float32"
     seed: int = 0
     threads: int = 1
 
@@ -129,8 +150,9 @@ class RunConfig:
         idle = [name for name in config._idle() if name in given]
         if idle:
             raise ConfigError(
-                f"{_option(idle[0])} would do nothing here (baseline {baseline or 'none'}, prior "
-                f"{config.prior}, optimizer {config.optimizer}); leave it out"
+                f"{_option(idle[0])} would do nothing here (net {config.net}, baseline "
+                f"{baseline or 'none'}, prior {config.prior}, optimizer {config.optimizer}); "
+                "leave it out"
             )
         usual = defaults.get("optimizer", cls.optimizer)
         if config.optimizer != usual and "lr" not in given:
@@ -173,6 +195,10 @@ class RunConfig:
             return Laplace(self.prior_std / math.sqrt(2.0))
         return ScaleMixture(self.pi, self.std1, self.std2)
 
+    def make_perturbation(self) -> Perturbation:
+        """The estimator that the settings name."""
+        return _ESTIMATORS[self.estimator]
+
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
@@ -214,6 +240,7 @@ class RunConfig:
             raise ConfigError(f"temperature must be at least 0 and finite, got {self.temperature}")
         try:
             self.make_prior()
+            self.make_perturbation().check_num_samples(self.train_samples)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if self.kl == "closed" and self.prior == "scale-mixture":
@@ -222,6 +249,8 @@ class RunConfig:
     def _idle(self) -> list[str]:
         """The settings that do nothing in this combination."""
         idle = []
+        if self.net != "mlp":
+            idle += ["hidden"]
         if self.baseline is not None:
             idle += ["prior", "init_std", "estimator", "kl", "kl_weighting", "kl_warmup"]
             idle += ["temperature", "train_samples", "test_samples", "rho_lr_scale"]

@@ -12,7 +12,7 @@ from bayesify.datasets import ImageData
 from bayesify.module import BayesianModule
 from bayesify.runs.config import RunConfig
 from bayesify.runs.folder import Run
-from bayesify.runs.train import make_elbo, optimizer_factory
+from bayesify.runs.train import make_elbo, optimizer_factory, precision_of
 from bayesify.training.optimizers import make_optimizer
 
 __all__ = ["seconds_per_epoch", "use_threads"]
@@ -34,7 +34,8 @@ def seconds_per_epoch(bnn: BayesianModule, config: RunConfig, data: ImageData) -
     times = []
     for _ in range(_STEPS):
         started = time.perf_counter()
-        terms = elbo(inputs, targets, batch_index=0)
+        with precision_of(config):
+            terms = elbo(inputs, targets, batch_index=0)
         optimizer.zero_grad()
         terms.loss.backward()
         optimizer.step()

@@ -15,8 +15,7 @@ from bayesify import saving, storage
 from bayesify.datasets import ImageData, load_images
 from bayesify.likelihoods import CategoricalLikelihood
 from bayesify.module import BayesianModule
-from bayesify.networks import mlp
-from bayesify.perturbations import Perturbation, WeightSampling
+from bayesify.networks import lenet5, mlp
 from bayesify.posteriors import Delta, MeanFieldGaussian
 from bayesify.runs.config import ConfigError, RunConfig
 from bayesify.runs.environment import commit, hardware, versions
@@ -26,7 +25,6 @@ from bayesify.training.history import History
 __all__ = ["Run", "RunError", "as_test_row"]
 
 _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
-_ESTIMATORS: dict[str, type[Perturbation]] = {"sampling": WeightSampling}
 
 
 class RunError(ValueError):
@@ -132,7 +130,7 @@ class Run:
             prior=config.make_prior(),
             posterior=MeanFieldGaussian,
             init_std=config.init_std,
-            perturbation=_ESTIMATORS[config.estimator](),
+            perturbation=config.make_perturbation(),
             **common,
         )
 
@@ -212,14 +210,14 @@ class Run:
         dropout = (
             (config.dropout_input, config.dropout_hidden) if config.baseline == "dropout" else None
         )
-        return mlp(
-            784,
-            config.hidden,
-            10,
-            dropout=dropout,
-            init_std=config.mean_init_std,
-            seed=config.seed,
-        )
+        options: dict[str, Any] = {
+            "dropout": dropout,
+            "init_std": config.mean_init_std,
+            "seed": config.seed,
+        }
+        if config.net == "lenet5":
+            return lenet5(**options)
+        return mlp(784, config.hidden, 10, **options)
 
 
 def as_test_row(row: Mapping[str, float | None]) -> dict[str, float | None]:

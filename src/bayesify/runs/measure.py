@@ -100,7 +100,7 @@ def _measured(
 def _kl(bnn: BayesianModule) -> float:
     key = NoiseKey(bnn.seed, Stream.PREDICTION, 1)
     draw = bnn.posterior.draw(bnn.posterior.noise(key, range(1)))
-    return float(kl_divergence(bnn.posterior, bnn.prior, draw))
+    return float(kl_divergence(bnn.posterior, bnn.weight_prior, draw, prior_mean=bnn.prior_mean))
 
 
 def weights_left(bnn: BayesianModule) -> int:

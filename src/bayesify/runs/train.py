@@ -19,7 +19,7 @@ from bayesify.training.history import History
 from bayesify.training.optimizers import OptimizerFactory
 from bayesify.training.schedules import constant, cosine
 
-__all__ = ["Trained", "make_elbo", "optimizer_factory", "train"]
+__all__ = ["Trained", "make_elbo", "optimizer_factory", "precision_of", "train"]
 
 
 class Trained(NamedTuple):
@@ -38,7 +38,7 @@ def train(run: Run, data: ImageData, callback: Callback) -> Trained:
     """
     config = run.config
     elbo = make_elbo(run.make_module(), config, data)
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, precision_of(config):
         warnings.simplefilter("always", ConvergenceWarning)
         history = fit(
             elbo,
@@ -88,6 +88,11 @@ def make_elbo(bnn: BayesianModule, config: RunConfig, data: ImageData) -> ELBO:
         num_samples=config.train_samples,
         num_batches=-(-num_data // config.batch_size),
     )
+
+
+def precision_of(config: RunConfig) -> torch.autocast:
+    """The context in which the steps of training run."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16")
 
 
 def optimizer_factory(config: RunConfig) -> OptimizerFactory:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.elbo import ELBO, ELBOTerms
+from bayesify.perturbations import Perturbation
 from bayesify.training.callbacks import Callback, LineProgress
 from bayesify.training.checkpoint import (
     CHECKPOINT_NAME,
@@ -49,6 +50,7 @@ def fit(
     scheduler: LRScheduler | ScheduleFactory | None = None,
     rho_lr_scale: float = 1.0,
     kl_warmup_epochs: float = 0,
+    perturbation: Perturbation | None = None,
     checkpoint_dir: str | Path | None = None,
     resume: bool = False,
     callback: Callback | None = None,
@@ -73,6 +75,8 @@ def fit(
         rho_lr_scale: learning rate of rho as a multiple of the others'.
         kl_warmup_epochs: the KL's weight rises linearly from 0 to 1 over so many epochs; from
             then on the objective is the ELBO.
+        perturbation: how noise enters, such as ``Flipout()``; the network keeps it. None leaves
+            the network's own.
         checkpoint_dir: where ``checkpoint.safetensors`` is written after every epoch.
         resume: go on from that checkpoint if it is there.
         callback: told of every step and epoch; None prints a line an epoch on standard error.
@@ -106,6 +110,13 @@ def fit(
     """
     batches = len(train_loader)
     _check(elbo, train_loader, validation_loader, epochs, kl_warmup_epochs)
+    if perturbation is not None:
+        if not isinstance(perturbation, Perturbation):
+            raise TypeError(
+                f"perturbation must be a Perturbation such as Flipout(), got {perturbation!r}"
+            )
+        perturbation.check_num_samples(elbo.num_samples)
+        elbo.bnn.perturbation = perturbation
     made = make_optimizer(elbo, optimizer, rho_lr_scale)
     schedule = constant if scheduler is None else scheduler
     if not isinstance(schedule, LRScheduler):

@@ -1,0 +1,95 @@
+"""Watching what a network does with its random parameters while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from bayesify.perturbations.operations import LinearCall, linear_call
+
+__all__ = ["WeightWatch"]
+
+
+class WeightWatch(TorchFunctionMode):
+    """Sees every use of the given tensors, whatever module or function makes it.
+
+    Tensors are recognised by identity.
+
+    Args:
+        tensors: what the network is run with, by name.
+        grad_mode: whether gradients are on where the network is entered.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, grad_mode: bool) -> None:
+        super().__init__()
+        # Held strongly: an id is used again once its tensor is gone.
+        self._tensors = list(tensors.values())
+        self._names = list(tensors)
+        self._grad_mode = grad_mode
+
+    def on_linear(self, call: LinearCall, weight: str | None, bias: str | None) -> Tensor:
+        """Answer a linear operation; a name is None for a tensor that is not watched."""
+        raise NotImplementedError
+
+    def on_other(self, name: str, function: str) -> None:
+        """Take note of any other function that takes a watched tensor and returns tensors."""
+        raise NotImplementedError
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Called by PyTorch for each of its functions."""
+        kwargs = {} if kwargs is None else kwargs
+        call = linear_call(func, args, kwargs)
+        # In a user's autograd.Function gradients are off, and its backward uses the weight itself.
+        if call is not None and torch.is_grad_enabled() == self._grad_mode:
+            weight, bias = self._name_of(call.weight), self._name_of(call.bias)
+            if self._name_of(call.inputs) is None and (weight is not None or bias is not None):
+                return self.on_linear(call, weight, bias)
+        result = func(*args, **kwargs)
+        # Noise on outputs is no function of the inputs: its derivative in them is not a weight's.
+        derivative = func is torch.autograd.grad
+        names = self._names if derivative else self._names_in([args, kwargs])
+        if names and _holds_tensor(result):
+            for name in names:
+                self.on_other(name, getattr(func, "__name__", str(func)))
+        return result
+
+    def _names_in(self, value: object) -> list[str]:
+        parts = _parts(value)
+        if parts is None:
+            name = self._name_of(value)
+            return [] if name is None else [name]
+        names: list[str] = []
+        for part in parts:
+            names += self._names_in(part)
+        return names
+
+    def _name_of(self, value: object) -> str | None:
+        if isinstance(value, Tensor):
+            for name, tensor in zip(self._names, self._tensors, strict=True):
+                if tensor is value:
+                    return name
+        return None
+
+
+def _holds_tensor(value: object) -> bool:
+    parts = _parts(value)
+    if parts is None:
+        return isinstance(value, Tensor)
+    return any(_holds_tensor(part) for part in parts)
+
+
+def _parts(value: object) -> list[object] | None:
+    # Lists, tuples and dicts only: another iterable may be a generator, which looking would drain.
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else None
