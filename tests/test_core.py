@@ -83,10 +83,10 @@ def test_flatten_and_unflatten_are_inverse() -> None:
     assert many["inner.weight"].shape == (2, 5, 4, 4)
     part = samples[..., layout.slice_of("inner.weight")]
     assert torch.equal(many["inner.weight"].flatten(2), part)
-    places = places_of(net, layout)
-    assert {name for names in places.values() for name in names} == {
-        n for n, _ in net.named_parameters(remove_duplicate=False)
-    }
+    places = {name for names in places_of(net, layout).values() for name in names}
+    every_name = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+    # The module called again is the one called inner: one place for each of its parameters.
+    assert places == {name for name in every_name if not name.startswith("again.")}
 
 
 def test_a_parameter_without_axes_is_one_weight() -> None:

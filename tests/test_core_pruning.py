@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,18 @@ import torch
 from tests.cases import PRIORS, Case, each_prior, mlp, normals
 from torch import nn
 
-from bayesify import ELBO, BayesianModule, kl_divergence, prune, pruning, snr
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    GaussianLikelihood,
+    MeanFieldGaussian,
+    kl_divergence,
+    load,
+    prune,
+    pruning,
+    save,
+    snr,
+)
 from bayesify.posteriors import inverse_softplus
 from bayesify.pruning import snr_decibels
 
@@ -211,3 +223,27 @@ def test_a_pruned_copy_shares_nothing() -> None:
     assert all(torch.equal(value, state[name]) for name, value in bnn.state_dict().items())
     assert torch.equal(small.posterior.kept, kept)
     assert small.seed == bnn.seed
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_the_padding_row_of_an_embedding_stays_zero(kind: type[nn.Module], tmp_path: Path) -> None:
+    net = nn.Sequential(kind(5, 3, padding_idx=2))  # type: ignore[call-arg]
+    bnn = BayesianModule(net, init_std=0.5, likelihood=GaussianLikelihood())
+    kept = bnn.posterior.kept
+    assert kept is not None
+    assert kept.view(5, 3).all(1).tolist() == [True, True, False, True, True]
+    padding = torch.full((4, 1), 2)
+    assert not bnn(padding).any()
+    elbo = ELBO(bnn, num_data=4)
+    terms = elbo(padding, torch.zeros_like(bnn(padding)))
+    assert terms.kl.item() == pytest.approx(
+        kl_divergence(
+            MeanFieldGaussian(net[0].weight[[0, 1, 3, 4]].flatten(), 0.5), bnn.prior
+        ).item()
+    )
+    save(bnn, tmp_path / "model.safetensors")
+    again = load(tmp_path / "model.safetensors", net)
+    assert torch.equal(again.posterior.kept, kept)
+    with torch.no_grad():
+        net[0].weight[2, 1] = 1.0
+    assert BayesianModule(net).posterior.kept is None, "a row that holds a value is a weight"

@@ -219,6 +219,8 @@ def _estimated_terms(
 ) -> list[Tensor]:
     """The KLs of the other priors, as averages over a draw."""
     weights = draw.weights if prior_mean is None else draw.weights - prior_mean
+    # 1 / std^2 of a narrow prior overflows half precision.
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     pieces = zip(
         forms,
         _log_densities(q, p, forms, prior_mean),

@@ -162,8 +162,12 @@ class ELBO(nn.Module):
             num_data=self.num_data,
         )
         factor = kl_scale * self.temperature * weight / self.num_data
-        # Of weight 0 the value is still reported, but costs no backward pass.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and factor > 0.0):
+        # Of weight 0 the value is still reported, but costs no backward pass. Decided by a branch:
+        # in compiled code the factor is symbolic, and no argument of torch's.
+        with_grad = torch.is_grad_enabled()
+        if not factor > 0.0:
+            with_grad = False
+        with torch.set_grad_enabled(with_grad):
             kl, penalty = self._complexity(draw, step, samples)
         self._step += 1
         loss = nll + factor * (kl + penalty)
@@ -188,7 +192,7 @@ class ELBO(nn.Module):
         zero = torch.zeros((), dtype=dtype, device=mean.device)
         if isinstance(q, Delta):
             centred = mean if bnn.prior_mean is None else mean - bnn.prior_mean
-            log_prior = p.log_prob(centred)
+            log_prior = p.log_prob(centred.to(dtype))
             if q.kept is not None:
                 log_prior = torch.where(q.kept, log_prior, 0.0)
             return zero, -log_prior.sum(dtype=zero.dtype)

@@ -96,6 +96,7 @@ class BayesianModule(nn.Module):
         if isinstance(init_std, RelativeStd):
             init_std = init_std.of(mean)
         self.posterior = posterior.centred_on(mean, init_std)
+        self.posterior.kept = stateless.without_padding(self.net, self.layout, mean)
         self.register_buffer("prior_mean", prior_mean_of(prior_mean, mean))
         self.likelihood: Likelihood = (
             CategoricalLikelihood() if likelihood is None else copy.deepcopy(likelihood)

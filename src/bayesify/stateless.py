@@ -12,7 +12,15 @@ from torch.func import functional_call
 
 from bayesify.layout import ParameterLayout
 
-__all__ = ["evaluating", "places_of", "put_back", "run_with", "snapshot", "take_out"]
+__all__ = [
+    "evaluating",
+    "places_of",
+    "put_back",
+    "run_with",
+    "snapshot",
+    "take_out",
+    "without_padding",
+]
 
 
 def take_out(net: nn.Module, layout: ParameterLayout) -> dict[str, Tensor]:
@@ -32,6 +40,36 @@ def take_out(net: nn.Module, layout: ParameterLayout) -> dict[str, Tensor]:
     for module in _recurrent(net):
         _forget_flat_weights(module)
     return values
+
+
+def without_padding(net: nn.Module, layout: ParameterLayout, values: Tensor) -> Tensor | None:
+    """Which weights are not padding, shape (D,), or None if all are weights.
+
+    The row of an embedding's ``padding_idx`` is 0 and no gradient of the network reaches it: as a
+    random variable it would only fall back to the prior, and padding would become noise. A row
+    that holds other values is a weight like any other.
+
+    Args:
+        net: the network, as it was before its parameters were taken out or after.
+        layout: its random parameters.
+        values: their values, shape (D,).
+
+    Example:
+        >>> net = nn.Embedding(3, 2, padding_idx=0)
+        >>> layout = ParameterLayout.of(net)
+        >>> without_padding(net, layout, net.weight.detach().flatten())
+        tensor([False, False,  True,  True,  True,  True])
+    """
+    kept = torch.ones_like(values, dtype=torch.bool)
+    for path, module in net.named_modules(remove_duplicate=False):
+        name = f"{path}.weight" if path else "weight"
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or module.padding_idx is None:
+            continue
+        if any(name in aliases for aliases in layout.ties):
+            part, width = layout.slice_of(name), module.embedding_dim
+            start = part.start + module.padding_idx * width
+            kept[start : start + width] = bool(values[start : start + width].any())
+    return None if bool(kept.all()) else kept
 
 
 def put_back(net: nn.Module, layout: ParameterLayout, values: Mapping[str, Tensor]) -> None:
@@ -102,15 +140,22 @@ def snapshot(net: nn.Module) -> Callable[[], None]:
         >>> net.running_mean
         tensor([0., 0.])
     """
-    buffers = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
+    buffers = [
+        (module, name, buffer, None if buffer is None else buffer.detach().clone())
+        for module in net.modules()
+        for name, buffer in module._buffers.items()
+    ]
     generator = torch.get_rng_state()
     used = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = torch.cuda.get_rng_state_all() if used else []
 
     @torch.no_grad()
     def undo() -> None:
-        for buffer, value in buffers:
-            buffer.copy_(value)
+        for module, name, buffer, value in buffers:
+            # A pass may have put another tensor in the place of a buffer.
+            module._buffers[name] = buffer
+            if buffer is not None and value is not None:
+                buffer.copy_(value)
         torch.set_rng_state(generator)
         if devices:
             torch.cuda.set_rng_state_all(devices)

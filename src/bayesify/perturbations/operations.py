@@ -68,7 +68,9 @@ class LinearCall:
         # A linear layer also takes a vector as weight, a convolution one datum without its axis.
         weight_dim = self.weight.dim()
         has_rows = len(shape) >= 2 == weight_dim if linear else len(shape) == weight_dim
-        if num_data is None or not has_rows or shape[0] % num_data:
+        # One number may be the bias of all outputs, which then share its noise.
+        shared = of_bias and self.bias is not None and self.bias.numel() < self.num_outputs(outputs)
+        if num_data is None or not has_rows or shared or shape[0] % num_data:
             return Use(name)
         rows = shape[0] // num_data
         if linear:

@@ -22,8 +22,10 @@ Uses = dict[str, tuple[Use, ...]]
 def num_data_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
     """N, the common length of all tensors among a network's arguments; None if there is none."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    lengths = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
-    return lengths.pop() if len(lengths) == 1 and 0 not in lengths else None
+    lengths = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
+    # Compared, not hashed: compiled code then serves every size of the minibatch.
+    alike = bool(lengths) and lengths[0] > 0 and all(n == lengths[0] for n in lengths)
+    return lengths[0] if alike else None
 
 
 class Traces:
@@ -72,8 +74,9 @@ class Traces:
 
 def _kind_of_pass(net: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
     """What decides, beside the size of the minibatch, which way a pass takes."""
-    training = tuple(module.training for module in net.modules())
-    return training, tuple(map(_kind, args)), tuple((name, _kind(kwargs[name])) for name in kwargs)
+    # With gradients a function that has a backward of its own is another use than without.
+    modes = torch.is_grad_enabled(), *(module.training for module in net.modules())
+    return modes, tuple(map(_kind, args)), tuple((name, _kind(kwargs[name])) for name in kwargs)
 
 
 def _kind(value: object) -> object:

@@ -13,6 +13,15 @@ from bayesify.perturbations.operations import LinearCall, linear_call
 
 __all__ = ["WeightWatch"]
 
+# What reads a tensor's values and returns no tensor; anything else that returns none asks for its
+# shape, its dtype and the like.
+_READERS = frozenset(
+    {
+        *("allclose", "equal", "is_nonzero", "item", "numpy", "tolist", "__array__"),
+        *("__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__"),
+    }
+)
+
 
 class WeightWatch(TorchFunctionMode):
     """Sees every use of the given tensors, whatever module or function makes it.
@@ -58,9 +67,10 @@ class WeightWatch(TorchFunctionMode):
         # Noise on outputs is no function of the inputs: its derivative in them is not a weight's.
         derivative = func is torch.autograd.grad
         names = self._names if derivative else self._names_in([args, kwargs])
-        if names and _holds_tensor(result):
+        function = getattr(func, "__name__", str(func))
+        if names and (function in _READERS or _holds_tensor(result)):
             for name in names:
-                self.on_other(name, getattr(func, "__name__", str(func)))
+                self.on_other(name, function)
         return result
 
     def _names_in(self, value: object) -> list[str]:

@@ -207,7 +207,8 @@ def _check(
 ) -> None:
     if not isinstance(elbo, ELBO):
         raise TypeError(
-            f"fit needs an ELBO, got {type(elbo).__name__}; write fit(ELBO(bnn, num_data=N), ...)"
+            f"fit needs an ELBO, got {type(elbo).__name__}; write fit(ELBO(bnn, num_data=N), ...), "
+            "and to compile it call elbo.compile()"
         )
     for each in (loader, validation_loader):
         if isinstance(each, (tuple, torch.Tensor, torch.utils.data.Dataset)):
