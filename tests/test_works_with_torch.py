@@ -1,0 +1,443 @@
+"""What else torch's users do: optimisers, schedulers, clipping, accumulation, averages, copies."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tests.cases import mlp, normals
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim import SGD, Adam, Optimizer, lr_scheduler, swa_utils
+
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    Flipout,
+    LocalReparameterization,
+    Perturbation,
+    ScaleMixture,
+    WeightSampling,
+    fit,
+    kl_divergence,
+)
+from bayesify.datasets import TensorLoader
+
+N = 64
+PERTURBATIONS = [WeightSampling(), LocalReparameterization(), Flipout()]
+each_perturbation = pytest.mark.parametrize("perturbation", PERTURBATIONS, ids=repr)
+pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+
+
+def new_elbo(perturbation: Perturbation | None = None, **options: Any) -> ELBO:
+    given: dict[str, Any] = {"init_std": 0.05, "seed": 3, "perturbation": perturbation, **options}
+    return ELBO(BayesianModule(mlp(), **given), num_data=N)
+
+
+def data() -> tuple[Tensor, Tensor]:
+    """Four classes that a linear network can tell apart."""
+    x = normals(N, 3, seed=1)
+    return x, (x @ normals(3, 4, seed=2)).argmax(-1)
+
+
+def flat(elbo: ELBO) -> Tensor:
+    return torch.cat([parameter.detach() for parameter in elbo.parameters()])
+
+
+def gradient(elbo: ELBO) -> Tensor:
+    grads = [parameter.grad for parameter in elbo.parameters()]
+    return torch.cat([grad for grad in grads if grad is not None])
+
+
+def objective(elbo: ELBO) -> float:
+    """The objective with the same noise for everyone, averaged over some."""
+    twin = copy.deepcopy(elbo)
+    losses = []
+    for step in range(1000, 1020):
+        twin.step = step
+        losses.append(float(twin(*data()).loss.detach()))
+    return sum(losses) / len(losses)
+
+
+# --------------------------------------------------------------------- optimisers and schedulers
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": partial(SGD, lr=0.1),
+    "momentum": partial(SGD, lr=0.05, momentum=0.9),
+    "nesterov": partial(SGD, lr=0.05, momentum=0.9, nesterov=True),
+    "adam": partial(Adam, lr=0.02),
+    "amsgrad": partial(Adam, lr=0.02, amsgrad=True),
+    "fused-adam": partial(Adam, lr=0.02, fused=True),
+    "adamw": partial(torch.optim.AdamW, lr=0.02),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.01),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.1),
+    "adadelta": torch.optim.Adadelta,
+    "nadam": partial(torch.optim.NAdam, lr=0.02),
+    "radam": partial(torch.optim.RAdam, lr=0.05),
+    "adamax": partial(torch.optim.Adamax, lr=0.02),
+    "asgd": partial(torch.optim.ASGD, lr=0.1),
+    "rprop": torch.optim.Rprop,
+    "adafactor": partial(torch.optim.Adafactor, lr=0.03),
+}
+# Rprop reads the signs of gradients, so it needs the whole data a step.
+WHOLE = {"rprop"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimisers_lower_the_loss(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    elbo = new_elbo()
+    before, start = objective(elbo), flat(elbo)
+    loader = TensorLoader(*data(), N if name in WHOLE else 16, seed=0)
+    rows = fit(elbo, loader, epochs=15, optimizer=OPTIMIZERS[name])
+    assert math.isfinite(rows[-1]["loss"] or math.nan)
+    assert bool(flat(elbo).isfinite().all())
+    # Chance: the loss of the network as it was, with other noise, differs by less.
+    assert objective(elbo) < before - 0.15
+    moved = (flat(elbo) - start).abs()
+    mean, rho = moved.split(elbo.bnn.posterior.num_weights)
+    assert float(mean.max()) > 0.01
+    assert float(rho.max()) > 0.001
+
+
+def test_every_optimiser_of_torch_is_tried() -> None:
+    tried = {getattr(each, "func", each) for each in OPTIMIZERS.values()}
+    known = {
+        each for each in vars(torch.optim).values()
+        if isinstance(each, type) and issubclass(each, Optimizer)
+    }  # fmt: skip
+    untried = {each.__name__ for each in known - tried}
+    # With a closure; for matrices; for sparse gradients.
+    assert untried - {"Optimizer", "LBFGS", "Muon", "SparseAdam"} == set()
+
+
+def test_lbfgs_needs_the_same_noise_in_each_call_of_its_closure() -> None:
+    def run(*, same_noise: bool) -> list[float]:
+        elbo = new_elbo(LocalReparameterization())
+        optimizer = torch.optim.LBFGS(elbo.parameters(), max_iter=5, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            if same_noise:
+                elbo.step = 7
+            optimizer.zero_grad()
+            loss: Tensor = elbo(*data()).loss
+            loss.backward()
+            return loss
+
+        return [float(optimizer.step(closure).detach()) for _ in range(8)]
+
+    losses = run(same_noise=True)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.3
+    # With other noise in each call the search stops early, since nothing seems to go down.
+    assert losses[-1] < run(same_noise=False)[-1] - 0.1
+
+
+STEPS = 60
+SCHEDULERS: dict[str, Any] = {
+    "LambdaLR": partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.99**step),
+    "MultiplicativeLR": partial(lr_scheduler.MultiplicativeLR, lr_lambda=lambda _: 0.99),
+    "StepLR": partial(lr_scheduler.StepLR, step_size=20),
+    "MultiStepLR": partial(lr_scheduler.MultiStepLR, milestones=[20, 40]),
+    "ConstantLR": partial(lr_scheduler.ConstantLR, total_iters=20),
+    "LinearLR": partial(lr_scheduler.LinearLR, total_iters=20),
+    "ExponentialLR": partial(lr_scheduler.ExponentialLR, gamma=0.99),
+    "PolynomialLR": partial(lr_scheduler.PolynomialLR, total_iters=STEPS),
+    "CosineAnnealingLR": partial(lr_scheduler.CosineAnnealingLR, T_max=STEPS),
+    "CosineAnnealingWarmRestarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=20),
+    "CyclicLR": partial(lr_scheduler.CyclicLR, base_lr=0.001, max_lr=0.05),
+    "OneCycleLR": partial(lr_scheduler.OneCycleLR, max_lr=0.05, total_steps=STEPS + 1),
+    "SequentialLR": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.99)],
+        [10],
+    ),
+    "ChainedScheduler": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.99)]
+    ),
+    "SWALR": partial(swa_utils.SWALR, swa_lr=0.01),
+}
+
+
+class Rates:
+    """A callback that notes the rate that every step had."""
+
+    def __init__(self) -> None:
+        self.optimizer: Optimizer | None = None
+        self.rates: list[float] = []
+
+    def make(self, groups: list[dict[str, Any]]) -> Optimizer:
+        self.optimizer = Adam(groups, lr=0.05)
+        return self.optimizer
+
+    def on_start(self, **_: Any) -> None: ...
+
+    def on_step(self, **_: Any) -> None:
+        assert self.optimizer is not None
+        self.rates.append(float(self.optimizer.param_groups[0]["lr"]))
+
+    def on_epoch(self, row: Any) -> None: ...
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_step_with_the_minibatches(name: str) -> None:
+    elbo, watch = new_elbo(), Rates()
+    before = objective(elbo)
+    loader = TensorLoader(*data(), 16, seed=0)
+    fit(
+        elbo, loader, epochs=STEPS // 4, optimizer=watch.make, callback=watch,
+        scheduler=lambda optimizer, _: SCHEDULERS[name](optimizer),
+    )  # fmt: skip
+    alone = Adam([torch.zeros(1, requires_grad=True)], lr=0.05)
+    alone.step()
+    schedule = SCHEDULERS[name](alone)
+    expected = []
+    for _ in range(STEPS):
+        alone.step()
+        schedule.step()
+        expected.append(float(alone.param_groups[0]["lr"]))
+    assert watch.rates == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    assert len(set(expected)) > 1
+    assert objective(elbo) < before - 0.1
+
+
+def test_every_scheduler_of_torch_is_tried() -> None:
+    known = {
+        each.__name__ for each in vars(lr_scheduler).values()
+        if isinstance(each, type) and issubclass(each, lr_scheduler.LRScheduler)
+    }  # fmt: skip
+    assert known - set(SCHEDULERS) <= {"LRScheduler", "_LRScheduler", "ReduceLROnPlateau"}
+
+
+def test_a_scheduler_that_needs_a_metric_works_by_hand() -> None:
+    elbo = new_elbo()
+    optimizer = SGD(elbo.parameters(), lr=1e-6)
+    schedule = lr_scheduler.ReduceLROnPlateau(optimizer, patience=2)
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = elbo(*data()).loss
+        loss.backward()
+        optimizer.step()
+        schedule.step(objective(elbo))
+    assert schedule.get_last_lr()[0] < 1e-6
+
+
+# ------------------------------------------------------------------ accumulation and clipping
+
+
+@each_perturbation
+def test_accumulated_gradients_are_those_of_the_mean_of_elbos(perturbation: Perturbation) -> None:
+    """Two halves with loss / 2 each: the mean of two ELBOs, each with noise of its own."""
+    x, y = data()
+    elbo = new_elbo(perturbation)
+    for part in (slice(0, N // 2), slice(N // 2, N)):
+        (elbo(x[part], y[part]).loss / 2).backward()
+    accumulated = gradient(elbo)
+
+    def of(part: slice, step: int) -> Tensor:
+        one = new_elbo(perturbation)
+        one.step = step
+        one(x[part], y[part]).loss.backward()
+        return gradient(one)
+
+    halves = slice(0, N // 2), slice(N // 2, N)
+    expected = (of(halves[0], 0) + of(halves[1], 1)) / 2
+    torch.testing.assert_close(accumulated, expected, rtol=1e-12, atol=1e-14)
+    # Noise that both halves share, or the KL counted twice, would show.
+    assert (accumulated - (of(halves[0], 0) + of(halves[1], 0)) / 2).abs().max() > 1e-4
+    kl = new_elbo(perturbation)
+    (kl_divergence(kl.bnn.posterior, kl.bnn.prior) / N).backward()
+    assert gradient(kl).abs().max() > 1e-3
+
+
+def test_with_the_same_weights_halves_accumulate_to_the_whole() -> None:
+    """Weight sampling's noise is the weights': with the same step, the sum is the full batch's."""
+    x, y = data()
+    whole, halves = new_elbo(prior=ScaleMixture()), new_elbo(prior=ScaleMixture())
+    whole(x, y).loss.backward()
+    sizes = 40, N - 40
+    for inputs, targets in zip(x.split(sizes), y.split(sizes), strict=True):
+        halves.step = 0
+        (halves(inputs, targets).loss * len(targets) / N).backward()
+    torch.testing.assert_close(gradient(halves), gradient(whole), rtol=1e-10, atol=1e-14)
+    other = new_elbo(prior=ScaleMixture())
+    for inputs, targets in zip(x.split(sizes), y.split(sizes), strict=True):
+        (other(inputs, targets).loss * len(targets) / N).backward()
+    assert (gradient(other) - gradient(whole)).abs().max() > 1e-3
+
+
+@each_perturbation
+def test_gradients_can_be_clipped(perturbation: Perturbation) -> None:
+    elbo = new_elbo(perturbation)
+    elbo(*data()).loss.backward()
+    free = gradient(elbo)
+    norm = clip_grad_norm_(elbo.parameters(), 0.01)
+    torch.testing.assert_close(norm, free.norm())
+    assert float(norm) > 0.1
+    torch.testing.assert_close(gradient(elbo), free * 0.01 / norm, rtol=1e-4, atol=0)
+    bound = float(gradient(elbo).abs().median())
+    clipped = gradient(elbo).clamp(-bound, bound)
+    clip_grad_value_(elbo.parameters(), bound)
+    assert torch.equal(gradient(elbo), clipped)
+
+
+# ------------------------------------------------------------------------ copies, states, dtypes
+
+
+@each_perturbation
+def test_a_copy_goes_on_with_the_same_noise(perturbation: Perturbation) -> None:
+    elbo = new_elbo(perturbation)
+    terms = elbo(*data())
+    terms.loss.backward()
+    elbo.bnn(data()[0])
+    by_copy = copy.deepcopy(elbo)
+    by_state = new_elbo(perturbation)
+    by_state.load_state_dict(elbo.state_dict())
+    expected = elbo(*data()).loss
+    assert torch.equal(by_copy(*data()).loss, expected)
+    assert torch.equal(by_state(*data()).loss, expected)
+    assert by_copy.step == by_state.step == 2
+    assert torch.equal(copy.deepcopy(by_copy.bnn)(data()[0]), elbo.bnn(data()[0]))
+    # They share nothing: the copy's training is not the original's, and noise moves on.
+    with torch.no_grad():
+        by_copy.bnn.posterior.mean.zero_()
+    assert float(elbo.bnn.posterior.mean.detach().abs().max()) > 0
+    assert not torch.equal(new_elbo(perturbation)(*data()).loss, expected)
+
+
+@each_perturbation
+def test_training_resumes_from_state_dicts(perturbation: Perturbation) -> None:
+    def steps(elbo: ELBO, optimizer: Optimizer, number: int) -> None:
+        for _ in range(number):
+            optimizer.zero_grad()
+            elbo(*data()).loss.backward()
+            optimizer.step()
+
+    whole = new_elbo(perturbation)
+    steps(whole, Adam(whole.parameters(), lr=0.01), 10)
+    first = new_elbo(perturbation)
+    optimizer = Adam(first.parameters(), lr=0.01)
+    steps(first, optimizer, 4)
+    second = new_elbo(perturbation)
+    resumed = Adam(second.parameters(), lr=0.01)
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    forgetful, again = copy.deepcopy(second), copy.deepcopy(resumed.state_dict())
+    steps(second, resumed, 6)
+    assert torch.equal(flat(second), flat(whole))
+    # Without the step counter the noise would begin anew.
+    forgetful.step = 0
+    resumed = Adam(forgetful.parameters(), lr=0.01)
+    resumed.load_state_dict(again)
+    steps(forgetful, resumed, 6)
+    assert not torch.equal(flat(forgetful), flat(whole))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@each_perturbation
+def test_modules_move_to_other_dtypes(perturbation: Perturbation, dtype: torch.dtype) -> None:
+    x, y = data()
+    elbo = ELBO(BayesianModule(mlp(torch.float32), perturbation=perturbation), num_data=N)
+    elbo = elbo.to(dtype) if dtype != torch.float16 else elbo.half()
+    assert {parameter.dtype for parameter in elbo.parameters()} == {dtype}
+    optimizer = SGD(elbo.parameters(), lr=0.1)
+    losses = []
+    for _ in range(40):
+        terms = elbo(x.to(dtype), y)
+        optimizer.zero_grad()
+        terms.loss.backward()
+        optimizer.step()
+        losses.append(float(terms.loss.detach()))
+    assert terms.outputs.dtype == dtype
+    # The sums over a network are in float32 at least.
+    wide = torch.promote_types(dtype, torch.float32)
+    assert {part.dtype for part in (terms.loss, terms.nll, terms.kl)} == {wide}
+    assert sum(losses[-5:]) < sum(losses[:5]) - 1.0
+    assert elbo.bnn.predict(x.to(dtype), 3).mean.isfinite().all()
+    assert elbo.bnn(x.to(dtype)).dtype == dtype
+
+
+@each_perturbation
+def test_a_narrow_prior_is_finite_in_half_precision(perturbation: Perturbation) -> None:
+    # For weights in the spike; 1 / std2^2 = exp(16) is more than float16 holds.
+    bnn = BayesianModule(mlp(), prior=ScaleMixture(), perturbation=perturbation, init_std=3e-4)
+    nn.init.zeros_(bnn.posterior.mean)
+    wide, narrow = ELBO(bnn, num_data=N), ELBO(copy.deepcopy(bnn).half(), num_data=N)
+    x, y = data()
+    for elbo, dtype in ((wide, torch.float64), (narrow, torch.float16)):
+        elbo(x.to(dtype), y).loss.backward()
+    assert bool(gradient(narrow).isfinite().all())
+    # The noise differs between dtypes, so only the size is the same.
+    assert float(gradient(narrow).norm()) == pytest.approx(float(gradient(wide).norm()), rel=0.5)
+
+
+# ------------------------------------------------------------------------- averages of the weights
+
+
+def train(elbo: ELBO, average: swa_utils.AveragedModel, steps: int) -> list[Tensor]:
+    """Train, and return the posterior's parameters after each step."""
+    optimizer = Adam(elbo.parameters(), lr=0.02)
+    seen = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        elbo(*data()).loss.backward()
+        optimizer.step()
+        average.update_parameters(elbo.bnn)
+        seen.append(flat(elbo))
+    return seen
+
+
+@each_perturbation
+def test_averages_over_the_run(perturbation: Perturbation) -> None:
+    def by_decay(values: list[Tensor]) -> Tensor:
+        result = values[0]
+        for value in values[1:]:
+            result = 0.9 * result + 0.1 * value
+        return result
+
+    ema = swa_utils.get_ema_multi_avg_fn(0.9)
+    for multi_avg_fn, by_hand in (
+        (ema, by_decay),
+        (None, lambda values: torch.stack(values).mean(0)),
+    ):
+        elbo = new_elbo(perturbation)
+        average = swa_utils.AveragedModel(elbo.bnn, multi_avg_fn=multi_avg_fn)
+        seen = train(elbo, average, 12)
+        posterior = average.module.posterior
+        flat_average = torch.cat([posterior.mean, posterior.rho]).detach()
+        torch.testing.assert_close(flat_average, by_hand(seen), rtol=1e-12, atol=1e-14)
+        assert (flat_average - seen[-1]).abs().max() > 1e-3
+        # It predicts with the averages, and calls with its own noise.
+        mean = by_hand(seen)[: elbo.bnn.layout.num_weights]
+        expected = elbo.bnn.run_with(mean, data()[0]).softmax(-1)
+        torch.testing.assert_close(average.module.predict_mean(data()[0]).mean, expected)
+        assert average.module.predict(data()[0], 5).mean.shape == (N, 4)
+        assert average(data()[0]).shape == (N, 4)
+
+
+def test_batch_norm_is_updated_for_the_average() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
+    elbo = ELBO(BayesianModule(net, init_std=0.05, seed=3), num_data=N)
+    average = swa_utils.AveragedModel(elbo.bnn)
+    train(elbo, average, 5)
+    x, _ = data()
+    swa_utils.update_bn(x.split(16), average)
+    norm = average.module.net[1]
+    assert int(norm.num_batches_tracked) == 4
+    # The mean over four passes, each with weights of its own.
+    twin = copy.deepcopy(average.module)
+    expected = torch.zeros(5, dtype=torch.float64)
+    for step, part in enumerate(x.split(16)):
+        twin._calls.fill_(step)
+        before = []
+        handle = twin.net[1].register_forward_pre_hook(lambda _, args, b=before: b.append(args[0]))
+        twin(part)
+        handle.remove()
+        expected += before[0].detach().mean(0) / 4
+    torch.testing.assert_close(norm.running_mean, expected, rtol=1e-10, atol=1e-12)
