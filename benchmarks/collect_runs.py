@@ -1,6 +1,6 @@
-"""Collect finished runs into results/first-run: one JSON object a run, and a Markdown table.
+"""Collect finished runs into results/NAME: one JSON object a run, and a Markdown table.
 
-python benchmarks/first_run.py runs/first runs/seed-1 runs/sgd ...
+python benchmarks/collect_runs.py first-run runs/first runs/seed-1 runs/sgd ...
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from bayesify.runs import Run
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "first-run"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 COLUMNS = {
     "error_predictive": ("error, averaged %", 2),
     "error_mean_weights": ("error, mean weights %", 2),
@@ -23,13 +23,13 @@ COLUMNS = {
 }
 
 
-def record(folder: Path) -> dict[str, Any]:
+def record(experiment: str, folder: Path) -> dict[str, Any]:
     """A run as one object."""
     run = Run.open(folder)
     document, metrics = run.document, run.metrics()
     pruning = folder / "pruning.json"
     return {
-        "experiment": "first-run",
+        "experiment": experiment,
         "quick": False,
         "run": folder.name,
         "config": document["settings"],
@@ -67,11 +67,15 @@ def table(records: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Write the results of the runs named on the command line."""
-    records = [record(Path(name)) for name in sys.argv[1:]]
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    experiment = sys.argv[1]
+    records = [record(experiment, Path(name)) for name in sys.argv[2:]]
+    results = RESULTS / experiment
+    results.mkdir(parents=True, exist_ok=True)
     for each in records:
-        (RESULTS / f"{each['run']}.json").write_text(json.dumps(each, indent=2) + "\n")
-    (RESULTS / "table.md").write_text(table(records))
+        (results / f"{each['run']}.json").write_text(json.dumps(each, indent=2) + "\n")
+    (results / "table.md").write_text(table(records))
     print(table(records))
 
 
