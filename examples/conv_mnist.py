@@ -46,7 +46,7 @@ def main() -> None:
         loader,
         TensorLoader(data.test_inputs, data.test_targets, 1000, shuffle=False),
         epochs=options.epochs,
-        rho_lr_scale=3.0,
+        rho_lr_scale=10.0,
         kl_warmup_epochs=options.epochs / 2,
     )
 

@@ -4,8 +4,8 @@ python examples/last_layer.py                          about two minutes on two 
 
 The layers below stay as they were trained. The last layer's prior is centred on its trained
 weights (MOPED, Krishnan et al. 2020), and its posterior starts there with std 0.1 |w|. Shows: what
-this does to nll and calibration, and that rotated digits, which the network never saw, get more
-uncertain, which a plain network understates.
+this does to the nll, and how much of the uncertainty comes from not knowing the weights, of digits
+as they are and of rotated ones, which the network never saw. Of a plain network that part is 0.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from torch import nn
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader, load_images
-from bayesify.metrics import expected_calibration_error
 
 
 def main() -> None:
@@ -47,19 +46,22 @@ def main() -> None:
         init_std=bf.RelativeStd(0.1),
         perturbation=bf.LocalReparameterization(),
     )
-    bf.fit(bf.ELBO(bnn, num_data=len(data.train_inputs)), loader, epochs=options.epochs)
+    bf.fit(
+        bf.ELBO(bnn, num_data=len(data.train_inputs)),
+        loader,
+        epochs=options.epochs,
+        rho_lr_scale=5.0,
+    )
 
     images = data.test_inputs.unflatten(-1, data.image_shape)
     rotated = images.rot90(1, (-2, -1)).flatten(1)
     plain = bf.BayesianModule(net, posterior=bf.Delta)
     for name, model in (("plain", plain), ("last layer Bayesian", bnn)):
         p, far = (model.predict(x, num_samples=50) for x in (data.test_inputs, rotated))
-        ece = expected_calibration_error(p.mean, data.test_targets)
         print(
-            f"{name}: nll {-p.log_prob(data.test_targets).mean():.4f} nats, calibration error "
-            f"{ece:.4f}; uncertainty {p.total.mean():.3f} nats, of rotated digits "
-            f"{far.total.mean():.3f}, there wrong by nll "
-            f"{-far.log_prob(data.test_targets).mean():.2f}"
+            f"{name}: nll {-p.log_prob(data.test_targets).mean():.4f} nats; uncertainty "
+            f"{p.total.mean():.3f} nats, of it {p.epistemic.mean():.4f} from the weights; of "
+            f"rotated digits {far.total.mean():.3f}, of it {far.epistemic.mean():.4f}"
         )
 
 

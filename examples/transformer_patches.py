@@ -39,7 +39,7 @@ def to_patches(images: Tensor) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--limit", type=int, default=30_000, help="use only so many images")
+    parser.add_argument("--limit", type=int, default=60_000, help="use only so many images")
     options = parser.parse_args()
 
     data = load_images("mnist", limit=options.limit)
@@ -54,6 +54,7 @@ def main() -> None:
         epochs=options.epochs,
         optimizer=lambda groups: torch.optim.Adam(groups, lr=2e-3),
         scheduler=bf.training.schedules.cosine,
+        rho_lr_scale=10.0,
         kl_warmup_epochs=options.epochs / 2,
     )
 
