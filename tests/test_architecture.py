@@ -37,6 +37,7 @@ LAYERS = (
     "predictive",
     "likelihoods",
     "inputs",
+    "random_network",
     "module",
     "elbo",
     "pruning",

@@ -131,7 +131,7 @@ def variance_doubled(patch: pytest.MonkeyPatch) -> None:
 
 def network_not_copied(patch: pytest.MonkeyPatch) -> None:
     """The user's own module loses its parameters."""
-    patch.setattr("bayesify.module.copy", SimpleNamespace(deepcopy=lambda thing: thing))
+    patch.setattr("bayesify.random_network.copy", SimpleNamespace(deepcopy=lambda thing: thing))
 
 
 def rho_read_wrong(patch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def uses_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 def time_taken_for_data(patch: pytest.MonkeyPatch) -> None:
     """Rows count as data wherever they are as many."""
-    patch.setattr("bayesify.perturbations.tracing._not_by_row", lambda use: use)
+    patch.setattr("bayesify.perturbations.tracing._not_by_row", lambda uses, *_: uses)
 
 
 def modes_not_told_apart(patch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,8 @@ class Coverage(tuple[CoverageRow, ...]):
 
 
 def _treatment(perturbation: Perturbation, uses: Uses | None, name: str) -> Treatment:
+    if not perturbation.needs_trace:
+        return perturbation.treatment(())
     if uses is None:
         return Treatment("unknown", "no forward pass yet; give coverage() an example input")
     return perturbation.treatment(uses[name])

@@ -18,7 +18,7 @@ from bayesify.divergence import (
 )
 from bayesify.inputs import Inputs
 from bayesify.module import BayesianModule
-from bayesify.noise import NoiseKey, Stream, counted, process_rank
+from bayesify.noise import NoiseKey, Stream, count, counted, new_counter, process_rank
 from bayesify.posteriors import Delta, WeightDraw
 
 __all__ = ["ELBO", "ELBOTerms"]
@@ -119,8 +119,7 @@ class ELBO(nn.Module):
         self.temperature = float(temperature)
         self.num_samples = num_samples
         self.num_batches = num_batches
-        # A tensor, so that compiled code may count too; it stays on the CPU.
-        self._step = torch.tensor(0)
+        self._step = new_counter()
 
     def forward(
         self,
@@ -145,6 +144,7 @@ class ELBO(nn.Module):
             ValueError: targets do not fit, or a geometric weight lacks its index.
         """
         bnn = self.bnn
+        bnn.perturbation.check_num_samples(self.num_samples)
         step = counted(self._step)
         # Each process of a distributed run has samples of its own.
         first = process_rank() * self.num_samples
@@ -169,7 +169,7 @@ class ELBO(nn.Module):
             with_grad = False
         with torch.set_grad_enabled(with_grad):
             kl, penalty = self._complexity(draw, step, samples)
-        self._step += 1
+        count(self._step)
         loss = nll + factor * (kl + penalty)
         return ELBOTerms(loss, nll, kl, penalty, outputs.detach())
 
@@ -180,7 +180,7 @@ class ELBO(nn.Module):
 
     @step.setter
     def step(self, step: int) -> None:
-        self._step = torch.tensor(step)
+        self._step = new_counter(step)
 
     def _complexity(
         self, draw: WeightDraw | None, step: int | Tensor, samples: range

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 __all__ = ["check_network", "check_same", "is_frozen", "named_weights", "random_weight"]
 
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
 #: A parameter, or what a quantised module holds in its place.
 Weight: TypeAlias = Tensor | torch.ScriptObject
 
@@ -71,6 +73,11 @@ def check_network(net: nn.Module) -> None:
         )
     for prefix, module in net.named_modules():
         place = f"the module {prefix!r}" if prefix else "the network"
+        if getattr(module, "max_norm", None) is not None and isinstance(module, _EMBEDDINGS):
+            raise TypeError(
+                f"parameters must not be edited in place by a pass, but {place} has max_norm="
+                f"{module.max_norm}; leave it out, a prior keeps weights small"
+            )
         for hook in module._forward_pre_hooks.values():
             # weight_norm, spectral_norm and pruning of old: their results cannot be copied.
             kind = type(hook)

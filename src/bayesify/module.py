@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import copy
-import operator
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from bayesify import stateless
-from bayesify.coverage import Coverage
-from bayesify.inputs import Inputs, arguments_of, batches_of
-from bayesify.layout import ParameterLayout, Selector
+from bayesify.inputs import Inputs, batches_of
+from bayesify.layout import Selector
 from bayesify.likelihoods import CategoricalLikelihood, Likelihood
-from bayesify.noise import NoiseKey, Stream, counted, process_rank
-from bayesify.perturbations import Call, Perturbation, WeightSampling
-from bayesify.perturbations.tracing import Traces, Uses, num_data_of
-from bayesify.posteriors import Delta, MeanFieldGaussian, Posterior, WeightDraw
+from bayesify.noise import NoiseKey, Stream
+from bayesify.perturbations import Perturbation
+from bayesify.posteriors import Delta, MeanFieldGaussian, Posterior
 from bayesify.predictive import Predictive
 from bayesify.pretrained import RelativeStd, prior_mean_of
 from bayesify.priors import Gaussian, Prior
+from bayesify.random_network import RandomNetwork, as_tensor
 
 __all__ = ["BayesianModule"]
 
 
-class BayesianModule(nn.Module):
+class BayesianModule(RandomNetwork):
     """A network whose parameters are random variables with a learned posterior.
 
     The network is copied; the caller's object is never changed. Its random parameters leave the
@@ -81,35 +79,26 @@ class BayesianModule(nn.Module):
         exclude: Sequence[Selector] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        given = {Likelihood: likelihood, Prior: prior, Perturbation: perturbation}
-        for kind, value in given.items():
-            if not (value is None or isinstance(value, kind)):
-                raise TypeError(f"{kind.__name__.lower()} must be a {kind.__name__}, got {value!r}")
-        if not (isinstance(posterior, type) and issubclass(posterior, Posterior)):
+        super().__init__(
+            net,
+            posterior=posterior,
+            init_std=init_std,
+            perturbation=perturbation,
+            include=include,
+            exclude=exclude,
+            seed=seed,
+        )
+        if not isinstance(likelihood, Likelihood | None):
             raise TypeError(
-                f"posterior must be a class such as MeanFieldGaussian or Delta, got {posterior!r}"
+                f"likelihood must be a Likelihood such as CategoricalLikelihood(), got "
+                f"{likelihood!r}"
             )
-        self.layout = ParameterLayout.of(net, include, exclude)
-        self.net = copy.deepcopy(net)
-        mean = self.layout.flatten(stateless.take_out(self.net, self.layout))
-        if isinstance(init_std, RelativeStd):
-            init_std = init_std.of(mean)
-        self.posterior = posterior.centred_on(mean, init_std)
-        self.posterior.kept = stateless.without_padding(self.net, self.layout, mean)
-        self.register_buffer("prior_mean", prior_mean_of(prior_mean, mean))
+        initial = self.posterior.mean.detach()
+        self.register_buffer("prior_mean", prior_mean_of(prior_mean, initial))
         self.likelihood: Likelihood = (
             CategoricalLikelihood() if likelihood is None else copy.deepcopy(likelihood)
         )
         self.prior = Gaussian(std=0.3) if prior is None else prior
-        self.perturbation = WeightSampling() if perturbation is None else perturbation
-        self.seed = operator.index(seed)
-        if not -(2**127) <= self.seed < 2**127:
-            raise ValueError(f"seed must have at most 128 bits with its sign, got {seed}")
-        # A tensor, so that compiled code may count too.
-        self._calls = torch.zeros((), dtype=torch.int64)
-        self._traces = Traces()
-        self._places = stateless.places_of(self.net, self.layout)
 
     @property
     def prior(self) -> Prior:
@@ -118,86 +107,12 @@ class BayesianModule(nn.Module):
 
     @prior.setter
     def prior(self, prior: Prior) -> None:
+        if not isinstance(prior, Prior):
+            raise TypeError(f"prior must be a Prior such as Gaussian(0.3), got {prior!r}")
         weight_prior = prior.for_layout(self.layout)
         if isinstance(self.posterior, Delta):
             weight_prior.log_prob(self.posterior.mean)  # refuses what needs a spread
         self.weight_prior, self._prior = weight_prior, prior
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """One pass with fresh weights: just what ``net(...)`` would return, no extra axis."""
-        key = NoiseKey(self.seed, Stream.CALL, counted(self._calls))
-        self._calls += 1
-        rank = process_rank()
-        outputs, _ = self._perturbed(args, kwargs, key, range(rank, rank + 1))
-        return outputs[0]
-
-    def run_with(self, weights: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run the network with one flat weight vector, shape (D,)."""
-        return self._run(self.layout.unflatten(weights), *args, **kwargs)
-
-    def sample_outputs(
-        self, inputs: Inputs, key: NoiseKey, samples: range
-    ) -> tuple[Tensor, WeightDraw | None]:
-        """Outputs under the weight samples of a noise key, shape (S, N, ...), and the draw.
-
-        Raises:
-            TypeError: the network returns something else than a tensor.
-        """
-        args, kwargs = arguments_of(inputs)
-        found, draw = self._perturbed(args, kwargs, key, samples)
-        outputs = [_tensor(output) for output in found]
-        return (outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)), draw
-
-    def coverage(self, *args: Any, **kwargs: Any) -> Coverage:
-        """How each random parameter is perturbed, and why, from one traced forward pass.
-
-        Args:
-            args: example inputs, as the network takes them; without any, what the last traced
-                pass found, or ``unknown``.
-            kwargs: those by name.
-
-        Returns:
-            A row for each random parameter: name, shape, treatment, reason.
-
-        Example:
-            >>> bnn = BayesianModule(nn.Linear(3, 2))
-            >>> [row.treatment for row in bnn.coverage(torch.zeros(5, 3))]
-            ['sampled', 'sampled']
-        """
-        if args or kwargs:
-            self._uses(args, kwargs)
-        return Coverage.of(self.layout, self.perturbation, self._traces.last)
-
-    def _run(self, tensors: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        given = {place: tensors[name] for name in tensors for place in self._places[name]}
-        return stateless.run_with(self.net, given, args, kwargs)
-
-    def _perturbed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], key: NoiseKey, samples: range
-    ) -> tuple[list[Any], WeightDraw | None]:
-        call = Call(
-            layout=self.layout,
-            forward=lambda tensors: self._run(tensors, *args, **kwargs),
-            num_data=num_data_of(args, kwargs),
-            local_names=lambda: self._local_names(*args, **kwargs),
-            snapshot=lambda: stateless.snapshot(self.net),
-            unforeseen=self._traces.note,
-        )
-        return self.perturbation.run(call, self.posterior, key, samples)
-
-    def _local_names(self, *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        uses = self._uses(args, kwargs)
-        return tuple(n for n in uses if self.perturbation.treatment(uses[n]).kind != "sampled")
-
-    # What torch.compiler.assume_constant_result sets, without its import of the whole compiler:
-    # in compiled code the pass is traced once, when that code is made for inputs of these shapes.
-    _local_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-    def _uses(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Uses:
-        return self._traces.uses(self.net, self._run, self._means, args, kwargs)
-
-    def _means(self) -> dict[str, Tensor]:
-        return self.layout.unflatten(self.posterior.masked_mean.detach())
 
     @torch.no_grad()
     def predict(
@@ -237,7 +152,7 @@ class BayesianModule(nn.Module):
             for sample in range(num_samples):
                 noise = self.posterior.noise(key, range(sample, sample + 1))
                 weights = self.posterior.draw(noise).weights[0]
-                yield torch.cat([_tensor(self.run_with(weights, *a, **k)) for a, k in batches])
+                yield torch.cat([as_tensor(self.run_with(weights, *a, **k)) for a, k in batches])
 
         with stateless.evaluating(self.net):
             return self.likelihood.predictive(outputs(), keep_samples=keep_samples)
@@ -262,10 +177,11 @@ class BayesianModule(nn.Module):
     @torch.no_grad()
     def mean_outputs(self, inputs: Inputs, *, batch_size: int = 4096) -> Tensor:
         """The network's outputs at the mean weights, in evaluation mode, shape (N, ...)."""
+        mean = self.posterior.masked_mean.clone()  # which the network may edit in place
         with stateless.evaluating(self.net):
             return torch.cat(
                 [
-                    _tensor(self.run_with(self.posterior.masked_mean, *args, **kwargs))
+                    as_tensor(self.run_with(mean, *args, **kwargs))
                     for args, kwargs in batches_of(inputs, batch_size)
                 ]
             )
@@ -289,12 +205,3 @@ class BayesianModule(nn.Module):
             f"random={', '.join(self.layout.names)}; num_weights={self.layout.num_weights}, "
             f"prior={self.prior}, perturbation={self.perturbation} ({treated}), seed={self.seed}"
         )
-
-
-def _tensor(output: object) -> Tensor:
-    if not isinstance(output, Tensor):
-        raise TypeError(
-            "the network must return one tensor for a likelihood to read, got "
-            f"{type(output).__name__}; wrap it in a module that picks the tensor"
-        )
-    return output

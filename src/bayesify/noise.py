@@ -17,13 +17,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["NoiseKey", "NoiseSource", "Stream", "counted", "derived_seed", "process_rank"]
+__all__ = [
+    "NoiseKey",
+    "NoiseSource",
+    "Stream",
+    "count",
+    "counted",
+    "derived_seed",
+    "new_counter",
+    "process_rank",
+]
 
 _MT_WORDS = 624
 _MT_HEADER_BYTES = 24  # seed (8), words left (4), seeded (4), next word (8)
 
 
-Kind = Literal["normal", "sign"]
+NoiseKind = Literal["normal", "sign"]
 
 
 class Stream(IntEnum):
@@ -83,7 +92,7 @@ class NoiseKey:
 
     def numbers(
         self,
-        kind: Kind,
+        kind: NoiseKind,
         sample: int,
         place: int,
         size: int,
@@ -144,8 +153,12 @@ class NoiseSource:
         """-1 or 1, each with probability 1/2, of this shape."""
         return self._next("sign", shape, dtype, device)
 
+    def rewind(self) -> None:
+        """Go back to the first piece."""
+        self._place = 0
+
     def _next(
-        self, kind: Kind, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str
+        self, kind: NoiseKind, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
         # Place 0 is that of whole weight vectors.
         self._place += 1
@@ -170,7 +183,32 @@ def counted(counter: Tensor) -> int | Tensor:
         >>> counted(torch.tensor(3))
         3
     """
-    return counter.clone() if torch.compiler.is_compiling() else int(counter)
+    if torch.compiler.is_compiling():
+        return counter.clone()
+    with torch._C._DisableFuncTorch():
+        return int(counter)
+
+
+def new_counter(value: int = 0) -> Tensor:
+    """A counter that compiled code may count too; it stays on the CPU.
+
+    Example:
+        >>> counter = new_counter()
+        >>> count(counter)
+        >>> counted(counter)
+        1
+    """
+    with torch.inference_mode(False):
+        return torch.tensor(value, dtype=torch.int64, device="cpu")
+
+
+def count(counter: Tensor) -> None:
+    """Add 1, within a transform of ``torch.func`` too."""
+    if torch.compiler.is_compiling():
+        counter += 1
+    else:
+        with torch._C._DisableFuncTorch():
+            counter.add_(1)
 
 
 def process_rank() -> int:

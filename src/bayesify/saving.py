@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import glob
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -153,7 +154,7 @@ def restore_model(
             perturbation=perturbation
             or _component(perturbations, Perturbation, meta["perturbation"]),
             prior_mean="initial" if _PRIOR_MEAN in tensors else None,
-            include=[name.replace("[", "[[]") for name in names],
+            include=[glob.escape(name) for name in names],
             exclude=(),
             seed=meta["seed"],
         )

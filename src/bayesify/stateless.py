@@ -61,13 +61,14 @@ def without_padding(net: nn.Module, layout: ParameterLayout, values: Tensor) -> 
         tensor([False, False,  True,  True,  True,  True])
     """
     kept = torch.ones_like(values, dtype=torch.bool)
-    for path, module in net.named_modules(remove_duplicate=False):
-        name = f"{path}.weight" if path else "weight"
-        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or module.padding_idx is None:
-            continue
-        if any(name in aliases for aliases in layout.ties):
-            part, width = layout.slice_of(name), module.embedding_dim
-            start = part.start + module.padding_idx * width
+    for aliases in layout.ties:
+        owners = [owner for owner, _ in _places(net, aliases)]
+        tables = [owner for owner in owners if isinstance(owner, nn.Embedding | nn.EmbeddingBag)]
+        indices = {table.padding_idx for table in tables}
+        # Tied to a layer of another kind, a gradient reaches the row there.
+        if len(tables) == len(owners) and len(indices) == 1 and None not in indices:
+            width = tables[0].embedding_dim
+            start = layout.slice_of(aliases[0]).start + (tables[0].padding_idx or 0) * width
             kept[start : start + width] = bool(values[start : start + width].any())
     return None if bool(kept.all()) else kept
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -23,12 +23,13 @@ class Use(NamedTuple):
 
     ``rows`` is how many rows the operation's input has for each datum, and ``positions`` how often
     a datum meets each weight there; both None where the use is no linear operation on rows of
-    data.
+    data, and ``why`` then says so.
     """
 
     function: str
     rows: int | None = None
     positions: int | None = None
+    why: str = "not as weight on rows of data"
 
 
 class Treatment(NamedTuple):
@@ -85,6 +86,11 @@ class Perturbation(ABC):
         True
     """
 
+    #: Whether samples 2i and 2i + 1 have opposite noise; a subclass may make it an argument.
+    antithetic: bool = False
+    #: Whether a treatment depends on what traced passes find.
+    needs_trace: ClassVar[bool] = True
+
     @abstractmethod
     def treatment(self, uses: Sequence[Use]) -> Treatment:
         """How a parameter with these uses in one forward pass is perturbed, and why."""
@@ -107,7 +113,8 @@ class Perturbation(ABC):
 
     def check_num_samples(self, num_samples: int) -> None:
         """Raise ValueError where a step cannot have so many samples."""
-        if getattr(self, "antithetic", False) and num_samples % 2:
+        if self.antithetic and num_samples % 2:
             raise ValueError(
-                f"antithetic samples come in pairs, so num_samples must be even, got {num_samples}"
+                "antithetic samples come in pairs, so their number a step must be even, got "
+                f"{num_samples}"
             )

@@ -49,9 +49,7 @@ class Flipout(PerExample):
             return Treatment("sampled", "not used in this pass")
         for use in uses:
             if use.rows is None:
-                return Treatment(
-                    "sampled", f"used by {use.function}, not as weight on rows of data"
-                )
+                return Treatment("sampled", f"used by {use.function}, {use.why}")
             if use.rows > 1:
                 return Treatment("sampled", f"{use.function} has {use.rows} rows for each datum")
         functions = " and ".join(dict.fromkeys(use.function for use in uses))

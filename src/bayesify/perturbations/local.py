@@ -53,9 +53,9 @@ class LocalReparameterization(PerExample):
             return Treatment("sampled", "not used in this pass")
         if len(uses) > 1:
             return Treatment("sampled", f"used {len(uses)} times in a pass")
-        function, _, positions = uses[0]
+        function, _, positions, why = uses[0]
         if positions is None:
-            return Treatment("sampled", f"used by {function}, not as weight on rows of data")
+            return Treatment("sampled", f"used by {function}, {why}")
         if positions == 1:
             return Treatment("exact", f"{function} meets each datum once")
         if not self.per_position:

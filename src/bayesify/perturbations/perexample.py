@@ -13,9 +13,8 @@ from torch import Tensor
 from bayesify.noise import NoiseKey, NoiseSource
 from bayesify.perturbations.base import Call, Perturbation, Use
 from bayesify.perturbations.operations import LinearCall
-from bayesify.perturbations.sampling import WeightSampling
 from bayesify.perturbations.watching import WeightWatch
-from bayesify.posteriors import Delta, MeanFieldGaussian, Posterior, WeightDraw
+from bayesify.posteriors import MeanFieldGaussian, Posterior, WeightDraw
 
 __all__ = ["Part", "Pass", "PerExample"]
 
@@ -57,11 +56,6 @@ class PerExample(Perturbation):
     def perturbed(self, call: LinearCall, weight: Part, bias: Part | None, this: Pass) -> Tensor:
         """The output of one linear operation with noise in the parts that have a std."""
 
-    @property
-    def is_antithetic(self) -> bool:
-        """Whether samples come in pairs of opposite noise."""
-        return bool(getattr(self, "antithetic", False))
-
     def run(
         self, call: Call, posterior: Posterior, key: NoiseKey, samples: range
     ) -> tuple[list[Any], WeightDraw | None]:
@@ -70,70 +64,90 @@ class PerExample(Perturbation):
         Raises:
             TypeError: the posterior's weights are not independent Gaussians.
         """
-        if isinstance(posterior, Delta):  # no noise: one way of running it is as good as another
-            return WeightSampling().run(call, posterior, key, samples)
         if not isinstance(posterior, MeanFieldGaussian):
             raise TypeError(
                 f"{type(self).__name__} needs a MeanFieldGaussian posterior, got "
                 f"{type(posterior).__name__}; use WeightSampling()"
             )
-        return [self._pass(call, posterior, key, sample) for sample in samples], None
-
-    def _pass(self, call: Call, posterior: Posterior, key: NoiseKey, sample: int) -> Any:
-        names = set(call.local_names())
-        if torch.compiler.is_compiling():  # traced for these very shapes just now
-            return self._run_once(call, posterior, key, sample, names)
-        undo = call.snapshot()
-        while True:
-            try:
-                return self._run_once(call, posterior, key, sample, names)
-            except _Unforeseen as use:
-                call.unforeseen(use.name, use.function)
-                names.remove(use.name)
-                undo()
-
-    def _run_once(
-        self, call: Call, posterior: Posterior, key: NoiseKey, sample: int, names: Collection[str]
-    ) -> Any:
-        this = Pass(NoiseSource(key, sample, antithetic=self.is_antithetic), call.num_data)
         means = call.layout.unflatten(posterior.masked_mean)
         stds = call.layout.unflatten(posterior.std)
-        tensors, local, parts = {}, {}, {}
-        for name, mean in means.items():
-            if name in names:
-                # NaN: a use that escaped the watch would show at once.
-                local[name] = mean.new_full((), torch.nan).expand(mean.shape)
-                parts[name] = Part(mean, stds[name], name)
-                tensors[name] = local[name]
+        parts = {name: Part(means[name], stds[name], name) for name in means}
+        local = set(call.local_names())
+        outputs = []
+        for sample in samples:
+            noise = NoiseSource(key, sample, antithetic=self.antithetic)
+            if torch.compiler.is_compiling():  # traced for these very shapes just now
+                outputs.append(self._run_once(call, parts, local, noise)[0])
             else:
-                noise = this.noise.normals(mean.shape, mean.dtype, mean.device)
-                tensors[name] = torch.addcmul(mean, stds[name], noise)
-        with _Perturber(self, local, parts, this):
-            return call.forward(tensors)
+                outputs.append(self._run(call, parts, local, noise))
+        return outputs, None
+
+    def _run(
+        self, call: Call, parts: Mapping[str, Part], local: set[str], noise: NoiseSource
+    ) -> Any:
+        undo = call.snapshot() if local else None
+        while True:
+            outputs, use = self._run_once(call, parts, local, noise)
+            if use is None or undo is None:
+                return outputs
+            name, function = use
+            call.unforeseen(name, function)
+            local.remove(name)
+            noise.rewind()
+            undo()
+
+    def _run_once(
+        self, call: Call, parts: Mapping[str, Part], local: Collection[str], noise: NoiseSource
+    ) -> tuple[Any, tuple[str, str] | None]:
+        """The outputs, or the name and the function of a use that was not foreseen."""
+        tensors, watched = {}, {}
+        for name, part in parts.items():
+            mean = part.mean
+            if name in local:
+                # NaN: a use that escaped the watch would show at once.
+                watched[name] = mean.new_full((), torch.nan).expand(mean.shape)
+                tensors[name] = watched[name]
+            else:
+                normals = noise.normals(mean.shape, mean.dtype, mean.device)
+                tensors[name] = torch.addcmul(mean, _std(part), normals)
+        watch = _Perturber(self, watched, parts, Pass(noise, call.num_data))
+        if torch.compiler.is_compiling():
+            with watch:
+                return call.forward(tensors), None
+        outputs = None
+        try:
+            with watch:
+                outputs = call.forward(tensors)
+        except (_Unforeseen, Exception):
+            # Also where the network made another exception of it.
+            if watch.unforeseen is None:
+                raise
+        return outputs, watch.unforeseen
 
 
-class _Unforeseen(Exception):  # noqa: N818
-    """A pass used a parameter as the traced ones did not."""
+def _std(part: Part) -> Tensor:
+    assert part.std is not None
+    return part.std
 
-    def __init__(self, name: str, function: str) -> None:
-        super().__init__(f"{function} uses {name} as no traced pass did")
-        self.name = name
-        self.function = function
+
+class _Unforeseen(BaseException):
+    """A pass used a parameter as the traced ones did not; not for the network to catch."""
 
 
 class _Perturber(WeightWatch):
     def __init__(
         self,
         perturbation: PerExample,
-        local: Mapping[str, Tensor],
+        watched: Mapping[str, Tensor],
         parts: Mapping[str, Part],
         this: Pass,
     ) -> None:
-        super().__init__(local, grad_mode=torch.is_grad_enabled())
+        super().__init__(watched, grad_mode=torch.is_grad_enabled())
         self._perturbation = perturbation
         self._parts = parts
         self._this = this
-        self._uses: dict[str, list[Use]] = {name: [] for name in parts}
+        self._uses: dict[str, list[Use]] = {name: [] for name in watched}
+        self.unforeseen: tuple[str, str] | None = None
 
     def on_linear(self, call: LinearCall, weight: str | None, bias: str | None) -> Tensor:
         weight_part = Part(call.weight) if weight is None else self._parts[weight]
@@ -150,6 +164,10 @@ class _Perturber(WeightWatch):
         self._note(name, Use(function))
 
     def _note(self, name: str, use: Use) -> None:
-        self._uses[name].append(use)
-        if self._perturbation.treatment(self._uses[name]).kind == "sampled":
-            raise _Unforeseen(name, use.function)
+        uses = self._uses[name]
+        if uses[-2:] == [use, use]:
+            return  # a third like use changes no treatment
+        uses.append(use)
+        if self._perturbation.treatment(uses).kind == "sampled":
+            self.unforeseen = name, use.function
+            raise _Unforeseen

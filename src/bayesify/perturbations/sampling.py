@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,12 +31,13 @@ class WeightSampling(Perturbation):
         >>> from torch import nn
         >>> from bayesify.module import BayesianModule
         >>> bnn = BayesianModule(nn.Linear(3, 2), perturbation=WeightSampling(antithetic=True))
-        >>> row = bnn.coverage(torch.zeros(5, 3))[0]
+        >>> row = bnn.coverage()[0]
         >>> row.name, row.treatment, row.reason
         ('weight', 'sampled', 'weight sampling: one sample for the minibatch')
     """
 
     antithetic: bool = False
+    needs_trace: ClassVar[bool] = False
 
     def treatment(self, uses: Sequence[Use]) -> Treatment:  # noqa: ARG002
         """See :meth:`Perturbation.treatment`."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesify.perturbations.base import Use
 from bayesify.perturbations.operations import LinearCall
-from bayesify.perturbations.watching import WeightWatch
+from bayesify.perturbations.watching import WeightWatch, tensors_in
 from bayesify.stateless import snapshot
 
 __all__ = ["Traces", "Uses", "num_data_of", "trace"]
@@ -32,7 +32,7 @@ class Traces:
     """What the passes of one network were seen to do, by the kind of their inputs.
 
     Attributes:
-        last: the uses of the kind of pass that was asked for last, or None.
+        last: what was found of the kind of pass that was asked for last, or None.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,8 @@ def _kind(value: object) -> object:
         return tuple(value.shape[1:]), value.dtype
     if isinstance(value, (tuple, list)):
         return tuple(map(_kind, value))
-    return value if isinstance(value, (bool, int, float, str)) else type(value)
+    # Not numbers: one that changes at every call would have a trace of its own each time.
+    return value if isinstance(value, (bool, str)) else type(value)
 
 
 def trace(
@@ -106,30 +107,38 @@ def trace(
         kwargs: those by name.
     """
     num_data = num_data_of(args, kwargs)
-    uses = _uses(forward, tensors, args, kwargs, num_data)
+    uses, rows = _uses(forward, tensors, args, kwargs, num_data)
     if num_data is None:
-        return {name: tuple(map(_not_by_row, found)) for name, found in uses.items()}
-    longer = torch.arange(num_data + 1) % num_data
-    more = [
-        value[longer.to(value.device)] if isinstance(value, Tensor) else value for value in args
-    ]
-    named = {
-        name: value[longer.to(value.device)] if isinstance(value, Tensor) else value
-        for name, value in kwargs.items()
-    }
+        return _none_by_row(uses, "and the inputs do not tell the number of data")
+    if not rows:
+        return _none_by_row(uses, "and the outputs are no rows of data")
     try:
-        again = _uses(forward, tensors, tuple(more), named, num_data + 1)
-    except Exception:
-        # A network for minibatches of this very size: nothing is known of its rows.
-        again = {}
+        longer = torch.arange(num_data + 1) % num_data
+        more = [_repeated(value, longer) for value in args]
+        named = {name: _repeated(value, longer) for name, value in kwargs.items()}
+        again, rows = _uses(forward, tensors, tuple(more), named, num_data + 1)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = f"in a network that fails on a minibatch of another size ({type(error).__name__})"
+        return _none_by_row(uses, reason)
+    if not rows:
+        return _none_by_row(uses, "and the outputs are no rows of data")
     return {
-        name: found if again.get(name) == found else tuple(_not_by_row(use) for use in found)
-        for name, found in uses.items()
+        name: found if again[name] == found else _not_by_row(found) for name, found in uses.items()
     }
 
 
-def _not_by_row(use: Use) -> Use:
-    return Use(use.function)
+def _none_by_row(uses: Uses, why: str) -> Uses:
+    return {name: _not_by_row(uses[name], why) for name in uses}
+
+
+def _not_by_row(uses: tuple[Use, ...], why: str = Use("").why) -> tuple[Use, ...]:
+    return tuple(Use(use.function, why=why) for use in uses)
+
+
+def _repeated(value: Any, index: Tensor) -> Any:
+    return value[index.to(value.device)] if isinstance(value, Tensor) else value
 
 
 def _uses(
@@ -138,13 +147,15 @@ def _uses(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     num_data: int | None,
-) -> Uses:
-    # Views of their own: the watch tells parameters apart by identity.
-    watched = {name: tensor.detach().view_as(tensor) for name, tensor in tensors.items()}
+) -> tuple[Uses, bool]:
+    """The uses in one pass, and whether an output has the data as its first axis."""
+    # Copies: a pass may edit weights in place. The watch tells parameters apart by identity.
+    watched = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     watch = _Tracer(watched, num_data)
     with watch:
-        forward(watched, *args, **kwargs)
-    return {name: tuple(found) for name, found in watch.uses.items()}
+        outputs = forward(watched, *args, **kwargs)
+    rows = any(part.dim() > 0 and len(part) == num_data for part in tensors_in(outputs))
+    return {name: tuple(found) for name, found in watch.uses.items()}, rows
 
 
 class _Tracer(WeightWatch):

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import maybe_current_level
 from torch.overrides import TorchFunctionMode
 
 from bayesify.perturbations.operations import LinearCall, linear_call
 
-__all__ = ["WeightWatch"]
+__all__ = ["WeightWatch", "tensors_in"]
 
+_DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 # What reads a tensor's values and returns no tensor; anything else that returns none asks for its
 # shape, its dtype and the like.
 _READERS = frozenset(
@@ -39,6 +41,10 @@ class WeightWatch(TorchFunctionMode):
         self._tensors = list(tensors.values())
         self._names = list(tensors)
         self._grad_mode = grad_mode
+        self._compiling = torch.compiler.is_compiling()
+        # Compiled code has no ids; there the tensors are gone through.
+        self._by_id = {} if self._compiling else {id(tensors[name]): name for name in tensors}
+        self._level = 0 if self._compiling else maybe_current_level()
 
     def on_linear(self, call: LinearCall, weight: str | None, bias: str | None) -> Tensor:
         """Answer a linear operation; a name is None for a tensor that is not watched."""
@@ -58,20 +64,26 @@ class WeightWatch(TorchFunctionMode):
         """Called by PyTorch for each of its functions."""
         kwargs = {} if kwargs is None else kwargs
         call = linear_call(func, args, kwargs)
-        # In a user's autograd.Function gradients are off, and its backward uses the weight itself.
-        if call is not None and torch.is_grad_enabled() == self._grad_mode:
+        if call is not None and self._is_of_the_pass():
             weight, bias = self._name_of(call.weight), self._name_of(call.bias)
             if self._name_of(call.inputs) is None and (weight is not None or bias is not None):
                 return self.on_linear(call, weight, bias)
         result = func(*args, **kwargs)
         # Noise on outputs is no function of the inputs: its derivative in them is not a weight's.
-        derivative = func is torch.autograd.grad
+        derivative = func in _DERIVATIVES
         names = self._names if derivative else self._names_in([args, kwargs])
         function = getattr(func, "__name__", str(func))
-        if names and (function in _READERS or _holds_tensor(result)):
+        if names and (derivative or function in _READERS or tensors_in(result)):
             for name in names:
                 self.on_other(name, function)
         return result
+
+    def _is_of_the_pass(self) -> bool:
+        # In a user's autograd.Function gradients are off, and its backward uses the weight itself;
+        # in a transform (torch.func) the output's derivative is asked for.
+        if torch.is_grad_enabled() != self._grad_mode:
+            return False
+        return self._compiling or maybe_current_level() == self._level
 
     def _names_in(self, value: object) -> list[str]:
         parts = _parts(value)
@@ -84,18 +96,30 @@ class WeightWatch(TorchFunctionMode):
         return names
 
     def _name_of(self, value: object) -> str | None:
-        if isinstance(value, Tensor):
-            for name, tensor in zip(self._names, self._tensors, strict=True):
-                if tensor is value:
-                    return name
+        if not isinstance(value, Tensor):
+            return None
+        if not self._compiling:
+            return self._by_id.get(id(value))
+        for name, tensor in zip(self._names, self._tensors, strict=True):
+            if tensor is value:
+                return name
         return None
 
 
-def _holds_tensor(value: object) -> bool:
+def tensors_in(value: object) -> list[Tensor]:
+    """The tensors among nested lists, tuples and dicts.
+
+    Example:
+        >>> len(tensors_in({"a": [torch.zeros(2), 3], "b": (torch.ones(1),)}))
+        2
+    """
     parts = _parts(value)
     if parts is None:
-        return isinstance(value, Tensor)
-    return any(_holds_tensor(part) for part in parts)
+        return [value] if isinstance(value, Tensor) else []
+    found: list[Tensor] = []
+    for part in parts:
+        found += tensors_in(part)
+    return found
 
 
 def _parts(value: object) -> list[object] | None:

@@ -240,9 +240,13 @@ class RunConfig:
             raise ConfigError(f"temperature must be at least 0 and finite, got {self.temperature}")
         try:
             self.make_prior()
-            self.make_perturbation().check_num_samples(self.train_samples)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        if self.make_perturbation().antithetic and self.train_samples % 2:
+            raise ConfigError(
+                f"estimator {self.estimator} takes weight samples in pairs, so train-samples must "
+                f"be even, got {self.train_samples}; use --train-samples 2"
+            )
         if self.kl == "closed" and self.prior == "scale-mixture":
             raise ConfigError("the scale mixture has no closed-form KL; use --kl auto")
 
@@ -251,6 +255,8 @@ class RunConfig:
         idle = []
         if self.net != "mlp":
             idle += ["hidden"]
+        elif self.estimator == "local-per-position":
+            idle += ["estimator"]
         if self.baseline is not None:
             idle += ["prior", "init_std", "estimator", "kl", "kl_weighting", "kl_warmup"]
             idle += ["temperature", "train_samples", "test_samples", "rho_lr_scale"]

@@ -60,8 +60,9 @@ def fit(
     Everything random is a function of the network's seed, the epoch and the step: the noise, the
     order of the data and dropout (torch's global generators are seeded anew each step, and put
     back as they were afterwards). So a run that was stopped and resumed gives the same weights,
-    bit for bit on one machine, as one that was not. Ctrl-C ends the step, writes a checkpoint and
-    raises KeyboardInterrupt.
+    bit for bit on one machine, as one that was not (save where the network chooses its way by the
+    data under an estimator that traces it, see docs/adr/0004). Ctrl-C ends the step, writes a
+    checkpoint and raises KeyboardInterrupt.
 
     Args:
         elbo: the objective; its network is trained in place.
@@ -111,11 +112,6 @@ def fit(
     batches = len(train_loader)
     _check(elbo, train_loader, validation_loader, epochs, kl_warmup_epochs)
     if perturbation is not None:
-        if not isinstance(perturbation, Perturbation):
-            raise TypeError(
-                f"perturbation must be a Perturbation such as Flipout(), got {perturbation!r}"
-            )
-        perturbation.check_num_samples(elbo.num_samples)
         elbo.bnn.perturbation = perturbation
     made = make_optimizer(elbo, optimizer, rho_lr_scale)
     schedule = constant if scheduler is None else scheduler
@@ -154,6 +150,8 @@ def fit(
             with closing(epoch_of_data):
                 for batch, (inputs, targets) in epoch_of_data:
                     kl_scale = _warmup(epoch * batches + batch, kl_warmup_epochs * batches)
+                    # Under autocast, the casts of parameters as they were before the last step.
+                    torch.clear_autocast_cache()
                     terms = elbo(inputs, targets, batch_index=batch, kl_scale=kl_scale)
                     _check_finite(elbo, terms, epoch, batch, path)
                     made.zero_grad(set_to_none=True)
@@ -276,6 +274,7 @@ def _diverged(what: str, path: Path | None) -> str:
 def _validate(elbo: ELBO, loader: Loader | None) -> dict[str, float | None]:
     if loader is None:
         return {"validation_error": None, "validation_nll": None}
+    torch.clear_autocast_cache()
     bnn, count, error, nll = elbo.bnn, 0, 0.0, 0.0
     for inputs, targets in loader:
         outputs = bnn.mean_outputs(inputs)

@@ -1,0 +1,328 @@
+"""Passes in which a network does the unusual: each was once answered wrongly, in silence."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tests.cases import normals
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    Delta,
+    Flipout,
+    LocalReparameterization,
+    Perturbation,
+    WeightSampling,
+    fit,
+    load,
+    save,
+)
+from bayesify.datasets import TensorLoader
+from bayesify.perturbations import perexample
+
+ESTIMATORS = [WeightSampling(), LocalReparameterization(), Flipout()]
+LOCAL = ESTIMATORS[1:]
+each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+each_local = pytest.mark.parametrize("estimator", LOCAL, ids=str)
+X, Y = normals(8, 3, seed=1), torch.arange(8) % 2
+
+
+class Net(nn.Module):
+    """A linear layer, and what is to be done with it."""
+
+    def __init__(self, run: Callable[[nn.Linear, Tensor], Any], num_outputs: int = 2) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, num_outputs)
+        self.run = run
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self.linear, x)
+
+
+def bayesian(net: nn.Module, estimator: Perturbation, **options: Any) -> BayesianModule:
+    return BayesianModule(net.double(), perturbation=estimator, init_std=0.5, **options)
+
+
+def treatments(bnn: BayesianModule) -> set[str]:
+    return {row.treatment for row in bnn.coverage()}
+
+
+def nll_after_fit(*, around_fit: bool) -> float:
+    """The last epoch's, with one autocast around fit or with one around each step."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+    elbo = ELBO(BayesianModule(net, include=("2.*",), init_std=1e-3), num_data=8)
+    right = elbo.forward
+
+    def forward(*args: Any, **options: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return right(*args, **options)
+
+    if not around_fit:
+        elbo.forward = forward  # type: ignore[method-assign]
+    with torch.autocast("cpu", torch.bfloat16, enabled=around_fit):
+        loader, sgd = TensorLoader(X.float(), Y, 4), partial(torch.optim.SGD, lr=0.5)
+        nll = fit(elbo, loader, epochs=6, optimizer=sgd)[-1]["nll"]
+    assert nll is not None
+    return nll
+
+
+@pytest.mark.filterwarnings("ignore:.*standard deviations have not converged")
+def test_fit_under_one_autocast_trains_deterministic_layers_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = pytest.approx(nll_after_fit(around_fit=False), abs=1e-6)
+    assert nll_after_fit(around_fit=True) == expected
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: None)
+    assert nll_after_fit(around_fit=True) != expected, "casts of old parameters must be noticed"
+
+
+@each_estimator
+def test_a_network_that_edits_its_weights_leaves_the_posterior(estimator: Perturbation) -> None:
+    def clamped(linear: nn.Linear, x: Tensor) -> Tensor:
+        linear.weight.data.clamp_(-0.01, 0.01)
+        return linear(x)
+
+    bnn = bayesian(Net(clamped), estimator)
+    before = copy.deepcopy(bnn.posterior.state_dict())
+    bnn(X)
+    bnn.predict_mean(X)
+    bnn.coverage(X)
+    after = bnn.posterior.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_max_norm_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"'0' has max_norm=0.5; leave it out"):
+        BayesianModule(nn.Sequential(nn.Embedding(5, 4, max_norm=0.5)))
+
+
+@pytest.mark.parametrize("exclude", [None, ("1.*",)])
+def test_a_bayesian_network_inside_another_is_refused(exclude: tuple[str, ...] | None) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), BayesianModule(nn.Linear(3, 2)))
+    with pytest.raises(TypeError, match=r"must not hold a BayesianModule, but '1' is one"):
+        BayesianModule(net, exclude=exclude)
+
+
+def slope_by_jvp(linear: nn.Linear, x: Tensor) -> Tensor:
+    return torch.func.jvp(linear, (x,), (torch.ones_like(x),))[1]
+
+
+def slope_by_backward(linear: nn.Linear, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        linear(x).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@each_local
+@pytest.mark.parametrize("slope", [slope_by_jvp, slope_by_backward])
+def test_a_derivative_within_the_pass_is_one_weights(
+    slope: Callable[[nn.Linear, Tensor], Tensor], estimator: Perturbation
+) -> None:
+    bnn = bayesian(Net(slope), estimator)
+    slopes = bnn(X)
+    assert torch.equal(slopes[0], slopes[5])
+    assert treatments(bnn) == {"sampled"}
+
+
+def test_another_use_cannot_be_caught_by_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network with a fallback goes its way again with a sampled weight, not the fallback's."""
+
+    def guarded(linear: nn.Linear, x: Tensor) -> Tensor:
+        try:
+            y = linear(x)
+            return y if x.mean() > 0 else y + x @ linear.weight.T
+        except Exception:
+            return torch.full((len(x), 2), 7.0, dtype=x.dtype)
+
+    for estimator in LOCAL:
+        bnn = bayesian(Net(guarded), estimator)
+        bnn(X.abs())
+        assert treatments(bnn) == {"exact"}
+        assert not (bnn(-X.abs()) == 7.0).any()
+        assert bnn.coverage()[0].treatment == "sampled"
+    monkeypatch.setattr(perexample, "_Unforeseen", RuntimeError)
+    right = perexample._Perturber._note
+
+    def forgetful(self: Any, name: str, use: Any) -> None:
+        try:
+            right(self, name, use)
+        finally:
+            self.unforeseen = None
+
+    monkeypatch.setattr(perexample._Perturber, "_note", forgetful)
+    bnn = bayesian(Net(guarded), Flipout())
+    bnn(X.abs())
+    assert (bnn(-X.abs()) == 7.0).all(), "the fault that this test is there to catch"
+
+
+@each_estimator
+def test_a_pass_within_a_backward_pass_is_refused(estimator: Perturbation) -> None:
+    bnn = bayesian(nn.Linear(3, 2), estimator)
+    inputs = X.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="must not be run within a backward pass"):
+        torch.utils.checkpoint.checkpoint(bnn, inputs, use_reentrant=False).sum().backward()
+
+
+@each_local
+def test_time_first_inputs_are_not_taken_for_data(estimator: Perturbation) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+    head = nn.Linear(4, 2)
+
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.head = net, head
+
+        def forward(self, steps: Tensor) -> Tensor:
+            return self.head(self.net(steps).mean(0))
+
+    bnn = bayesian(TimeFirst(), estimator)
+    rows = bnn.coverage(normals(6, 5, 3))
+    assert {row.treatment for row in rows} == {"sampled"}
+    assert "the outputs are no rows of data" in rows[0].reason
+
+
+@each_local
+@pytest.mark.parametrize(
+    ("run", "args", "reason"),
+    [
+        (lambda linear, x: linear(x)[:, 0].view(8), (X,), "fails on a minibatch of another size"),
+        (lambda linear, x: linear(x[0]), ([X],), "inputs do not tell the number of data"),
+    ],
+    ids=["one size", "nested"],
+)
+def test_the_reason_is_told(
+    run: Callable[..., Any], args: tuple[Any, ...], reason: str, estimator: Perturbation
+) -> None:
+    bnn = bayesian(Net(run), estimator)
+    row = bnn.coverage(*args)[0]
+    assert row.treatment == "sampled"
+    assert reason in row.reason
+
+
+def test_running_out_of_memory_while_tracing_is_not_hidden() -> None:
+    def greedy(linear: nn.Linear, x: Tensor) -> Tensor:
+        if len(x) > 8:
+            raise torch.OutOfMemoryError("too large")
+        return linear(x)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        bayesian(Net(greedy), Flipout())(X)
+
+
+@each_local
+def test_a_number_that_changes_is_no_other_kind_of_pass(estimator: Perturbation) -> None:
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.passes = nn.Linear(3, 2), 0
+
+        def forward(self, x: Tensor, temperature: float) -> Tensor:
+            self.passes += 1
+            return self.linear(x) / temperature
+
+    bnn = bayesian(Tempered(), estimator)
+    for step in range(10):
+        bnn(X, 1.0 + step)
+    assert bnn.net.passes == 10 + 2, "two traced passes for all of them"
+
+
+def test_inputs_may_have_any_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, tensors: Tensor, weights: Tensor) -> Tensor:
+            return self.linear(tensors * weights)
+
+    inputs = {"tensors": X, "weights": X}
+    for estimator in ESTIMATORS:
+        bnn = bayesian(Named(), estimator)
+        assert bnn(**inputs).shape == (8, 2)
+        assert bnn.predict(inputs, 2).mean.shape == (8, 2)
+
+
+@each_estimator
+def test_transforms_of_torch_func(estimator: Perturbation) -> None:
+    bnn = bayesian(nn.Linear(3, 2), estimator)
+    jacobian = torch.func.jacrev(lambda x: bnn(x).sum(0))(X)
+    assert jacobian.shape == (2, 8, 3)
+    assert bnn(X).isfinite().all(), "the counter is an ordinary one still"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("perturbation", "flipout", r"such as Flipout\(\), got 'flipout'"),
+        ("perturbation", Flipout, r"such as Flipout\(\), got <class"),
+        ("prior", 0.3, r"such as Gaussian\(0.3\), got 0.3"),
+    ],
+)
+def test_what_is_assigned_is_checked(name: str, value: object, message: str) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2))
+    with pytest.raises(TypeError, match=message):
+        setattr(bnn, name, value)
+
+
+def test_pairs_need_an_even_number_whenever_they_are_chosen() -> None:
+    elbo = ELBO(bayesian(nn.Linear(3, 2), WeightSampling()), num_data=8)
+    elbo.bnn.perturbation = Flipout(antithetic=True)
+    with pytest.raises(ValueError, match="must be even, got 1"):
+        elbo(X, Y)
+
+
+@each_estimator
+def test_a_point_estimate_needs_no_estimator(estimator: Perturbation) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2), posterior=Delta, perturbation=estimator)
+    assert torch.equal(bnn(X.float()), bnn.to_module()(X.float()))
+    assert treatments(bnn) == {"sampled"}
+
+
+def test_names_that_are_patterns_themselves(tmp_path: Any) -> None:
+    net = nn.ModuleDict({"a*": nn.Linear(3, 2), "ab": nn.Linear(3, 2), "[c]": nn.Linear(3, 2)})
+    bnn = BayesianModule(net, exclude=("ab.*",))
+    save(bnn, tmp_path / "model.safetensors")
+    assert load(tmp_path / "model.safetensors", net).layout == bnn.layout
+
+
+def test_many_uses_of_one_weight_take_linear_time() -> None:
+    def recurrent(linear: nn.Linear, x: Tensor) -> Tensor:
+        for _ in range(300):
+            x = F.pad(linear(x), (0, 1))
+        return x
+
+    bnn = bayesian(Net(recurrent), Flipout())
+    notes = 0
+    right = Flipout.treatment
+
+    def counting(self: Flipout, uses: Any) -> Any:
+        nonlocal notes
+        notes += len(uses)
+        return right(self, uses)
+
+    with pytest.MonkeyPatch.context() as patch:
+        bnn(X)
+        patch.setattr(Flipout, "treatment", counting)
+        bnn(X)
+    assert notes < 300 * 8
+
+
+def test_a_module_made_in_inference_mode_runs_outside() -> None:
+    with torch.inference_mode():
+        net = nn.Linear(3, 2)
+    fresh = nn.Linear(3, 2)
+    fresh.load_state_dict(net.state_dict())
+    assert BayesianModule(fresh)(X.float()).shape == (8, 2)
