@@ -1,6 +1,6 @@
 """A small convolutional network on MNIST, made Bayesian without being edited.
 
-python examples/conv_mnist.py --estimator flipout      about five minutes on two cores
+python examples/conv_mnist.py --estimator flipout      about three minutes on two cores
 
 Shows: how each parameter is perturbed, the test error and nll of the averaged predictions beside
 the mean weights', and how much of the error hides among the tenth of least certain images.

@@ -1,6 +1,6 @@
 """A pretrained network of which only the last layer becomes Bayesian.
 
-python examples/last_layer.py                          about two minutes on two cores
+python examples/last_layer.py                          about one minute on two cores
 
 The layers below stay as they were trained. The last layer's prior is centred on its trained
 weights (MOPED, Krishnan et al. 2020), and its posterior starts there with std 0.1 |w|. Shows: what

@@ -1,6 +1,6 @@
 """An LSTM that reads MNIST digits row by row, and says how sure it is after each few rows.
 
-python examples/lstm_rows.py                           about five minutes on two cores
+python examples/lstm_rows.py                           about two minutes on two cores
 
 The LSTM's weights meet a datum at every time step: they are weight-sampled, one sample for the
 whole sequence, while the last layer gets noise of its own for each image (``print(coverage)``).

@@ -1,6 +1,6 @@
 """A transformer encoder over the 16 patches of an MNIST digit, every weight a random variable.
 
-python examples/transformer_patches.py                 about six minutes on two cores
+python examples/transformer_patches.py                 about four minutes on two cores
 
 Attention is weight-sampled, the feed-forward layers get Flipout's signs for each image, the affine
 parameters of the layer norms stay deterministic: ``print(coverage)`` says so. Shows: the test error
