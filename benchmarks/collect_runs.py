@@ -51,8 +51,10 @@ def table(records: list[dict[str, Any]]) -> str:
         settings = {name: value for name, value in each["config"].items() if name != "seed"}
         groups.setdefault(json.dumps(settings), []).append(each)
     lines = [
-        "| run | seeds | " + " | ".join(label for label, _ in COLUMNS.values()) + " | seconds |",
-        "|---" * (len(COLUMNS) + 3) + "|",
+        "| run | seeds | "
+        + " | ".join(label for label, _ in COLUMNS.values())
+        + " | residual of std, nats | seconds |",
+        "|---" * (len(COLUMNS) + 4) + "|",
     ]
     for members in groups.values():
         cells = [members[0]["run"], str(len(members))]
@@ -60,6 +62,9 @@ def table(records: list[dict[str, Any]]) -> str:
             values = [each["metrics"]["test"][name] for each in members]
             spread = f" +- {statistics.stdev(values):.{places}f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.{places}f}{spread}")
+        residuals = [each["metrics"]["std_residual"] for each in members]
+        known = all(residual is not None for residual in residuals)
+        cells.append(f"{statistics.mean(residuals):+.2f}" if known else "-")
         cells.append(f"{statistics.mean(each['seconds'] for each in members):.0f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
