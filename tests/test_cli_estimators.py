@@ -1,0 +1,63 @@
+"""Estimators, the convolutional network and half precision on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.test_cli import as_json, quick_runs
+
+from bayesify import Flipout, LocalReparameterization, Perturbation, WeightSampling
+from bayesify.runs import Run
+
+OPTIONS = ["--epochs", "1", "--limit", "100", "--batch-size", "50", "--test-samples", "2"]
+MLP = ["--hidden", "8"]
+LENET = ["--net", "lenet5"]
+CASES: dict[str, tuple[list[str], Perturbation, str]] = {
+    "sampling": (MLP, WeightSampling(), "sampled"),
+    "antithetic": ([*MLP, "--train-samples", "2"], WeightSampling(antithetic=True), "sampled"),
+    "local": (MLP, LocalReparameterization(), "exact"),
+    "local-per-position": (LENET, LocalReparameterization(per_position=True), "per-position"),
+    "flipout": (LENET, Flipout(), "exact"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_trains_with_the_estimator_that_was_asked_for(name: str, tmp_path: Path) -> None:
+    options, perturbation, treatment = CASES[name]
+    out = tmp_path / "run"
+    with quick_runs():
+        as_json("train", "mnist", "--out", out, "--estimator", name, *options, *OPTIONS)
+        found = as_json("inspect", out)
+    assert Run.open(out).load_module().perturbation == perturbation
+    assert found["parameters"][0]["treatment"] == treatment
+    assert found["parameters"][-1]["treatment"] == (
+        "exact" if treatment != "sampled" else treatment
+    )
+    assert all(row["reason"] for row in found["parameters"])
+    num_weights = 61_706 if options == LENET else 784 * 8 + 8 + 80 + 10
+    assert found["num_weights"] == num_weights
+
+
+def test_half_precision_is_for_training_only(tmp_path: Path) -> None:
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        out = tmp_path / precision
+        with quick_runs():
+            as_json("train", "mnist", "--out", out, "--precision", precision, *MLP, *OPTIONS)
+        run = Run.open(out)
+        losses[precision] = run.history()[-1]["nll"]
+        assert run.load_module().posterior.mean.dtype is torch.float32
+    assert losses["float32"] == pytest.approx(losses["bfloat16"], rel=0.01)
+    assert losses["float32"] != losses["bfloat16"]
+
+
+@pytest.mark.parametrize("baseline", ["sgd", "dropout"])
+def test_a_convolutional_baseline(baseline: str, tmp_path: Path) -> None:
+    with quick_runs():
+        options = ["--baseline", baseline, *LENET, *OPTIONS[:-2]]
+        metrics = as_json("train", "mnist", "--out", tmp_path / "run", *options)
+        found = as_json("inspect", tmp_path / "run")
+    assert metrics["num_weights"] == 61_706
+    assert found["parameters"][0]["treatment"] is None
