@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from records import RESULTS
+
 from bayesify.runs import Run
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 COLUMNS = {
     "error_predictive": ("error, averaged %", 2),
     "error_mean_weights": ("error, mean weights %", 2),

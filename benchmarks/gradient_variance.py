@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from records import write
 from rich.progress import track
 from torch import Tensor
 
 import bayesify as bf
 from bayesify.noise import NoiseKey, Stream
 from bayesify.runs import Run
-from bayesify.runs.environment import commit, hardware, versions
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "gradient-variance"
 #: Name, estimator, weight samples a step.
 ESTIMATORS: list[tuple[str, bf.Perturbation, int]] = [
     ("weight sampling", bf.WeightSampling(), 1),
@@ -147,27 +145,13 @@ def main() -> None:
                 "ratio": times[name] / times["plain network"],
             }
         )
-    document = {
-        "experiment": "gradient-variance",
-        "quick": False,
-        "config": {
-            "run": run.command,
-            "batch_size": options.batch_size,
-            "repeats": options.repeats,
-            "rounds": options.rounds,
-            "settings": run.config.to_json(),
-        },
-        "seed": run.config.seed,
-        "commit": commit(),
-        "hardware": hardware(),
-        "versions": versions(),
-        "metrics": {"rows": rows, "plain_network_ms": times["plain network"]},
-        "seconds": time.perf_counter() - started,
+    config = {
+        "batch_size": options.batch_size,
+        "repeats": options.repeats,
+        "rounds": options.rounds,
+        "plain_network_ms": times["plain network"],
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "rows.json").write_text(json.dumps(document, indent=2) + "\n")
-    (RESULTS / "table.md").write_text(table(rows))
-    print(table(rows))
+    write("gradient-variance", run, config, rows, table(rows), time.perf_counter() - started)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ results/per-position: every number as JSON, and a Markdown table.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from records import write
 from rich.progress import track
 from torch import Tensor
 
@@ -25,9 +25,7 @@ import bayesify as bf
 from bayesify.noise import NoiseKey, Stream
 from bayesify.posteriors import inverse_softplus
 from bayesify.runs import Run
-from bayesify.runs.environment import commit, hardware, versions
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "per-position"
 STDS = (0.02, 0.05, 0.1)
 ESTIMATORS: dict[str, bf.Perturbation] = {
     "Flipout": bf.Flipout(),
@@ -96,26 +94,8 @@ def main() -> None:
                 "length": float(gradients[name].norm() / exact.norm()),
             }
         rows.append(row)
-    document = {
-        "experiment": "per-position",
-        "quick": False,
-        "config": {
-            "run": run.command,
-            "images": options.images,
-            "passes": options.passes,
-            "settings": run.config.to_json(),
-        },
-        "seed": run.config.seed,
-        "commit": commit(),
-        "hardware": hardware(),
-        "versions": versions(),
-        "metrics": {"rows": rows},
-        "seconds": time.perf_counter() - started,
-    }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "rows.json").write_text(json.dumps(document, indent=2) + "\n")
-    (RESULTS / "table.md").write_text(table(rows))
-    print(table(rows))
+    config = {"images": options.images, "passes": options.passes}
+    write("per-position", run, config, rows, table(rows), time.perf_counter() - started)
 
 
 if __name__ == "__main__":
