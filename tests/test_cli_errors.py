@@ -77,7 +77,7 @@ BAD_OPTIONS = {
     "--prior scale-mixture --std2 1e-200": "std2 must lie between 1e-15 and 1e15",
     "--prior scale-mixture --kl closed": "no closed-form KL; use --kl auto",
     "--estimator foo": "estimator must be one of sampling, antithetic, local, local-per-position",
-    "--estimator antithetic": "must be even, got 1; use --train-samples 2",
+    "--estimator antithetic --train-samples 3": "must be even, got 3; use --train-samples 2",
     "--estimator local-per-position": "estimator would do nothing here (net mlp",
     "--baseline sgd --estimator flipout": "estimator would do nothing here",
     "--net resnet": "net must be one of mlp, lenet5, got resnet",

@@ -16,7 +16,7 @@ MLP = ["--hidden", "8"]
 LENET = ["--net", "lenet5"]
 CASES: dict[str, tuple[list[str], Perturbation, str]] = {
     "sampling": (MLP, WeightSampling(), "sampled"),
-    "antithetic": ([*MLP, "--train-samples", "2"], WeightSampling(antithetic=True), "sampled"),
+    "antithetic": (MLP, WeightSampling(antithetic=True), "sampled"),
     "local": (MLP, LocalReparameterization(), "exact"),
     "local-per-position": (LENET, LocalReparameterization(per_position=True), "per-position"),
     "flipout": (LENET, Flipout(), "exact"),

@@ -20,6 +20,7 @@ from bayesify import (
     Flipout,
     LocalReparameterization,
     Perturbation,
+    RelativeStd,
     WeightSampling,
     fit,
     load,
@@ -326,3 +327,43 @@ def test_a_module_made_in_inference_mode_runs_outside() -> None:
     fresh = nn.Linear(3, 2)
     fresh.load_state_dict(net.state_dict())
     assert BayesianModule(fresh)(X.float()).shape == (8, 2)
+
+
+@each_local
+def test_batch_normalisation_that_mixes_the_data_is_named(estimator: Perturbation) -> None:
+    bnn = bayesian(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), estimator)
+    assert bnn.coverage(X)[0].reason.endswith("; but 1 mixes the data in training mode")
+    bnn.eval()
+    assert "mixes" not in bnn.coverage(X)[0].reason
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("0.1", TypeError, r"init_std must be a number, a vector of shape \(8,\) or .*got '0.1'"),
+        (RelativeStd, TypeError, r"or RelativeStd\(0.1\), got <class"),
+        (True, TypeError, "got True"),
+        (torch.ones(3), ValueError, r"init_std must be .*, got shape \(3,\)"),
+        (-1.0, ValueError, "init_std must be positive and finite, got -1.0"),
+        (torch.zeros(8), ValueError, "init_std must be positive and finite"),
+    ],
+    ids=str,
+)
+def test_a_wrong_init_std(given: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        BayesianModule(nn.Linear(3, 2), init_std=given)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "error", "message"),
+    [
+        (torch.optim.SGD(nn.Linear(3, 2).parameters()), ValueError, "make it from elbo.parameters"),
+        ("adam", TypeError, "such as functools.partial.*got 'adam'"),
+    ],
+)
+def test_an_optimizer_that_would_train_nothing(
+    optimizer: Any, error: type[Exception], message: str
+) -> None:
+    elbo = ELBO(BayesianModule(nn.Linear(3, 2)), num_data=8)
+    with pytest.raises(error, match=message):
+        fit(elbo, TensorLoader(X.float(), Y, 4), optimizer=optimizer)

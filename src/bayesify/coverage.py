@@ -42,18 +42,23 @@ class Coverage(tuple[CoverageRow, ...]):
     __slots__ = ()
 
     @classmethod
-    def of(cls, layout: ParameterLayout, perturbation: Perturbation, uses: Uses | None) -> Coverage:
+    def of(
+        cls, layout: ParameterLayout, perturbation: Perturbation, uses: Uses | None, note: str = ""
+    ) -> Coverage:
         """The treatments that a perturbation gives to parameters with these uses.
 
         Args:
             layout: the random parameters.
             perturbation: how they are perturbed.
             uses: what a traced pass found, or None if there was none yet.
+            note: added to the reason of whatever is perturbed datum by datum.
         """
-        return cls(
-            CoverageRow(name, tuple(shape), *_treatment(perturbation, uses, name))
-            for name, shape in zip(layout.names, layout.shapes, strict=True)
-        )
+        rows = []
+        for name, shape in zip(layout.names, layout.shapes, strict=True):
+            kind, reason = _treatment(perturbation, uses, name)
+            reason += note if kind in ("exact", "per-position") else ""
+            rows.append(CoverageRow(name, tuple(shape), kind, reason))
+        return cls(rows)
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesify import stateless
 from bayesify.inputs import Inputs, batches_of
-from bayesify.layout import Selector
+from bayesify.layout import Selector, shortened
 from bayesify.likelihoods import CategoricalLikelihood, Likelihood
 from bayesify.noise import NoiseKey, Stream
 from bayesify.perturbations import Perturbation
@@ -121,7 +121,7 @@ class BayesianModule(RandomNetwork):
         num_samples: int = 100,
         *,
         keep_samples: bool = False,
-        batch_size: int = 4096,
+        batch_size: int = 1024,
         seed: int | None = None,
     ) -> Predictive:
         """The predictive distribution: an average over the posterior, by weight samples.
@@ -158,7 +158,7 @@ class BayesianModule(RandomNetwork):
             return self.likelihood.predictive(outputs(), keep_samples=keep_samples)
 
     @torch.no_grad()
-    def predict_mean(self, inputs: Inputs, *, batch_size: int = 4096) -> Predictive:
+    def predict_mean(self, inputs: Inputs, *, batch_size: int = 1024) -> Predictive:
         """The answer of the single network with the mean weights, at that network's price.
 
         Args:
@@ -175,7 +175,7 @@ class BayesianModule(RandomNetwork):
         return self.likelihood.predictive([outputs], keep_samples=False)
 
     @torch.no_grad()
-    def mean_outputs(self, inputs: Inputs, *, batch_size: int = 4096) -> Tensor:
+    def mean_outputs(self, inputs: Inputs, *, batch_size: int = 1024) -> Tensor:
         """The network's outputs at the mean weights, in evaluation mode, shape (N, ...)."""
         mean = self.posterior.masked_mean.clone()  # which the network may edit in place
         with stateless.evaluating(self.net):
@@ -201,7 +201,9 @@ class BayesianModule(RandomNetwork):
         """The parts that are not modules, and in short how the parameters are perturbed."""
         counts = sorted(self.coverage().counts.items())
         treated = ", ".join(f"{count} {kind}" for kind, count in counts)
+        centred = "" if self.prior_mean is None else " about prior_mean"
         return (
-            f"random={', '.join(self.layout.names)}; num_weights={self.layout.num_weights}, "
-            f"prior={self.prior}, perturbation={self.perturbation} ({treated}), seed={self.seed}"
+            f"random={shortened(self.layout.names, 6)}; num_weights={self.layout.num_weights}, "
+            f"prior={self.prior}{centred}, perturbation={self.perturbation} ({treated}), "
+            f"seed={self.seed}"
         )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayesify.eligible import is_frozen, named_weights
 from bayesify.layout import NORMALIZATION_LAYERS
 
-__all__ = ["RelativeStd", "last_layer", "prior_mean_of"]
+__all__ = ["RelativeStd", "init_std_of", "last_layer", "prior_mean_of"]
 
 # Parameters that torch.nn.utils.parametrizations computes with are those of the layer itself.
 _PARAMETRIZATION = re.compile(r"(^|\.)parametrizations(\..*)?$")
@@ -110,6 +110,42 @@ class RelativeStd:
     def of(self, mean: Tensor) -> Tensor:
         """The standard deviations for these means: same shape, dtype and device, no gradient."""
         return (mean.detach().abs() * self.fraction).clamp_min(self.minimum)
+
+
+def init_std_of(
+    given: float | Tensor | RelativeStd | None, initial: Tensor
+) -> float | Tensor | None:
+    """The posterior's standard deviations at the start, or None for its own default.
+
+    Args:
+        given: a number, one number for each weight, or in proportion to them.
+        initial: the network's values, shape (D,).
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: it is of another shape, or not positive and finite.
+
+    Example:
+        >>> import torch
+        >>> init_std_of(RelativeStd(0.1), torch.tensor([2.0]))
+        tensor([0.2000])
+    """
+    if isinstance(given, RelativeStd):
+        return given.of(initial)
+    if given is None:
+        return None
+    expected = f"init_std must be a number, a vector of shape {tuple(initial.shape)} or RelativeStd"
+    if isinstance(given, Tensor):
+        if given.dim() and given.shape != initial.shape:
+            raise ValueError(f"{expected}, got shape {tuple(given.shape)}")
+        fits = bool(((given > 0) & given.isfinite()).all())
+    elif isinstance(given, Real) and not isinstance(given, bool):
+        fits = 0.0 < given < math.inf
+    else:
+        raise TypeError(f"{expected}(0.1), got {given!r}")
+    if not fits:
+        raise ValueError(f"init_std must be positive and finite, got {given}")
+    return given
 
 
 def prior_mean_of(given: Literal["initial"] | Tensor | None, initial: Tensor) -> Tensor | None:

@@ -18,7 +18,7 @@ from bayesify.noise import NoiseKey, Stream, count, counted, new_counter, proces
 from bayesify.perturbations import Call, Perturbation, WeightSampling
 from bayesify.perturbations.tracing import Traces, Uses, num_data_of
 from bayesify.posteriors import Delta, Posterior, WeightDraw
-from bayesify.pretrained import RelativeStd
+from bayesify.pretrained import RelativeStd, init_std_of
 
 __all__ = ["RandomNetwork", "as_tensor"]
 
@@ -61,14 +61,12 @@ class RandomNetwork(nn.Module):
             if isinstance(module, RandomNetwork):
                 raise TypeError(
                     f"the network must not hold a {type(module).__name__}, but "
-                    f"{path or 'it'!r} is one, whose KL would not be counted; pass the plain "
-                    "network, and choose what is random with include and exclude"
+                    f"{repr(path) if path else 'it'} is one, whose KL would not be counted; pass "
+                    "the plain network, and choose what is random with include and exclude"
                 )
         self.net = copy.deepcopy(net)
         mean = self.layout.flatten(stateless.take_out(self.net, self.layout))
-        if isinstance(init_std, RelativeStd):
-            init_std = init_std.of(mean)
-        self.posterior = posterior.centred_on(mean, init_std)
+        self.posterior = posterior.centred_on(mean, init_std_of(init_std, mean))
         self.posterior.kept = stateless.without_padding(self.net, self.layout, mean)
         self.perturbation = WeightSampling() if perturbation is None else perturbation
         self.seed = operator.index(seed)
@@ -137,7 +135,15 @@ class RandomNetwork(nn.Module):
         """
         if args or kwargs:
             self._uses(args, kwargs)
-        return Coverage.of(self.layout, self._estimator(), self._traces.last)
+        mixing = [
+            name
+            for name, module in self.net.named_modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+        ]
+        note = (
+            f"; but {mixing[0] or 'the network'} mixes the data in training mode" if mixing else ""
+        )
+        return Coverage.of(self.layout, self._estimator(), self._traces.last, note)
 
     def _run(self, tensors: Mapping[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
         given = {place: tensors[name] for name in tensors for place in self._places[name]}

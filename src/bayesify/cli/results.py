@@ -169,8 +169,9 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
         return
     console = Console()
     settings = _table("setting", "value")
+    idle = run.config.idle()
     for name, value in document["settings"].items():
-        if value is not None:
+        if value is not None and name not in idle:
             settings.add_row(name.replace("_", "-"), Text(_shown(value)))
     for name in ("command", "commit", "hardware"):
         settings.add_row(name, Text(_shown(document.get(name))))
@@ -186,10 +187,12 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
         )
     console.print(table)
     if gaussian:
-        treatments = _table("parameter", "noise in training", "why")
+        treatments = Table(box=None, header_style="bold", pad_edge=False)
+        for title in ("parameter", "treatment in training", "why"):
+            treatments.add_column(title, overflow="fold")
         for row in rows:
             treatments.add_row(row["name"], row["treatment"], row["reason"])
-        console.print(treatments)
+        console.print("", treatments, "")
     console.print(f"{bnn.layout.num_weights:,} weights", highlight=False)
 
 

@@ -130,7 +130,7 @@ def train(
         ),
     ] = None,
     train_samples: Annotated[
-        int | None, _option("Weight samples a step.", _DEFAULT.train_samples, _TRAINING)
+        int | None, _option("Weight samples a step.", "1; antithetic 2", _TRAINING)
     ] = None,
     test_samples: Annotated[
         int | None, _option("Weight samples of the test predictions.", _DEFAULT.test_samples)

@@ -116,5 +116,5 @@ class Perturbation(ABC):
         if self.antithetic and num_samples % 2:
             raise ValueError(
                 "antithetic samples come in pairs, so their number a step must be even, got "
-                f"{num_samples}"
+                f"{num_samples}; write ELBO(..., num_samples=2)"
             )

@@ -29,7 +29,8 @@ class Flipout(PerExample):
     tracing can see: there a datum meets two patterns of signs.
 
     Args:
-        antithetic: whether samples 2i and 2i + 1 have opposite noise.
+        antithetic: whether samples 2i and 2i + 1 have opposite noise; it needs an even number of
+            samples a step.
 
     Example:
         >>> import torch

@@ -33,7 +33,8 @@ class LocalReparameterization(PerExample):
 
     Args:
         per_position: whether to draw fresh noise for each position.
-        antithetic: whether samples 2i and 2i + 1 have opposite noise.
+        antithetic: whether samples 2i and 2i + 1 have opposite noise; it needs an even number of
+            samples a step.
 
     Example:
         >>> from torch import nn
@@ -59,8 +60,8 @@ class LocalReparameterization(PerExample):
         if positions == 1:
             return Treatment("exact", f"{function} meets each datum once")
         if not self.per_position:
-            reason = f"{function} meets each datum in {positions} positions; see per_position"
-            return Treatment("sampled", reason)
+            met = f"{function} meets each datum in {positions} positions"
+            return Treatment("sampled", f"{met}; sampled unless per_position=True")
         return Treatment("per-position", f"{function} draws for each of {positions} positions")
 
     def perturbed(self, call: LinearCall, weight: Part, bias: Part | None, this: Pass) -> Tensor:

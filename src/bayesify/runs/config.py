@@ -146,8 +146,10 @@ class RunConfig:
         baseline = given.get("baseline")
         # An unknown baseline is refused with the other choices.
         defaults = _BASELINE_DEFAULTS.get(baseline or "", {})
+        if given.get("estimator") == "antithetic":
+            defaults = {**defaults, "train_samples": 2}
         config = cls(dataset=dataset, **{**defaults, **given})
-        idle = [name for name in config._idle() if name in given]
+        idle = [name for name in config.idle() if name in given]
         if idle:
             raise ConfigError(
                 f"{_option(idle[0])} would do nothing here (net {config.net}, baseline "
@@ -250,7 +252,7 @@ class RunConfig:
         if self.kl == "closed" and self.prior == "scale-mixture":
             raise ConfigError("the scale mixture has no closed-form KL; use --kl auto")
 
-    def _idle(self) -> list[str]:
+    def idle(self) -> list[str]:
         """The settings that do nothing in this combination."""
         idle = []
         if self.net != "mlp":

@@ -38,11 +38,25 @@ def make_optimizer(
     """The optimiser that ``fit`` was asked for, with rho's rate scaled.
 
     Raises:
-        ValueError: ``rho_lr_scale`` is not positive, or cannot be applied.
+        ValueError: ``rho_lr_scale`` is not positive, or cannot be applied; or the optimiser holds
+            no parameter of the objective.
+        TypeError: ``optimizer`` is neither an optimiser nor a function.
     """
     if not (rho_lr_scale > 0.0 and math.isfinite(rho_lr_scale)):
         raise ValueError(f"rho_lr_scale must be positive and finite, got {rho_lr_scale}")
+    if not (optimizer is None or isinstance(optimizer, Optimizer) or callable(optimizer)):
+        raise TypeError(
+            "optimizer must be a torch.optim.Optimizer or a function of parameter groups such as "
+            f"functools.partial(torch.optim.Adam, lr=1e-3), got {optimizer!r}"
+        )
     if isinstance(optimizer, Optimizer):
+        own = set(elbo.parameters())
+        if not any(p in own for group in optimizer.param_groups for p in group["params"]):
+            raise ValueError(
+                "the optimizer must hold parameters of the objective, but it holds none of them: "
+                "the network was copied when it was made Bayesian; make it from elbo.parameters(), "
+                "or pass a function such as functools.partial(torch.optim.SGD, lr=0.1)"
+            )
         if rho_lr_scale != 1.0:
             raise ValueError(
                 "rho_lr_scale needs fit to make the optimiser: pass a function of parameter "
@@ -54,11 +68,11 @@ def make_optimizer(
     made = torch.optim.Adam(groups, lr=1e-3, fused=True) if optimizer is None else optimizer(groups)
     if rho_lr_scale != 1.0:
         rho = getattr(elbo.bnn.posterior, "rho", None)
-        own = [g for g in made.param_groups if len(g["params"]) == 1 and g["params"][0] is rho]
-        if not own:
+        group = [g for g in made.param_groups if len(g["params"]) == 1 and g["params"][0] is rho]
+        if not group:
             raise ValueError(
                 "rho_lr_scale needs a posterior with a rho, and an optimiser that keeps it in a "
                 "parameter group of its own"
             )
-        own[0]["lr"] *= rho_lr_scale
+        group[0]["lr"] *= rho_lr_scale
     return made
