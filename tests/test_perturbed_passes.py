@@ -28,6 +28,7 @@ from bayesify import (
 )
 from bayesify.datasets import TensorLoader
 from bayesify.perturbations import perexample
+from bayesify.saving import model_meta
 
 ESTIMATORS = [WeightSampling(), LocalReparameterization(), Flipout()]
 LOCAL = ESTIMATORS[1:]
@@ -367,3 +368,16 @@ def test_an_optimizer_that_would_train_nothing(
     elbo = ELBO(BayesianModule(nn.Linear(3, 2)), num_data=8)
     with pytest.raises(error, match=message):
         fit(elbo, TensorLoader(X.float(), Y, 4), optimizer=optimizer)
+
+
+def test_an_estimator_is_described_by_what_is_not_usual(tmp_path: Any) -> None:
+    """So that a checkpoint from before an option was added is that of the same run."""
+    for estimator, described in (
+        (WeightSampling(), {"type": "WeightSampling"}),
+        (Flipout(antithetic=True), {"type": "Flipout", "antithetic": True}),
+    ):
+        bnn = bayesian(nn.Linear(3, 2), estimator)
+        assert model_meta(bnn)["perturbation"] == described
+        save(bnn, tmp_path / "model.safetensors")
+        again = load(tmp_path / "model.safetensors", nn.Linear(3, 2).double())
+        assert again.perturbation == estimator

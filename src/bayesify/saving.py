@@ -185,7 +185,10 @@ def _described(component: Prior | Perturbation) -> dict[str, Any]:
     # A component from elsewhere is handed to load(), and its fields may be anything.
     if dataclasses.is_dataclass(component) and "." not in name:
         for field in dataclasses.fields(component):
-            fields[field.name] = _as_json(getattr(component, field.name))
+            value = getattr(component, field.name)
+            # An estimator that gains an option stays the same component: old runs go on.
+            if not (isinstance(component, Perturbation) and value == field.default):
+                fields[field.name] = _as_json(value)
     return {"type": name, **fields}
 
 
