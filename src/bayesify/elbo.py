@@ -23,8 +23,6 @@ from bayesify.posteriors import Delta, WeightDraw
 
 __all__ = ["ELBO", "ELBOTerms"]
 
-_HALF = (torch.float16, torch.bfloat16)
-
 
 class ELBOTerms(NamedTuple):
     """The parts of the objective of one minibatch: scalars, and what the network said.
@@ -152,7 +150,7 @@ class ELBO(nn.Module):
         key = NoiseKey(bnn.seed, Stream.TRAINING, step)
         outputs, draw = bnn.sample_outputs(inputs, key, samples)
         # In float32 at least, under autocast too.
-        wide = outputs.float() if outputs.dtype in _HALF else outputs
+        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         nll = -bnn.likelihood.log_prob(wide, targets).mean()
         weight = minibatch_weight(
             self.kl_weighting,

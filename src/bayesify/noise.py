@@ -15,7 +15,7 @@ from math import prod
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 __all__ = [
     "NoiseKey",
@@ -228,7 +228,7 @@ _Key = tuple[int, int, int, int, int]
 
 
 # Opaque to torch.compile: compiled code draws the same numbers as any other.
-@torch.library.custom_op("bayesify::numbers", mutates_args=())
+@library.custom_op("bayesify::numbers", mutates_args=())
 def _numbers(
     kind: str,
     key: str,

@@ -186,7 +186,7 @@ class RandomNetwork(nn.Module):
         return self._traces.uses(self.net, self._run, self._means, args, kwargs)
 
     def _means(self) -> dict[str, Tensor]:
-        # A copy: a network may edit its weights in place, as an embedding with max_norm does.
+        # A copy: a network may edit its weights in place, as by clamping them.
         return self.layout.unflatten(self.posterior.masked_mean.detach().clone())
 
 
