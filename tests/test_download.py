@@ -1,0 +1,138 @@
+"""Downloads: by way of a part file, from one mirror after the other, whole or not at all."""
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.places import (
+    COMPRESSED,
+    CONTENT,
+    OTHER,
+    TINY,
+    Places,
+    Server,
+    all_files,
+    put,
+    sha256,
+    tiny_from,
+)
+
+from bayesify.datasets import (
+    DataError,
+    download,
+    find_file,
+    get_file,
+)
+
+
+def test_a_download_goes_to_the_cache_by_way_of_a_part_file(
+    places: Places, server: Server, tmp_path: Path
+) -> None:
+    server.routes["/tiny-idx.gz"] = COMPRESSED
+    calls: list[tuple[str, int, int | None]] = []
+    seen: set[str] = set()
+
+    def progress(name: str, done: int, total: int | None) -> None:
+        calls.append((name, done, total))
+        seen.update(path.name for path in all_files(tmp_path))
+
+    file = tiny_from(server, "/tiny-idx.gz")
+    path = places.cache / "tiny" / "tiny-idx.gz"
+    assert get_file(file, progress=progress) == (path, CONTENT)
+    assert path.read_bytes() == COMPRESSED
+    assert all_files(tmp_path) == [path]
+    assert {name.split(".gz.")[0] for name in seen} == {"tiny-idx"}
+    assert all(name.endswith(".part") for name in seen)
+    assert calls == [
+        ("tiny-idx.gz", 0, len(COMPRESSED)),
+        ("tiny-idx.gz", len(COMPRESSED), len(COMPRESSED)),
+    ]
+    # From now on it is there, and the mirror is left alone.
+    assert get_file(file, progress=progress) == (path, CONTENT)
+    assert server.asked == ["/tiny-idx.gz"]
+
+
+def test_a_plain_file_is_kept_under_its_plain_name(places: Places, server: Server) -> None:
+    server.routes["/tiny"] = CONTENT
+    path = places.cache / "tiny" / "tiny-idx"
+    assert get_file(tiny_from(server, "/tiny")) == (path, CONTENT)
+    assert find_file(TINY) == (path, CONTENT)
+
+
+def test_a_download_can_go_to_a_directory_of_ones_own(
+    places: Places, server: Server, tmp_path: Path
+) -> None:
+    put(places.cache / "tiny-idx", CONTENT)
+    server.routes["/tiny-idx.gz"] = COMPRESSED
+    file = tiny_from(server, "/tiny-idx.gz")
+    path = tmp_path / "new" / "tiny" / "tiny-idx.gz"
+    assert get_file(file, download_to=tmp_path / "new") == (path, CONTENT)
+    with pytest.raises(ValueError, match="not both"):
+        get_file(file, tmp_path, download_to=tmp_path)
+
+
+def test_every_mirror_is_tried_and_a_bad_one_leaves_nothing(
+    places: Places, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_TIMEOUT_SECONDS", 0.2)
+    server.routes |= {
+        "/wrong.gz": gzip.compress(OTHER),
+        "/short.gz": COMPRESSED,
+        "/stalled.gz": COMPRESSED,
+        "/good.gz": COMPRESSED,
+    }
+    server.cut_short.add("/short.gz")
+    server.stalled.add("/stalled.gz")
+    bad = ["/none.gz", "/wrong.gz", "/short.gz", "/stalled.gz"]
+    with pytest.raises(DataError) as caught:
+        get_file(tiny_from(server, *bad))
+    message = str(caught.value)
+    half = len(COMPRESSED) // 2
+    for part in (
+        f"{server.base}/none.gz (HTTP Error 404: Not Found)",
+        f"{server.base}/wrong.gz (its uncompressed bytes must have SHA-256 {TINY.sha256}, got "
+        f"{sha256(OTHER)}",
+        f"{server.base}/short.gz (the connection ended after {half} of {len(COMPRESSED)} bytes)",
+        f"{server.base}/stalled.gz (timed out)",
+    ):
+        assert part in message
+    assert all_files(tmp_path) == []
+    found = get_file(tiny_from(server, *bad, "/good.gz"))
+    assert found.content == CONTENT
+    assert all_files(tmp_path) == [found.path]
+
+
+def test_an_interrupted_download_leaves_nothing(
+    places: Places, server: Server, tmp_path: Path
+) -> None:
+    server.routes["/tiny-idx.gz"] = COMPRESSED
+
+    def interrupt(name: str, done: int, total: int | None) -> None:
+        assert len(all_files(tmp_path)) == 1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get_file(tiny_from(server, "/tiny-idx.gz"), progress=interrupt)
+    assert all_files(tmp_path) == []
+
+
+def test_offline_the_message_says_all_that_is_needed(places: Places, tmp_path: Path) -> None:
+    places.env.mkdir()
+    # Port 1 of this machine: nothing listens there.
+    addresses = ("http://127.0.0.1:1/a/tiny-idx.gz", "http://127.0.0.1:1/b/tiny-idx.gz")
+    with pytest.raises(DataError) as caught:
+        get_file(replace(places.file, addresses=addresses))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"is not in {places.env}, {places.repository} (no such directory)" in message
+    for part in (
+        "tiny-idx.gz of tiny",
+        f"SHA-256 {TINY.sha256}",
+        *map(str, places.ordered),
+        *(f"{address} ([Errno " for address in addresses),
+        "--data-dir",
+        "BAYESIFY_DATA",
+    ):
+        assert part in message
+    assert all_files(tmp_path) == []

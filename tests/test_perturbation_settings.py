@@ -1,0 +1,116 @@
+"""What a Bayesian network is given: estimators, spreads and optimisers, right and wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.test_perturbed_passes import X, Y, bayesian, each_estimator, treatments
+from torch import nn
+
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    Delta,
+    Flipout,
+    Perturbation,
+    RelativeStd,
+    WeightSampling,
+    fit,
+    load,
+    save,
+)
+from bayesify.datasets import TensorLoader, load_images
+from bayesify.runs.measure import evaluate
+from bayesify.saving import model_meta
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("perturbation", "flipout", r"such as Flipout\(\), got 'flipout'"),
+        ("perturbation", Flipout, r"such as Flipout\(\), got <class"),
+        ("prior", 0.3, r"such as Gaussian\(0.3\), got 0.3"),
+    ],
+)
+def test_what_is_assigned_is_checked(name: str, value: object, message: str) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2))
+    with pytest.raises(TypeError, match=message):
+        setattr(bnn, name, value)
+
+
+def test_pairs_need_an_even_number_whenever_they_are_chosen() -> None:
+    elbo = ELBO(bayesian(nn.Linear(3, 2), WeightSampling()), num_data=8)
+    elbo.bnn.perturbation = Flipout(antithetic=True)
+    with pytest.raises(ValueError, match="must be even, got 1"):
+        elbo(X, Y)
+
+
+@each_estimator
+def test_a_point_estimate_needs_no_estimator(estimator: Perturbation) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2), posterior=Delta, perturbation=estimator)
+    assert torch.equal(bnn(X.float()), bnn.to_module()(X.float()))
+    assert treatments(bnn) == {"sampled"}
+
+
+def test_names_that_are_patterns_themselves(tmp_path: Any) -> None:
+    net = nn.ModuleDict({"a*": nn.Linear(3, 2), "ab": nn.Linear(3, 2), "[c]": nn.Linear(3, 2)})
+    bnn = BayesianModule(net, exclude=("ab.*",))
+    save(bnn, tmp_path / "model.safetensors")
+    assert load(tmp_path / "model.safetensors", net).layout == bnn.layout
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("0.1", TypeError, r"init_std must be a number, a vector of shape \(8,\) or .*got '0.1'"),
+        (RelativeStd, TypeError, r"or RelativeStd\(0.1\), got <class"),
+        (True, TypeError, "got True"),
+        (torch.ones(3), ValueError, r"init_std must be .*, got shape \(3,\)"),
+        (-1.0, ValueError, "init_std must be positive and finite, got -1.0"),
+        (torch.zeros(8), ValueError, "init_std must be positive and finite"),
+    ],
+    ids=str,
+)
+def test_a_wrong_init_std(given: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        BayesianModule(nn.Linear(3, 2), init_std=given)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "error", "message"),
+    [
+        (torch.optim.SGD(nn.Linear(3, 2).parameters()), ValueError, "make it from elbo.parameters"),
+        ("adam", TypeError, "such as functools.partial.*got 'adam'"),
+    ],
+)
+def test_an_optimizer_that_would_train_nothing(
+    optimizer: Any, error: type[Exception], message: str
+) -> None:
+    elbo = ELBO(BayesianModule(nn.Linear(3, 2)), num_data=8)
+    with pytest.raises(error, match=message):
+        fit(elbo, TensorLoader(X.float(), Y, 4), optimizer=optimizer)
+
+
+def test_an_estimator_is_described_by_what_is_not_usual(tmp_path: Any) -> None:
+    """So that a checkpoint from before an option was added is that of the same run."""
+    for estimator, described in (
+        (WeightSampling(), {"type": "WeightSampling"}),
+        (Flipout(antithetic=True), {"type": "Flipout", "antithetic": True}),
+    ):
+        bnn = bayesian(nn.Linear(3, 2), estimator)
+        assert model_meta(bnn)["perturbation"] == described
+        save(bnn, tmp_path / "model.safetensors")
+        again = load(tmp_path / "model.safetensors", nn.Linear(3, 2).double())
+        assert again.perturbation == estimator
+
+
+def test_the_kl_that_is_reported_is_about_the_priors_mean() -> None:
+    data = load_images("mnist", limit=10)
+    data = replace(data, test_inputs=data.test_inputs[:10], test_targets=data.test_targets[:10])
+    bnn = BayesianModule(nn.Linear(784, 10), prior_mean="initial", init_std=0.3)
+    metrics, _ = evaluate(bnn, data, num_samples=1)
+    # Posterior and prior are the same but for rounding.
+    assert metrics["kl_nats"] == pytest.approx(0.0, abs=1e-2)
