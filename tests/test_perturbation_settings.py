@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from tests.cases import mlp
 from tests.test_perturbed_passes import X, Y, bayesian, each_estimator, treatments
 from torch import nn
 
@@ -114,3 +116,30 @@ def test_the_kl_that_is_reported_is_about_the_priors_mean() -> None:
     metrics, _ = evaluate(bnn, data, num_samples=1)
     # Posterior and prior are the same but for rounding.
     assert metrics["kl_nats"] == pytest.approx(0.0, abs=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore:.*standard deviations have not converged")
+@each_estimator
+def test_fit_trains_with_the_estimator_that_it_is_given(estimator: Perturbation) -> None:
+    means = []
+    for made, given in ((estimator, None), (Flipout(antithetic=True), estimator)):
+        elbo = ELBO(bayesian(mlp(), WeightSampling(), seed=4), num_data=8, num_samples=2)
+        elbo.bnn.perturbation = made
+        fit(elbo, TensorLoader(X, Y, 4), epochs=2, perturbation=given)
+        assert elbo.bnn.perturbation == estimator
+        means.append(elbo.bnn.posterior.mean.detach())
+    assert torch.equal(*means)
+
+
+@pytest.mark.filterwarnings("ignore:.*standard deviations have not converged")
+def test_validation_under_autocast_sees_the_last_step() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+    elbo = ELBO(BayesianModule(net, include=("2.*",), init_std=1e-3), num_data=8, temperature=1e-6)
+    loader = TensorLoader(X.float(), Y, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        history = fit(elbo, loader, loader, epochs=3, optimizer=partial(torch.optim.SGD, lr=0.5))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        outputs = elbo.bnn.mean_outputs(X.float())
+        nll = -elbo.bnn.likelihood.log_prob(outputs.unsqueeze(0), Y).mean()
+    assert history[-1]["validation_nll"] == pytest.approx(float(nll), rel=1e-5)
