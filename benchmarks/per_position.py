@@ -23,7 +23,7 @@ from torch import Tensor
 
 import bayesify as bf
 from bayesify.noise import NoiseKey, Stream
-from bayesify.posteriors import inverse_softplus
+from bayesify.softplus import inverse_softplus
 from bayesify.runs import Run
 
 STDS = (0.02, 0.05, 0.1)

@@ -25,8 +25,8 @@ from bayesify import (
     save,
     snr,
 )
-from bayesify.posteriors import inverse_softplus
 from bayesify.pruning import snr_decibels
+from bayesify.softplus import inverse_softplus
 
 SIZE = 44
 CASE = Case("gaussian", "mean-field", "categorical")

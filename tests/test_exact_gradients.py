@@ -21,7 +21,7 @@ from bayesify import (
 )
 from bayesify.divergence import has_closed_form
 from bayesify.noise import NoiseKey, Stream
-from bayesify.posteriors import inverse_softplus, log_softplus
+from bayesify.softplus import inverse_softplus, log_softplus
 
 
 def log_prior(prior: Prior, weights: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayesify import ELBO, BayesianModule, Gaussian, GaussianLikelihood
 from bayesify.noise import NoiseKey
-from bayesify.posteriors import inverse_softplus
+from bayesify.softplus import inverse_softplus
 
 
 class Regression(NamedTuple):

@@ -25,7 +25,7 @@ from bayesify import (
     groups,
     kl_divergence,
 )
-from bayesify.posteriors import inverse_softplus
+from bayesify.softplus import inverse_softplus
 
 GROUP = EmpiricalGaussian(min_size=2, per_parameter=False)
 KEPT = torch.tensor([True, True, False, True, False, True])

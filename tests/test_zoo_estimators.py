@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from bayesify import BayesianModule, Flipout, LocalReparameterization, Perturbation
 from bayesify.noise import NoiseSource
-from bayesify.posteriors import inverse_softplus
+from bayesify.softplus import inverse_softplus
 
 LOCAL, PER_POSITION = LocalReparameterization(), LocalReparameterization(per_position=True)
 each_local = pytest.mark.parametrize("perturbation", [LOCAL, PER_POSITION, Flipout()], ids=str)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from bayesify.groups import EmpiricalGaussian, variances
-from bayesify.posteriors import MeanFieldGaussian, log_of_softplus, softplus, softplus_ratio
+from bayesify.posteriors import MeanFieldGaussian
 from bayesify.priors import Gaussian, Laplace
+from bayesify.softplus import log_of_softplus, softplus, softplus_ratio
 
-__all__ = ["gaussian_empirical", "gaussian_gaussian", "gaussian_laplace"]
+__all__ = ["gaussian_empirical", "gaussian_gaussian", "gaussian_laplace", "magnitude_slopes"]
 
 
 def gaussian_gaussian(q: MeanFieldGaussian, p: Gaussian) -> Tensor:
@@ -98,7 +99,7 @@ class _MeanMagnitude(torch.autograd.Function):
 
     @staticmethod
     def forward(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        in_mean, in_std = _magnitude_slopes(mean, std)
+        in_mean, in_std = magnitude_slopes(mean, std)
         return torch.addcmul(in_mean * mean, in_std, std), in_mean, in_std
 
     @staticmethod
@@ -114,11 +115,17 @@ class _MeanMagnitude(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         mean, std, in_mean, in_std = ctx.saved_tensors
         if torch.is_grad_enabled():  # for second derivatives
-            in_mean, in_std = _magnitude_slopes(mean, std)
+            in_mean, in_std = magnitude_slopes(mean, std)
         return grad * in_mean, grad * in_std
 
 
-def _magnitude_slopes(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+def magnitude_slopes(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    """The derivatives of E|w| in mean and in std, for w ~ N(mean, std^2), elementwise.
+
+    Example:
+        >>> magnitude_slopes(torch.zeros(1), torch.ones(1))
+        (tensor([0.]), tensor([0.7979]))
+    """
     # The numerator is bounded, so that z is finite and its derivatives vanish far out.
     positive = std.clamp_min(torch.finfo(std.dtype).tiny)
     bound = _FAR * positive

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from bayesify.closed_forms import gaussian_empirical, gaussian_gaussian, gaussian_laplace
 from bayesify.groups import ByGroup, EmpiricalGaussian
-from bayesify.posteriors import MeanFieldGaussian, Posterior, WeightDraw, log_softplus, softplus
+from bayesify.posteriors import MeanFieldGaussian, Posterior, WeightDraw
 from bayesify.priors import Blocks, Gaussian, Laplace, Prior
+from bayesify.softplus import log_softplus, softplus
 
 __all__ = [
     "KLMethod",

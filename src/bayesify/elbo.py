@@ -149,27 +149,41 @@ class ELBO(nn.Module):
         samples = range(first, first + self.num_samples)
         key = NoiseKey(bnn.seed, Stream.TRAINING, step)
         outputs, draw = bnn.sample_outputs(inputs, key, samples)
-        # In float32 at least, under autocast too.
-        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        nll = -bnn.likelihood.log_prob(wide, targets).mean()
-        weight = minibatch_weight(
-            self.kl_weighting,
-            batch_index=batch_index,
-            num_batches=self.num_batches,
-            batch_size=outputs.shape[1],
-            num_data=self.num_data,
-        )
-        factor = kl_scale * self.temperature * weight / self.num_data
+        nll = self.nll(outputs, targets)
+        factor = self.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
         # Of weight 0 the value is still reported, but costs no backward pass. Decided by a branch:
         # in compiled code the factor is symbolic, and no argument of torch's.
         with_grad = torch.is_grad_enabled()
         if not factor > 0.0:
             with_grad = False
         with torch.set_grad_enabled(with_grad):
-            kl, penalty = self._complexity(draw, step, samples)
-        count(self._step)
+            kl, penalty = self.complexity(draw, step, samples)
+        self.count_step()
         loss = nll + factor * (kl + penalty)
         return ELBOTerms(loss, nll, kl, penalty, outputs.detach())
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """-log p(y | x, w) of outputs (S, B_i, ...), averaged over data and samples, in nats."""
+        # In float32 at least, under autocast too.
+        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        return -self.bnn.likelihood.log_prob(wide, targets).mean()
+
+    def kl_factor(
+        self, batch_size: int, *, batch_index: int | None = None, kl_scale: float = 1.0
+    ) -> float:
+        """What multiplies KL and penalty in the loss of a minibatch of B_i data.
+
+        Raises:
+            ValueError: a geometric weight lacks its index.
+        """
+        weight = minibatch_weight(
+            self.kl_weighting,
+            batch_index=batch_index,
+            num_batches=self.num_batches,
+            batch_size=batch_size,
+            num_data=self.num_data,
+        )
+        return kl_scale * self.temperature * weight / self.num_data
 
     @property
     def step(self) -> int:
@@ -180,9 +194,20 @@ class ELBO(nn.Module):
     def step(self, step: int) -> None:
         self._step = new_counter(step)
 
-    def _complexity(
+    def count_step(self) -> None:
+        """One minibatch more was seen."""
+        count(self._step)
+
+    def complexity(
         self, draw: WeightDraw | None, step: int | Tensor, samples: range
     ) -> tuple[Tensor, Tensor]:
+        """KL(q || p) and a point's penalty, in nats, summed over the weights.
+
+        Args:
+            draw: the weights of the likelihood, or None where the estimator has no one vector.
+            step: the step's number, whose noise is then drawn where the KL needs some.
+            samples: and the indices of its samples.
+        """
         bnn = self.bnn
         q, p, mean = bnn.posterior, bnn.weight_prior, bnn.posterior.mean
         # Sums over a network overflow half precision.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from math import prod
 from typing import TypeAlias
 
@@ -139,6 +140,11 @@ class ParameterLayout:
     def num_weights(self) -> int:
         """D, the length of the flat vector."""
         return sum(self.sizes)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each parameter begins in the flat vector, and D."""
+        return tuple(accumulate(self.sizes, initial=0))
 
     def slice_of(self, name: str) -> slice:
         """Where the parameter of this name (any of its tied names) lies in the flat vector.

@@ -87,8 +87,12 @@ class NoiseKey:
             )
         rows = torch.empty(len(samples), size, dtype=dtype, device=device)
         for row, sample in zip(rows, samples, strict=True):
-            _fill(row, "normal", (self.seed, self.stream, self.step, sample, 0))
+            self.fill_normals(row, sample)
         return rows
+
+    def fill_normals(self, vector: Tensor, sample: int) -> None:
+        """Write one sample's standard normals into a vector; not for compiled code."""
+        _fill(vector, "normal", (self.seed, self.stream, int(self.step), sample, 0))
 
     def numbers(
         self,

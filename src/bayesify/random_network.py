@@ -94,23 +94,40 @@ class RandomNetwork(nn.Module):
         key = NoiseKey(self.seed, Stream.CALL, counted(self._calls))
         count(self._calls)
         rank = process_rank()
-        outputs, _ = self._perturbed(args, kwargs, key, range(rank, rank + 1))
+        outputs, _ = self._perturbed(args, kwargs, key, range(rank, rank + 1), self.posterior)
         return outputs[0]
 
     def run_with(self, weights: Tensor, /, *args: Any, **kwargs: Any) -> Any:
         """Run the network with one flat weight vector, shape (D,)."""
-        return self._run(self.layout.unflatten(weights), *args, **kwargs)
+        return self.run_with_named(self.layout.unflatten(weights), *args, **kwargs)
+
+    def run_with_named(self, tensors: Mapping[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
+        """Run the network with one tensor for each random parameter, by its first name."""
+        given = {place: tensors[name] for name in tensors for place in self._places[name]}
+        return stateless.run_with(self.net, given, args, kwargs)
 
     def sample_outputs(
-        self, inputs: Inputs, key: NoiseKey, samples: range
+        self,
+        inputs: Inputs,
+        key: NoiseKey,
+        samples: range,
+        *,
+        posterior: Posterior | None = None,
     ) -> tuple[Tensor, WeightDraw | None]:
         """Outputs under the weight samples of a noise key, shape (S, N, ...), and the draw.
+
+        Args:
+            inputs: as for ``BayesianModule.predict``.
+            key: the noise; the sample index completes it.
+            samples: the indices of the S samples.
+            posterior: where the weights come from; None is the network's own.
 
         Raises:
             TypeError: the network returns something else than a tensor.
         """
         args, kwargs = arguments_of(inputs)
-        found, draw = self._perturbed(args, kwargs, key, samples)
+        source = self.posterior if posterior is None else posterior
+        found, draw = self._perturbed(args, kwargs, key, samples, source)
         outputs = [as_tensor(output) for output in found]
         return (outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)), draw
 
@@ -145,12 +162,13 @@ class RandomNetwork(nn.Module):
         )
         return Coverage.of(self.layout, self._estimator(), self._traces.last, note)
 
-    def _run(self, tensors: Mapping[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
-        given = {place: tensors[name] for name in tensors for place in self._places[name]}
-        return stateless.run_with(self.net, given, args, kwargs)
-
     def _perturbed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], key: NoiseKey, samples: range
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: NoiseKey,
+        samples: range,
+        posterior: Posterior,
     ) -> tuple[list[Any], WeightDraw | None]:
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
@@ -161,13 +179,13 @@ class RandomNetwork(nn.Module):
             )
         call = Call(
             layout=self.layout,
-            forward=lambda tensors: self._run(tensors, *args, **kwargs),
+            forward=lambda tensors: self.run_with_named(tensors, *args, **kwargs),
             num_data=num_data_of(args, kwargs),
             local_names=lambda: self._local_names(*args, **kwargs),
             snapshot=lambda: stateless.snapshot(self.net),
             unforeseen=self._traces.note,
         )
-        return self._estimator().run(call, self.posterior, key, samples)
+        return self._estimator().run(call, posterior, key, samples)
 
     def _estimator(self) -> Perturbation:
         # Without noise one estimator is as good as another.
@@ -183,7 +201,7 @@ class RandomNetwork(nn.Module):
     _local_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _uses(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Uses:
-        return self._traces.uses(self.net, self._run, self._means, args, kwargs)
+        return self._traces.uses(self.net, self.run_with_named, self._means, args, kwargs)
 
     def _means(self) -> dict[str, Tensor]:
         # A copy: a network may edit its weights in place, as by clamping them.

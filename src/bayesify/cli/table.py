@@ -53,6 +53,10 @@ class EpochTable:
             self._console.print(_HEADER, style="bold", highlight=False)
         self._started = time.monotonic()
 
+    def on_note(self, text: str) -> None:
+        """Print a remark."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def on_step(self, *, epoch: int, batch: int) -> None:
         """Move the bar."""
         if self._task is None:

@@ -148,6 +148,15 @@ def train(
         str | None,
         _option("float32, or bfloat16 (autocast) in training.", _DEFAULT.precision, _TRAINING),
     ] = None,
+    step: Annotated[
+        str | None,
+        _option(
+            "fused (the network's passes and one compiled kernel for the rest; its noise is "
+            "another), plain, or auto: fused where it can be.",
+            _DEFAULT.step,
+            _TRAINING,
+        ),
+    ] = None,
     seed: Annotated[int | None, _option("Of all randomness.", _DEFAULT.seed)] = None,
     threads: Annotated[
         int | None, _option("Processor threads; more pay on an idle machine.", _DEFAULT.threads)
@@ -214,6 +223,9 @@ class _Recorder:
     def on_start(self, *, epochs: int, batches: int, history: History) -> None:
         self._rows = list(history)
         self._table.on_start(epochs=epochs, batches=batches, history=history)
+
+    def on_note(self, text: str) -> None:
+        self._table.on_note(text)
 
     def on_step(self, *, epoch: int, batch: int) -> None:
         self._table.on_step(epoch=epoch, batch=batch)

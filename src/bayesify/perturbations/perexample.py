@@ -69,8 +69,7 @@ class PerExample(Perturbation):
                 f"{type(self).__name__} needs a MeanFieldGaussian posterior, got "
                 f"{type(posterior).__name__}; use WeightSampling()"
             )
-        means = call.layout.unflatten(posterior.masked_mean)
-        stds = call.layout.unflatten(posterior.std)
+        means, stds = posterior.moments_of(call.layout)
         parts = {name: Part(means[name], stds[name], name) for name in means}
         local = set(call.local_names())
         outputs = []

@@ -36,6 +36,7 @@ _CHOICES = {
     "optimizer": ("sgd", "adam"),
     "schedule": ("cosine", "constant"),
     "precision": ("float32", "bfloat16"),
+    "step": ("auto", "plain", "fused"),
 }
 _COUNTS = ("train_samples", "test_samples", "epochs", "batch_size", "limit", "threads")
 # Of units, epochs, samples or images: far beyond use, and still an integer to torch.
@@ -90,6 +91,7 @@ class RunConfig:
         limit: use only the first so many training data.
         precision: ``"float32"``, or ``"bfloat16"`` for autocast in training; means, rho, KL and
             the optimiser's state are float32 in both.
+        step: how a step of training is computed: ``"fused"``, ``"plain"`` or ``"auto"``.
         seed: what all randomness is a function of.
         threads: processor threads.
 
@@ -133,6 +135,7 @@ class RunConfig:
     batch_size: int = 256
     limit: int | None = None
     precision: str = "float32"
+    step: str = "auto"
     seed: int = 0
     threads: int = 1
 
@@ -261,7 +264,7 @@ class RunConfig:
             idle += ["estimator"]
         if self.baseline is not None:
             idle += ["prior", "init_std", "estimator", "kl", "kl_weighting", "kl_warmup"]
-            idle += ["temperature", "train_samples", "test_samples", "rho_lr_scale"]
+            idle += ["temperature", "train_samples", "test_samples", "rho_lr_scale", "step"]
         if self.baseline != "dropout":
             idle += ["dropout_input", "dropout_hidden"]
         if self.baseline is not None or self.prior != "scale-mixture":

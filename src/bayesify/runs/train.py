@@ -51,6 +51,7 @@ def train(run: Run, data: ImageData, callback: Callback) -> Trained:
             scheduler=cosine if config.schedule == "cosine" else constant,
             rho_lr_scale=config.rho_lr_scale if config.baseline is None else 1.0,
             kl_warmup_epochs=0 if config.baseline else config.kl_warmup * config.epochs,
+            step=config.step,  # type: ignore[arg-type]
             checkpoint_dir=run.folder,
             resume=True,
             callback=callback,

@@ -11,7 +11,7 @@ __all__ = ["Callback", "LineProgress"]
 
 
 class Callback(Protocol):
-    """Called by ``fit`` as it goes."""
+    """Called by ``fit`` as it goes; a method ``on_note(text)``, if there is one, for remarks."""
 
     def on_start(self, *, epochs: int, batches: int, history: History) -> None:
         """Training begins: so many epochs of so many minibatches; the rows of those done."""
@@ -29,6 +29,10 @@ class LineProgress:
     def on_start(self, *, epochs: int, batches: int, history: History) -> None:  # noqa: ARG002
         """Remember the number of epochs."""
         self._epochs = epochs
+
+    def on_note(self, text: str) -> None:
+        """Print a remark."""
+        print(text, file=sys.stderr)
 
     def on_step(self, *, epoch: int, batch: int) -> None:
         """Say nothing."""

@@ -25,7 +25,10 @@ CHECKPOINT_NAME = "checkpoint.safetensors"
 
 @dataclass
 class Position:
-    """Where a run stands: so many epochs are done, and so many minibatches of the next."""
+    """Where a run stands: so many epochs are done, and so many minibatches of the next.
+
+    ``noise`` is what makes the noise of its steps, see ``training.steps``.
+    """
 
     epoch: int = 0
     batch: int = 0
@@ -33,6 +36,7 @@ class Position:
     seconds: float = 0.0
     epoch_seconds: float = 0.0
     history: History = field(default_factory=list)
+    noise: str | None = None
 
     def begin_epoch(self, epoch: int) -> None:
         """Nothing of this epoch is done."""
@@ -112,7 +116,8 @@ def read_checkpoint(
     elbo.step = meta["step"]
     optimizer.load_state_dict({"state": _optimizer_state(tensors, meta), "param_groups": groups})
     scheduler.load_state_dict(meta["scheduler"])
-    return Position(**meta["position"])
+    # Runs from before there were others had the generator's noise.
+    return Position(**{"noise": "generator", **meta["position"]})
 
 
 def objective_meta(elbo: ELBO) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from bayesify.posteriors import MeanFieldGaussian, softplus_ratio
+from bayesify.posteriors import MeanFieldGaussian
+from bayesify.softplus import softplus_ratio
 
 __all__ = ["STD_RESIDUAL_LIMIT", "ConvergenceWarning", "residual_advice", "std_residual"]
 

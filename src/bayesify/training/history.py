@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.divergence import minibatch_weight
-from bayesify.elbo import ELBO, ELBOTerms
+from bayesify.elbo import ELBO
+from bayesify.fused import StepValues
 from bayesify.posteriors import MeanFieldGaussian, Posterior
-from bayesify.training.convergence import std_residual
 
 __all__ = ["EpochMeter", "History", "Row"]
 
@@ -34,21 +33,35 @@ class EpochMeter:
         self._batches = batches
         self._sums = sums
 
-    def add(self, terms: ELBOTerms, targets: Tensor, *, batch: int, kl_scale: float) -> None:
-        """Take in one minibatch, after its backward pass."""
+    def wants_residual(self, batch: int) -> bool:
+        """Whether this minibatch's gradients are to be looked at."""
+        return batch >= self._batches - _RESIDUAL_STEPS
+
+    def add(
+        self, values: StepValues, targets: Tensor, *, batch: int, residual: float | None
+    ) -> None:
+        """Take in one minibatch; ``residual`` is the loss's mean derivative in log std."""
         size = len(targets)
-        samples = len(terms.outputs)
+        samples = len(values.outputs)
         error = self._elbo.bnn.likelihood.error(
-            terms.outputs.flatten(0, 1), targets.repeat(samples, *[1] * (targets.dim() - 1))
+            values.outputs.flatten(0, 1), targets.repeat(samples, *[1] * (targets.dim() - 1))
         )
+        nll = float(values.nll)
         self._add("count", size)
-        self._add("loss", float(terms.loss.detach()) * size)
-        self._add("nll", float(terms.nll.detach()) * size)
+        self._add("nll", nll * size)
+        self._add("loss", nll * size)
         self._add("error", float(error) * size)
-        self._sums["kl"] = float(terms.kl.detach())
-        self._sums["penalty"] = float(terms.penalty.detach())
-        if batch >= self._batches - _RESIDUAL_STEPS:
-            self._add_residual(batch, size, kl_scale)
+        if values.complexity is None:
+            self._add("owed", values.factor * size)
+        else:
+            kl, penalty = map(float, values.complexity)
+            self._sums["kl"], self._sums["penalty"] = kl, penalty
+            # Of the minibatches before it too, whose own was not computed.
+            factor = values.factor * size + self._sums.pop("owed", 0.0)
+            self._add("loss", factor * (kl + penalty))
+        if residual is not None and values.factor > 0.0 and self.wants_residual(batch):
+            self._add("residual", residual / values.factor)
+            self._add("residual_count", 1)
 
     def row(self, *, epoch: int, learning_rate: float, seconds: float, total_seconds: float) -> Row:
         """The epoch's row; ``seconds`` are those of this epoch's training."""
@@ -71,25 +84,6 @@ class EpochMeter:
 
     def _add(self, name: str, value: float) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + value
-
-    def _add_residual(self, batch: int, size: int, kl_scale: float) -> None:
-        elbo = self._elbo
-        if not isinstance(elbo.bnn.posterior, MeanFieldGaussian):
-            return
-        weight = minibatch_weight(
-            elbo.kl_weighting,
-            batch_index=batch,
-            num_batches=elbo.num_batches,
-            batch_size=size,
-            num_data=elbo.num_data,
-        )
-        strength = weight * elbo.temperature * kl_scale
-        residual = (
-            std_residual(elbo.bnn.posterior, elbo.num_data / strength) if strength > 0.0 else None
-        )
-        if residual is not None:
-            self._add("residual", residual)
-            self._add("residual_count", 1)
 
 
 @torch.no_grad()

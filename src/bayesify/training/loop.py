@@ -12,7 +12,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bayesify.elbo import ELBO, ELBOTerms
+from bayesify.elbo import ELBO
+from bayesify.fused import StepValues
 from bayesify.perturbations import Perturbation
 from bayesify.training.callbacks import Callback, LineProgress
 from bayesify.training.checkpoint import (
@@ -32,6 +33,7 @@ from bayesify.training.minibatches import (
 )
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.schedules import ScheduleFactory, constant
+from bayesify.training.steps import StepKind, check_step, make_step, noise_of
 
 __all__ = ["NonFiniteLossError", "fit"]
 
@@ -51,6 +53,7 @@ def fit(
     rho_lr_scale: float = 1.0,
     kl_warmup_epochs: float = 0,
     perturbation: Perturbation | None = None,
+    step: StepKind = "auto",
     checkpoint_dir: str | Path | None = None,
     resume: bool = False,
     callback: Callback | None = None,
@@ -78,20 +81,26 @@ def fit(
             then on the objective is the ELBO.
         perturbation: how noise enters, such as ``Flipout()``; the network keeps it. None leaves
             the network's own.
+        step: ``"fused"`` for the network's passes and one compiled kernel for all else, on noise
+            of its own; ``"plain"`` for a step without a compiler; ``"auto"`` for the fused one
+            where it can be taken (see docs/fused-step.md). The callback is told which it is.
         checkpoint_dir: where ``checkpoint.safetensors`` is written after every epoch.
         resume: go on from that checkpoint if it is there.
         callback: told of every step and epoch; None prints a line an epoch on standard error.
 
     Returns:
         The history, a row an epoch: epoch (from 1), loss and nll (nats per datum, averaged over
-        the epoch's data), kl and penalty (nats, at the last minibatch), train_error (of the
+        the epoch's data; the loss with the KL of the last minibatch, where the others' is not
+        computed because its gradient does not need it), kl and penalty (nats, at the last
+        minibatch), train_error (of the
         training outputs), validation_error and validation_nll (of the mean weights), std_median,
         std_residual (nats a weight, see ``training.convergence``), learning_rate,
         data_per_second, seconds (of training so far).
 
     Raises:
-        ValueError: an argument is out of its range, or the objective's ``num_data`` is not what
-            the loader brings.
+        ValueError: an argument is out of its range, the objective's ``num_data`` is not what
+            the loader brings, or ``step="fused"`` cannot be taken.
+        CompilerError: it needs a C++ compiler, and there is none.
         NonFiniteLossError: the loss or a parameter is NaN or infinite.
         StorageError: the checkpoint is damaged or of another run.
         FileExistsError: ``checkpoint_dir`` holds a checkpoint and ``resume`` is False.
@@ -111,6 +120,7 @@ def fit(
     """
     batches = len(train_loader)
     _check(elbo, train_loader, validation_loader, epochs, kl_warmup_epochs)
+    check_step(step)
     if perturbation is not None:
         elbo.bnn.perturbation = perturbation
     made = make_optimizer(elbo, optimizer, rho_lr_scale)
@@ -129,7 +139,9 @@ def fit(
                 f"{path} exists already; pass resume=True to go on from it, or another folder"
             )
         position = read_checkpoint(path, elbo, made, schedule, settings)
-    elif path is not None:
+    taken = make_step(elbo, made, step, noise=position.noise)
+    position.noise = noise_of(taken)
+    if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def checkpoint() -> None:
@@ -138,6 +150,8 @@ def fit(
 
     watcher = LineProgress() if callback is None else callback
     watcher.on_start(epochs=epochs, batches=batches, history=list(position.history))
+    if (tell := getattr(watcher, "on_note", None)) is not None:
+        tell(f"step: {taken.description}")
     elbo.train()
     with deferred_interrupt() as interrupt:
         for epoch in range(position.epoch, epochs):
@@ -152,15 +166,16 @@ def fit(
                     kl_scale = _warmup(epoch * batches + batch, kl_warmup_epochs * batches)
                     # Under autocast, the casts of parameters as they were before the last step.
                     torch.clear_autocast_cache()
-                    terms = elbo(inputs, targets, batch_index=batch, kl_scale=kl_scale)
-                    _check_finite(elbo, terms, epoch, batch, path)
-                    made.zero_grad(set_to_none=True)
-                    terms.loss.backward()
-                    made.step()
+                    last = batch + 1 == batches
+                    values = taken.evaluate(
+                        inputs, targets, batch_index=batch, kl_scale=kl_scale, values=last
+                    )
+                    _check_finite(elbo, values, epoch, batch, path)
+                    residual = taken.update(residual=meter.wants_residual(batch))
                     schedule.step()
-                    meter.add(terms, targets, batch=batch, kl_scale=kl_scale)
+                    meter.add(values, targets, batch=batch, residual=residual)
                     watcher.on_step(epoch=epoch, batch=batch)
-                    if interrupt.requested and batch + 1 < batches:
+                    if interrupt.requested and not last:
                         _check_parameters(elbo, epoch, path)
                         position.batch = batch + 1
                         position.epoch_seconds = time.perf_counter() - started
@@ -182,7 +197,7 @@ def fit(
             watcher.on_epoch(position.history[-1])
             if interrupt.requested:
                 raise KeyboardInterrupt
-    residual = position.history[-1]["std_residual"] if position.history else None
+    final = position.history[-1]["std_residual"] if position.history else None
     if kl_warmup_epochs >= epochs > 0:
         warnings.warn(
             f"the KL's warm-up takes {kl_warmup_epochs:g} epochs and training only {epochs}: the "
@@ -191,8 +206,8 @@ def fit(
             stacklevel=2,
         )
     # Written so that NaN warns too.
-    if residual is not None and not abs(residual) <= STD_RESIDUAL_LIMIT:
-        warnings.warn(residual_advice(residual), ConvergenceWarning, stacklevel=2)
+    if final is not None and not abs(final) <= STD_RESIDUAL_LIMIT:
+        warnings.warn(residual_advice(final), ConvergenceWarning, stacklevel=2)
     return position.history
 
 
@@ -239,13 +254,16 @@ def _warmup(step: int, warmup_steps: float) -> float:
     return 1.0 if step >= warmup_steps else (step + 1) / (warmup_steps + 1)
 
 
-def _check_finite(elbo: ELBO, terms: ELBOTerms, epoch: int, batch: int, path: Path | None) -> None:
-    if bool(terms.loss.isfinite()):
+def _check_finite(
+    elbo: ELBO, values: StepValues, epoch: int, batch: int, path: Path | None
+) -> None:
+    known = [values.nll, *(values.complexity or ())]
+    if all(bool(value.isfinite()) for value in known):
         return
     where = f"step {elbo.step} (epoch {epoch + 1}, minibatch {batch + 1})"
-    if not bool(terms.outputs.isfinite().all()):
+    if not bool(values.outputs.isfinite().all()):
         what = f"the network's output at {where}"
-    elif not bool(terms.nll.isfinite()):
+    elif not bool(values.nll.isfinite()):
         what = f"the nll at {where}"
     else:
         what = f"the KL or penalty at {where}"

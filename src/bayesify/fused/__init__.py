@@ -1,0 +1,17 @@
+"""A step of training in as few kernels as possible; the objective by autograd specifies it."""
+
+from bayesify.fused.direct import DirectStep
+from bayesify.fused.native import CompilerError
+from bayesify.fused.step import FusedStep
+from bayesify.fused.support import why_no_closed_forms, why_not_fused
+from bayesify.fused.values import StepValues, TrainingStep
+
+__all__ = [
+    "CompilerError",
+    "DirectStep",
+    "FusedStep",
+    "StepValues",
+    "TrainingStep",
+    "why_no_closed_forms",
+    "why_not_fused",
+]

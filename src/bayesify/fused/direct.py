@@ -1,0 +1,156 @@
+"""The step without a compiler: gradients in closed form, block by block, for any optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bayesify.elbo import ELBO
+from bayesify.fused.formulas import gradients, prior_form
+from bayesify.fused.leaves import Leaves
+from bayesify.fused.support import runs_on_moments
+from bayesify.fused.values import StepValues
+from bayesify.inputs import Inputs
+from bayesify.noise import NoiseKey, Stream
+from bayesify.posteriors import MeanFieldGaussian, WeightDraw
+from bayesify.softplus import softplus
+
+__all__ = ["DirectStep"]
+
+#: Weights at a time: few enough that what lies between two operations stays in the cache.
+_BLOCK = 65_536
+
+
+class DirectStep:
+    """A step of training whose gradients in mean and rho need no autograd.
+
+    Its noise is that of the objective itself, and its gradients are the objective's to rounding.
+    Nothing of the size of the network is allocated in a step but by the network.
+
+    Args:
+        elbo: an objective that ``why_no_closed_forms`` has nothing against.
+        optimizer: what moves the parameters.
+    """
+
+    def __init__(self, elbo: ELBO, optimizer: Optimizer) -> None:
+        posterior, form = elbo.bnn.posterior, prior_form(elbo.bnn.weight_prior, elbo.kl)
+        assert isinstance(posterior, MeanFieldGaussian)
+        assert form is not None
+        self.description = f"plain, gradients in closed form ({form.kind} prior)"
+        self._elbo, self._optimizer = elbo, optimizer
+        self._posterior, self._prior = posterior, form
+        self._moments = runs_on_moments(elbo)
+        mean = posterior.mean.detach()
+        self._std = torch.empty_like(mean)
+        self._weights = None if self._moments else torch.empty_like(mean)
+        # The noise becomes the weights in place, or is that of the KL alone.
+        own = torch.empty_like(mean) if self._moments and not form.exact else None
+        self._noise = self._weights if own is None else own
+        self._in_mean = torch.empty_like(mean)
+        self._in_rho = torch.empty_like(mean)
+        leaf = self._std if self._weights is None else self._weights
+        self._leaves = Leaves(elbo, leaf, moments=self._moments)
+        self._size = mean.numel()
+        self._factor = 0.0
+
+    def evaluate(
+        self, inputs: Inputs, targets: Tensor, *, batch_index: int, kl_scale: float, values: bool
+    ) -> StepValues:
+        """See ``TrainingStep.evaluate``."""
+        elbo = self._elbo
+        step = elbo.step
+        self._refresh(step)
+        outputs = self._leaves.outputs(inputs)
+        self._nll = elbo.nll(outputs, targets)
+        self._factor = elbo.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
+        complexity = None
+        if values:
+            with torch.no_grad():
+                complexity = elbo.complexity(self._draw(step), step, range(elbo.num_samples))
+        elbo.count_step()
+        return StepValues(self._nll.detach(), outputs.detach(), self._factor, complexity)
+
+    @torch.no_grad()
+    def update(self, *, residual: bool) -> float | None:
+        """See ``TrainingStep.update``."""
+        self._optimizer.zero_grad(set_to_none=True)
+        with torch.enable_grad():
+            self._nll.backward()
+        in_mean, in_std = self._leaves.take_gradients()
+        starts = self._elbo.bnn.layout.starts
+        _gather(self._in_mean, starts, in_mean)
+        if self._moments:
+            _gather(self._in_rho, starts, in_std)
+        total = 0.0
+        for part in self._blocks():
+            in_log_std = self._fill(part)
+            total += float(in_log_std.sum()) if residual else 0.0
+        self._posterior.mean.grad, self._posterior.rho.grad = self._in_mean, self._in_rho
+        self._optimizer.step()
+        kept = self._posterior.kept
+        count = self._size if kept is None else int(kept.sum())
+        return total / count if residual and count else None
+
+    @torch.no_grad()
+    def _refresh(self, step: int) -> None:
+        posterior, weights = self._posterior, self._weights
+        softplus(posterior.rho, out=self._std)
+        if self._noise is not None:
+            stream = Stream.DIVERGENCE if self._moments else Stream.TRAINING
+            NoiseKey(self._elbo.bnn.seed, stream, step).fill_normals(self._noise, sample=0)
+        if weights is not None:
+            torch.addcmul(posterior.mean, self._std, weights, out=weights)
+            if posterior.kept is not None:
+                weights.mul_(posterior.kept)
+
+    def _fill(self, part: slice) -> Tensor:
+        """Turn the gradients of one block into those of mean and rho, in place."""
+        posterior, prior_mean = self._posterior, self._elbo.bnn.prior_mean
+        mean, std = posterior.mean[part], self._std[part]
+        in_mean, in_rho = self._in_mean[part], self._in_rho[part]
+        deviation = None
+        if self._weights is not None:
+            deviation = self._weights[part] - mean
+            torch.mul(in_mean, deviation, out=in_rho)
+        else:
+            in_rho.mul_(std)
+            if self._noise is not None:
+                deviation = std * self._noise[part]
+        made = gradients(
+            self._prior,
+            in_mean=in_mean,
+            in_log_std=in_rho,
+            centred=mean if prior_mean is None else mean - prior_mean[part],
+            std=std,
+            deviation=deviation,
+            kl_factor=mean.new_tensor(self._factor),
+        )
+        in_mean.copy_(made.in_mean)
+        in_rho.copy_(made.in_rho)
+        if posterior.kept is None:
+            return made.in_log_std
+        kept = posterior.kept[part]
+        in_mean.mul_(kept)
+        in_rho.mul_(kept)
+        return made.in_log_std.mul_(kept)
+
+    def _draw(self, step: int) -> WeightDraw | None:
+        if self._weights is None:
+            return None
+        key = NoiseKey(self._elbo.bnn.seed, Stream.TRAINING, step)
+        return WeightDraw(self._weights.unsqueeze(0), self._posterior.noise(key, range(1)))
+
+    def _blocks(self) -> list[slice]:
+        return [slice(i, min(i + _BLOCK, self._size)) for i in range(0, self._size, _BLOCK)]
+
+
+def _gather(flat: Tensor, starts: Sequence[int], parts: Sequence[Tensor | None]) -> None:
+    """Write the gradients of the parameters into one vector."""
+    for start, stop, part in zip(starts[:-1], starts[1:], parts, strict=True):
+        if part is None:
+            flat[start:stop].zero_()
+        else:
+            flat[start:stop].copy_(part.reshape(-1))

@@ -1,0 +1,178 @@
+"""The variational step, weight by weight: gradients in closed form, and the optimisers.
+
+Elementwise in all arguments, so that one formula serves a vector, a block of it, or compiled code.
+``step.cpp`` holds the same formulas for processors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayesify.closed_forms import magnitude_slopes
+from bayesify.priors import Gaussian, Laplace, Prior, ScaleMixture
+from bayesify.softplus import softplus_ratio
+
+__all__ = [
+    "Gradients",
+    "OptimizerRule",
+    "PriorForm",
+    "Rates",
+    "gradients",
+    "moved",
+    "prior_form",
+]
+
+OptimizerRule = Literal["sgd", "momentum", "adam"]
+PriorKind = Literal["gaussian", "laplace", "scale-mixture"]
+Scalar = Tensor | float
+
+
+class PriorForm(NamedTuple):
+    """A prior as its kind and up to three numbers, and how its KL is found.
+
+    ``exact`` says whether by the closed form, or by Monte Carlo on the step's weights.
+    """
+
+    kind: PriorKind
+    exact: bool
+    numbers: tuple[float, float, float]
+
+
+class Gradients(NamedTuple):
+    """Derivatives of the loss, in nats per datum, each of the shape of the weights."""
+
+    in_mean: Tensor
+    in_rho: Tensor
+    in_log_std: Tensor
+
+
+class Rates(NamedTuple):
+    """What an optimiser does to one vector in one step; SGD reads ``lr`` and ``beta1`` only.
+
+    ``beta1`` is SGD's momentum; ``correction1`` and ``correction2`` are Adam's 1 - beta^t.
+    """
+
+    lr: Scalar
+    beta1: Scalar
+    beta2: Scalar = 0.0
+    eps: Scalar = 0.0
+    correction1: Scalar = 1.0
+    correction2: Scalar = 1.0
+
+
+def prior_form(prior: Prior, kl: str) -> PriorForm | None:
+    """A prior as the step takes it, or None if it cannot.
+
+    Example:
+        >>> prior_form(Gaussian(0.5), "auto")
+        PriorForm(kind='gaussian', exact=True, numbers=(4.0, 0.0, 0.0))
+    """
+    exact = kl != "monte-carlo"
+    # The very classes: a subclass may have another density.
+    if type(prior) is Gaussian:
+        return PriorForm("gaussian", exact, (1.0 / prior.std**2, 0.0, 0.0))
+    if type(prior) is Laplace:
+        return PriorForm("laplace", exact, (1.0 / prior.scale, 0.0, 0.0))
+    if type(prior) is ScaleMixture and kl != "closed":
+        odds = math.log(prior.pi) - math.log1p(-prior.pi)
+        log_ratio = odds - math.log(prior.std1) + math.log(prior.std2)
+        numbers = (1.0 / prior.std1**2, 1.0 / prior.std2**2, log_ratio)
+        return PriorForm("scale-mixture", False, numbers)
+    return None
+
+
+def gradients(
+    prior: PriorForm,
+    *,
+    in_mean: Tensor,
+    in_log_std: Tensor,
+    centred: Tensor,
+    std: Tensor,
+    deviation: Tensor | None,
+    kl_factor: Tensor,
+) -> Gradients:
+    """The gradients of ``nll + kl_factor * KL`` (Blundell et al. 2015, eqs 3 and 4).
+
+    Of a sampled weight w the derivative in log std is the one in w times w - mean, so that its
+    noise is needed no more.
+
+    Args:
+        prior: and how its KL is found.
+        in_mean: derivative of the nll in the mean.
+        in_log_std: derivative of the nll in the logarithm of the standard deviation.
+        centred: the mean less the prior's mean.
+        std: the standard deviation, softplus(rho).
+        deviation: w - mean of the sampled weight; not needed where the KL is exact.
+        kl_factor: what multiplies the KL in the loss, a scalar.
+
+    Example:
+        >>> zero, one = torch.zeros(1), torch.ones(1)
+        >>> got = gradients(PriorForm("gaussian", True, (1.0, 0.0, 0.0)), in_mean=zero,
+        ...                 in_log_std=zero, centred=one, std=one / 2, deviation=None,
+        ...                 kl_factor=torch.tensor(0.1))
+        >>> got.in_mean, got.in_log_std          # mean / s^2 and std^2 / s^2 - 1, times 0.1
+        (tensor([0.1000]), tensor([-0.0750]))
+    """
+    if prior.exact and prior.kind == "gaussian":
+        kl_mean, kl_log_std = centred * prior.numbers[0], (std * std).mul_(prior.numbers[0])
+    elif prior.exact:
+        kl_mean, slope_std = magnitude_slopes(centred, std)
+        kl_mean, kl_log_std = kl_mean * prior.numbers[0], (slope_std * std).mul_(prior.numbers[0])
+    else:
+        assert deviation is not None
+        kl_mean = _score(prior, centred + deviation)
+        kl_log_std = kl_mean * deviation
+    # In as few passes over memory as can be where nothing is compiled.
+    total = torch.addcmul(in_log_std, kl_log_std, kl_factor).sub_(kl_factor)
+    in_rho = softplus_ratio(std).mul_(total)
+    return Gradients(torch.addcmul(in_mean, kl_mean, kl_factor), in_rho, total)
+
+
+def _score(prior: PriorForm, weights: Tensor) -> Tensor:
+    """-d log p(w) / dw."""
+    if prior.kind == "gaussian":
+        return weights * prior.numbers[0]
+    if prior.kind == "laplace":
+        return weights.sign() * prior.numbers[0]
+    slab, spike, log_ratio = prior.numbers
+    # The odds of the narrow component; weighed by what it adds, so that nothing cancels.
+    odds = torch.addcmul(
+        weights.new_tensor(-log_ratio), weights, weights, value=0.5 * (slab - spike)
+    )
+    return odds.sigmoid_().mul_(spike - slab).add_(slab).mul_(weights)
+
+
+def moved(
+    rule: OptimizerRule,
+    value: Tensor,
+    gradient: Tensor,
+    moments: tuple[Tensor, ...],
+    rates: Rates,
+) -> tuple[Tensor, ...]:
+    """One step of an optimiser: the new value and its new moments.
+
+    ``"adam"`` is algorithm 1 of Kingma and Ba 2015, with two moments; ``"momentum"`` has one,
+    ``"sgd"`` none.
+
+    Example:
+        >>> one, zero = torch.ones(1), torch.zeros(1)
+        >>> rates = Rates(lr=0.1, beta1=0.9, beta2=0.99, correction1=0.1, correction2=0.01)
+        >>> moved("adam", one, one, (zero, zero), rates)[0]
+        tensor([0.9000])
+        >>> moved("momentum", one, one, (one,), Rates(lr=0.1, beta1=0.5))
+        (tensor([0.8500]), tensor([1.5000]))
+    """
+    if rule == "adam":
+        first, second = moments
+        first = first + (gradient - first) * (1.0 - rates.beta1)
+        second = second * rates.beta2 + gradient * gradient * (1.0 - rates.beta2)
+        root = second.sqrt() * (rates.correction2**-0.5) + rates.eps
+        return value - first / root * (rates.lr / rates.correction1), first, second
+    if rule == "momentum":
+        first = moments[0] * rates.beta1 + gradient
+        return value - first * rates.lr, first
+    return (value - gradient * rates.lr,)

@@ -1,0 +1,87 @@
+"""What a fused kernel is: a step on the flat vectors, from gradients to the next weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bayesify.fused.formulas import OptimizerRule, PriorForm, Rates
+
+__all__ = ["Kernel", "Recipe", "Vectors"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a kernel computes.
+
+    Args:
+        prior: and how its KL is found.
+        optimizer: which rule moves mean and rho.
+        moments: whether the network runs on means and standard deviations; else on one sample of
+            the weights.
+        dtype: of the vectors, float32 or float64.
+    """
+
+    prior: PriorForm
+    optimizer: OptimizerRule
+    moments: bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """What a kernel reads and writes, each of shape (D,), contiguous, made once.
+
+    Args:
+        mean: of the posterior.
+        rho: of the posterior.
+        leaf: what the network runs on: the sampled weights, or the standard deviations.
+        of_mean: the optimiser's moments of the mean: none, one or two.
+        of_rho: those of rho.
+        starts: where each parameter begins, and the end.
+        prior_mean: or None for zeros.
+        kept: or None where nothing was pruned.
+    """
+
+    mean: Tensor
+    rho: Tensor
+    leaf: Tensor
+    of_mean: tuple[Tensor, ...]
+    of_rho: tuple[Tensor, ...]
+    starts: tuple[int, ...]
+    prior_mean: Tensor | None
+    kept: Tensor | None
+
+
+class Kernel(Protocol):
+    """Two functions on the vectors that it was made for, in place."""
+
+    def refresh(self, step: int) -> None:
+        """Fill ``leaf`` for a step."""
+
+    def update(
+        self,
+        in_mean: Sequence[Tensor | None],
+        in_std: Sequence[Tensor | None],
+        *,
+        step: int,
+        kl_factor: float,
+        rates: tuple[Rates, Rates],
+    ) -> float:
+        """Move mean and rho by the gradients of a step, and fill ``leaf`` for the next.
+
+        Args:
+            in_mean: the nll's gradients in the weights or the means, one for each parameter;
+                None for zeros.
+            in_std: those in the standard deviations; empty where the network ran on weights.
+            step: whose noise the weights had; ``leaf`` is then that of the next.
+            kl_factor: what multiplies the KL in the loss.
+            rates: of mean and of rho.
+
+        Returns:
+            The sum over the weights of the loss's derivatives in log std.
+        """

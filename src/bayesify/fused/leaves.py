@@ -1,0 +1,80 @@
+"""The network run on tensors that are leaves of the graph: autograd ends at the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from bayesify.elbo import ELBO
+from bayesify.inputs import Inputs, arguments_of
+from bayesify.layout import ParameterLayout
+from bayesify.noise import NoiseKey, Stream
+from bayesify.posteriors import MeanFieldGaussian
+from bayesify.random_network import as_tensor
+
+__all__ = ["Leaves"]
+
+
+class Leaves:
+    """A network's random parameters as leaves, each a view of a flat vector of shape (D,).
+
+    What follows for the posterior's parameters is no business of autograd's: it is in closed form.
+
+    Args:
+        elbo: the objective.
+        leaf: the sampled weights, or with ``moments`` the standard deviations.
+        moments: whether the estimator runs on means and standard deviations; the means are then
+            the posterior's own.
+    """
+
+    def __init__(self, elbo: ELBO, leaf: Tensor, *, moments: bool) -> None:
+        self._elbo = elbo
+        layout, mean = elbo.bnn.layout, elbo.bnn.posterior.mean
+        self._first = _views(layout, mean if moments else leaf)
+        self._second = _views(layout, leaf) if moments else {}
+        self._stand_in = _StandIn(mean, self._first, self._second) if moments else None
+
+    def outputs(self, inputs: Inputs) -> Tensor:
+        """The network's outputs for the step that the objective is at, shape (S, N, ...)."""
+        bnn = self._elbo.bnn
+        if self._stand_in is None:
+            args, kwargs = arguments_of(inputs)
+            return as_tensor(bnn.run_with_named(self._first, *args, **kwargs)).unsqueeze(0)
+        key = NoiseKey(bnn.seed, Stream.TRAINING, self._elbo.step)
+        samples = range(self._elbo.num_samples)
+        outputs, _ = bnn.sample_outputs(inputs, key, samples, posterior=self._stand_in)
+        return outputs
+
+    def take_gradients(self) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+        """The gradients of each parameter, which are then forgotten: in weights or means, in stds.
+
+        None stands for zeros; the second is empty where the network ran on weights.
+        """
+        return _taken(self._first), _taken(self._second)
+
+
+class _StandIn(MeanFieldGaussian):
+    """The posterior as a perturbation sees it, of leaves instead of mean and rho."""
+
+    def __init__(self, mean: Tensor, means: dict[str, Tensor], stds: dict[str, Tensor]) -> None:
+        nn.Module.__init__(self)
+        self.mean = nn.Parameter(mean.detach(), requires_grad=False)
+        self.register_buffer("kept", None)
+        self._moments = means, stds
+
+    def moments_of(self, layout: ParameterLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # noqa: ARG002
+        return self._moments
+
+
+def _views(layout: ParameterLayout, vector: Tensor) -> dict[str, Tensor]:
+    parts = layout.unflatten(vector.detach())
+    return {name: part.detach().requires_grad_() for name, part in parts.items()}
+
+
+def _taken(leaves: dict[str, Tensor]) -> list[Tensor | None]:
+    gradients = [leaf.grad for leaf in leaves.values()]
+    for leaf in leaves.values():
+        # The next backward pass then hands its tensor over, and adds nothing.
+        leaf.grad = None
+    return gradients

@@ -1,0 +1,246 @@
+"""The kernel for processors: C++, compiled once on the user's machine and kept.
+
+``torch.compile`` makes the same kernel from ``formulas.py``, in a minute where this takes about a
+second, and of twice the time a step; see docs/adr/0005.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bayesify.fused.formulas import Rates
+from bayesify.fused.kernels import Recipe, Vectors
+
+__all__ = ["CompilerError", "NativeKernel", "compiled_library", "find_compiler"]
+
+_SOURCE = Path(__file__).with_name("step.cpp")
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+#: Tried in turn: for this very processor with threads, and less where a compiler cannot.
+_TRIES = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-fopenmp",), ())
+_TIMEOUT_S = 120
+_PRIORS = ("gaussian", "laplace", "scale-mixture")
+_OPTIMIZERS = ("sgd", "momentum", "adam")
+
+
+class CompilerError(RuntimeError):
+    """There is no C++ compiler, or it failed."""
+
+
+class NativeKernel:
+    """See :class:`~bayesify.fused.kernels.Kernel`.
+
+    Args:
+        recipe: what to compute.
+        vectors: on what; held, and written in place.
+        key: the noise's, see ``counter_key``.
+
+    Raises:
+        CompilerError: there is no working C++ compiler.
+    """
+
+    def __init__(self, recipe: Recipe, vectors: Vectors, key: tuple[int, int]) -> None:
+        library = compiled_library(
+            recipe.prior.kind, recipe.prior.exact, recipe.optimizer, recipe.moments, recipe.dtype
+        )
+        self._refresh, self._update = library.refresh, library.update
+        count = len(vectors.starts) - 1
+        self._vectors = vectors  # their memory is what the addresses below point to
+        self._starts = (ctypes.c_int64 * (count + 1))(*vectors.starts)
+        self._in_mean = (ctypes.c_void_p * count)()
+        self._in_std = (ctypes.c_void_p * count)()
+        moments = [([*m, None, None])[:2] for m in (vectors.of_mean, vectors.of_rho)]
+        tensors = [vectors.mean, vectors.rho, vectors.leaf, *moments[0], *moments[1]]
+        tensors += [vectors.prior_mean, vectors.kept]
+        addresses = zip(_VECTORS, tensors, strict=True)
+        self._arguments = _Step(
+            num_weights=vectors.mean.numel(),
+            num_parameters=count,
+            starts=ctypes.addressof(self._starts),
+            in_mean=ctypes.addressof(self._in_mean),
+            in_std=ctypes.addressof(self._in_std),
+            key0=key[0] % 2**32,
+            key1=key[1] % 2**32,
+            prior=(ctypes.c_double * 3)(*recipe.prior.numbers),
+            **{name: None if v is None else v.data_ptr() for name, v in addresses},
+        )
+
+    def refresh(self, step: int) -> None:
+        """See :meth:`~bayesify.fused.kernels.Kernel.refresh`."""
+        self._at(step - 1)
+        self._refresh(ctypes.byref(self._arguments))
+
+    def update(
+        self,
+        in_mean: Sequence[Tensor | None],
+        in_std: Sequence[Tensor | None],
+        *,
+        step: int,
+        kl_factor: float,
+        rates: tuple[Rates, Rates],
+    ) -> float:
+        """See :meth:`~bayesify.fused.kernels.Kernel.update`."""
+        arguments = self._arguments
+        held = [_point(self._in_mean, in_mean), _point(self._in_std, in_std)]
+        arguments.kl_factor = kl_factor
+        arguments.of_mean, arguments.of_rho = (_Rates(*map(float, each)) for each in rates)
+        self._at(step)
+        self._update(ctypes.byref(arguments))
+        held.clear()
+        return float(arguments.in_log_std)
+
+    def _at(self, step: int) -> None:
+        self._arguments.step, self._arguments.next = step % 2**32, (step + 1) % 2**32
+        self._arguments.num_threads = torch.get_num_threads()
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler: ``$CXX``, else the first of c++, g++ and clang++, or None."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    return next((found for found in map(shutil.which, names) if found), None)
+
+
+@cache
+def compiled_library(
+    prior: str, exact: bool, optimizer: str, moments: bool, dtype: torch.dtype
+) -> ctypes.CDLL:
+    """The compiled kernel, from the user's cache if it was compiled there before.
+
+    Raises:
+        CompilerError: there is no working C++ compiler.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise CompilerError(
+            "the fused step needs a C++ compiler on this processor, and none was found; install "
+            "one (such as g++), name it in CXX, or take the plain step"
+        )
+    macros = (
+        f"-DREAL={'double' if dtype == torch.float64 else 'float'}",
+        f"-DPRIOR={_PRIORS.index(prior)}",
+        f"-DEXACT={int(exact)}",
+        f"-DOPTIMIZER={_OPTIMIZERS.index(optimizer)}",
+        f"-DMOMENTS={int(moments)}",
+    )
+    identity = (_SOURCE.read_text(), *_FLAGS, *macros, _processor(), _version(compiler))
+    digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
+    folder = _cache_folder()
+    path = folder / f"step-{digest}.so"
+    if not path.exists():
+        _compile(compiler, macros, path)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompilerError(f"the compiled step {path} cannot be loaded: {error}") from error
+
+
+def _compile(compiler: str, macros: Sequence[str], path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        made = Path(scratch) / "step.so"
+        error = ""
+        for extra in _TRIES:
+            command = [compiler, *_FLAGS, *extra, *macros, str(_SOURCE), "-o", str(made)]
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired) as failure:
+                raise CompilerError(f"{compiler} could not be run: {failure}") from failure
+            if done.returncode == 0:
+                made.replace(path)
+                return
+            error = error or done.stderr
+        raise CompilerError(f"{compiler} failed on {_SOURCE.name}: {error.strip()[:500]}")
+
+
+def _cache_folder() -> Path:
+    """A folder of this user's that lasts, else one that does not."""
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        folder = root / "bayesify" / "kernels"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):
+        pass
+    return _scratch_folder()
+
+
+@cache
+def _scratch_folder() -> Path:
+    # Not removed at exit: the library stays open until then.
+    return Path(tempfile.mkdtemp(prefix="bayesify-"))
+
+
+def _processor() -> str:
+    """What code for this very processor depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = [line for line in lines if line.lower().startswith(("flags", "features"))]
+    return " ".join([platform.platform(), platform.machine(), *features[:1]])
+
+
+def _version(compiler: str) -> str:
+    try:
+        done = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilerError(f"{compiler} could not be run: {error}") from error
+    return compiler + done.stdout
+
+
+def _point(
+    pointers: ctypes.Array[ctypes.c_void_p], tensors: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Let the pointers lead to the tensors, which must be held until they are not needed."""
+    held = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+    for index, tensor in enumerate(held):
+        pointers[index] = None if tensor is None else tensor.data_ptr()
+    return held
+
+
+class _Rates(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_double) for name in Rates._fields]
+
+
+_VECTORS = (
+    *("mean", "rho", "leaf"),
+    *("mean_first", "mean_second", "rho_first", "rho_second", "prior_mean", "kept"),
+)
+
+
+class _Step(ctypes.Structure):
+    """``struct Step`` of step.cpp, field for field."""
+
+    _fields_ = [
+        ("num_weights", ctypes.c_int64),
+        ("num_parameters", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
+        ("starts", ctypes.c_void_p),
+        ("in_mean", ctypes.c_void_p),
+        ("in_std", ctypes.c_void_p),
+        *[(name, ctypes.c_void_p) for name in _VECTORS],
+        ("key0", ctypes.c_uint32),
+        ("key1", ctypes.c_uint32),
+        ("step", ctypes.c_uint32),
+        ("next", ctypes.c_uint32),
+        ("kl_factor", ctypes.c_double),
+        ("prior", ctypes.c_double * 3),
+        ("of_mean", _Rates),
+        ("of_rho", _Rates),
+        ("in_log_std", ctypes.c_double),
+    ]

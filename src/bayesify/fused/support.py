@@ -1,0 +1,106 @@
+"""For what objectives and optimisers the closed forms hold; for all others there is autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adam, Optimizer
+
+from bayesify.elbo import ELBO
+from bayesify.fused.formulas import prior_form
+from bayesify.module import BayesianModule
+from bayesify.perturbations.perexample import PerExample
+from bayesify.posteriors import MeanFieldGaussian
+
+__all__ = ["group_of", "runs_on_moments", "why_no_closed_forms", "why_not_fused"]
+
+
+def why_no_closed_forms(elbo: ELBO) -> str | None:
+    """Why the gradients of an objective are left to autograd, or None if they need not be.
+
+    Example:
+        >>> from bayesify.priors import StudentT
+        >>> bnn = BayesianModule(torch.nn.Linear(3, 2), prior=StudentT())
+        >>> why_no_closed_forms(ELBO(bnn, num_data=1))
+        'the prior is StudentT'
+    """
+    bnn = elbo.bnn
+    q = bnn.posterior
+    for owner, kind in ((elbo, ELBO), (bnn, BayesianModule), (q, MeanFieldGaussian)):
+        if type(owner) is not kind:
+            return f"the {_ROLES[kind]} is a {type(owner).__name__}"
+        if any(getattr(owner, name) for name in _HOOKS):
+            return f"the {_ROLES[kind]} has hooks"
+    if elbo._compiled_call_impl is not None:
+        return "the objective was compiled"
+    form = prior_form(bnn.weight_prior, elbo.kl)
+    if form is None:
+        return f"the prior is {type(bnn.prior).__name__}"
+    if not (q.mean.requires_grad and q.rho.requires_grad):
+        return "mean or rho is not trained"
+    if q.mean.dtype not in (torch.float32, torch.float64):
+        return f"the weights are {str(q.mean.dtype).removeprefix('torch.')}"
+    if runs_on_moments(elbo):
+        if q.kept is not None:
+            return "the network is pruned"
+        if elbo.num_samples > 1 and not form.exact:
+            return "the KL of a step is averaged over several samples"
+    elif elbo.num_samples > 1 or elbo.bnn.perturbation.antithetic:
+        return "the weights of a step are several samples"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "several processes train together"
+    return None
+
+
+def why_not_fused(elbo: ELBO, optimizer: Optimizer) -> str | None:
+    """Why a step cannot hold this optimiser too, or None if it can.
+
+    Example:
+        >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=1)
+        >>> why_not_fused(elbo, torch.optim.AdamW(elbo.parameters()))
+        'the optimizer is AdamW'
+        >>> why_not_fused(elbo, torch.optim.Adam(elbo.parameters(), fused=True)) is None
+        True
+    """
+    reason = why_no_closed_forms(elbo)
+    if reason is not None:
+        return reason
+    if type(optimizer) not in _PLAIN_SETTINGS:
+        return f"the optimizer is {type(optimizer).__name__}"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return "the optimizer has hooks"
+    posterior = elbo.bnn.posterior
+    for name in ("mean", "rho"):
+        parameter = getattr(posterior, name)
+        group = group_of(optimizer, parameter)
+        if group is None:
+            return f"the optimizer does not hold {name}"
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return f"{name} has hooks"
+        for setting in _PLAIN_SETTINGS[type(optimizer)]:
+            if group.get(setting):
+                return f"the optimizer has {setting} {group[setting]}"
+    return None
+
+
+def runs_on_moments(elbo: ELBO) -> bool:
+    """Whether the estimator takes means and standard deviations, not one sample of the weights."""
+    return isinstance(elbo.bnn.perturbation, PerExample)
+
+
+def group_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any] | None:
+    """The optimiser's group that holds a parameter."""
+    for group in optimizer.param_groups:
+        if any(held is parameter for held in group["params"]):
+            return group
+    return None
+
+
+_ROLES = {ELBO: "objective", BayesianModule: "network", MeanFieldGaussian: "posterior"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+#: What must be off in the optimiser's groups.
+_PLAIN_SETTINGS: dict[type[Optimizer], tuple[str, ...]] = {
+    Adam: ("weight_decay", "amsgrad", "maximize", "differentiable"),
+    SGD: ("weight_decay", "dampening", "nesterov", "maximize", "differentiable"),
+}

@@ -1,0 +1,132 @@
+"""Which step ``fit`` takes, and the one by autograd that any objective and optimiser can take."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bayesify.elbo import ELBO
+from bayesify.fused import (
+    CompilerError,
+    DirectStep,
+    FusedStep,
+    StepValues,
+    TrainingStep,
+    why_no_closed_forms,
+    why_not_fused,
+)
+from bayesify.inputs import Inputs
+from bayesify.posteriors import MeanFieldGaussian
+from bayesify.training.convergence import std_residual
+
+__all__ = ["NOISES", "AutogradStep", "StepKind", "check_step", "make_step", "noise_of"]
+
+StepKind = Literal["auto", "plain", "fused"]
+
+#: What the noise of a run was made by; a run goes on with the same.
+NOISES = ("generator", "counter")
+
+
+def check_step(step: str) -> None:
+    """Raise ValueError for an unknown kind of step."""
+    if step not in get_args(StepKind):
+        raise ValueError(f'step must be "auto", "plain" or "fused", got {step!r}')
+
+
+def make_step(
+    elbo: ELBO, optimizer: Optimizer, step: StepKind, *, noise: str | None = None
+) -> TrainingStep:
+    """The step that was asked for, or with ``"auto"`` the fastest that there is.
+
+    Args:
+        elbo: the objective.
+        optimizer: what moves its parameters.
+        step: ``"fused"``, ``"plain"``, or ``"auto"`` for the fused one where it can be taken.
+        noise: of the run that goes on, one of ``NOISES``; None for a new one.
+
+    Raises:
+        ValueError: ``step`` is unknown, or ``"fused"`` cannot be taken; or it does not go with
+            the noise of the run.
+        CompilerError: ``"fused"`` needs a compiler, and there is none.
+    """
+    check_step(step)
+    if noise is not None and step != "auto" and noise != _NOISE_OF[step]:
+        raise ValueError(
+            f'this run was begun with step="{_STEP_OF[noise]}", whose noise is another; go on '
+            f'with that or with step="auto", got step="{step}"'
+        )
+    wanted = step if noise is None else _STEP_OF[noise]
+    if wanted == "plain":
+        return _plain_step(elbo, optimizer)
+    reason = why_not_fused(elbo, optimizer)
+    if reason is not None and wanted == "fused":
+        raise ValueError(f'step="fused" cannot be taken: {reason}; use step="auto"')
+    if reason is not None:
+        return _plain_step(elbo, optimizer)
+    try:
+        return FusedStep(elbo, optimizer)
+    except CompilerError as error:
+        if noise is not None:  # the same numbers, slowly
+            return FusedStep(elbo, optimizer, compiled=False)
+        if wanted == "fused":
+            raise
+        made = _plain_step(elbo, optimizer)
+        made.description += f"; not fused: {error}"
+        return made
+
+
+def noise_of(step: TrainingStep) -> str:
+    """What makes the noise of a step, one of ``NOISES``."""
+    return "counter" if isinstance(step, FusedStep) else "generator"
+
+
+class AutogradStep:
+    """The objective as it stands, its gradients by autograd, and any optimiser.
+
+    Args:
+        elbo: the objective.
+        optimizer: what moves its parameters.
+        why: what stands against a faster step.
+    """
+
+    def __init__(self, elbo: ELBO, optimizer: Optimizer, why: str) -> None:
+        self._elbo, self._optimizer = elbo, optimizer
+        self.description = f"plain, gradients by autograd ({why})"
+
+    def evaluate(
+        self,
+        inputs: Inputs,
+        targets: Tensor,
+        *,
+        batch_index: int,
+        kl_scale: float,
+        values: bool,  # noqa: ARG002
+    ) -> StepValues:
+        """See ``TrainingStep.evaluate``."""
+        elbo = self._elbo
+        terms = elbo(inputs, targets, batch_index=batch_index, kl_scale=kl_scale)
+        self._loss = terms.loss
+        factor = elbo.kl_factor(terms.outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
+        complexity = terms.kl.detach(), terms.penalty.detach()
+        return StepValues(terms.nll.detach(), terms.outputs, factor, complexity)
+
+    def update(self, *, residual: bool) -> float | None:
+        """See ``TrainingStep.update``."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._loss.backward()
+        self._optimizer.step()
+        posterior = self._elbo.bnn.posterior
+        if not residual or not isinstance(posterior, MeanFieldGaussian):
+            return None
+        return std_residual(posterior, 1.0)
+
+
+_STEP_OF = {"generator": "plain", "counter": "fused"}
+_NOISE_OF = {step: noise for noise, step in _STEP_OF.items()}
+
+
+def _plain_step(elbo: ELBO, optimizer: Optimizer) -> TrainingStep:
+    reason = why_no_closed_forms(elbo)
+    return DirectStep(elbo, optimizer) if reason is None else AutogradStep(elbo, optimizer, reason)
