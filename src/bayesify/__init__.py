@@ -22,7 +22,7 @@ from bayesify.pretrained import RelativeStd, last_layer
 from bayesify.priors import Gaussian, Laplace, Prior, ScaleMixture, StudentT
 from bayesify.pruning import prune, snr
 from bayesify.saving import load, save
-from bayesify.training import fit
+from bayesify.training import fit, fit_replicas
 
 __version__ = "0.1.0"
 
@@ -51,6 +51,7 @@ __all__ = [
     "StudentT",
     "WeightSampling",
     "fit",
+    "fit_replicas",
     "kl_divergence",
     "last_layer",
     "load",

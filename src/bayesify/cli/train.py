@@ -150,12 +150,7 @@ def train(
     ] = None,
     step: Annotated[
         str | None,
-        _option(
-            "fused (the network's passes and one compiled kernel for the rest; its noise is "
-            "another), plain, or auto: fused where it can be.",
-            _DEFAULT.step,
-            _TRAINING,
-        ),
+        _option("fused (one compiled kernel), plain or auto.", _DEFAULT.step, _TRAINING),
     ] = None,
     seed: Annotated[int | None, _option("Of all randomness.", _DEFAULT.seed)] = None,
     threads: Annotated[

@@ -1,6 +1,7 @@
 """A step of training in as few kernels as possible; the objective by autograd specifies it."""
 
 from bayesify.fused.direct import DirectStep
+from bayesify.fused.graphs import GraphedStep
 from bayesify.fused.native import CompilerError
 from bayesify.fused.step import FusedStep
 from bayesify.fused.support import why_no_closed_forms, why_not_fused
@@ -10,6 +11,7 @@ __all__ = [
     "CompilerError",
     "DirectStep",
     "FusedStep",
+    "GraphedStep",
     "StepValues",
     "TrainingStep",
     "why_no_closed_forms",

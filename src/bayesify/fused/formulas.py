@@ -39,7 +39,7 @@ class PriorForm(NamedTuple):
 
     kind: PriorKind
     exact: bool
-    numbers: tuple[float, float, float]
+    numbers: tuple[Scalar, Scalar, Scalar]
 
 
 class Gradients(NamedTuple):
@@ -140,9 +140,7 @@ def _score(prior: PriorForm, weights: Tensor) -> Tensor:
         return weights.sign() * prior.numbers[0]
     slab, spike, log_ratio = prior.numbers
     # The odds of the narrow component; weighed by what it adds, so that nothing cancels.
-    odds = torch.addcmul(
-        weights.new_tensor(-log_ratio), weights, weights, value=0.5 * (slab - spike)
-    )
+    odds = (weights * weights).mul_(0.5 * (slab - spike)).sub_(log_ratio)
     return odds.sigmoid_().mul_(spike - slab).add_(slab).mul_(weights)
 
 

@@ -72,7 +72,7 @@ class NativeKernel:
             in_std=ctypes.addressof(self._in_std),
             key0=key[0] % 2**32,
             key1=key[1] % 2**32,
-            prior=(ctypes.c_double * 3)(*recipe.prior.numbers),
+            prior=(ctypes.c_double * 3)(*map(float, recipe.prior.numbers)),
             **{name: None if v is None else v.data_ptr() for name, v in addresses},
         )
 
@@ -133,7 +133,8 @@ def compiled_library(
         f"-DOPTIMIZER={_OPTIMIZERS.index(optimizer)}",
         f"-DMOMENTS={int(moments)}",
     )
-    identity = (_SOURCE.read_text(), *_FLAGS, *macros, _processor(), _version(compiler))
+    sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
+    identity = (*sources, *_FLAGS, *macros, _processor(), _version(compiler))
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
     folder = _cache_folder()
     path = folder / f"step-{digest}.so"

@@ -18,203 +18,12 @@
 #include <cstring>
 #include <limits>
 
+#include "elementary.h"
+#include "noise.h"
+
 namespace {
 
-using Real = REAL;
-
-constexpr int64_t kBlock = 256;  // numbers of one block: cosines, then sines
-constexpr int64_t kHalf = kBlock / 2;
-constexpr int64_t kChunk = 32 * kBlock;  // what a thread takes at a time
-
-// ---- elementary functions -------------------------------------------------------------------
-
-inline float bits_to_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-inline uint32_t float_to_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-// exp(x) for x <= 0; 0 below -87.
-inline float exp_negative(float x) {
-  const float bounded = std::max(x, -87.0f);
-  const float shifted = bounded * 1.44269504f + 12582912.0f;  // rounds to an integer
-  const float power = shifted - 12582912.0f;
-  float r = bounded - power * 0.693359375f;
-  r -= power * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const uint32_t scale = (static_cast<uint32_t>(static_cast<int32_t>(power)) + 127u) << 23;
-  return x < -87.0f ? 0.0f : p * bits_to_float(scale);
-}
-
-inline double exp_negative(double x) { return std::exp(x); }
-
-// log(x) for 0 < x <= 1, x no denormal number.
-inline float log_fraction(float x) {
-  const uint32_t bits = float_to_bits(x);
-  // x = m 2^e with m in [sqrt(1/2), sqrt(2)).
-  const uint32_t offset = bits - 0x3f3504f3u;
-  const int32_t e = static_cast<int32_t>(offset) >> 23;
-  const float m = bits_to_float((offset & 0x007fffffu) + 0x3f3504f3u);
-  const float f = m - 1.0f;
-  float p = 7.0376836292e-2f;
-  p = p * f - 1.1514610310e-1f;
-  p = p * f + 1.1676998740e-1f;
-  p = p * f - 1.2420140846e-1f;
-  p = p * f + 1.4249322787e-1f;
-  p = p * f - 1.6668057665e-1f;
-  p = p * f + 2.0000714765e-1f;
-  p = p * f - 2.4999993993e-1f;
-  p = p * f + 3.3333331174e-1f;
-  const float squared = f * f;
-  const float power = static_cast<float>(e);
-  float result = p * f * squared + power * -2.12194440e-4f - 0.5f * squared;
-  return result + f + power * 0.693359375f;
-}
-
-inline double log_fraction(double x) { return std::log(x); }
-
-// log(1 + e) / e for 0 <= e <= 1.
-inline float log1p_ratio(float e) {
-  float p = -3.1639993e-3f;
-  p = p * e + 1.9487686e-2f;
-  p = p * e - 5.6269526e-2f;
-  p = p * e + 1.0532951e-1f;
-  p = p * e - 1.5263274e-1f;
-  p = p * e + 1.9661018e-1f;
-  p = p * e - 2.4951167e-1f;
-  p = p * e + 3.3329665e-1f;
-  p = p * e - 4.9999891e-1f;
-  return p * e + 1.0f;
-}
-
-inline double log1p_ratio(double e) { return e < 1e-9 ? 1.0 - 0.5 * e : std::log1p(e) / e; }
-
-inline Real softplus(Real rho) {
-  const Real e = exp_negative(-std::fabs(rho));
-  return std::max(rho, Real(0)) + e * log1p_ratio(e);
-}
-
-struct Spread {
-  Real std;    // softplus(rho)
-  Real ratio;  // d log std / d rho
-};
-
-// With one division, and none of 0 by 0 where std vanishes.
-inline Spread spread_of(Real rho) {
-  const Real e = exp_negative(-std::fabs(rho));
-  const Real series = log1p_ratio(e);
-  const bool positive = rho >= Real(0);
-  const Real std = std::max(rho, Real(0)) + e * series;
-  // Of rho < 0 the ratio is [e / (1 + e)] / [e series].
-  const Real ratio = Real(1) / ((Real(1) + e) * (positive ? std : series));
-  return {std, ratio};
-}
-
-#if PRIOR == 1 && EXACT
-// erf(x), to 2e-7: Abramowitz and Stegun 7.1.26 far out, the Taylor series near 0.
-inline float error_function(float x) {
-  const float z = x * x;
-  float near = -7.5757576e-4f;
-  near = near * z + 4.6296296e-3f;
-  near = near * z - 2.3809524e-2f;
-  near = near * z + 1.0e-1f;
-  near = near * z - 3.3333333e-1f;
-  near = x * (near * z + 1.0f) * 1.12837917f;
-  const float size = std::fabs(x);
-  const float t = 1.0f / (1.0f + 0.3275911f * size);
-  float p = 1.061405429f;
-  p = p * t - 1.453152027f;
-  p = p * t + 1.421413741f;
-  p = p * t - 0.284496736f;
-  p = p * t + 0.254829592f;
-  const float far = 1.0f - p * t * exp_negative(-z);
-  return size < 0.5f ? near : (x < 0.0f ? -far : far);
-}
-
-inline double error_function(double x) { return std::erf(x); }
-#endif
-
-// ---- noise ------------------------------------------------------------------------------------
-
-inline uint32_t rotated(uint32_t x, int by) { return (x << by) | (x >> (32 - by)); }
-
-// Threefry-2x32 of 20 rounds (Salmon et al. 2011).
-inline void threefry(uint32_t k0, uint32_t k1, uint32_t& x0, uint32_t& x1) {
-  const uint32_t keys[3] = {k0, k1, k0 ^ k1 ^ 0x1BD11BDAu};
-  constexpr int rotations[8] = {13, 15, 26, 6, 17, 29, 16, 24};
-  x0 += keys[0];
-  x1 += keys[1];
-#pragma GCC unroll 20
-  for (int round = 0; round < 20; ++round) {
-    x0 += x1;
-    x1 = rotated(x1, rotations[round % 8]) ^ x0;
-    if (round % 4 == 3) {
-      const int turn = round / 4 + 1;
-      x0 += keys[turn % 3];
-      x1 += keys[(turn + 1) % 3] + static_cast<uint32_t>(turn);
-    }
-  }
-}
-
-inline void cos_sin(int32_t turns, float& cosine, float& sine) {
-  // The nearest quarter turn, and the rest in integers: exact.
-  const uint32_t quarter = (static_cast<uint32_t>(turns) + 0x20000000u) >> 30;
-  const int32_t rest = static_cast<int32_t>(static_cast<uint32_t>(turns) - (quarter << 30));
-  const float x = static_cast<float>(rest) * 1.46291807927e-9f;  // 2 pi / 2^32
-  const float z = x * x;
-  float s = -1.9515295891e-4f;
-  s = s * z + 8.3321608736e-3f;
-  s = s * z - 1.6666654611e-1f;
-  s = s * z * x + x;
-  float c = 2.443315711809948e-5f;
-  c = c * z - 1.388731625493765e-3f;
-  c = c * z + 4.166664568298827e-2f;
-  c = c * z * z - 0.5f * z + 1.0f;
-  const bool swapped = quarter & 1u;
-  const float first = swapped ? s : c;
-  const float second = swapped ? c : s;
-  const uint32_t cos_sign = ((quarter + 1u) & 2u) << 30;
-  const uint32_t sin_sign = (quarter & 2u) << 30;
-  cosine = bits_to_float(float_to_bits(first) ^ cos_sign);
-  sine = bits_to_float(float_to_bits(second) ^ sin_sign);
-}
-
-inline void cos_sin(int32_t turns, double& cosine, double& sine) {
-  const double angle = turns * 1.4629180792671596e-09;
-  cosine = std::cos(angle);
-  sine = std::sin(angle);
-}
-
-// One block of standard normals (Box and Muller 1958).
-inline void normals(uint32_t k0, uint32_t k1, uint32_t step, int64_t block, Real* out) {
-  const uint32_t first = static_cast<uint32_t>(block * kHalf);
-#pragma omp simd
-  for (int64_t j = 0; j < kHalf; ++j) {
-    uint32_t x0 = first + static_cast<uint32_t>(j), x1 = step;
-    threefry(k0, k1, x0, x1);
-    const Real u = static_cast<Real>(static_cast<int32_t>(x0 >> 1)) * Real(4.656612873077393e-10) +
-                   Real(2.3283064365386963e-10);
-    const Real radius = std::sqrt(Real(-2) * log_fraction(u));
-    Real cosine, sine;
-    cos_sin(static_cast<int32_t>(x1), cosine, sine);
-    out[j] = radius * cosine;
-    out[kHalf + j] = radius * sine;
-  }
-}
-
-// ---- the step ---------------------------------------------------------------------------------
+constexpr int64_t kChunk = 32 * kBlock;  // weights that a thread takes at a time
 
 // A vector whose parts, one for each parameter, lie apart; a part that is null is zero.
 class Parts {
@@ -335,7 +144,8 @@ extern "C" void update(Step* s) {
   double total = 0.0;
 #pragma omp parallel for schedule(static) num_threads(s->num_threads) reduction(+ : total)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
-    Real noise[kBlock], grad_mean[kBlock], grad_std[kBlock];
+    Real noise[kBlock], grad_mean[kBlock];
+    [[maybe_unused]] Real grad_std[kBlock];
     Real centre[kBlock] = {}, strength[kBlock];
     std::fill(strength, strength + kBlock, kl_factor);
     Parts in_mean(s->starts, s->num_parameters, s->in_mean, start);

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache, partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bayesify.fused.formulas import Gradients, Rates, gradients, moved
+from bayesify.fused.formulas import Gradients, OptimizerRule, PriorForm, Rates, gradients, moved
 from bayesify.fused.kernels import Recipe, Vectors
 from bayesify.fused.threefry import normals
 from bayesify.softplus import softplus
@@ -33,25 +36,33 @@ class TensorKernel:
     def __init__(
         self, recipe: Recipe, vectors: Vectors, key: tuple[int, int], *, compiled: bool
     ) -> None:
-        self._recipe, self._vectors, self._key = recipe, vectors, key
         device = vectors.mean.device
-        self._step = torch.zeros((), dtype=torch.int32, device=device)
-        numbers = 1 + 2 * len(Rates._fields)
-        self._numbers = torch.zeros(numbers, dtype=torch.float64, device=device)
-        self._total = torch.zeros((), dtype=torch.float64, device=device)
-        self._refresh: Callable[[], None] = self._fill_leaf
-        self._update: Callable[[Tensor, Tensor | None], None] = self._advance
-        if compiled:
-            self._refresh = torch.compile(self._fill_leaf, fullgraph=True, dynamic=False)
-            self._update = torch.compile(self._advance, fullgraph=True, dynamic=False)
+        self._vectors = vectors
+        self._prior = recipe.prior.numbers
+        self._state = _State(
+            mean=vectors.mean,
+            rho=vectors.rho,
+            leaf=vectors.leaf,
+            of_mean=vectors.of_mean,
+            of_rho=vectors.of_rho,
+            prior_mean=vectors.prior_mean,
+            kept=vectors.kept,
+            key=torch.tensor(key, dtype=torch.int32, device=device),
+            step=torch.zeros((), dtype=torch.int32, device=device),
+            numbers=torch.zeros(_NUMBERS, dtype=torch.float64, device=device),
+            total=torch.zeros((), dtype=torch.float64, device=device),
+        )
+        prior = recipe.prior
+        self._refresh, self._advance = _functions(
+            _Rule(prior.kind, prior.exact, recipe.optimizer, recipe.moments), compiled
+        )
 
     @torch.no_grad()
     def refresh(self, step: int) -> None:
         """See :meth:`~bayesify.fused.kernels.Kernel.refresh`."""
         self._set_step(step)
-        self._refresh()
+        self._refresh(self._state)
 
-    @torch.no_grad()
     def update(
         self,
         in_mean: Sequence[Tensor | None],
@@ -62,77 +73,135 @@ class TensorKernel:
         rates: tuple[Rates, Rates],
     ) -> float:
         """See :meth:`~bayesify.fused.kernels.Kernel.update`."""
-        self._set_step(step)
-        self.set_numbers(kl_factor, rates)
+        self.prepare(step, kl_factor, rates)
         self.advance(in_mean, in_std)
-        return float(self._total)
+        return self.total
 
-    def set_numbers(self, kl_factor: float, rates: tuple[Rates, Rates]) -> None:
-        """Say what the next :meth:`advance` multiplies by."""
-        numbers = [kl_factor, *map(float, rates[0]), *map(float, rates[1])]
-        self._numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
+    def prepare(self, step: int, kl_factor: float, rates: tuple[Rates, Rates]) -> None:
+        """Say which step the next :meth:`advance` takes, and what it multiplies by."""
+        self._set_step(step)
+        numbers = [kl_factor, *self._prior, *map(float, rates[0]), *map(float, rates[1])]
+        self._state.numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
+
+    @property
+    def total(self) -> float:
+        """What the last :meth:`update` returned."""
+        return float(self._state.total)
 
     @torch.no_grad()
     def advance(self, in_mean: Sequence[Tensor | None], in_std: Sequence[Tensor | None]) -> None:
         """One step on, entirely on the device."""
-        self._update(self._joined(in_mean), self._joined(in_std) if in_std else None)
-
-    def _advance(self, in_mean: Tensor, in_std: Tensor | None) -> None:
-        recipe, vectors = self._recipe, self._vectors
-        kl_factor, *rest = self._numbers.unbind()
-        half = len(rest) // 2
-        std, deviation = softplus(vectors.rho), None
-        if in_std is None:
-            deviation = vectors.leaf - vectors.mean
-            in_log_std = in_mean * deviation
-        else:
-            in_log_std = in_std * std
-            if not recipe.prior.exact:
-                deviation = std * self._normals()
-        prior_mean, kept = vectors.prior_mean, vectors.kept
-        made = gradients(
-            recipe.prior,
-            in_mean=in_mean,
-            in_log_std=in_log_std,
-            centred=vectors.mean if prior_mean is None else vectors.mean - prior_mean,
-            std=std,
-            deviation=deviation,
-            kl_factor=kl_factor,
-        )
-        if kept is not None:
-            made = Gradients(*(torch.where(kept, each, 0.0) for each in made))
-        self._total.copy_(made.in_log_std.sum(dtype=torch.float64))
-        self._move(vectors.mean, made.in_mean, vectors.of_mean, Rates(*rest[:half]))
-        self._move(vectors.rho, made.in_rho, vectors.of_rho, Rates(*rest[half:]))
-        self._step += 1
-        self._fill_leaf()
-
-    def _move(
-        self, value: Tensor, gradient: Tensor, moments: tuple[Tensor, ...], rates: Rates
-    ) -> None:
-        new_values = moved(self._recipe.optimizer, value, gradient, moments, rates)
-        for old, new in zip((value, *moments), new_values, strict=True):
-            old.copy_(new)
-
-    def _fill_leaf(self) -> None:
-        vectors = self._vectors
-        std = softplus(vectors.rho)
-        leaf = std if self._recipe.moments else vectors.mean + std * self._normals()
-        vectors.leaf.copy_(leaf if vectors.kept is None else torch.where(vectors.kept, leaf, 0.0))
-
-    def _normals(self) -> Tensor:
-        mean = self._vectors.mean
-        return normals(*self._key, self._step, mean.numel(), dtype=mean.dtype, device=mean.device)
+        self._advance(self._state, self._joined(in_mean), self._joined(in_std) if in_std else None)
 
     def _joined(self, parts: Sequence[Tensor | None]) -> Tensor:
-        starts, mean = self._vectors.starts, self._vectors.mean
-        sizes = [stop - start for start, stop in pairwise(starts)]
+        sizes = [stop - start for start, stop in pairwise(self._vectors.starts)]
         return torch.cat(
             [
-                mean.new_zeros(size) if part is None else part.reshape(-1)
+                self._vectors.mean.new_zeros(size) if part is None else part.reshape(-1)
                 for size, part in zip(sizes, parts, strict=True)
             ]
         )
 
     def _set_step(self, step: int) -> None:
-        self._step.fill_((step + 2**31) % 2**32 - 2**31)
+        # As a signed word.
+        self._state.step.fill_((step + 2**31) % 2**32 - 2**31)
+
+
+class _Rule(NamedTuple):
+    """What compiled code is made for; all else it is given."""
+
+    kind: str
+    exact: bool
+    optimizer: OptimizerRule
+    moments: bool
+
+
+class _State(NamedTuple):
+    mean: Tensor
+    rho: Tensor
+    leaf: Tensor
+    of_mean: tuple[Tensor, ...]
+    of_rho: tuple[Tensor, ...]
+    prior_mean: Tensor | None
+    kept: Tensor | None
+    key: Tensor
+    step: Tensor
+    numbers: Tensor
+    total: Tensor
+
+    def normals(self) -> Tensor:
+        key0, key1 = self.key.unbind()
+        mean = self.mean
+        return normals(key0, key1, self.step, mean.numel(), dtype=mean.dtype, device=mean.device)
+
+
+#: kl_factor, the prior's numbers, and the rates of mean and of rho.
+_NUMBERS = 4 + 2 * len(Rates._fields)
+
+
+@cache
+def _functions(
+    rule: _Rule, compiled: bool
+) -> tuple[Callable[[_State], None], Callable[[_State, Tensor, Tensor | None], None]]:
+    """Compiled once for all networks; for each number of weights anew."""
+    functions = partial(_fill_leaf, rule), partial(_advance, rule)
+    if not compiled:
+        return functions
+    first, second = (torch.compile(f, fullgraph=True, dynamic=False) for f in functions)
+
+    def refresh(state: _State) -> None:
+        with _many_sizes():
+            first(state)
+
+    def advance(state: _State, in_mean: Tensor, in_std: Tensor | None) -> None:
+        with _many_sizes():
+            second(state, in_mean, in_std)
+
+    return refresh, advance
+
+
+def _many_sizes() -> AbstractContextManager[None]:
+    """Let one process train networks of many sizes and priors: each is compiled by itself."""
+    context: AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=256)
+    return context
+
+
+def _fill_leaf(rule: _Rule, state: _State) -> None:
+    std = softplus(state.rho)
+    leaf = std if rule.moments else state.mean + std * state.normals()
+    state.leaf.copy_(leaf if state.kept is None else torch.where(state.kept, leaf, 0.0))
+
+
+def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_std: Tensor | None) -> None:
+    kl_factor, *rest = state.numbers.to(state.mean.dtype).unbind()
+    prior = PriorForm(rule.kind, rule.exact, (rest[0], rest[1], rest[2]))  # type: ignore[arg-type]
+    half = len(Rates._fields)
+    std, deviation = softplus(state.rho), None
+    if in_std is None:
+        deviation = state.leaf - state.mean
+        in_log_std = in_mean * deviation
+    else:
+        in_log_std = in_std * std
+        if not rule.exact:
+            deviation = std * state.normals()
+    made = gradients(
+        prior,
+        in_mean=in_mean,
+        in_log_std=in_log_std,
+        centred=state.mean if state.prior_mean is None else state.mean - state.prior_mean,
+        std=std,
+        deviation=deviation,
+        kl_factor=kl_factor,
+    )
+    if state.kept is not None:
+        made = Gradients(*(torch.where(state.kept, each, 0.0) for each in made))
+    state.total.copy_(made.in_log_std.sum(dtype=torch.float64))
+    for value, gradient, moments, rates in (
+        (state.mean, made.in_mean, state.of_mean, Rates(*rest[3 : 3 + half])),
+        (state.rho, made.in_rho, state.of_rho, Rates(*rest[3 + half :])),
+    ):
+        new_values = moved(rule.optimizer, value, gradient, moments, rates)
+        for old, new in zip((value, *moments), new_values, strict=True):
+            old.copy_(new)
+    state.step.add_(1)
+    _fill_leaf(rule, state)

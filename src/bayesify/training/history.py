@@ -8,8 +8,9 @@ from torch import Tensor
 from bayesify.elbo import ELBO
 from bayesify.fused import StepValues
 from bayesify.posteriors import MeanFieldGaussian, Posterior
+from bayesify.training.minibatches import Loader
 
-__all__ = ["EpochMeter", "History", "Row"]
+__all__ = ["EpochMeter", "History", "Row", "is_finite", "validation_row"]
 
 #: One epoch; see ``fit`` for the columns.
 Row = dict[str, float | None]
@@ -99,3 +100,18 @@ def _std_median(posterior: Posterior) -> float | None:
 def is_finite(elbo: ELBO) -> bool:
     """Whether every trained parameter is finite."""
     return all(bool(parameter.isfinite().all()) for parameter in elbo.parameters())
+
+
+@torch.no_grad()
+def validation_row(elbo: ELBO, loader: Loader | None) -> Row:
+    """Error and nll of the mean weights on a loader's data, or None without one."""
+    if loader is None:
+        return {"validation_error": None, "validation_nll": None}
+    torch.clear_autocast_cache()
+    bnn, count, error, nll = elbo.bnn, 0, 0.0, 0.0
+    for inputs, targets in loader:
+        outputs = bnn.mean_outputs(inputs)
+        error += float(bnn.likelihood.error(outputs, targets)) * len(targets)
+        nll -= float(bnn.likelihood.log_prob(outputs.unsqueeze(0), targets).sum())
+        count += len(targets)
+    return {"validation_error": error / count, "validation_nll": nll / count}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from contextlib import closing
@@ -13,7 +12,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.elbo import ELBO
-from bayesify.fused import StepValues
 from bayesify.perturbations import Perturbation
 from bayesify.training.callbacks import Callback, LineProgress
 from bayesify.training.checkpoint import (
@@ -22,24 +20,16 @@ from bayesify.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from bayesify.training.checks import check_arguments, check_finite, check_parameters
 from bayesify.training.convergence import STD_RESIDUAL_LIMIT, ConvergenceWarning, residual_advice
-from bayesify.training.history import EpochMeter, History, is_finite
+from bayesify.training.history import EpochMeter, History, validation_row
 from bayesify.training.interrupt import deferred_interrupt
-from bayesify.training.minibatches import (
-    Loader,
-    kept_generators,
-    minibatches,
-    num_data_of,
-)
+from bayesify.training.minibatches import Loader, kept_generators, minibatches
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
-from bayesify.training.schedules import ScheduleFactory, constant
+from bayesify.training.schedules import ScheduleFactory, constant, kl_warmup
 from bayesify.training.steps import StepKind, check_step, make_step, noise_of
 
-__all__ = ["NonFiniteLossError", "fit"]
-
-
-class NonFiniteLossError(ArithmeticError):
-    """The loss, or a parameter, became NaN or infinite; the last checkpoint is untouched."""
+__all__ = ["fit"]
 
 
 def fit(
@@ -119,7 +109,7 @@ def fit(
         [1, 2]
     """
     batches = len(train_loader)
-    _check(elbo, train_loader, validation_loader, epochs, kl_warmup_epochs)
+    check_arguments(elbo, train_loader, validation_loader, epochs, kl_warmup_epochs)
     check_step(step)
     if perturbation is not None:
         elbo.bnn.perturbation = perturbation
@@ -163,20 +153,20 @@ def fit(
             )
             with closing(epoch_of_data):
                 for batch, (inputs, targets) in epoch_of_data:
-                    kl_scale = _warmup(epoch * batches + batch, kl_warmup_epochs * batches)
+                    kl_scale = kl_warmup(epoch * batches + batch, kl_warmup_epochs * batches)
                     # Under autocast, the casts of parameters as they were before the last step.
                     torch.clear_autocast_cache()
                     last = batch + 1 == batches
                     values = taken.evaluate(
                         inputs, targets, batch_index=batch, kl_scale=kl_scale, values=last
                     )
-                    _check_finite(elbo, values, epoch, batch, path)
+                    check_finite(elbo, values, epoch, batch, path)
                     residual = taken.update(residual=meter.wants_residual(batch))
                     schedule.step()
                     meter.add(values, targets, batch=batch, residual=residual)
                     watcher.on_step(epoch=epoch, batch=batch)
                     if interrupt.requested and not last:
-                        _check_parameters(elbo, epoch, path)
+                        check_parameters(elbo, epoch, path)
                         position.batch = batch + 1
                         position.epoch_seconds = time.perf_counter() - started
                         checkpoint()
@@ -189,9 +179,9 @@ def fit(
                 seconds=seconds,
                 total_seconds=position.seconds,
             )
-            _check_parameters(elbo, epoch, path)
+            check_parameters(elbo, epoch, path)
             with kept_generators():
-                position.history.append(row | _validate(elbo, validation_loader))
+                position.history.append(row | validation_row(elbo, validation_loader))
             position.begin_epoch(epoch + 1)
             checkpoint()
             watcher.on_epoch(position.history[-1])
@@ -209,94 +199,3 @@ def fit(
     if final is not None and not abs(final) <= STD_RESIDUAL_LIMIT:
         warnings.warn(residual_advice(final), ConvergenceWarning, stacklevel=2)
     return position.history
-
-
-def _check(
-    elbo: ELBO,
-    loader: Loader,
-    validation_loader: Loader | None,
-    epochs: int,
-    kl_warmup_epochs: float,
-) -> None:
-    if not isinstance(elbo, ELBO):
-        raise TypeError(
-            f"fit needs an ELBO, got {type(elbo).__name__}; write fit(ELBO(bnn, num_data=N), ...), "
-            "and to compile it call elbo.compile()"
-        )
-    for each in (loader, validation_loader):
-        if isinstance(each, (tuple, torch.Tensor, torch.utils.data.Dataset)):
-            raise TypeError(
-                f"a loader must bring minibatches (inputs, targets), got a {type(each).__name__}; "
-                "use bayesify.datasets.TensorLoader or torch.utils.data.DataLoader"
-            )
-    for name, value in (("epochs", epochs), ("kl_warmup_epochs", kl_warmup_epochs)):
-        if not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be at least 0, got {value}")
-    if len(loader) < 1:
-        raise ValueError("the training loader must bring at least one minibatch, got none")
-    if validation_loader is not None and len(validation_loader) < 1:
-        raise ValueError("the validation loader must bring at least one minibatch, got none")
-    if elbo.num_batches is not None and elbo.num_batches != len(loader):
-        raise ValueError(
-            f"the objective's num_batches must be the loader's {len(loader)}, got "
-            f"{elbo.num_batches}"
-        )
-    allowed = num_data_of(loader)
-    if allowed and elbo.num_data not in allowed:
-        raise ValueError(
-            "the objective's num_data must be the number of training data, "
-            f"{' or '.join(map(str, sorted(allowed)))}, got {elbo.num_data}; the KL would be "
-            "weighted wrongly"
-        )
-
-
-def _warmup(step: int, warmup_steps: float) -> float:
-    return 1.0 if step >= warmup_steps else (step + 1) / (warmup_steps + 1)
-
-
-def _check_finite(
-    elbo: ELBO, values: StepValues, epoch: int, batch: int, path: Path | None
-) -> None:
-    known = [values.nll, *(values.complexity or ())]
-    if all(bool(value.isfinite()) for value in known):
-        return
-    where = f"step {elbo.step} (epoch {epoch + 1}, minibatch {batch + 1})"
-    if not bool(values.outputs.isfinite().all()):
-        what = f"the network's output at {where}"
-    elif not bool(values.nll.isfinite()):
-        what = f"the nll at {where}"
-    else:
-        what = f"the KL or penalty at {where}"
-    raise NonFiniteLossError(_diverged(what, path))
-
-
-def _check_parameters(elbo: ELBO, epoch: int, path: Path | None) -> None:
-    if not is_finite(elbo):
-        where = f"step {elbo.step} (epoch {epoch + 1})"
-        raise NonFiniteLossError(_diverged(f"a parameter after {where}", path))
-
-
-def _diverged(what: str, path: Path | None) -> str:
-    kept = (
-        f"the last good checkpoint is {path}"
-        if path is not None and path.exists()
-        else "no checkpoint had been written yet"
-    )
-    return (
-        f"{what} is NaN or infinite: most likely the learning rate is too high, or the inputs are "
-        f"not scaled or hold NaN; lower the rate or mend the inputs, and begin anew; {kept}"
-    )
-
-
-@torch.no_grad()
-def _validate(elbo: ELBO, loader: Loader | None) -> dict[str, float | None]:
-    if loader is None:
-        return {"validation_error": None, "validation_nll": None}
-    torch.clear_autocast_cache()
-    bnn, count, error, nll = elbo.bnn, 0, 0.0, 0.0
-    for inputs, targets in loader:
-        outputs = bnn.mean_outputs(inputs)
-        error += float(bnn.likelihood.error(outputs, targets)) * len(targets)
-        nll -= float(bnn.likelihood.log_prob(outputs.unsqueeze(0), targets).sum())
-        count += len(targets)
-    return {"validation_error": error / count, "validation_nll": nll / count}

@@ -12,6 +12,7 @@ from bayesify.fused import (
     CompilerError,
     DirectStep,
     FusedStep,
+    GraphedStep,
     StepValues,
     TrainingStep,
     why_no_closed_forms,
@@ -66,7 +67,9 @@ def make_step(
     if reason is not None:
         return _plain_step(elbo, optimizer)
     try:
-        return FusedStep(elbo, optimizer)
+        fused = FusedStep(elbo, optimizer)
+        on_gpu = elbo.bnn.posterior.mean.device.type == "cuda"
+        return GraphedStep(fused) if on_gpu else fused
     except CompilerError as error:
         if noise is not None:  # the same numbers, slowly
             return FusedStep(elbo, optimizer, compiled=False)
@@ -79,7 +82,7 @@ def make_step(
 
 def noise_of(step: TrainingStep) -> str:
     """What makes the noise of a step, one of ``NOISES``."""
-    return "counter" if isinstance(step, FusedStep) else "generator"
+    return "counter" if isinstance(step, FusedStep | GraphedStep) else "generator"
 
 
 class AutogradStep:

@@ -1,0 +1,131 @@
+// Elementary functions written out, so that the compiler can make vector code of loops over them.
+// In float to a rounding or two; in double they are the standard library's.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+using Real = REAL;
+
+inline float bits_to_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline uint32_t float_to_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// exp(x) for x <= 0; 0 below -87.
+inline float exp_negative(float x) {
+  const float bounded = std::max(x, -87.0f);
+  const float shifted = bounded * 1.44269504f + 12582912.0f;  // rounds to an integer
+  const float power = shifted - 12582912.0f;
+  float r = bounded - power * 0.693359375f;
+  r -= power * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const uint32_t scale = (static_cast<uint32_t>(static_cast<int32_t>(power)) + 127u) << 23;
+  return x < -87.0f ? 0.0f : p * bits_to_float(scale);
+}
+
+inline double exp_negative(double x) { return std::exp(x); }
+
+// log(x) for 0 < x <= 1, x no denormal number.
+inline float log_fraction(float x) {
+  const uint32_t bits = float_to_bits(x);
+  // x = m 2^e with m in [sqrt(1/2), sqrt(2)).
+  const uint32_t offset = bits - 0x3f3504f3u;
+  const int32_t e = static_cast<int32_t>(offset) >> 23;
+  const float m = bits_to_float((offset & 0x007fffffu) + 0x3f3504f3u);
+  const float f = m - 1.0f;
+  float p = 7.0376836292e-2f;
+  p = p * f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  const float squared = f * f;
+  const float power = static_cast<float>(e);
+  float result = p * f * squared + power * -2.12194440e-4f - 0.5f * squared;
+  return result + f + power * 0.693359375f;
+}
+
+inline double log_fraction(double x) { return std::log(x); }
+
+// log(1 + e) / e for 0 <= e <= 1.
+inline float log1p_ratio(float e) {
+  float p = -3.1639993e-3f;
+  p = p * e + 1.9487686e-2f;
+  p = p * e - 5.6269526e-2f;
+  p = p * e + 1.0532951e-1f;
+  p = p * e - 1.5263274e-1f;
+  p = p * e + 1.9661018e-1f;
+  p = p * e - 2.4951167e-1f;
+  p = p * e + 3.3329665e-1f;
+  p = p * e - 4.9999891e-1f;
+  return p * e + 1.0f;
+}
+
+inline double log1p_ratio(double e) { return e < 1e-9 ? 1.0 - 0.5 * e : std::log1p(e) / e; }
+
+inline Real softplus(Real rho) {
+  const Real e = exp_negative(-std::fabs(rho));
+  return std::max(rho, Real(0)) + e * log1p_ratio(e);
+}
+
+struct Spread {
+  Real std;    // softplus(rho)
+  Real ratio;  // d log std / d rho
+};
+
+// With one division, and none of 0 by 0 where std vanishes.
+inline Spread spread_of(Real rho) {
+  const Real e = exp_negative(-std::fabs(rho));
+  const Real series = log1p_ratio(e);
+  const bool positive = rho >= Real(0);
+  const Real std = std::max(rho, Real(0)) + e * series;
+  // Of rho < 0 the ratio is [e / (1 + e)] / [e series].
+  const Real ratio = Real(1) / ((Real(1) + e) * (positive ? std : series));
+  return {std, ratio};
+}
+
+// erf(x), to 2e-7: Abramowitz and Stegun 7.1.26 far out, the Taylor series near 0.
+[[maybe_unused]] inline float error_function(float x) {
+  const float z = x * x;
+  float near = -7.5757576e-4f;
+  near = near * z + 4.6296296e-3f;
+  near = near * z - 2.3809524e-2f;
+  near = near * z + 1.0e-1f;
+  near = near * z - 3.3333333e-1f;
+  near = x * (near * z + 1.0f) * 1.12837917f;
+  const float size = std::fabs(x);
+  const float t = 1.0f / (1.0f + 0.3275911f * size);
+  float p = 1.061405429f;
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const float far = 1.0f - p * t * exp_negative(-z);
+  return size < 0.5f ? near : (x < 0.0f ? -far : far);
+}
+
+[[maybe_unused]] inline double error_function(double x) { return std::erf(x); }
+
+}  // namespace

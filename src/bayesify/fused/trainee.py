@@ -1,0 +1,209 @@
+"""One network in a fused step: its kernel, its optimiser's state, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Adam, Optimizer
+
+from bayesify.elbo import ELBO
+from bayesify.fused.formulas import OptimizerRule, Rates, prior_form
+from bayesify.fused.kernels import Kernel, Recipe, Vectors
+from bayesify.fused.native import NativeKernel
+from bayesify.fused.support import group_of, runs_on_moments
+from bayesify.fused.tensors import TensorKernel
+from bayesify.fused.threefry import counter_key, normals
+from bayesify.fused.values import StepValues
+from bayesify.noise import NoiseKey, Stream
+from bayesify.posteriors import MeanFieldGaussian, WeightDraw
+
+__all__ = ["Moved", "Trainee"]
+
+
+class Trainee:
+    """What a fused step does for one network, but for the network's passes.
+
+    Args:
+        elbo: the objective.
+        optimizer: whose state the kernel goes on with; ``why_not_fused`` has nothing against it.
+        leaf: what the network runs on, shape (D,), written by the kernel.
+        compiled: False for the same numbers without a compiler, at many times the price.
+
+    Raises:
+        CompilerError: the kernel cannot be compiled here.
+    """
+
+    def __init__(
+        self, elbo: ELBO, optimizer: Optimizer, leaf: Tensor, *, compiled: bool = True
+    ) -> None:
+        posterior, form = elbo.bnn.posterior, prior_form(elbo.bnn.weight_prior, elbo.kl)
+        assert isinstance(posterior, MeanFieldGaussian)
+        assert form is not None
+        self.elbo, self.optimizer = elbo, optimizer
+        self._posterior, self._leaf = posterior, leaf
+        self._moved = Moved(optimizer, posterior.mean), Moved(optimizer, posterior.rho)
+        self._moments = runs_on_moments(elbo)
+        vectors = Vectors(
+            mean=posterior.mean.detach(),
+            rho=posterior.rho.detach(),
+            leaf=leaf,
+            of_mean=self._moved[0].moments,
+            of_rho=self._moved[1].moments,
+            starts=elbo.bnn.layout.starts,
+            prior_mean=elbo.bnn.prior_mean,
+            kept=posterior.kept,
+        )
+        recipe = Recipe(form, self._moved[0].rule, self._moments, leaf.dtype)
+        stream = Stream.DIVERGENCE if self._moments else Stream.TRAINING
+        self._key = counter_key(NoiseKey(elbo.bnn.seed, stream, 0))
+        self._kernel: Kernel
+        if compiled and leaf.device.type == "cpu":
+            self._kernel, kind = NativeKernel(recipe, vectors, self._key), "C++"
+        else:
+            self._kernel = TensorKernel(recipe, vectors, self._key, compiled=compiled)
+            kind = "torch.compile" if compiled else "not compiled, slow"
+        self.description = f"{kind}; {recipe.optimizer}, {form.kind} prior"
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        self._others = [p for p in held if p is not posterior.mean and p is not posterior.rho]
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
+        self._called = False
+        kept = posterior.kept
+        self._count = posterior.num_weights if kept is None else int(kept.sum())
+        self._ready: tuple[int, int, int] | None = None
+
+    def begin(self) -> None:
+        """Have the leaf ready for the step that the objective is at."""
+        self._step = self.elbo.step
+        if self._ready != self._state():  # the first step, or somebody changed the posterior
+            self._kernel.refresh(self._step)
+
+    def judge(
+        self, outputs: Tensor, targets: Tensor, *, batch_index: int, kl_scale: float, values: bool
+    ) -> tuple[Tensor, StepValues]:
+        """The nll of outputs (S, B_i, ...) with its graph, and what the step says of them."""
+        elbo = self.elbo
+        nll = elbo.nll(outputs, targets)
+        self._factor = elbo.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
+        complexity = None
+        if values:
+            with torch.no_grad():
+                complexity = elbo.complexity(self._draw(), self._step, range(elbo.num_samples))
+        elbo.count_step()
+        return nll, StepValues(nll.detach(), outputs.detach(), self._factor, complexity)
+
+    def forget_gradients(self) -> None:
+        """Before the backward pass."""
+        if self._others:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def move(
+        self, in_mean: Sequence[Tensor | None], in_std: Sequence[Tensor | None]
+    ) -> float | None:
+        """Move all parameters; see ``TrainingStep.update`` for the result."""
+        total = self._kernel.update(
+            in_mean,
+            in_std,
+            step=self._step,
+            kl_factor=self._factor,
+            rates=(self._moved[0].next_rates(), self._moved[1].next_rates()),
+        )
+        return self._concluded(total)
+
+    def prepare(self, batch_size: int, *, batch_index: int, kl_scale: float) -> float:
+        """Count a step whose passes and :meth:`advance` follow; returns what multiplies the KL."""
+        self.begin()
+        self._factor = self.elbo.kl_factor(batch_size, batch_index=batch_index, kl_scale=kl_scale)
+        rates = self._moved[0].next_rates(), self._moved[1].next_rates()
+        self._on_device().prepare(self._step, self._factor, rates)
+        self.elbo.count_step()
+        return self._factor
+
+    def advance(self, in_mean: Sequence[Tensor | None], in_std: Sequence[Tensor | None]) -> None:
+        """Move mean and rho with nothing asked of the processor, as a captured graph needs it."""
+        self._on_device().advance(in_mean, in_std)
+        # Which a graph writes anew at each replay, wherever they point to by then.
+        self._gradients = [(parameter, parameter.grad) for parameter in self._others]
+
+    def conclude(self, *, residual: bool) -> float | None:
+        """Move all other parameters after :meth:`advance`."""
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        return self._concluded(self._on_device().total if residual else None)
+
+    def _concluded(self, total: float | None) -> float | None:
+        if self._others or not self._called:
+            # Of whatever else is trained: mean and rho have no gradient. Once at least, since
+            # schedulers ask for it.
+            self.optimizer.step()
+            self._called = True
+        self._ready = self._state()
+        return total / self._count if self._count and total is not None else None
+
+    def _on_device(self) -> TensorKernel:
+        if not isinstance(self._kernel, TensorKernel):
+            raise TypeError("a graph is captured of PyTorch's operations, not of compiled C++")
+        return self._kernel
+
+    def _state(self) -> tuple[int, int, int]:
+        """What the leaf was made for; the kernel's own writes do not count as versions."""
+        posterior = self._posterior
+        return self.elbo.step, posterior.mean._version, posterior.rho._version
+
+    def _draw(self) -> WeightDraw | None:
+        if self._moments:
+            return None
+        leaf = self._leaf
+        noise = normals(*self._key, self._step, leaf.numel(), dtype=leaf.dtype, device=leaf.device)
+        return WeightDraw(leaf.unsqueeze(0), noise.unsqueeze(0))
+
+
+class Moved:
+    """A parameter and the state of the optimiser that moves it, made where there is none yet.
+
+    Args:
+        optimizer: Adam or SGD.
+        parameter: which it holds.
+
+    Example:
+        >>> mean = torch.nn.Parameter(torch.zeros(3))
+        >>> moved = Moved(Adam([mean], lr=0.1), mean)
+        >>> moved.rule, len(moved.moments), round(moved.next_rates().correction1, 3)
+        ('adam', 2, 0.1)
+    """
+
+    def __init__(self, optimizer: Optimizer, parameter: Tensor) -> None:
+        group = group_of(optimizer, parameter)
+        assert group is not None
+        self._group: dict[str, Any] = group
+        self._state: dict[str, Any] = optimizer.state[parameter]
+        self.rule: OptimizerRule
+        self.moments: tuple[Tensor, ...]
+        if isinstance(optimizer, Adam):
+            if not self._state:
+                on_device = group.get("fused") or group.get("capturable")
+                device = parameter.device if on_device else torch.device("cpu")
+                self._state["step"] = torch.zeros((), device=device)
+                self._state["exp_avg"] = torch.zeros_like(parameter)
+                self._state["exp_avg_sq"] = torch.zeros_like(parameter)
+            self.rule = "adam"
+            self.moments = self._state["exp_avg"], self._state["exp_avg_sq"]
+        elif group["momentum"]:
+            if self._state.get("momentum_buffer") is None:
+                self._state["momentum_buffer"] = torch.zeros_like(parameter)
+            self.rule, self.moments = "momentum", (self._state["momentum_buffer"],)
+        else:
+            self.rule, self.moments = "sgd", ()
+
+    def next_rates(self) -> Rates:
+        """The rates of one more step, which is counted."""
+        lr = float(self._group["lr"])
+        if self.rule != "adam":
+            return Rates(lr, float(self._group["momentum"]))
+        self._state["step"] += 1
+        taken = float(self._state["step"])
+        beta1, beta2 = map(float, self._group["betas"])
+        eps = float(self._group["eps"])
+        return Rates(lr, beta1, beta2, eps, 1.0 - beta1**taken, 1.0 - beta2**taken)
