@@ -19,7 +19,7 @@ from bayesify.runs import train as train_run
 from bayesify.runs.estimate import seconds_per_epoch, use_threads
 from bayesify.training.history import History, Row
 
-__all__ = ["train"]
+__all__ = ["duration", "train"]
 
 _DEFAULT = RunConfig.of("mnist")
 _PLAIN = RunConfig.of("mnist", baseline="sgd")
@@ -264,13 +264,14 @@ def _announce(console: Console, run: Run, bnn: BayesianModule, data: ImageData) 
     console.print(
         f"{what[config.baseline]}, {config.dataset}, {config.net}: {bnn.layout.num_weights:,} "
         f"weights, {len(data.train_targets):,} images; {config.epochs} epochs of about "
-        f"{_duration(seconds)}, {_duration(seconds * config.epochs)} in all",
+        f"{duration(seconds)}, {duration(seconds * config.epochs)} in all",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time for people to read, such as "3 min"."""
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 5400:
