@@ -159,9 +159,9 @@ def _with_moments(patch: pytest.MonkeyPatch, wrong: Callable[..., tuple[Tensor, 
 
 
 def _with_std(part: Part | None, change: Callable[[Tensor], Tensor | None]) -> Part | None:
-    if part is None or part.std is None:
+    if part is None or part.spread is None:
         return part
-    return dataclasses.replace(part, std=change(part.std))
+    return dataclasses.replace(part, spread=change(part.spread))
 
 
 def local_std_for_variance(patch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,7 @@ class MeanFieldGaussian(Posterior):
     """
 
     default_init_std = 0.02
+    gives_variances = False
     rho: nn.Parameter
 
     def __init__(self, mean: Tensor, std: float | Tensor) -> None:
@@ -153,7 +154,10 @@ class MeanFieldGaussian(Posterior):
         return log_softplus(self.rho)
 
     def moments_of(self, layout: ParameterLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Mean and standard deviation of each parameter, by its first name, zero where pruned."""
+        """Mean and standard deviation of each parameter, by its first name, zero where pruned.
+
+        Where ``gives_variances`` is true, variances instead of the latter.
+        """
         return layout.unflatten(self.masked_mean), layout.unflatten(self.std)
 
     def draw(self, noise: Tensor) -> WeightDraw:

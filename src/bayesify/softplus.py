@@ -1,4 +1,4 @@
-"""softplus, which turns rho into a standard deviation, and what follows from it, to full precision."""
+"""softplus, which turns rho into a standard deviation, and its kin, to full precision."""
 
 from __future__ import annotations
 

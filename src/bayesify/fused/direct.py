@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from bayesify.elbo import ELBO
 from bayesify.fused.formulas import gradients, prior_form
 from bayesify.fused.leaves import Leaves
-from bayesify.fused.support import runs_on_moments
+from bayesify.fused.support import leaf_kind
 from bayesify.fused.values import StepValues
 from bayesify.inputs import Inputs
 from bayesify.noise import NoiseKey, Stream
@@ -42,7 +42,8 @@ class DirectStep:
         self.description = f"plain, gradients in closed form ({form.kind} prior)"
         self._elbo, self._optimizer = elbo, optimizer
         self._posterior, self._prior = posterior, form
-        self._moments = runs_on_moments(elbo)
+        kind = leaf_kind(elbo)
+        self._moments = kind != "weights"
         mean = posterior.mean.detach()
         self._std = torch.empty_like(mean)
         self._weights = None if self._moments else torch.empty_like(mean)
@@ -51,8 +52,9 @@ class DirectStep:
         self._noise = self._weights if own is None else own
         self._in_mean = torch.empty_like(mean)
         self._in_rho = torch.empty_like(mean)
-        leaf = self._std if self._weights is None else self._weights
-        self._leaves = Leaves(elbo, leaf, moments=self._moments)
+        self._variances = torch.empty_like(mean) if kind == "variances" else None
+        leaf = next(v for v in (self._weights, self._variances, self._std) if v is not None)
+        self._leaves = Leaves(elbo, leaf, kind)
         self._size = mean.numel()
         self._factor = 0.0
 
@@ -79,11 +81,11 @@ class DirectStep:
         self._optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
             self._nll.backward()
-        in_mean, in_std = self._leaves.take_gradients()
+        in_mean, in_spread = self._leaves.take_gradients()
         starts = self._elbo.bnn.layout.starts
         _gather(self._in_mean, starts, in_mean)
         if self._moments:
-            _gather(self._in_rho, starts, in_std)
+            _gather(self._in_rho, starts, in_spread)
         total = 0.0
         for part in self._blocks():
             in_log_std = self._fill(part)
@@ -98,6 +100,8 @@ class DirectStep:
     def _refresh(self, step: int) -> None:
         posterior, weights = self._posterior, self._weights
         softplus(posterior.rho, out=self._std)
+        if self._variances is not None:
+            torch.square(self._std, out=self._variances)
         if self._noise is not None:
             stream = Stream.DIVERGENCE if self._moments else Stream.TRAINING
             NoiseKey(self._elbo.bnn.seed, stream, step).fill_normals(self._noise, sample=0)
@@ -116,7 +120,8 @@ class DirectStep:
             deviation = self._weights[part] - mean
             torch.mul(in_mean, deviation, out=in_rho)
         else:
-            in_rho.mul_(std)
+            # In log std: a variance's derivative times twice the variance.
+            in_rho.mul_(std if self._variances is None else self._variances[part] * 2.0)
             if self._noise is not None:
                 deviation = std * self._noise[part]
         made = gradients(

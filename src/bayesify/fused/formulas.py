@@ -18,6 +18,7 @@ from bayesify.softplus import softplus_ratio
 
 __all__ = [
     "Gradients",
+    "LeafKind",
     "OptimizerRule",
     "PriorForm",
     "Rates",
@@ -26,6 +27,8 @@ __all__ = [
     "prior_form",
 ]
 
+#: What the network runs on: sampled weights, or means with standard deviations or variances.
+LeafKind = Literal["weights", "stds", "variances"]
 OptimizerRule = Literal["sgd", "momentum", "adam"]
 PriorKind = Literal["gaussian", "laplace", "scale-mixture"]
 Scalar = Tensor | float

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bayesify.fused.formulas import OptimizerRule, PriorForm, Rates
+from bayesify.fused.formulas import LeafKind, OptimizerRule, PriorForm, Rates
 
 __all__ = ["Kernel", "Recipe", "Vectors"]
 
@@ -21,14 +21,13 @@ class Recipe:
     Args:
         prior: and how its KL is found.
         optimizer: which rule moves mean and rho.
-        moments: whether the network runs on means and standard deviations; else on one sample of
-            the weights.
+        leaf: what the network runs on.
         dtype: of the vectors, float32 or float64.
     """
 
     prior: PriorForm
     optimizer: OptimizerRule
-    moments: bool
+    leaf: LeafKind
     dtype: torch.dtype
 
 
@@ -39,7 +38,7 @@ class Vectors:
     Args:
         mean: of the posterior.
         rho: of the posterior.
-        leaf: what the network runs on: the sampled weights, or the standard deviations.
+        leaf: what the network runs on: the sampled weights, standard deviations or variances.
         of_mean: the optimiser's moments of the mean: none, one or two.
         of_rho: those of rho.
         starts: where each parameter begins, and the end.
@@ -66,7 +65,7 @@ class Kernel(Protocol):
     def update(
         self,
         in_mean: Sequence[Tensor | None],
-        in_std: Sequence[Tensor | None],
+        in_spread: Sequence[Tensor | None],
         *,
         step: int,
         kl_factor: float,
@@ -77,7 +76,8 @@ class Kernel(Protocol):
         Args:
             in_mean: the nll's gradients in the weights or the means, one for each parameter;
                 None for zeros.
-            in_std: those in the standard deviations; empty where the network ran on weights.
+            in_spread: those in the standard deviations or variances; empty where the network ran
+                on weights.
             step: whose noise the weights had; ``leaf`` is then that of the next.
             kl_factor: what multiplies the KL in the loss.
             rates: of mean and of rho.

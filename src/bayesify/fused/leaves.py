@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from bayesify.elbo import ELBO
+from bayesify.fused.formulas import LeafKind
 from bayesify.inputs import Inputs, arguments_of
 from bayesify.layout import ParameterLayout
 from bayesify.noise import NoiseKey, Stream
@@ -23,17 +24,20 @@ class Leaves:
 
     Args:
         elbo: the objective.
-        leaf: the sampled weights, or with ``moments`` the standard deviations.
-        moments: whether the estimator runs on means and standard deviations; the means are then
-            the posterior's own.
+        leaf: the sampled weights, standard deviations or variances.
+        kind: which; beside the last two the means are the posterior's own.
     """
 
-    def __init__(self, elbo: ELBO, leaf: Tensor, *, moments: bool) -> None:
+    def __init__(self, elbo: ELBO, leaf: Tensor, kind: LeafKind) -> None:
         self._elbo = elbo
         layout, mean = elbo.bnn.layout, elbo.bnn.posterior.mean
-        self._first = _views(layout, mean if moments else leaf)
-        self._second = _views(layout, leaf) if moments else {}
-        self._stand_in = _StandIn(mean, self._first, self._second) if moments else None
+        self._first = _views(layout, leaf if kind == "weights" else mean)
+        self._second = {} if kind == "weights" else _views(layout, leaf)
+        self._stand_in = None
+        if kind != "weights":
+            self._stand_in = _StandIn(
+                mean, self._first, self._second, variances=kind == "variances"
+            )
 
     def outputs(self, inputs: Inputs) -> Tensor:
         """The network's outputs for the step that the objective is at, shape (S, N, ...)."""
@@ -47,7 +51,7 @@ class Leaves:
         return outputs
 
     def take_gradients(self) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
-        """The gradients of each parameter, which are then forgotten: in weights or means, in stds.
+        """The gradients of each parameter, in weights or means and in spreads, then forgotten.
 
         None stands for zeros; the second is empty where the network ran on weights.
         """
@@ -57,11 +61,19 @@ class Leaves:
 class _StandIn(MeanFieldGaussian):
     """The posterior as a perturbation sees it, of leaves instead of mean and rho."""
 
-    def __init__(self, mean: Tensor, means: dict[str, Tensor], stds: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        mean: Tensor,
+        means: dict[str, Tensor],
+        spreads: dict[str, Tensor],
+        *,
+        variances: bool,
+    ) -> None:
         nn.Module.__init__(self)
         self.mean = nn.Parameter(mean.detach(), requires_grad=False)
         self.register_buffer("kept", None)
-        self._moments = means, stds
+        self._moments = means, spreads
+        self.gives_variances = variances
 
     def moments_of(self, layout: ParameterLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # noqa: ARG002
         return self._moments

@@ -31,6 +31,7 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trap
 _TRIES = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-fopenmp",), ())
 _TIMEOUT_S = 120
 _PRIORS = ("gaussian", "laplace", "scale-mixture")
+_LEAVES = ("weights", "stds", "variances")
 _OPTIMIZERS = ("sgd", "momentum", "adam")
 
 
@@ -52,14 +53,14 @@ class NativeKernel:
 
     def __init__(self, recipe: Recipe, vectors: Vectors, key: tuple[int, int]) -> None:
         library = compiled_library(
-            recipe.prior.kind, recipe.prior.exact, recipe.optimizer, recipe.moments, recipe.dtype
+            recipe.prior.kind, recipe.prior.exact, recipe.optimizer, recipe.leaf, recipe.dtype
         )
         self._refresh, self._update = library.refresh, library.update
         count = len(vectors.starts) - 1
         self._vectors = vectors  # their memory is what the addresses below point to
         self._starts = (ctypes.c_int64 * (count + 1))(*vectors.starts)
         self._in_mean = (ctypes.c_void_p * count)()
-        self._in_std = (ctypes.c_void_p * count)()
+        self._in_spread = (ctypes.c_void_p * count)()
         moments = [([*m, None, None])[:2] for m in (vectors.of_mean, vectors.of_rho)]
         tensors = [vectors.mean, vectors.rho, vectors.leaf, *moments[0], *moments[1]]
         tensors += [vectors.prior_mean, vectors.kept]
@@ -69,7 +70,7 @@ class NativeKernel:
             num_parameters=count,
             starts=ctypes.addressof(self._starts),
             in_mean=ctypes.addressof(self._in_mean),
-            in_std=ctypes.addressof(self._in_std),
+            in_spread=ctypes.addressof(self._in_spread),
             key0=key[0] % 2**32,
             key1=key[1] % 2**32,
             prior=(ctypes.c_double * 3)(*map(float, recipe.prior.numbers)),
@@ -84,7 +85,7 @@ class NativeKernel:
     def update(
         self,
         in_mean: Sequence[Tensor | None],
-        in_std: Sequence[Tensor | None],
+        in_spread: Sequence[Tensor | None],
         *,
         step: int,
         kl_factor: float,
@@ -92,7 +93,7 @@ class NativeKernel:
     ) -> float:
         """See :meth:`~bayesify.fused.kernels.Kernel.update`."""
         arguments = self._arguments
-        held = [_point(self._in_mean, in_mean), _point(self._in_std, in_std)]
+        held = [_point(self._in_mean, in_mean), _point(self._in_spread, in_spread)]
         arguments.kl_factor = kl_factor
         arguments.of_mean, arguments.of_rho = (_Rates(*map(float, each)) for each in rates)
         self._at(step)
@@ -113,7 +114,7 @@ def find_compiler() -> str | None:
 
 @cache
 def compiled_library(
-    prior: str, exact: bool, optimizer: str, moments: bool, dtype: torch.dtype
+    prior: str, exact: bool, optimizer: str, leaf: str, dtype: torch.dtype
 ) -> ctypes.CDLL:
     """The compiled kernel, from the user's cache if it was compiled there before.
 
@@ -131,7 +132,7 @@ def compiled_library(
         f"-DPRIOR={_PRIORS.index(prior)}",
         f"-DEXACT={int(exact)}",
         f"-DOPTIMIZER={_OPTIMIZERS.index(optimizer)}",
-        f"-DMOMENTS={int(moments)}",
+        f"-DLEAF={_LEAVES.index(leaf)}",
     )
     sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
     identity = (*sources, *_FLAGS, *macros, _processor(), _version(compiler))
@@ -233,7 +234,7 @@ class _Step(ctypes.Structure):
         ("num_threads", ctypes.c_int64),
         ("starts", ctypes.c_void_p),
         ("in_mean", ctypes.c_void_p),
-        ("in_std", ctypes.c_void_p),
+        ("in_spread", ctypes.c_void_p),
         *[(name, ctypes.c_void_p) for name in _VECTORS],
         ("key0", ctypes.c_uint32),
         ("key1", ctypes.c_uint32),

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from bayesify import stateless
 from bayesify.elbo import ELBO
-from bayesify.fused.support import runs_on_moments, why_not_fused
+from bayesify.fused.support import leaf_kind, why_not_fused
 from bayesify.fused.trainee import Trainee
 from bayesify.fused.values import StepValues
 from bayesify.inputs import Inputs, arguments_of
@@ -149,7 +149,7 @@ def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
     first = elbos[0].bnn
     for number, (elbo, optimizer) in enumerate(zip(elbos, optimizers, strict=True)):
         reason = why_not_fused(elbo, optimizer)
-        if reason is None and runs_on_moments(elbo):
+        if reason is None and leaf_kind(elbo) != "weights":
             reason = f"the estimator is {elbo.bnn.perturbation}, not WeightSampling()"
         if reason is not None:
             raise ValueError(f"network {number} cannot be trained with others at once: {reason}")

@@ -10,7 +10,8 @@
 //   PRIOR      0 Gaussian, 1 Laplace, 2 scale mixture
 //   EXACT      1 where the KL has a closed form, 0 where it is estimated at the sampled weight
 //   OPTIMIZER  0 SGD, 1 SGD with momentum, 2 Adam
-//   MOMENTS    0 where the network runs on sampled weights, 1 where on means and stds
+//   LEAF       0 where the network runs on sampled weights, 1 on means and standard deviations,
+//              2 on means and variances
 
 #include <algorithm>
 #include <cmath>
@@ -65,9 +66,9 @@ struct Step {
   int64_t num_weights, num_parameters, num_threads;
   const int64_t* starts;       // of each parameter in the flat vector, and its end
   const Real* const* in_mean;  // gradients of each parameter, in its weights or its means
-  const Real* const* in_std;   // and in its standard deviations; of MOMENTS
+  const Real* const* in_spread;  // and in its standard deviations or variances
   Real *mean, *rho;
-  Real* leaf;  // the sampled weights, or of MOMENTS the standard deviations
+  Real* leaf;  // see LEAF
   Real *mean_first, *mean_second, *rho_first, *rho_second;
   const Real* prior_mean;  // or null for zeros
   const uint8_t* kept;     // or null where nothing was pruned
@@ -112,9 +113,12 @@ struct Mover {
 inline void fill_leaf(const Step* s, int64_t base, int64_t size, [[maybe_unused]] Real* noise) {
   const Real* rho = s->rho + base;
   Real* leaf = s->leaf + base;
-#if MOMENTS
+#if LEAF
 #pragma omp simd
-  for (int64_t j = 0; j < size; ++j) leaf[j] = softplus(rho[j]);
+  for (int64_t j = 0; j < size; ++j) {
+    const Real std = softplus(rho[j]);
+    leaf[j] = LEAF == 2 ? std * std : std;
+  }
 #else
   const Real* mean = s->mean + base;
   normals(s->key0, s->key1, s->next, base / kBlock, noise);
@@ -145,21 +149,21 @@ extern "C" void update(Step* s) {
 #pragma omp parallel for schedule(static) num_threads(s->num_threads) reduction(+ : total)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
     Real noise[kBlock], grad_mean[kBlock];
-    [[maybe_unused]] Real grad_std[kBlock];
+    [[maybe_unused]] Real grad_spread[kBlock];
     Real centre[kBlock] = {}, strength[kBlock];
     std::fill(strength, strength + kBlock, kl_factor);
     Parts in_mean(s->starts, s->num_parameters, s->in_mean, start);
-#if MOMENTS
-    Parts in_std(s->starts, s->num_parameters, s->in_std, start);
+#if LEAF
+    Parts in_spread(s->starts, s->num_parameters, s->in_spread, start);
 #endif
     const int64_t stop = std::min(start + kChunk, s->num_weights);
     for (int64_t base = start; base < stop; base += kBlock) {
       const int64_t size = std::min(kBlock, stop - base);
       in_mean.copy(base, size, grad_mean);
-#if MOMENTS
-      in_std.copy(base, size, grad_std);
+#if LEAF
+      in_spread.copy(base, size, grad_spread);
 #endif
-#if MOMENTS && !EXACT
+#if LEAF && !EXACT
       normals(s->key0, s->key1, s->step, base / kBlock, noise);
 #endif
       if (s->prior_mean) std::copy_n(s->prior_mean + base, size, centre);
@@ -178,12 +182,12 @@ extern "C" void update(Step* s) {
       for (int64_t j = 0; j < size; ++j) {
         const Spread q = spread_of(rho[j]);
         const Real centred = mean[j] - centre[j];
-#if !MOMENTS
+#if !LEAF
         [[maybe_unused]] const Real deviation = leaf[j] - mean[j];
         const Real of_nll = grad_mean[j] * deviation;
 #else
         [[maybe_unused]] const Real deviation = q.std * noise[j];
-        const Real of_nll = grad_std[j] * q.std;
+        const Real of_nll = grad_spread[j] * q.std * (LEAF == 2 ? Real(2) * q.std : Real(1));
 #endif
         Real kl_mean, kl_log_std;
 #if PRIOR == 0 && EXACT

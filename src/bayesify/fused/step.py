@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from bayesify.elbo import ELBO
 from bayesify.fused.leaves import Leaves
-from bayesify.fused.support import runs_on_moments
+from bayesify.fused.support import leaf_kind
 from bayesify.fused.trainee import Trainee
 from bayesify.fused.values import StepValues
 from bayesify.inputs import Inputs
@@ -36,7 +36,7 @@ class FusedStep:
     def __init__(self, elbo: ELBO, optimizer: Optimizer, *, compiled: bool = True) -> None:
         leaf = torch.empty_like(elbo.bnn.posterior.mean.detach())
         self._trainee = Trainee(elbo, optimizer, leaf, compiled=compiled)
-        self._leaves = Leaves(elbo, leaf, moments=runs_on_moments(elbo))
+        self._leaves = Leaves(elbo, leaf, leaf_kind(elbo))
         self.description = f"fused ({self._trainee.description})"
 
     def evaluate(

@@ -8,12 +8,12 @@ import torch
 from torch.optim import SGD, Adam, Optimizer
 
 from bayesify.elbo import ELBO
-from bayesify.fused.formulas import prior_form
+from bayesify.fused.formulas import LeafKind, prior_form
 from bayesify.module import BayesianModule
 from bayesify.perturbations.perexample import PerExample
 from bayesify.posteriors import MeanFieldGaussian
 
-__all__ = ["group_of", "runs_on_moments", "why_no_closed_forms", "why_not_fused"]
+__all__ = ["group_of", "leaf_kind", "why_no_closed_forms", "why_not_fused"]
 
 
 def why_no_closed_forms(elbo: ELBO) -> str | None:
@@ -32,6 +32,8 @@ def why_no_closed_forms(elbo: ELBO) -> str | None:
             return f"the {_ROLES[kind]} is a {type(owner).__name__}"
         if any(getattr(owner, name) for name in _HOOKS):
             return f"the {_ROLES[kind]} has hooks"
+        if "forward" in vars(owner):
+            return f"the {_ROLES[kind]} has a forward of its own"
     if elbo._compiled_call_impl is not None:
         return "the objective was compiled"
     form = prior_form(bnn.weight_prior, elbo.kl)
@@ -41,7 +43,7 @@ def why_no_closed_forms(elbo: ELBO) -> str | None:
         return "mean or rho is not trained"
     if q.mean.dtype not in (torch.float32, torch.float64):
         return f"the weights are {str(q.mean.dtype).removeprefix('torch.')}"
-    if runs_on_moments(elbo):
+    if leaf_kind(elbo) != "weights":
         if q.kept is not None:
             return "the network is pruned"
         if elbo.num_samples > 1 and not form.exact:
@@ -84,9 +86,12 @@ def why_not_fused(elbo: ELBO, optimizer: Optimizer) -> str | None:
     return None
 
 
-def runs_on_moments(elbo: ELBO) -> bool:
-    """Whether the estimator takes means and standard deviations, not one sample of the weights."""
-    return isinstance(elbo.bnn.perturbation, PerExample)
+def leaf_kind(elbo: ELBO) -> LeafKind:
+    """What the estimator runs the network on."""
+    perturbation = elbo.bnn.perturbation
+    if not isinstance(perturbation, PerExample):
+        return "weights"
+    return "variances" if perturbation.takes_variances else "stds"
 
 
 def group_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any] | None:

@@ -11,7 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.fused.formulas import Gradients, OptimizerRule, PriorForm, Rates, gradients, moved
+from bayesify.fused.formulas import (
+    Gradients,
+    LeafKind,
+    OptimizerRule,
+    PriorForm,
+    Rates,
+    gradients,
+    moved,
+)
 from bayesify.fused.kernels import Recipe, Vectors
 from bayesify.fused.threefry import normals
 from bayesify.softplus import softplus
@@ -54,7 +62,7 @@ class TensorKernel:
         )
         prior = recipe.prior
         self._refresh, self._advance = _functions(
-            _Rule(prior.kind, prior.exact, recipe.optimizer, recipe.moments), compiled
+            _Rule(prior.kind, prior.exact, recipe.optimizer, recipe.leaf), compiled
         )
 
     @torch.no_grad()
@@ -66,7 +74,7 @@ class TensorKernel:
     def update(
         self,
         in_mean: Sequence[Tensor | None],
-        in_std: Sequence[Tensor | None],
+        in_spread: Sequence[Tensor | None],
         *,
         step: int,
         kl_factor: float,
@@ -74,7 +82,7 @@ class TensorKernel:
     ) -> float:
         """See :meth:`~bayesify.fused.kernels.Kernel.update`."""
         self.prepare(step, kl_factor, rates)
-        self.advance(in_mean, in_std)
+        self.advance(in_mean, in_spread)
         return self.total
 
     def prepare(self, step: int, kl_factor: float, rates: tuple[Rates, Rates]) -> None:
@@ -89,9 +97,11 @@ class TensorKernel:
         return float(self._state.total)
 
     @torch.no_grad()
-    def advance(self, in_mean: Sequence[Tensor | None], in_std: Sequence[Tensor | None]) -> None:
+    def advance(self, in_mean: Sequence[Tensor | None], in_spread: Sequence[Tensor | None]) -> None:
         """One step on, entirely on the device."""
-        self._advance(self._state, self._joined(in_mean), self._joined(in_std) if in_std else None)
+        self._advance(
+            self._state, self._joined(in_mean), self._joined(in_spread) if in_spread else None
+        )
 
     def _joined(self, parts: Sequence[Tensor | None]) -> Tensor:
         sizes = [stop - start for start, stop in pairwise(self._vectors.starts)]
@@ -113,7 +123,7 @@ class _Rule(NamedTuple):
     kind: str
     exact: bool
     optimizer: OptimizerRule
-    moments: bool
+    leaf: LeafKind
 
 
 class _State(NamedTuple):
@@ -153,9 +163,9 @@ def _functions(
         with _many_sizes():
             first(state)
 
-    def advance(state: _State, in_mean: Tensor, in_std: Tensor | None) -> None:
+    def advance(state: _State, in_mean: Tensor, in_spread: Tensor | None) -> None:
         with _many_sizes():
-            second(state, in_mean, in_std)
+            second(state, in_mean, in_spread)
 
     return refresh, advance
 
@@ -168,20 +178,23 @@ def _many_sizes() -> AbstractContextManager[None]:
 
 def _fill_leaf(rule: _Rule, state: _State) -> None:
     std = softplus(state.rho)
-    leaf = std if rule.moments else state.mean + std * state.normals()
+    if rule.leaf == "weights":
+        leaf = state.mean + std * state.normals()
+    else:
+        leaf = std * std if rule.leaf == "variances" else std
     state.leaf.copy_(leaf if state.kept is None else torch.where(state.kept, leaf, 0.0))
 
 
-def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_std: Tensor | None) -> None:
+def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_spread: Tensor | None) -> None:
     kl_factor, *rest = state.numbers.to(state.mean.dtype).unbind()
     prior = PriorForm(rule.kind, rule.exact, (rest[0], rest[1], rest[2]))  # type: ignore[arg-type]
     half = len(Rates._fields)
     std, deviation = softplus(state.rho), None
-    if in_std is None:
+    if in_spread is None:
         deviation = state.leaf - state.mean
         in_log_std = in_mean * deviation
     else:
-        in_log_std = in_std * std
+        in_log_std = in_spread * (2.0 * std * std if rule.leaf == "variances" else std)
         if not rule.exact:
             deviation = std * state.normals()
     made = gradients(

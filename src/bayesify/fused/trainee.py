@@ -13,7 +13,7 @@ from bayesify.elbo import ELBO
 from bayesify.fused.formulas import OptimizerRule, Rates, prior_form
 from bayesify.fused.kernels import Kernel, Recipe, Vectors
 from bayesify.fused.native import NativeKernel
-from bayesify.fused.support import group_of, runs_on_moments
+from bayesify.fused.support import group_of, leaf_kind
 from bayesify.fused.tensors import TensorKernel
 from bayesify.fused.threefry import counter_key, normals
 from bayesify.fused.values import StepValues
@@ -45,7 +45,7 @@ class Trainee:
         self.elbo, self.optimizer = elbo, optimizer
         self._posterior, self._leaf = posterior, leaf
         self._moved = Moved(optimizer, posterior.mean), Moved(optimizer, posterior.rho)
-        self._moments = runs_on_moments(elbo)
+        self._kind = leaf_kind(elbo)
         vectors = Vectors(
             mean=posterior.mean.detach(),
             rho=posterior.rho.detach(),
@@ -56,8 +56,8 @@ class Trainee:
             prior_mean=elbo.bnn.prior_mean,
             kept=posterior.kept,
         )
-        recipe = Recipe(form, self._moved[0].rule, self._moments, leaf.dtype)
-        stream = Stream.DIVERGENCE if self._moments else Stream.TRAINING
+        recipe = Recipe(form, self._moved[0].rule, self._kind, leaf.dtype)
+        stream = Stream.TRAINING if self._kind == "weights" else Stream.DIVERGENCE
         self._key = counter_key(NoiseKey(elbo.bnn.seed, stream, 0))
         self._kernel: Kernel
         if compiled and leaf.device.type == "cpu":
@@ -100,12 +100,12 @@ class Trainee:
             self.optimizer.zero_grad(set_to_none=True)
 
     def move(
-        self, in_mean: Sequence[Tensor | None], in_std: Sequence[Tensor | None]
+        self, in_mean: Sequence[Tensor | None], in_spread: Sequence[Tensor | None]
     ) -> float | None:
         """Move all parameters; see ``TrainingStep.update`` for the result."""
         total = self._kernel.update(
             in_mean,
-            in_std,
+            in_spread,
             step=self._step,
             kl_factor=self._factor,
             rates=(self._moved[0].next_rates(), self._moved[1].next_rates()),
@@ -121,9 +121,9 @@ class Trainee:
         self.elbo.count_step()
         return self._factor
 
-    def advance(self, in_mean: Sequence[Tensor | None], in_std: Sequence[Tensor | None]) -> None:
+    def advance(self, in_mean: Sequence[Tensor | None], in_spread: Sequence[Tensor | None]) -> None:
         """Move mean and rho with nothing asked of the processor, as a captured graph needs it."""
-        self._on_device().advance(in_mean, in_std)
+        self._on_device().advance(in_mean, in_spread)
         # Which a graph writes anew at each replay, wherever they point to by then.
         self._gradients = [(parameter, parameter.grad) for parameter in self._others]
 
@@ -153,7 +153,7 @@ class Trainee:
         return self.elbo.step, posterior.mean._version, posterior.rho._version
 
     def _draw(self) -> WeightDraw | None:
-        if self._moments:
+        if self._kind != "weights":
             return None
         leaf = self._leaf
         noise = normals(*self._key, self._step, leaf.numel(), dtype=leaf.dtype, device=leaf.device)

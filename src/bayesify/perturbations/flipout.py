@@ -60,14 +60,14 @@ class Flipout(PerExample):
         """See :meth:`PerExample.perturbed`."""
         outputs = call.apply(call.inputs, weight.mean, None if bias is None else bias.mean)
         rows = call.inputs.shape[0]
-        if weight.std is not None:
+        if weight.spread is not None:
             out_axis, in_axis = call.weight_axes
             flips = _signs(weight, in_axis, (rows, call.num_inputs), this)
             flipped = call.inputs * call.channel_view(flips).to(call.inputs.dtype)
             shared = call.apply(flipped, _perturbation(weight, this), None)
             flips = _signs(weight, out_axis, (rows, call.num_outputs(outputs)), this)
             outputs = outputs + shared * call.channel_view(flips).to(shared.dtype)
-        if bias is not None and bias.std is not None:
+        if bias is not None and bias.spread is not None:
             flips = _signs(bias, 0, (rows, bias.mean.numel()), this)
             own = call.channel_view(flips * _perturbation(bias, this))
             outputs = outputs + own.to(outputs.dtype)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from bayesify.perturbations.base import Treatment, Use
 from bayesify.perturbations.operations import LinearCall
-from bayesify.perturbations.perexample import Part, Pass, PerExample
+from bayesify.perturbations.perexample import LEAST_VARIANCE, Part, Pass, PerExample
 
 __all__ = ["LocalReparameterization", "output_moments"]
-
-# Below it the gradient of the square root would overflow; its root is nothing beside any output.
-_LEAST_VARIANCE = 1e-36
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,7 @@ class LocalReparameterization(PerExample):
 
     per_position: bool = False
     antithetic: bool = False
+    takes_variances: ClassVar[bool] = True
 
     def treatment(self, uses: Sequence[Use]) -> Treatment:
         """See :meth:`Perturbation.treatment`."""
@@ -67,7 +66,7 @@ class LocalReparameterization(PerExample):
     def perturbed(self, call: LinearCall, weight: Part, bias: Part | None, this: Pass) -> Tensor:
         """See :meth:`PerExample.perturbed`."""
         mean, variance = output_moments(call, weight, bias)
-        std = variance.clamp_min(_LEAST_VARIANCE).sqrt()
+        std = variance.clamp_min(LEAST_VARIANCE).sqrt()
         noise = this.noise.normals(mean.shape, std.dtype, mean.device)
         return mean + (std * noise).to(mean.dtype)
 
@@ -96,10 +95,11 @@ def output_moments(call: LinearCall, weight: Part, bias: Part | None) -> tuple[T
     mean = call.apply(call.inputs, weight.mean, None if bias is None else bias.mean)
     # Squares overflow float16, and small variances vanish in it.
     dtype = torch.promote_types(weight.mean.dtype, torch.float32)
-    bias_variance = None if bias is None or bias.std is None else bias.std.to(dtype).square()
-    if weight.std is None:
+    bias_variance = None if bias is None else bias.variance(dtype)
+    variance = weight.variance(dtype)
+    if variance is None:
         spread = mean.new_zeros(()) if bias_variance is None else call.channel_view(bias_variance)
         return mean, spread.expand(mean.shape)
     with torch.autocast(mean.device.type, enabled=False):
         squares = call.inputs.to(dtype).square()
-        return mean, call.apply(squares, weight.std.to(dtype).square(), bias_variance)
+        return mean, call.apply(squares, variance, bias_variance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,10 @@ from bayesify.perturbations.operations import LinearCall
 from bayesify.perturbations.watching import WeightWatch
 from bayesify.posteriors import MeanFieldGaussian, Posterior, WeightDraw
 
-__all__ = ["Part", "Pass", "PerExample"]
+__all__ = ["LEAST_VARIANCE", "Part", "Pass", "PerExample"]
+
+#: Below it the gradient of the square root would overflow; its root is nothing beside any output.
+LEAST_VARIANCE = 1e-36
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,28 @@ class Part:
 
     Args:
         mean: its mean, or the tensor itself where it is not perturbed within the operation.
-        std: its standard deviation, or None where it is not.
+        spread: its standard deviation, or None where it is not.
         name: its name in the layout, or empty where it is not.
+        squared: whether ``spread`` is the variance instead.
     """
 
     mean: Tensor
-    std: Tensor | None = None
+    spread: Tensor | None = None
     name: str = ""
+    squared: bool = False
+
+    @property
+    def std(self) -> Tensor | None:
+        """The standard deviation, or None."""
+        if self.spread is None or not self.squared:
+            return self.spread
+        return self.spread.clamp_min(LEAST_VARIANCE).sqrt()
+
+    def variance(self, dtype: torch.dtype) -> Tensor | None:
+        """The variance in a wider dtype, or None."""
+        if self.spread is None or self.squared:
+            return self.spread
+        return self.spread.to(dtype).square()
 
 
 @dataclass
@@ -52,6 +70,9 @@ class PerExample(Perturbation):
     parameter otherwise than foreseen is undone, and run again with that parameter sampled.
     """
 
+    #: Whether ``perturbed`` reads variances, so that a training step may hand over these.
+    takes_variances: ClassVar[bool] = False
+
     @abstractmethod
     def perturbed(self, call: LinearCall, weight: Part, bias: Part | None, this: Pass) -> Tensor:
         """The output of one linear operation with noise in the parts that have a std."""
@@ -69,8 +90,9 @@ class PerExample(Perturbation):
                 f"{type(self).__name__} needs a MeanFieldGaussian posterior, got "
                 f"{type(posterior).__name__}; use WeightSampling()"
             )
-        means, stds = posterior.moments_of(call.layout)
-        parts = {name: Part(means[name], stds[name], name) for name in means}
+        means, spreads = posterior.moments_of(call.layout)
+        squared = posterior.gives_variances
+        parts = {name: Part(means[name], spreads[name], name, squared) for name in means}
         local = set(call.local_names())
         outputs = []
         for sample in samples:
