@@ -80,7 +80,7 @@ class DirectStep:
         """See ``TrainingStep.update``."""
         self._optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
-            self._nll.backward()
+            self._leaves.backward(self._nll)
         in_mean, in_spread = self._leaves.take_gradients()
         starts = self._elbo.bnn.layout.starts
         _gather(self._in_mean, starts, in_mean)
@@ -115,20 +115,24 @@ class DirectStep:
         posterior, prior_mean = self._posterior, self._elbo.bnn.prior_mean
         mean, std = posterior.mean[part], self._std[part]
         in_mean, in_rho = self._in_mean[part], self._in_rho[part]
-        deviation = None
+        in_log_std, deviation, weights = None, None, mean
         if self._weights is not None:
-            deviation = self._weights[part] - mean
-            torch.mul(in_mean, deviation, out=in_rho)
+            weights = self._weights[part]
+            deviation = weights - mean
         else:
             # In log std: a variance's derivative times twice the variance.
-            in_rho.mul_(std if self._variances is None else self._variances[part] * 2.0)
+            in_log_std = in_rho.mul_(
+                std if self._variances is None else self._variances[part] * 2.0
+            )
             if self._noise is not None:
                 deviation = std * self._noise[part]
+                weights = mean + deviation
+        place = mean if self._prior.exact else weights
         made = gradients(
             self._prior,
             in_mean=in_mean,
-            in_log_std=in_rho,
-            centred=mean if prior_mean is None else mean - prior_mean[part],
+            in_log_std=in_log_std,
+            centred=place if prior_mean is None else place - prior_mean[part],
             std=std,
             deviation=deviation,
             kl_factor=mean.new_tensor(self._factor),

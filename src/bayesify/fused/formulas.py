@@ -92,7 +92,7 @@ def gradients(
     prior: PriorForm,
     *,
     in_mean: Tensor,
-    in_log_std: Tensor,
+    in_log_std: Tensor | None,
     centred: Tensor,
     std: Tensor,
     deviation: Tensor | None,
@@ -105,11 +105,12 @@ def gradients(
 
     Args:
         prior: and how its KL is found.
-        in_mean: derivative of the nll in the mean.
-        in_log_std: derivative of the nll in the logarithm of the standard deviation.
-        centred: the mean less the prior's mean.
+        in_mean: derivative of the nll in the mean, or in w.
+        in_log_std: derivative of the nll in the logarithm of the standard deviation; None where
+            it follows from that in w.
+        centred: the mean less the prior's mean; of a KL that is not exact w less that.
         std: the standard deviation, softplus(rho).
-        deviation: w - mean of the sampled weight; not needed where the KL is exact.
+        deviation: w - mean; not needed where the KL is exact and ``in_log_std`` is given.
         kl_factor: what multiplies the KL in the loss, a scalar.
 
     Example:
@@ -120,19 +121,29 @@ def gradients(
         >>> got.in_mean, got.in_log_std          # mean / s^2 and std^2 / s^2 - 1, times 0.1
         (tensor([0.1000]), tensor([-0.0750]))
     """
-    if prior.exact and prior.kind == "gaussian":
-        kl_mean, kl_log_std = centred * prior.numbers[0], (std * std).mul_(prior.numbers[0])
-    elif prior.exact:
-        kl_mean, slope_std = magnitude_slopes(centred, std)
-        kl_mean, kl_log_std = kl_mean * prior.numbers[0], (slope_std * std).mul_(prior.numbers[0])
-    else:
-        assert deviation is not None
-        kl_mean = _score(prior, centred + deviation)
-        kl_log_std = kl_mean * deviation
     # In as few passes over memory as can be where nothing is compiled.
-    total = torch.addcmul(in_log_std, kl_log_std, kl_factor).sub_(kl_factor)
-    in_rho = softplus_ratio(std).mul_(total)
-    return Gradients(torch.addcmul(in_mean, kl_mean, kl_factor), in_rho, total)
+    if not prior.exact:
+        assert deviation is not None
+        score = _score(prior, centred)
+        total_mean = torch.addcmul(in_mean, score, kl_factor)
+        if in_log_std is None:
+            total = total_mean * deviation
+        else:
+            total = torch.addcmul(in_log_std, score.mul_(deviation), kl_factor)
+    else:
+        if prior.kind == "gaussian":
+            kl_mean, kl_log_std = centred * prior.numbers[0], (std * std).mul_(prior.numbers[0])
+        else:
+            slopes = magnitude_slopes(centred, std)
+            kl_mean = slopes[0] * prior.numbers[0]
+            kl_log_std = (slopes[1] * std).mul_(prior.numbers[0])
+        total_mean = torch.addcmul(in_mean, kl_mean, kl_factor)
+        if in_log_std is None:
+            assert deviation is not None
+            in_log_std = in_mean * deviation
+        total = torch.addcmul(in_log_std, kl_log_std, kl_factor)
+    total.sub_(kl_factor)
+    return Gradients(total_mean, softplus_ratio(std).mul_(total), total)
 
 
 def _score(prior: PriorForm, weights: Tensor) -> Tensor:

@@ -50,6 +50,11 @@ class Leaves:
         outputs, _ = bnn.sample_outputs(inputs, key, samples, posterior=self._stand_in)
         return outputs
 
+    def backward(self, nll: Tensor) -> None:
+        """The backward pass; a network that has one of its own within its pass may have begun."""
+        self.take_gradients()
+        nll.backward()
+
     def take_gradients(self) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
         """The gradients of each parameter, in weights or means and in spreads, then forgotten.
 

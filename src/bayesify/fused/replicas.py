@@ -95,15 +95,14 @@ class ReplicaStep:
         """The backward pass and the optimisers; see ``TrainingStep.update`` for the results."""
         for trainee in self._trainees:
             trainee.forget_gradients()
+        for tensor in (*self._leaves.values(), *self._rest.values()):
+            tensor.grad = None
         self._nll.backward()
         gradients = [leaf.grad for leaf in self._leaves.values()]
-        for leaf in self._leaves.values():
-            leaf.grad = None
         for name, tensor in self._rest.items():
             if tensor.grad is not None:
                 for own, gradient in zip(self._own, tensor.grad, strict=True):
                     own[name].grad = gradient
-            tensor.grad = None
         return [
             trainee.move([None if g is None else g[k] for g in gradients], [])
             for k, trainee in enumerate(self._trainees)

@@ -53,7 +53,7 @@ class FusedStep:
     def update(self, *, residual: bool) -> float | None:  # noqa: ARG002
         """See ``TrainingStep.update``."""
         self._trainee.forget_gradients()
-        self._nll.backward()
+        self._leaves.backward(self._nll)
         return self._trainee.move(*self._leaves.take_gradients())
 
     def prepare(self, batch_size: int, *, batch_index: int, kl_scale: float) -> float:
@@ -65,7 +65,7 @@ class FusedStep:
         outputs = self._leaves.outputs(inputs)
         nll = self._trainee.elbo.nll(outputs, targets)
         self._trainee.forget_gradients()
-        nll.backward()
+        self._leaves.backward(nll)
         self._trainee.advance(*self._leaves.take_gradients())
         return nll.detach(), outputs.detach()
 

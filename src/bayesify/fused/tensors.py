@@ -190,18 +190,21 @@ def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_spread: Tensor | No
     prior = PriorForm(rule.kind, rule.exact, (rest[0], rest[1], rest[2]))  # type: ignore[arg-type]
     half = len(Rates._fields)
     std, deviation = softplus(state.rho), None
+    in_log_std, place = None, state.mean
     if in_spread is None:
         deviation = state.leaf - state.mean
-        in_log_std = in_mean * deviation
     else:
         in_log_std = in_spread * (2.0 * std * std if rule.leaf == "variances" else std)
         if not rule.exact:
             deviation = std * state.normals()
+    if not rule.exact:
+        assert deviation is not None
+        place = place + deviation
     made = gradients(
         prior,
         in_mean=in_mean,
         in_log_std=in_log_std,
-        centred=state.mean if state.prior_mean is None else state.mean - state.prior_mean,
+        centred=place if state.prior_mean is None else place - state.prior_mean,
         std=std,
         deviation=deviation,
         kl_factor=kl_factor,

@@ -139,9 +139,9 @@ def fit(
             write_checkpoint(path, elbo, made, schedule, settings, position)
 
     watcher = LineProgress() if callback is None else callback
-    watcher.on_start(epochs=epochs, batches=batches, history=list(position.history))
     if (tell := getattr(watcher, "on_note", None)) is not None:
         tell(f"step: {taken.description}")
+    watcher.on_start(epochs=epochs, batches=batches, history=list(position.history))
     elbo.train()
     with deferred_interrupt() as interrupt:
         for epoch in range(position.epoch, epochs):

@@ -116,9 +116,9 @@ def fit_replicas(
         )
     step = ReplicaStep(elbos, [member.optimizer for member in members])
     watcher = LineProgress() if callback is None else callback
-    watcher.on_start(epochs=epochs, batches=batches, history=list(place.history))
     if (tell := getattr(watcher, "on_note", None)) is not None:
         tell(f"step: {step.description}")
+    watcher.on_start(epochs=epochs, batches=batches, history=list(place.history))
     for elbo in elbos:
         elbo.train()
     with deferred_interrupt() as interrupt:
