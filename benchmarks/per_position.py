@@ -23,8 +23,8 @@ from torch import Tensor
 
 import bayesify as bf
 from bayesify.noise import NoiseKey, Stream
-from bayesify.softplus import inverse_softplus
 from bayesify.runs import Run
+from bayesify.softplus import inverse_softplus
 
 STDS = (0.02, 0.05, 0.1)
 ESTIMATORS: dict[str, bf.Perturbation] = {

@@ -2,6 +2,7 @@
 
 from bayesify.fused.direct import DirectStep
 from bayesify.fused.graphs import GraphedStep
+from bayesify.fused.leaves import EditedInPlaceError
 from bayesify.fused.native import CompilerError
 from bayesify.fused.step import FusedStep
 from bayesify.fused.support import why_no_closed_forms, why_not_fused
@@ -10,6 +11,7 @@ from bayesify.fused.values import StepValues, TrainingStep
 __all__ = [
     "CompilerError",
     "DirectStep",
+    "EditedInPlaceError",
     "FusedStep",
     "GraphedStep",
     "StepValues",

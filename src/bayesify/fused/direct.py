@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from bayesify.elbo import ELBO
 from bayesify.fused.formulas import gradients, prior_form
 from bayesify.fused.leaves import Leaves
-from bayesify.fused.support import leaf_kind
+from bayesify.fused.support import leaf_kind, refuse, signature, why_no_closed_forms
 from bayesify.fused.values import StepValues
 from bayesify.inputs import Inputs
 from bayesify.noise import NoiseKey, Stream
@@ -21,7 +21,7 @@ from bayesify.softplus import softplus
 __all__ = ["DirectStep"]
 
 #: Weights at a time: few enough that what lies between two operations stays in the cache.
-_BLOCK = 65_536
+_BLOCK = 131_072
 
 
 class DirectStep:
@@ -35,12 +35,20 @@ class DirectStep:
         optimizer: what moves the parameters.
     """
 
+    noise = "generator"
+
     def __init__(self, elbo: ELBO, optimizer: Optimizer) -> None:
+        self._elbo, self._optimizer = elbo, optimizer
+        self._make()
+
+    def _make(self) -> None:
+        elbo = self._elbo
+        refuse(why_no_closed_forms(elbo))
+        self._made_for = signature(elbo)
         posterior, form = elbo.bnn.posterior, prior_form(elbo.bnn.weight_prior, elbo.kl)
         assert isinstance(posterior, MeanFieldGaussian)
         assert form is not None
         self.description = f"plain, gradients in closed form ({form.kind} prior)"
-        self._elbo, self._optimizer = elbo, optimizer
         self._posterior, self._prior = posterior, form
         kind = leaf_kind(elbo)
         self._moments = kind != "weights"
@@ -63,6 +71,8 @@ class DirectStep:
     ) -> StepValues:
         """See ``TrainingStep.evaluate``."""
         elbo = self._elbo
+        if self._made_for != signature(elbo):
+            self._make()
         step = elbo.step
         self._refresh(step)
         outputs = self._leaves.outputs(inputs)

@@ -106,7 +106,7 @@ inline Spread spread_of(Real rho) {
   return {std, ratio};
 }
 
-// erf(x), to 2e-7: Abramowitz and Stegun 7.1.26 far out, the Taylor series near 0.
+// erf(x), to 4e-7: Abramowitz and Stegun 7.1.26 far out, the Taylor series near 0.
 [[maybe_unused]] inline float error_function(float x) {
   const float z = x * x;
   float near = -7.5757576e-4f;

@@ -51,6 +51,8 @@ class GraphedStep:
         record: captures it.
     """
 
+    noise = "counter"
+
     def __init__(self, step: FusedStep, record: Recorder | None = None) -> None:
         self._step = step
         self._record = CudaRecorder() if record is None else record

@@ -14,7 +14,16 @@ from bayesify.noise import NoiseKey, Stream
 from bayesify.posteriors import MeanFieldGaussian
 from bayesify.random_network import as_tensor
 
-__all__ = ["Leaves"]
+__all__ = ["EditedInPlaceError", "Leaves"]
+
+
+class EditedInPlaceError(RuntimeError):
+    """A network changes its weights in its pass, where they are leaves of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            'the network edits its weights in place, which only autograd follows; use step="auto"'
+        )
 
 
 class Leaves:
@@ -40,7 +49,24 @@ class Leaves:
             )
 
     def outputs(self, inputs: Inputs) -> Tensor:
-        """The network's outputs for the step that the objective is at, shape (S, N, ...)."""
+        """The network's outputs for the step that the objective is at, shape (S, N, ...).
+
+        Raises:
+            EditedInPlaceError: the network changes its weights in its pass.
+        """
+        leaves = [*self._first.values(), *self._second.values()]
+        versions = [leaf._version for leaf in leaves]
+        try:
+            outputs = self._run(inputs)
+        except RuntimeError as error:
+            if "a leaf Variable that requires grad" not in str(error):
+                raise
+            raise EditedInPlaceError from error
+        if versions != [leaf._version for leaf in leaves]:
+            raise EditedInPlaceError
+        return outputs
+
+    def _run(self, inputs: Inputs) -> Tensor:
         bnn = self._elbo.bnn
         if self._stand_in is None:
             args, kwargs = arguments_of(inputs)
@@ -53,7 +79,8 @@ class Leaves:
     def backward(self, nll: Tensor) -> None:
         """The backward pass; a network that has one of its own within its pass may have begun."""
         self.take_gradients()
-        nll.backward()
+        if nll.requires_grad:  # not where a pass used no weight at all
+            nll.backward()
 
     def take_gradients(self) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
         """The gradients of each parameter, in weights or means and in spreads, then forgotten.

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -28,7 +29,13 @@ __all__ = ["CompilerError", "NativeKernel", "compiled_library", "find_compiler"]
 _SOURCE = Path(__file__).with_name("step.cpp")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 #: Tried in turn: for this very processor with threads, and less where a compiler cannot.
-_TRIES = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-fopenmp",), ())
+_TRIES = (
+    ("-march=native", "-fopenmp"),
+    ("-mcpu=native", "-fopenmp"),
+    ("-march=native",),
+    ("-mcpu=native",),
+    (),
+)
 _TIMEOUT_S = 120
 _PRIORS = ("gaussian", "laplace", "scale-mixture")
 _LEAVES = ("weights", "stds", "variances")
@@ -64,6 +71,7 @@ class NativeKernel:
         moments = [([*m, None, None])[:2] for m in (vectors.of_mean, vectors.of_rho)]
         tensors = [vectors.mean, vectors.rho, vectors.leaf, *moments[0], *moments[1]]
         tensors += [vectors.prior_mean, vectors.kept]
+        _check(tensors, recipe.dtype)
         addresses = zip(_VECTORS, tensors, strict=True)
         self._arguments = _Step(
             num_weights=vectors.mean.numel(),
@@ -93,7 +101,11 @@ class NativeKernel:
     ) -> float:
         """See :meth:`~bayesify.fused.kernels.Kernel.update`."""
         arguments = self._arguments
-        held = [_point(self._in_mean, in_mean), _point(self._in_spread, in_spread)]
+        dtype = self._vectors.mean.dtype
+        held = [
+            _point(self._in_mean, in_mean, dtype),
+            _point(self._in_spread, in_spread, dtype),
+        ]
         arguments.kl_factor = kl_factor
         arguments.of_mean, arguments.of_rho = (_Rates(*map(float, each)) for each in rates)
         self._at(step)
@@ -107,9 +119,9 @@ class NativeKernel:
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler: ``$CXX``, else the first of c++, g++ and clang++, or None."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    return next((found for found in map(shutil.which, names) if found), None)
+    """The C++ compiler: the one that ``$CXX`` names, else the first of c++, g++ and clang++."""
+    chosen = shlex.split(os.environ.get("CXX", ""))[:1]
+    return next(filter(None, map(shutil.which, chosen or ["c++", "g++", "clang++"])), None)
 
 
 @cache
@@ -124,9 +136,11 @@ def compiled_library(
     compiler = find_compiler()
     if compiler is None:
         raise CompilerError(
-            "the fused step needs a C++ compiler on this processor, and none was found; install "
-            "one (such as g++), name it in CXX, or take the plain step"
+            "the fused step needs a C++ compiler on this processor, and none was found"
+            + (f" under CXX={os.environ['CXX']}" if os.environ.get("CXX") else "")
+            + "; install one (such as g++), name it in CXX, or take the plain step"
         )
+    command = [compiler, *shlex.split(os.environ.get("CXX", ""))[1:]]
     macros = (
         f"-DREAL={'double' if dtype == torch.float64 else 'float'}",
         f"-DPRIOR={_PRIORS.index(prior)}",
@@ -135,35 +149,48 @@ def compiled_library(
         f"-DLEAF={_LEAVES.index(leaf)}",
     )
     sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
-    identity = (*sources, *_FLAGS, *macros, _processor(), _version(compiler))
+    identity = (*sources, *_FLAGS, *macros, _processor(), _version(command))
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
-    folder = _cache_folder()
-    path = folder / f"step-{digest}.so"
-    if not path.exists():
-        _compile(compiler, macros, path)
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CompilerError(f"the compiled step {path} cannot be loaded: {error}") from error
+    failure: OSError | None = None
+    for make_folder in (_cache_folder, _scratch_folder):
+        try:
+            folder = make_folder()
+            path = _kept(folder, digest) or _compile(command, macros, folder, digest)
+            return ctypes.CDLL(str(path))
+        except OSError as error:  # a full disk, no permission, a damaged file
+            failure = error
+    raise CompilerError(f"the compiled step can be neither kept nor loaded: {failure}")
 
 
-def _compile(compiler: str, macros: Sequence[str], path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+def _kept(folder: Path, digest: str) -> Path | None:
+    """The kernel that was compiled before, if it is whole: a part of one would end the process."""
+    for path in sorted(folder.glob(f"step-{digest}-*.so")):
+        if path.stem.endswith(_checksum(path)):
+            return path
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _compile(compiler: Sequence[str], macros: Sequence[str], folder: Path, digest: str) -> Path:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "step.so"
         error = ""
         for extra in _TRIES:
-            command = [compiler, *_FLAGS, *extra, *macros, str(_SOURCE), "-o", str(made)]
+            command = [*compiler, *_FLAGS, *extra, *macros, str(_SOURCE), "-o", str(made)]
             try:
                 done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+                    command, capture_output=True, errors="replace", timeout=_TIMEOUT_S, check=False
                 )
             except (OSError, subprocess.TimeoutExpired) as failure:
-                raise CompilerError(f"{compiler} could not be run: {failure}") from failure
-            if done.returncode == 0:
-                made.replace(path)
-                return
+                raise CompilerError(f"{compiler[0]} could not be run: {failure}") from failure
+            if done.returncode == 0 and made.exists():
+                return made.replace(folder / f"step-{digest}-{_checksum(made)}.so")
             error = error or done.stderr
-        raise CompilerError(f"{compiler} failed on {_SOURCE.name}: {error.strip()[:500]}")
+        raise CompilerError(f"{compiler[0]} failed on {_SOURCE.name}: {error.strip()[:500]}")
 
 
 def _cache_folder() -> Path:
@@ -171,8 +198,11 @@ def _cache_folder() -> Path:
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         folder = root / "bayesify" / "kernels"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What lies there is run: nobody else may be able to put it there.
+        found = folder.stat()
+        ours = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+        if ours and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
     except (OSError, RuntimeError):
         pass
@@ -195,21 +225,41 @@ def _processor() -> str:
     return " ".join([platform.platform(), platform.machine(), *features[:1]])
 
 
-def _version(compiler: str) -> str:
+def _version(compiler: Sequence[str]) -> str:
     try:
         done = subprocess.run(
-            [compiler, "--version"], capture_output=True, text=True, timeout=20, check=False
+            [*compiler, "--version"], capture_output=True, errors="replace", timeout=20, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilerError(f"{compiler} could not be run: {error}") from error
-    return compiler + done.stdout
+        raise CompilerError(f"{compiler[0]} could not be run: {error}") from error
+    return " ".join(compiler) + done.stdout
+
+
+def _check(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> None:
+    """What the compiled code takes on trust."""
+    size = None if tensors[0] is None else tensors[0].numel()
+    for name, tensor in zip(_VECTORS, tensors, strict=True):
+        wanted = torch.bool if name == "kept" else dtype
+        if tensor is not None and not (
+            tensor.dtype == wanted
+            and tensor.shape == (size,)
+            and tensor.is_contiguous()
+            and tensor.device.type == "cpu"
+        ):
+            raise ValueError(
+                f"{name} must be a contiguous vector of {size} {wanted} on the CPU, got shape "
+                f"{tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}; after a change of "
+                "dtype make a new optimizer"
+            )
 
 
 def _point(
-    pointers: ctypes.Array[ctypes.c_void_p], tensors: Sequence[Tensor | None]
+    pointers: ctypes.Array[ctypes.c_void_p],
+    tensors: Sequence[Tensor | None],
+    dtype: torch.dtype,
 ) -> list[Tensor | None]:
     """Let the pointers lead to the tensors, which must be held until they are not needed."""
-    held = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+    held = [None if each is None else each.to(dtype).contiguous() for each in tensors]
     for index, tensor in enumerate(held):
         pointers[index] = None if tensor is None else tensor.data_ptr()
     return held

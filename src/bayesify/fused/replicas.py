@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bayesify import stateless
@@ -15,6 +15,7 @@ from bayesify.fused.support import leaf_kind, why_not_fused
 from bayesify.fused.trainee import Trainee
 from bayesify.fused.values import StepValues
 from bayesify.inputs import Inputs, arguments_of
+from bayesify.module import BayesianModule
 from bayesify.random_network import as_tensor
 
 __all__ = ["ReplicaStep"]
@@ -48,9 +49,10 @@ class ReplicaStep:
         self._leaves = {name: part.detach().requires_grad_() for name, part in parts.items()}
         self._net = first.net
         self._places = stateless.places_of(first.net, first.layout)
-        self._rest = _stacked([dict(elbo.bnn.net.named_parameters()) for elbo in elbos])
-        self._buffers = _stacked([dict(elbo.bnn.net.named_buffers()) for elbo in elbos])
-        self._own = [dict(elbo.bnn.net.named_parameters()) for elbo in elbos]
+        nets = [elbo.bnn.net for elbo in elbos]
+        self._own = [dict(net.named_parameters(remove_duplicate=False)) for net in nets]
+        self._rest = _stacked(self._own)
+        self._buffers = _stacked([dict(net.named_buffers(remove_duplicate=False)) for net in nets])
         for name, tensor in self._rest.items():
             tensor.requires_grad_(self._own[0][name].requires_grad)
         self.description = f"fused, {count} networks at once ({self._trainees[0].description})"
@@ -97,7 +99,8 @@ class ReplicaStep:
             trainee.forget_gradients()
         for tensor in (*self._leaves.values(), *self._rest.values()):
             tensor.grad = None
-        self._nll.backward()
+        if self._nll.requires_grad:
+            self._nll.backward()
         gradients = [leaf.grad for leaf in self._leaves.values()]
         for name, tensor in self._rest.items():
             if tensor.grad is not None:
@@ -107,6 +110,13 @@ class ReplicaStep:
             trainee.move([None if g is None else g[k] for g in gradients], [])
             for k, trainee in enumerate(self._trainees)
         ]
+
+    def release(self) -> None:
+        """Give each network tensors of its own again."""
+        for elbo in self._elbos:
+            net = elbo.bnn.net
+            for tensor in (*net.parameters(), *net.buffers()):
+                tensor.data = tensor.data.clone()
 
     def _outputs(self, inputs: Inputs, *, separate: bool) -> Tensor:
         args, kwargs = arguments_of(inputs)
@@ -128,13 +138,30 @@ class ReplicaStep:
 
 def _stacked(owned: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors of the networks with a leading axis, of which the networks' own become views."""
-    stacked = {}
-    for name in owned[0]:
-        tensor = torch.stack([each[name].detach() for each in owned])
-        for each, row in zip(owned, tensor, strict=True):
-            each[name].data = row
-        stacked[name] = tensor
+    stacked: dict[str, Tensor] = {}
+    made: dict[int, Tensor] = {}  # what bears two names is one
+    for name, tensor in owned[0].items():
+        if id(tensor) not in made:
+            made[id(tensor)] = torch.stack([each[name].detach() for each in owned])
+            for each, row in zip(owned, made[id(tensor)], strict=True):
+                each[name].data = row
+        stacked[name] = made[id(tensor)]
     return stacked
+
+
+def _likeness(bnn: BayesianModule) -> tuple[object, ...]:
+    mean = bnn.posterior.mean
+    kind = type(bnn.weight_prior), type(bnn.likelihood)
+    return bnn.layout, str(bnn.net), _settings(bnn.net), mean.dtype, mean.device, *kind
+
+
+def _settings(net: nn.Module) -> list[dict[str, object]]:
+    """The plain attributes of each module, which decide what it does and ``str`` may not show."""
+    kinds = (bool, int, float, str, tuple, type(None))
+    return [
+        {name: value for name, value in vars(module).items() if isinstance(value, kinds)}
+        for module in net.modules()
+    ]
 
 
 def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
@@ -153,13 +180,7 @@ def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
         if reason is not None:
             raise ValueError(f"network {number} cannot be trained with others at once: {reason}")
         bnn = elbo.bnn
-        like = (bnn.layout, str(bnn.net), bnn.posterior.mean.device, type(bnn.weight_prior))
-        if like != (
-            first.layout,
-            str(first.net),
-            first.posterior.mean.device,
-            type(first.weight_prior),
-        ):
+        if _likeness(bnn) != _likeness(first):
             raise ValueError(
                 f"the networks must be of one architecture, on one device, with priors of one "
                 f"kind, but network {number} differs from network 0"

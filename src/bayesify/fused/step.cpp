@@ -148,7 +148,7 @@ extern "C" void update(Step* s) {
   double total = 0.0;
 #pragma omp parallel for schedule(static) num_threads(s->num_threads) reduction(+ : total)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
-    Real noise[kBlock], grad_mean[kBlock];
+    Real noise[kBlock] = {}, grad_mean[kBlock];
     [[maybe_unused]] Real grad_spread[kBlock];
     Real centre[kBlock] = {}, strength[kBlock];
     std::fill(strength, strength + kBlock, kl_factor);

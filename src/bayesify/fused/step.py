@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from bayesify.elbo import ELBO
 from bayesify.fused.leaves import Leaves
-from bayesify.fused.support import leaf_kind
+from bayesify.fused.support import leaf_kind, refuse, signature, why_not_fused
 from bayesify.fused.trainee import Trainee
 from bayesify.fused.values import StepValues
 from bayesify.inputs import Inputs
@@ -33,22 +33,41 @@ class FusedStep:
         CompilerError: the kernel cannot be compiled here.
     """
 
+    noise = "counter"
+
     def __init__(self, elbo: ELBO, optimizer: Optimizer, *, compiled: bool = True) -> None:
+        self._elbo, self._optimizer, self._compiled = elbo, optimizer, compiled
+        self._make()
+
+    def _make(self) -> None:
+        elbo, optimizer = self._elbo, self._optimizer
+        refuse(why_not_fused(elbo, optimizer))
         leaf = torch.empty_like(elbo.bnn.posterior.mean.detach())
-        self._trainee = Trainee(elbo, optimizer, leaf, compiled=compiled)
+        self._trainee = Trainee(elbo, optimizer, leaf, compiled=self._compiled)
         self._leaves = Leaves(elbo, leaf, leaf_kind(elbo))
         self.description = f"fused ({self._trainee.description})"
+        self._made_for = signature(elbo, optimizer)
 
     def evaluate(
         self, inputs: Inputs, targets: Tensor, *, batch_index: int, kl_scale: float, values: bool
     ) -> StepValues:
         """See ``TrainingStep.evaluate``."""
+        self.keep_up()
         self._trainee.begin()
         outputs = self._leaves.outputs(inputs)
         self._nll, said = self._trainee.judge(
             outputs, targets, batch_index=batch_index, kl_scale=kl_scale, values=values
         )
         return said
+
+    def keep_up(self) -> None:
+        """Begin anew where the objective or the optimiser was changed since the last step.
+
+        Raises:
+            ValueError: they no longer go with a fused step.
+        """
+        if self._made_for != signature(self._elbo, self._optimizer):
+            self._make()
 
     def update(self, *, residual: bool) -> float | None:  # noqa: ARG002
         """See ``TrainingStep.update``."""
@@ -58,6 +77,7 @@ class FusedStep:
 
     def prepare(self, batch_size: int, *, batch_index: int, kl_scale: float) -> float:
         """Count a step that :meth:`run_on_device` takes; returns what multiplies the KL."""
+        self.keep_up()
         return self._trainee.prepare(batch_size, batch_index=batch_index, kl_scale=kl_scale)
 
     def run_on_device(self, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,10 @@ from bayesify.elbo import ELBO
 from bayesify.fused.formulas import LeafKind, prior_form
 from bayesify.module import BayesianModule
 from bayesify.perturbations.perexample import PerExample
+from bayesify.perturbations.sampling import WeightSampling
 from bayesify.posteriors import MeanFieldGaussian
 
-__all__ = ["group_of", "leaf_kind", "why_no_closed_forms", "why_not_fused"]
+__all__ = ["group_of", "leaf_kind", "refuse", "signature", "why_no_closed_forms", "why_not_fused"]
 
 
 def why_no_closed_forms(elbo: ELBO) -> str | None:
@@ -36,11 +37,20 @@ def why_no_closed_forms(elbo: ELBO) -> str | None:
             return f"the {_ROLES[kind]} has a forward of its own"
     if elbo._compiled_call_impl is not None:
         return "the objective was compiled"
+    if (
+        not isinstance(bnn.perturbation, PerExample)
+        and type(bnn.perturbation) is not WeightSampling
+    ):
+        return f"the estimator is {type(bnn.perturbation).__name__}"
     form = prior_form(bnn.weight_prior, elbo.kl)
     if form is None:
         return f"the prior is {type(bnn.prior).__name__}"
     if not (q.mean.requires_grad and q.rho.requires_grad):
         return "mean or rho is not trained"
+    for name in ("mean", "rho"):
+        parameter = getattr(q, name)
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return f"{name} has hooks"
     if q.mean.dtype not in (torch.float32, torch.float64):
         return f"the weights are {str(q.mean.dtype).removeprefix('torch.')}"
     if leaf_kind(elbo) != "weights":
@@ -73,17 +83,52 @@ def why_not_fused(elbo: ELBO, optimizer: Optimizer) -> str | None:
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return "the optimizer has hooks"
     posterior = elbo.bnn.posterior
+    if posterior.mean.device.type not in ("cpu", "cuda"):
+        return f"there is no kernel for {posterior.mean.device.type}"
+    if len({bool(group.get("momentum")) for group in _groups(elbo, optimizer)}) > 1:
+        return "the optimizer has momentum for only one of mean and rho"
     for name in ("mean", "rho"):
         parameter = getattr(posterior, name)
         group = group_of(optimizer, parameter)
         if group is None:
             return f"the optimizer does not hold {name}"
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            return f"{name} has hooks"
         for setting in _PLAIN_SETTINGS[type(optimizer)]:
             if group.get(setting):
                 return f"the optimizer has {setting} {group[setting]}"
     return None
+
+
+def signature(elbo: ELBO, optimizer: Optimizer | None = None) -> tuple[object, ...]:
+    """What a step was made for; where it changes during training, the step is made anew.
+
+    Edits of ``mean.data`` or ``rho.data`` are no part of it: PyTorch does not count them.
+    """
+    bnn, q = elbo.bnn, elbo.bnn.posterior
+    parameters = [q.mean, *([q.rho] if isinstance(q, MeanFieldGaussian) else [])]
+    tensors = (*parameters, q.kept, bnn.prior_mean)
+    held: list[object] = []
+    if optimizer is not None:
+        names = ("momentum", *_PLAIN_SETTINGS.get(type(optimizer), ()))
+        for group in optimizer.param_groups:
+            held += [id(group), len(group["params"]), *(bool(group.get(name)) for name in names)]
+        held += [id(each) for p in parameters for each in optimizer.state.get(p, {}).values()]
+    return (
+        *((t.data_ptr(), t.dtype, t.requires_grad) for t in tensors if t is not None),
+        *(id(bnn.weight_prior), bnn.perturbation, bnn.seed, elbo.kl, elbo.num_samples),
+        *held,
+    )
+
+
+def _groups(elbo: ELBO, optimizer: Optimizer) -> list[dict[str, Any]]:
+    posterior = elbo.bnn.posterior
+    found = [group_of(optimizer, getattr(posterior, name)) for name in ("mean", "rho")]
+    return [group for group in found if group is not None]
+
+
+def refuse(reason: str | None) -> None:
+    """Raise ValueError where there is a reason not to take a step."""
+    if reason is not None:
+        raise ValueError(f'step="fused" cannot be taken: {reason}; use step="auto"')
 
 
 def leaf_kind(elbo: ELBO) -> LeafKind:

@@ -186,7 +186,7 @@ def _fill_leaf(rule: _Rule, state: _State) -> None:
 
 
 def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_spread: Tensor | None) -> None:
-    kl_factor, *rest = state.numbers.to(state.mean.dtype).unbind()
+    kl_factor, *rest = state.numbers.unbind()
     prior = PriorForm(rule.kind, rule.exact, (rest[0], rest[1], rest[2]))  # type: ignore[arg-type]
     half = len(Rates._fields)
     std, deviation = softplus(state.rho), None

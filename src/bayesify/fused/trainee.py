@@ -45,6 +45,7 @@ class Trainee:
         self.elbo, self.optimizer = elbo, optimizer
         self._posterior, self._leaf = posterior, leaf
         self._moved = Moved(optimizer, posterior.mean), Moved(optimizer, posterior.rho)
+        assert self._moved[0].rule == self._moved[1].rule
         self._kind = leaf_kind(elbo)
         vectors = Vectors(
             mean=posterior.mean.detach(),
@@ -96,7 +97,7 @@ class Trainee:
 
     def forget_gradients(self) -> None:
         """Before the backward pass."""
-        if self._others:
+        if self._others or not self._called:
             self.optimizer.zero_grad(set_to_none=True)
 
     def move(
@@ -134,6 +135,7 @@ class Trainee:
         return self._concluded(self._on_device().total if residual else None)
 
     def _concluded(self, total: float | None) -> float | None:
+        self._posterior.mean.grad = self._posterior.rho.grad = None
         if self._others or not self._called:
             # Of whatever else is trained: mean and rho have no gradient. Once at least, since
             # schedulers ask for it.

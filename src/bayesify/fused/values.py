@@ -29,6 +29,8 @@ class TrainingStep(Protocol):
 
     #: What kind of step this is, for whoever watches.
     description: str
+    #: What makes its noise: "generator" (PyTorch's) or "counter"; a run goes on with the same.
+    noise: str
 
     def evaluate(
         self, inputs: Inputs, targets: Tensor, *, batch_index: int, kl_scale: float, values: bool

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from bayesify.posteriors import MeanFieldGaussian
 from bayesify.softplus import softplus_ratio
 
-__all__ = ["STD_RESIDUAL_LIMIT", "ConvergenceWarning", "residual_advice", "std_residual"]
+__all__ = [
+    "STD_RESIDUAL_LIMIT",
+    "ConvergenceWarning",
+    "residual_advice",
+    "std_residual",
+    "warn_of_convergence",
+]
 
 #: Above this magnitude, in nats a weight, the stds are visibly away from their optimum.
 STD_RESIDUAL_LIMIT = 0.5
@@ -64,3 +73,24 @@ def residual_advice(residual: float) -> str:
         f"start from another init_std (d free energy / d log std is {residual:+.2f} nats a weight, "
         "0 at the optimum)"
     )
+
+
+def warn_of_convergence(
+    history: Sequence[Mapping[str, float | None]],
+    epochs: int,
+    kl_warmup_epochs: float,
+    *,
+    stacklevel: int,
+) -> None:
+    """Warn where a finished run never had its objective, or its stds have not converged."""
+    if kl_warmup_epochs >= epochs > 0:
+        warnings.warn(
+            f"the KL's warm-up takes {kl_warmup_epochs:g} epochs and training only {epochs}: the "
+            "objective never was the ELBO; shorten the warm-up",
+            ConvergenceWarning,
+            stacklevel=stacklevel,
+        )
+    final = history[-1]["std_residual"] if history else None
+    # Written so that NaN warns too.
+    if final is not None and not abs(final) <= STD_RESIDUAL_LIMIT:
+        warnings.warn(residual_advice(final), ConvergenceWarning, stacklevel=stacklevel)

@@ -38,10 +38,8 @@ class EpochMeter:
         """Whether this minibatch's gradients are to be looked at."""
         return batch >= self._batches - _RESIDUAL_STEPS
 
-    def add(
-        self, values: StepValues, targets: Tensor, *, batch: int, residual: float | None
-    ) -> None:
-        """Take in one minibatch; ``residual`` is the loss's mean derivative in log std."""
+    def add(self, values: StepValues, targets: Tensor) -> None:
+        """Take in what a step says of its minibatch, before it moves the weights."""
         size = len(targets)
         samples = len(values.outputs)
         error = self._elbo.bnn.likelihood.error(
@@ -55,11 +53,10 @@ class EpochMeter:
         if values.complexity is None:
             self._add("owed", values.factor * size)
         else:
-            kl, penalty = map(float, values.complexity)
-            self._sums["kl"], self._sums["penalty"] = kl, penalty
-            # Of the minibatches before it too, whose own was not computed.
-            factor = values.factor * size + self._sums.pop("owed", 0.0)
-            self._add("loss", factor * (kl + penalty))
+            self._add_complexity(values.complexity, values.factor * size)
+
+    def add_residual(self, values: StepValues, residual: float | None, *, batch: int) -> None:
+        """Take in the loss's mean derivative in log std, where it is asked for."""
         if residual is not None and values.factor > 0.0 and self.wants_residual(batch):
             self._add("residual", residual / values.factor)
             self._add("residual_count", 1)
@@ -67,6 +64,8 @@ class EpochMeter:
     def row(self, *, epoch: int, learning_rate: float, seconds: float, total_seconds: float) -> Row:
         """The epoch's row; ``seconds`` are those of this epoch's training."""
         sums, count = self._sums, self._sums["count"]
+        if "owed" in sums:  # the loader brought fewer minibatches than it said
+            self._add_complexity(self._now(), 0.0)
         residual_count = sums.get("residual_count", 0)
         posterior = self._elbo.bnn.posterior
         return {
@@ -82,6 +81,17 @@ class EpochMeter:
             "data_per_second": count / seconds,
             "seconds": total_seconds,
         }
+
+    def _add_complexity(self, complexity: tuple[Tensor, Tensor], factor: float) -> None:
+        kl, penalty = map(float, complexity)
+        self._sums["kl"], self._sums["penalty"] = kl, penalty
+        # Of the minibatches before it too, whose own was not computed.
+        self._add("loss", (factor + self._sums.pop("owed", 0.0)) * (kl + penalty))
+
+    @torch.no_grad()
+    def _now(self) -> tuple[Tensor, Tensor]:
+        elbo = self._elbo
+        return elbo.complexity(None, elbo.step, range(elbo.num_samples))
 
     def _add(self, name: str, value: float) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from contextlib import closing
 from pathlib import Path
 
@@ -21,13 +20,13 @@ from bayesify.training.checkpoint import (
     write_checkpoint,
 )
 from bayesify.training.checks import check_arguments, check_finite, check_parameters
-from bayesify.training.convergence import STD_RESIDUAL_LIMIT, ConvergenceWarning, residual_advice
+from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.history import EpochMeter, History, validation_row
 from bayesify.training.interrupt import deferred_interrupt
 from bayesify.training.minibatches import Loader, kept_generators, minibatches
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.schedules import ScheduleFactory, constant, kl_warmup
-from bayesify.training.steps import StepKind, check_step, make_step, noise_of
+from bayesify.training.steps import StepKind, check_step, make_step
 
 __all__ = ["fit"]
 
@@ -103,6 +102,7 @@ def fit(
         >>> x, y = torch.randn(64, 3), torch.randint(2, (64,))
         >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 32)
         >>> elbo = bf.ELBO(bf.BayesianModule(torch.nn.Linear(3, 2)), num_data=64)
+        >>> import warnings
         >>> with warnings.catch_warnings(action="ignore"):
         ...     history = fit(elbo, loader, epochs=2)
         >>> [row["epoch"] for row in history]
@@ -130,11 +130,11 @@ def fit(
             )
         position = read_checkpoint(path, elbo, made, schedule, settings)
     taken = make_step(elbo, made, step, noise=position.noise)
-    position.noise = noise_of(taken)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def checkpoint() -> None:
+        position.noise = taken.noise
         if path is not None:
             write_checkpoint(path, elbo, made, schedule, settings, position)
 
@@ -161,9 +161,10 @@ def fit(
                         inputs, targets, batch_index=batch, kl_scale=kl_scale, values=last
                     )
                     check_finite(elbo, values, epoch, batch, path)
+                    meter.add(values, targets)
                     residual = taken.update(residual=meter.wants_residual(batch))
+                    meter.add_residual(values, residual, batch=batch)
                     schedule.step()
-                    meter.add(values, targets, batch=batch, residual=residual)
                     watcher.on_step(epoch=epoch, batch=batch)
                     if interrupt.requested and not last:
                         check_parameters(elbo, epoch, path)
@@ -187,15 +188,5 @@ def fit(
             watcher.on_epoch(position.history[-1])
             if interrupt.requested:
                 raise KeyboardInterrupt
-    final = position.history[-1]["std_residual"] if position.history else None
-    if kl_warmup_epochs >= epochs > 0:
-        warnings.warn(
-            f"the KL's warm-up takes {kl_warmup_epochs:g} epochs and training only {epochs}: the "
-            "objective never was the ELBO; shorten the warm-up",
-            ConvergenceWarning,
-            stacklevel=2,
-        )
-    # Written so that NaN warns too.
-    if final is not None and not abs(final) <= STD_RESIDUAL_LIMIT:
-        warnings.warn(residual_advice(final), ConvergenceWarning, stacklevel=2)
+    warn_of_convergence(position.history, epochs, kl_warmup_epochs, stacklevel=3)
     return position.history

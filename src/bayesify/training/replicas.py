@@ -26,6 +26,7 @@ from bayesify.training.checkpoint import (
     write_checkpoint,
 )
 from bayesify.training.checks import check_arguments, check_finite, check_parameters
+from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.history import EpochMeter, History, validation_row
 from bayesify.training.interrupt import deferred_interrupt
 from bayesify.training.minibatches import Loader, kept_generators, minibatches
@@ -80,13 +81,19 @@ def fit_replicas(
         NonFiniteLossError: a loss or a parameter is NaN or infinite.
         StorageError, FileExistsError: as of ``fit``.
 
+    Warns:
+        ConvergenceWarning: as ``fit``, for each network.
+
     Example:
         >>> import bayesify as bf
         >>> x, y = torch.randn(64, 3), torch.randint(2, (64,))
         >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 32)
         >>> elbos = [bf.ELBO(bf.BayesianModule(torch.nn.Linear(3, 2), seed=k), num_data=64)
         ...          for k in range(3)]
-        >>> [len(history) for history in fit_replicas(elbos, loader, epochs=2)]
+        >>> import warnings
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     histories = fit_replicas(elbos, loader, epochs=2)
+        >>> [len(history) for history in histories]
         [2, 2, 2]
     """
     loaders = list(train_loader) if isinstance(train_loader, Sequence) else [train_loader]
@@ -143,24 +150,29 @@ def fit_replicas(
                     )
                     for member, values in zip(members, said, strict=True):
                         check_finite(member.elbo, values, epoch, batch, member.path)
-                    residuals = step.update()
-                    for k, member in enumerate(members):
-                        member.schedule.step()
-                        own = targets[k] if separate else targets
-                        meters[k].add(said[k], own, batch=batch, residual=residuals[k])
+                    for k, meter in enumerate(meters):
+                        meter.add(said[k], targets[k] if separate else targets)
+                    for k, residual in enumerate(step.update()):
+                        meters[k].add_residual(said[k], residual, batch=batch)
+                        members[k].schedule.step()
                     watcher.on_step(epoch=epoch, batch=batch)
                     if interrupt.requested and batch + 1 < batches:
                         for member in members:
                             member.position.batch = batch + 1
                             member.position.epoch_seconds = time.perf_counter() - started
-                            member.checkpoint(epoch)
+                        _write_checkpoints(members, epoch)
                         raise KeyboardInterrupt
             seconds = time.perf_counter() - started
             for member, meter in zip(members, meters, strict=True):
                 member.end_epoch(meter, epoch, seconds, validation_loader)
+            _write_checkpoints(members, epoch)
             watcher.on_epoch(place.history[-1])
             if interrupt.requested:
                 raise KeyboardInterrupt
+    step.release()
+    for member in members:
+        history = member.position.history
+        warn_of_convergence(history, epochs, kl_warmup_epochs, stacklevel=3)
     return [member.position.history for member in members]
 
 
@@ -206,8 +218,7 @@ class _Member:
         position.noise = "counter"
         return cls(elbo, optimizer, schedule, settings, path, position)
 
-    def checkpoint(self, epoch: int) -> None:
-        check_parameters(self.elbo, epoch, self.path)
+    def checkpoint(self) -> None:
         if self.path is not None:
             write_checkpoint(
                 self.path, self.elbo, self.optimizer, self.schedule, self.settings, self.position
@@ -227,7 +238,14 @@ class _Member:
         with kept_generators():
             position.history.append(row | validation_row(self.elbo, validation_loader))
         position.begin_epoch(epoch + 1)
-        self.checkpoint(epoch)
+
+
+def _write_checkpoints(members: Sequence[_Member], epoch: int) -> None:
+    # All are looked at before any is written, so that they stay of one step.
+    for member in members:
+        check_parameters(member.elbo, epoch, member.path)
+    for member in members:
+        member.checkpoint()
 
 
 def _joint_minibatches(

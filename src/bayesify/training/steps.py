@@ -11,6 +11,7 @@ from bayesify.elbo import ELBO
 from bayesify.fused import (
     CompilerError,
     DirectStep,
+    EditedInPlaceError,
     FusedStep,
     GraphedStep,
     StepValues,
@@ -18,11 +19,13 @@ from bayesify.fused import (
     why_no_closed_forms,
     why_not_fused,
 )
+from bayesify.fused.support import leaf_kind
 from bayesify.inputs import Inputs
 from bayesify.posteriors import MeanFieldGaussian
+from bayesify.stateless import snapshot
 from bayesify.training.convergence import std_residual
 
-__all__ = ["NOISES", "AutogradStep", "StepKind", "check_step", "make_step", "noise_of"]
+__all__ = ["NOISES", "AutogradStep", "StepKind", "check_step", "make_step"]
 
 StepKind = Literal["auto", "plain", "fused"]
 
@@ -53,6 +56,7 @@ def make_step(
         CompilerError: ``"fused"`` needs a compiler, and there is none.
     """
     check_step(step)
+    elbo.bnn.perturbation.check_num_samples(elbo.num_samples)
     if noise is not None and step != "auto" and noise != _NOISE_OF[step]:
         raise ValueError(
             f'this run was begun with step="{_STEP_OF[noise]}", whose noise is another; go on '
@@ -63,26 +67,23 @@ def make_step(
         return _plain_step(elbo, optimizer)
     reason = why_not_fused(elbo, optimizer)
     if reason is not None and wanted == "fused":
-        raise ValueError(f'step="fused" cannot be taken: {reason}; use step="auto"')
-    if reason is not None:
-        return _plain_step(elbo, optimizer)
-    try:
-        fused = FusedStep(elbo, optimizer)
-        on_gpu = elbo.bnn.posterior.mean.device.type == "cuda"
-        return GraphedStep(fused) if on_gpu else fused
-    except CompilerError as error:
-        if noise is not None:  # the same numbers, slowly
-            return FusedStep(elbo, optimizer, compiled=False)
-        if wanted == "fused":
-            raise
-        made = _plain_step(elbo, optimizer)
-        made.description += f"; not fused: {error}"
-        return made
-
-
-def noise_of(step: TrainingStep) -> str:
-    """What makes the noise of a step, one of ``NOISES``."""
-    return "counter" if isinstance(step, FusedStep | GraphedStep) else "generator"
+        mend = 'use step="auto"'
+        if noise is not None:
+            mend = "with which this run was begun: go on as it was, or begin anew in another folder"
+        raise ValueError(f'step="fused" cannot be taken: {reason}; {mend}')
+    if reason is None:
+        try:
+            return _Guarded(_fused_step(elbo, optimizer), elbo, optimizer, insist=step == "fused")
+        except CompilerError as error:
+            if noise is not None:  # the same numbers, slowly
+                return FusedStep(elbo, optimizer, compiled=False)
+            if wanted == "fused":
+                raise
+            reason = str(error)
+    made = _plain_step(elbo, optimizer)
+    if not made.description.endswith(f"({reason})"):
+        made.description += f"; not fused: {reason}"
+    return made
 
 
 class AutogradStep:
@@ -93,6 +94,8 @@ class AutogradStep:
         optimizer: what moves its parameters.
         why: what stands against a faster step.
     """
+
+    noise = "generator"
 
     def __init__(self, elbo: ELBO, optimizer: Optimizer, why: str) -> None:
         self._elbo, self._optimizer = elbo, optimizer
@@ -119,11 +122,46 @@ class AutogradStep:
         """See ``TrainingStep.update``."""
         self._optimizer.zero_grad(set_to_none=True)
         self._loss.backward()
+        posterior, found = self._elbo.bnn.posterior, None
+        if residual and isinstance(posterior, MeanFieldGaussian):
+            found = std_residual(posterior, 1.0)  # before rho is moved
         self._optimizer.step()
-        posterior = self._elbo.bnn.posterior
-        if not residual or not isinstance(posterior, MeanFieldGaussian):
-            return None
-        return std_residual(posterior, 1.0)
+        return found
+
+
+class _Guarded:
+    """A step on leaves that gives way to autograd where the first pass edits its weights."""
+
+    def __init__(
+        self, step: TrainingStep, elbo: ELBO, optimizer: Optimizer, *, insist: bool
+    ) -> None:
+        self._step, self._elbo, self._optimizer = step, elbo, optimizer
+        self._sure = insist
+        self.description, self.noise = step.description, step.noise
+
+    def evaluate(
+        self, inputs: Inputs, targets: Tensor, *, batch_index: int, kl_scale: float, values: bool
+    ) -> StepValues:
+        undo = None if self._sure else snapshot(self._elbo.bnn.net)
+        try:
+            return self._step.evaluate(
+                inputs, targets, batch_index=batch_index, kl_scale=kl_scale, values=values
+            )
+        except EditedInPlaceError:
+            if undo is None:
+                raise
+            undo()
+            why = "the network edits its weights in place"
+            self._step = AutogradStep(self._elbo, self._optimizer, why)
+            self.description, self.noise = self._step.description, self._step.noise
+        finally:
+            self._sure = True
+        return self._step.evaluate(
+            inputs, targets, batch_index=batch_index, kl_scale=kl_scale, values=values
+        )
+
+    def update(self, *, residual: bool) -> float | None:
+        return self._step.update(residual=residual)
 
 
 _STEP_OF = {"generator": "plain", "counter": "fused"}
@@ -132,4 +170,13 @@ _NOISE_OF = {step: noise for noise, step in _STEP_OF.items()}
 
 def _plain_step(elbo: ELBO, optimizer: Optimizer) -> TrainingStep:
     reason = why_no_closed_forms(elbo)
-    return DirectStep(elbo, optimizer) if reason is None else AutogradStep(elbo, optimizer, reason)
+    if reason is not None:
+        return AutogradStep(elbo, optimizer, reason)
+    return _Guarded(DirectStep(elbo, optimizer), elbo, optimizer, insist=False)
+
+
+def _fused_step(elbo: ELBO, optimizer: Optimizer) -> TrainingStep:
+    fused = FusedStep(elbo, optimizer)
+    # Noise of PyTorch's generators cannot be captured: each replay would have the same.
+    on_gpu = elbo.bnn.posterior.mean.device.type == "cuda"
+    return GraphedStep(fused) if on_gpu and leaf_kind(elbo) == "weights" else fused

@@ -1,0 +1,223 @@
+"""Whether the fused step's noise is standard normal and independent, on very many numbers.
+
+python benchmarks/noise_statistics.py --numbers 100000000
+
+Four neighbouring seeds, step after step, in float32 from the compiled kernel: moments, tails,
+Kolmogorov-Smirnov, and correlations within a vector, between its halves of a block, between steps
+and between seeds. If the noise is what it should be, all tests pass with probability 0.999 at
+least (Bonferroni). Also whether compiled code of three kinds makes the same numbers. Written to
+results/noise/statistics.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from bayesify import ELBO, BayesianModule, GaussianLikelihood
+from bayesify.fused import FusedStep
+from bayesify.fused.native import find_compiler
+from bayesify.fused.threefry import BLOCK, counter_key, normals
+from bayesify.noise import NoiseKey, Stream
+from bayesify.runs.environment import commit, hardware, versions
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+FALSE_ALARM = 1e-3
+SEEDS = 4
+LAGS = (1, 2, BLOCK // 2, BLOCK)
+#: Of the distribution function, for Kolmogorov-Smirnov: at their edges only, which lowers the
+#: statistic by less than 1e-6.
+BINS = 2**20
+#: A standard deviation that softplus gives to the last bit, and by which division is exact.
+SCALE = 64.0
+
+Fill = Callable[[int], Tensor]
+
+
+class Statistics:
+    """Sums over vectors of numbers, from which the tests are made."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._bins = torch.zeros(BINS, dtype=torch.int64)
+        self._before: list[Tensor] = []
+        self._total = 0
+
+    def add(self, vectors: Iterable[Tensor]) -> None:
+        """Take in one step: a vector of each seed, whole blocks long."""
+        rows = [vector.double() for vector in vectors]
+        for index, row in enumerate(rows):
+            self._add_one(row)
+            if index:
+                self._correlate("neighbouring seeds", rows[index - 1], row)
+            if self._before:
+                self._correlate("consecutive steps", self._before[index], row)
+        self._before = rows
+
+    def p_values(self) -> dict[str, float]:
+        """Of each test, two-sided."""
+        found = {}
+        for name, total in self._sums.items():
+            found[name] = float(2.0 * stats.norm.sf(abs(total) / math.sqrt(self._counts[name])))
+        for name, count in self._counts.items():
+            if name.startswith("beyond"):
+                chance = float(stats.norm.sf(float(name.split()[1])))
+                found[name] = float(stats.binomtest(count, self._total, chance).pvalue)
+        share = self._bins.cumsum(0).double() / self._total
+        edges = torch.arange(1, BINS + 1, dtype=torch.float64) / BINS
+        worst = float((share - edges).abs().max())
+        found["Kolmogorov-Smirnov"] = float(stats.kstwobign.sf(worst * math.sqrt(self._total)))
+        return found
+
+    def _add_one(self, row: Tensor) -> None:
+        self._total += row.numel()
+        squared = row * row
+        # Each of variance 1: Var(z^k) = E z^2k - (E z^k)^2.
+        self._add("mean", row)
+        self._add("variance", (squared - 1.0) / math.sqrt(2.0))
+        self._add("third moment", row * squared / math.sqrt(15.0))
+        self._add("fourth moment", (squared * squared - 3.0) / math.sqrt(96.0))
+        for limit in (3, 4, 5):
+            self._count(f"beyond {limit} above", int((row > limit).sum()))
+            self._count(f"beyond {limit} below", int((row < -limit).sum()))
+        places = (torch.special.ndtr(row) * BINS).long().clamp_max(BINS - 1)
+        self._bins += torch.bincount(places, minlength=BINS)
+        for lag in LAGS:
+            self._correlate(f"lag {lag}", row[:-lag], row[lag:])
+        pairs = row.view(-1, 2, BLOCK // 2)
+        self._correlate("cosines and sines", pairs[:, 0], pairs[:, 1])
+
+    def _correlate(self, name: str, one: Tensor, two: Tensor) -> None:
+        self._add(name, one * two)
+        self._add(f"squares of {name}", (one * one - 1.0) * (two * two - 1.0) / 2.0)
+
+    def _add(self, name: str, values: Tensor) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + float(values.sum())
+        self._count(name, values.numel())
+
+    def _count(self, name: str, count: int) -> None:
+        self._counts[name] = self._counts.get(name, 0) + count
+
+
+def rejected(p_values: dict[str, float]) -> dict[str, float]:
+    """The tests that failed, at a family-wise error rate of ``FALSE_ALARM``."""
+    # Written so that NaN fails too.
+    return {n: p for n, p in p_values.items() if not p >= FALSE_ALARM / len(p_values)}
+
+
+class Seen(nn.Module):
+    """A network of which nothing is used but what it is run on."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size, dtype=dtype))
+        self.seen = torch.zeros(0)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Note the weights."""
+        self.seen = self.weight.detach()
+        return inputs * self.weight[:1]
+
+
+def fused_filler(
+    seed: int, size: int, dtype: torch.dtype = torch.float32, *, compiled: bool = True
+) -> Fill:
+    """A step's numbers as the fused step makes them, to the last bit."""
+    net, likelihood = Seen(size, dtype), GaussianLikelihood(1.0).to(dtype)
+    bnn = BayesianModule(net, likelihood=likelihood, init_std=SCALE, seed=seed)
+    elbo, row = ELBO(bnn, num_data=1), torch.zeros(1, 1, dtype=dtype)
+    with torch.no_grad():
+        bnn.posterior.get_parameter("rho").fill_(SCALE)
+    step = FusedStep(elbo, torch.optim.SGD(elbo.parameters(), lr=0.0), compiled=compiled)
+
+    def fill(number: int) -> Tensor:
+        elbo.step = number
+        step.evaluate(row, row, batch_index=0, kl_scale=1.0, values=False)
+        return bnn.net.seen / SCALE
+
+    return fill
+
+
+def plain_filler(seed: int, size: int, dtype: torch.dtype = torch.float32) -> Fill:
+    """A step's numbers by PyTorch's operations."""
+    key = counter_key(NoiseKey(seed, Stream.TRAINING, 0))
+    return lambda step: normals(*key, step, size, dtype=dtype, device="cpu")
+
+
+def differences(size: int) -> dict[str, float]:
+    """The largest difference of compiled code's numbers from those of plain operations."""
+    key, found = counter_key(NoiseKey(0, Stream.TRAINING, 0)), {}
+    compiled = torch.compile(normals, fullgraph=True)
+    for dtype in (torch.float32, torch.float64):
+        name, expected = str(dtype).removeprefix("torch."), plain_filler(0, size, dtype)(3)
+        step = torch.tensor(3, dtype=torch.int32)
+        got = compiled(*key, step, size, dtype=dtype, device="cpu")
+        found[f"torch.compile, {name}"] = float((got - expected).abs().max())
+        if find_compiler() is not None:
+            got = fused_filler(0, size, dtype)(3)
+            found[f"C++, {name}"] = float((got - expected).abs().max())
+    return found
+
+
+def main() -> None:
+    """Count, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--numbers", type=int, default=100_000_000, help="at least so many")
+    parser.add_argument("--size", type=int, default=2**20, help="of a vector, in whole blocks")
+    options = parser.parse_args()
+    if options.size % BLOCK:
+        parser.error(f"--size must be a multiple of {BLOCK}")
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    there_is_one = find_compiler() is not None
+    filler, by = (fused_filler, "C++ kernel") if there_is_one else (plain_filler, "PyTorch")
+    fillers = [filler(seed, options.size) for seed in range(SEEDS)]
+    steps = max(2, -(-options.numbers // (SEEDS * options.size)))
+    statistics = Statistics()
+    for step in range(steps):
+        statistics.add(fill(step) for fill in fillers)
+    p_values = statistics.p_values()
+    failed = rejected(p_values)
+    metrics: dict[str, Any] = {
+        "numbers": steps * SEEDS * options.size,
+        "by": by,
+        "p_values": p_values,
+        "limit": FALSE_ALARM / len(p_values),
+        "rejected": sorted(failed),
+        "verdict": "rejected" if failed else "passed",
+        "largest_difference_from_plain_operations": differences(10_000),
+    }
+    document = {
+        "experiment": "noise",
+        "quick": False,
+        "config": {
+            "numbers": options.numbers,
+            "size": options.size,
+            "seeds": SEEDS,
+            "family_wise_error_rate": FALSE_ALARM,
+        },
+        "seed": 0,
+        "commit": commit(),
+        "hardware": hardware(),
+        "versions": versions(),
+        "metrics": metrics,
+        "seconds": time.perf_counter() - started,
+    }
+    folder = RESULTS / "noise"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "statistics.json").write_text(json.dumps(document, indent=2) + "\n")
+    print(json.dumps(metrics, indent=2))
+
+
+if __name__ == "__main__":
+    main()
