@@ -40,6 +40,7 @@ LAYERS = (
     "inputs",
     "random_network",
     "footprint",
+    "pieces",
     "prediction",
     "module",
     "elbo",
@@ -60,6 +61,7 @@ LAYERS = (
     "datasets",
     "runs",
     "experiments",
+    "bench",
     "cli",
 )
 

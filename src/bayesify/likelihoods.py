@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.posteriors import inverse_softplus
-from bayesify.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.predictive import (
+    CategoricalPredictive,
+    GaussianPredictive,
+    Predictive,
+    SizedIterable,
+    stacked,
+)
+from bayesify.softplus import inverse_softplus
 
 __all__ = ["CategoricalLikelihood", "GaussianLikelihood", "Likelihood"]
 
@@ -46,8 +51,13 @@ class Likelihood(nn.Module, ABC):
         """
 
     @abstractmethod
-    def predictive(self, outputs: Iterable[Tensor], *, keep_samples: bool) -> Predictive:
-        """The mixture over weight samples, from one output of shape (N, ...) at a time."""
+    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
+        """The mixture over weight samples, from one output of shape (N, ...) at a time.
+
+        Args:
+            outputs: S tensors, made as they are asked for: each is to be used at once and let go.
+            keep_samples: whether the result holds what each says.
+        """
 
     @abstractmethod
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -80,7 +90,7 @@ class CategoricalLikelihood(Likelihood):
         index = targets.expand(outputs.shape[:-1]).unsqueeze(-1)
         return log_probs.gather(-1, index).squeeze(-1)
 
-    def predictive(self, outputs: Iterable[Tensor], *, keep_samples: bool) -> Predictive:
+    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
         """The average of the class probabilities over the weight samples."""
         return CategoricalPredictive.from_logits(outputs, keep_samples=keep_samples)
 
@@ -167,12 +177,15 @@ class GaussianLikelihood(Likelihood):
 
     def predictive(
         self,
-        outputs: Iterable[Tensor],
+        outputs: SizedIterable,
         *,
         keep_samples: bool,  # noqa: ARG002
     ) -> Predictive:
-        """The mixture of Gaussians over the weight samples, which it always keeps."""
-        return GaussianPredictive(torch.stack(list(outputs)), self.std.detach())
+        """The mixture of Gaussians over the weight samples, which it always keeps: S x N numbers.
+
+        Its densities and quantiles are functions of every component, not of mean and variance.
+        """
+        return GaussianPredictive(stacked(outputs), self.std.detach())
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean squared error, in squared units of the target."""

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from bayesify import stateless
-from bayesify.inputs import Inputs, batches_of
+from bayesify.inputs import Inputs
 from bayesify.layout import Selector, shortened
 from bayesify.likelihoods import CategoricalLikelihood, Likelihood
 from bayesify.noise import NoiseKey, Stream
 from bayesify.perturbations import Perturbation
+from bayesify.pieces import Known, Pieces, Summary
 from bayesify.posteriors import Delta, MeanFieldGaussian, Posterior
+from bayesify.prediction import SampledOutputs, run_in_batches
 from bayesify.predictive import Predictive
 from bayesify.pretrained import RelativeStd, prior_mean_of
 from bayesify.priors import Gaussian, Prior
-from bayesify.random_network import RandomNetwork, as_tensor
+from bayesify.random_network import RandomNetwork
 
 __all__ = ["BayesianModule"]
 
@@ -99,6 +102,7 @@ class BayesianModule(RandomNetwork):
             CategoricalLikelihood() if likelihood is None else copy.deepcopy(likelihood)
         )
         self.prior = Gaussian(std=0.3) if prior is None else prior
+        self._known: Known = {}
 
     @property
     def prior(self) -> Prior:
@@ -121,7 +125,8 @@ class BayesianModule(RandomNetwork):
         num_samples: int = 100,
         *,
         keep_samples: bool = False,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
+        max_memory: int | str | None = None,
         seed: int | None = None,
     ) -> Predictive:
         """The predictive distribution: an average over the posterior, by weight samples.
@@ -134,57 +139,88 @@ class BayesianModule(RandomNetwork):
                 tensors that become positional or keyword arguments.
             num_samples: S, the number of weight samples, at least 1.
             keep_samples: whether the result holds every sample's answer, S times the memory.
-            batch_size: how many data go through the network at once.
+            batch_size: how many data go through the network at once; None chooses what is fast.
+            max_memory: how much memory the prediction may take, its result included: a number of
+                bytes, or text such as ``"64 MB"``. None bounds a single pass only.
             seed: other weight samples than those of the module's own seed.
 
         Returns:
             A :class:`Predictive` over N data.
 
         Raises:
-            ValueError: ``num_samples`` or ``batch_size`` is below 1, or there are no data.
+            ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no data, or
+                ``max_memory`` is too little.
         """
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
-        batches = list(batches_of(inputs, batch_size))
-
-        def outputs() -> Iterator[Tensor]:
-            for sample in range(num_samples):
-                noise = self.posterior.noise(key, range(sample, sample + 1))
-                weights = self.posterior.draw(noise).weights[0]
-                yield torch.cat([as_tensor(self.run_with(weights, *a, **k)) for a, k in batches])
-
+        summary = partial(self.likelihood.predictive, keep_samples=keep_samples)
         with stateless.evaluating(self.net):
-            return self.likelihood.predictive(outputs(), keep_samples=keep_samples)
+            pieces = Pieces.of(
+                self,
+                inputs,
+                self._known,
+                num_samples=num_samples,
+                summary=summary,
+                batch_size=batch_size,
+                max_memory=max_memory,
+            )
+            return summary(SampledOutputs(self, inputs, key, num_samples, pieces))
 
     @torch.no_grad()
-    def predict_mean(self, inputs: Inputs, *, batch_size: int = 1024) -> Predictive:
+    def predict_mean(
+        self,
+        inputs: Inputs,
+        *,
+        batch_size: int | None = None,
+        max_memory: int | str | None = None,
+    ) -> Predictive:
         """The answer of the single network with the mean weights, at that network's price.
 
         Args:
             inputs: as for :meth:`predict`.
-            batch_size: how many data go through the network at once.
+            batch_size: likewise.
+            max_memory: likewise.
 
         Returns:
             A :class:`Predictive` without epistemic uncertainty.
 
         Raises:
-            ValueError: ``batch_size`` is below 1, or there are no data.
+            ValueError: ``batch_size`` is below 1, there are no data, or ``max_memory`` is too
+                little.
         """
-        outputs = self.mean_outputs(inputs, batch_size=batch_size)
-        return self.likelihood.predictive([outputs], keep_samples=False)
+        summary = partial(self.likelihood.predictive, keep_samples=False)
+        return summary([self._mean_outputs(inputs, summary, batch_size, max_memory)])
 
     @torch.no_grad()
-    def mean_outputs(self, inputs: Inputs, *, batch_size: int = 1024) -> Tensor:
+    def mean_outputs(
+        self,
+        inputs: Inputs,
+        *,
+        batch_size: int | None = None,
+        max_memory: int | str | None = None,
+    ) -> Tensor:
         """The network's outputs at the mean weights, in evaluation mode, shape (N, ...)."""
-        mean = self.posterior.masked_mean.clone()  # which the network may edit in place
+        return self._mean_outputs(inputs, None, batch_size, max_memory)
+
+    def _mean_outputs(
+        self,
+        inputs: Inputs,
+        summary: Summary | None,
+        batch_size: int | None,
+        max_memory: int | str | None,
+    ) -> Tensor:
         with stateless.evaluating(self.net):
-            return torch.cat(
-                [
-                    as_tensor(self.run_with(mean, *args, **kwargs))
-                    for args, kwargs in batches_of(inputs, batch_size)
-                ]
+            pieces = Pieces.of(
+                self,
+                inputs,
+                self._known,
+                summary=summary,
+                batch_size=batch_size,
+                max_memory=max_memory,
             )
+            mean = self.posterior.masked_mean.clone()  # which the network may edit in place
+            return run_in_batches(self, mean, inputs, pieces.batch_size)
 
     def to_module(self) -> nn.Module:
         """An ordinary network of the original class, with the mean weights as its parameters.

@@ -4,13 +4,39 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["CategoricalPredictive", "GaussianPredictive", "Predictive"]
+__all__ = ["CategoricalPredictive", "GaussianPredictive", "Predictive", "SizedIterable", "stacked"]
+
+
+class SizedIterable(Sized, Iterable[Tensor], Protocol):
+    """Tensors of which the number is known: a list, or some that are made as they are asked for."""
+
+
+def stacked(tensors: SizedIterable) -> Tensor:
+    """One tensor of all, each put in its place as it comes: ``torch.stack`` would hold them twice.
+
+    Raises:
+        ValueError: there are none.
+
+    Example:
+        >>> stacked([torch.zeros(2), torch.ones(2)])
+        tensor([[0., 0.],
+                [1., 1.]])
+    """
+    stack: Tensor | None = None
+    for index, tensor in enumerate(tensors):
+        if stack is None:
+            stack = tensor.new_empty((len(tensors), *tensor.shape))
+        stack[index] = tensor
+    if stack is None:
+        raise ValueError("at least one weight sample is needed, got none")
+    return stack
 
 
 class Predictive(ABC):
@@ -91,34 +117,38 @@ class CategoricalPredictive(Predictive):
 
     @classmethod
     def from_logits(
-        cls, logits: Iterable[Tensor], *, keep_samples: bool = False
+        cls, logits: SizedIterable, *, keep_samples: bool = False
     ) -> CategoricalPredictive:
         """Average softmax(logits) over weight samples, one tensor of shape (N, K) at a time.
+
+        What it holds does not grow with their number, unless the samples are kept.
 
         Raises:
             ValueError: there is no sample, or the logits are not of shape (N, K).
         """
         log_sum: Tensor | None = None
-        entropy_sum: Tensor | float = 0.0
-        kept: list[Tensor] = []
-        count = 0
-        for sample in logits:
+        entropy_sum: Tensor | None = None
+        kept: Tensor | None = None
+        for index, sample in enumerate(logits):
             if sample.dim() != 2:
                 raise ValueError(f"logits must have shape (N, K), got {tuple(sample.shape)}")
             log_probs = sample.log_softmax(-1)
-            # In the log domain, so that a class that no sample believes in has a finite nll.
-            log_sum = log_probs if log_sum is None else torch.logaddexp(log_sum, log_probs)
-            entropy_sum = entropy_sum + _entropy(log_probs)
             if keep_samples:
-                kept.append(log_probs.exp())
-            count += 1
-        if log_sum is None or isinstance(entropy_sum, float):
+                if kept is None:
+                    kept = log_probs.new_empty((len(logits), *log_probs.shape))
+                kept[index] = log_probs.exp()
+            entropy = _entropy(log_probs)
+            if log_sum is None or entropy_sum is None:
+                log_sum, entropy_sum = log_probs, entropy
+                continue
+            # In the log domain, so that a class that no sample believes in has a finite nll. In
+            # place, unless the result is to be differentiated.
+            out = None if log_probs.requires_grad or log_sum.requires_grad else log_sum
+            log_sum = torch.logaddexp(log_sum, log_probs, out=out)
+            entropy_sum = entropy_sum + entropy
+        if log_sum is None or entropy_sum is None:
             raise ValueError("at least one weight sample is needed, got none")
-        return cls(
-            log_sum - math.log(count),
-            entropy_sum / count,
-            torch.stack(kept) if keep_samples else None,
-        )
+        return cls(log_sum - math.log(len(logits)), entropy_sum / len(logits), kept)
 
     @property
     def mean(self) -> Tensor:
@@ -193,7 +223,8 @@ class GaussianPredictive(Predictive):
     @property
     def aleatoric(self) -> Tensor:
         """Variance of the noise, averaged over the weight samples, shape (N, ...)."""
-        return self._noise_std.square().mean(0)
+        # Squared before it is expanded, which would make S x N numbers of one.
+        return self.noise_std.to(self.means).square().expand_as(self.means).mean(0)
 
     @property
     def epistemic(self) -> Tensor:
@@ -250,5 +281,6 @@ class GaussianPredictive(Predictive):
 
 def _entropy(log_probs: Tensor) -> Tensor:
     # entr(0) = 0, also where log p is -inf.
-    entropy: Tensor = torch.special.entr(log_probs.exp()).sum(-1)
+    probs = log_probs.exp()
+    entropy: Tensor = torch.special.entr(probs, out=None if probs.requires_grad else probs).sum(-1)
     return entropy
