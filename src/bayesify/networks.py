@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from bayesify.noise import Stream, derived_seed
 
-__all__ = ["lenet5", "mlp"]
+__all__ = ["lenet5", "mlp", "resnet20"]
 
 
 def mlp(
@@ -87,6 +88,56 @@ def lenet5(
             layers += [nn.Linear(width, units), nn.ReLU()]
             layers += [nn.Dropout(drop_hidden)] if drop_hidden else []
         return _drawn(nn.Sequential(*layers, nn.Linear(84, 10)), init_std)
+
+
+def resnet20(*, num_classes: int = 10, seed: int = 0) -> nn.Sequential:
+    """ResNet-20 for images of 3 x 32 x 32 (He et al. 2016, section 4.2): 0.27 million parameters.
+
+    Three stages of three residual blocks with 16, 32 and 64 channels and batch normalisation; a
+    shortcut that changes size skips every other pixel and fills up with channels of zeros
+    (option A), so that it has no parameters.
+
+    Args:
+        num_classes: outputs.
+        seed: what the initial values are a function of; convolutions have those of He et al. 2015.
+
+    Example:
+        >>> net = resnet20()
+        >>> net(torch.zeros(5, 3, 32, 32)).shape, sum(p.numel() for p in net.parameters())
+        (torch.Size([5, 10]), 269722)
+    """
+    with _initial_values(seed):
+        layers: list[nn.Module] = [_conv3x3(3, 16, 1), nn.BatchNorm2d(16), nn.ReLU()]
+        width = 16
+        for channels in (16, 32, 64):
+            for _ in range(3):
+                layers.append(_ResidualBlock(width, channels))
+                width = channels
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes)]
+        return nn.Sequential(*layers)
+
+
+class _ResidualBlock(nn.Module):
+    """Two convolutions beside a shortcut; more channels come with half the pixels a side."""
+
+    def __init__(self, width: int, channels: int) -> None:
+        super().__init__()
+        self.stride, self.added = (1 if channels == width else 2), channels - width
+        self.first = nn.Sequential(_conv3x3(width, channels, self.stride), nn.BatchNorm2d(channels))
+        self.second = nn.Sequential(_conv3x3(channels, channels, 1), nn.BatchNorm2d(channels))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        residual = self.second(F.relu(self.first(inputs)))
+        if self.added:
+            thinned = inputs[:, :, :: self.stride, :: self.stride]
+            inputs = F.pad(thinned, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
+        return F.relu(inputs + residual)
+
+
+def _conv3x3(width: int, channels: int, stride: int) -> nn.Conv2d:
+    layer = nn.Conv2d(width, channels, 3, stride=stride, padding=1, bias=False)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    return layer
 
 
 @contextmanager

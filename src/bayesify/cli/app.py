@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import bayesify
+from bayesify.cli.bench import bench
 from bayesify.cli.data import data_app
 from bayesify.cli.results import evaluate, inspect, prune, report
 from bayesify.cli.train import train
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for _command in (train, evaluate, prune, inspect, report):
+for _command in (train, evaluate, prune, inspect, report, bench):
     # Each paragraph on one line, for Typer to wrap at the terminal's width.
     _paragraphs = inspection.cleandoc(_command.__doc__ or "").split("\n\n")
     app.command(help="\n\n".join(" ".join(part.split()) for part in _paragraphs))(_command)

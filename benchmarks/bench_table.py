@@ -1,0 +1,41 @@
+"""Put a stored measurement of ``bayesify bench`` into the documentation: its tables and figure.
+
+bayesify bench --peers --out results/bench/cpu.json
+python benchmarks/bench_table.py results/bench/cpu.json docs/benchmarks.md docs/images/step-time.png
+
+The page keeps what stands outside its two marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from bayesify.bench.figure import step_times
+from bayesify.bench.tables import markdown, replaced
+
+
+def main() -> None:
+    """Write the page and the figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("measurement", type=Path, help="what bayesify bench --out wrote")
+    parser.add_argument("page", type=Path, help="the page with the two marks")
+    parser.add_argument("figure", type=Path, help="the PNG to draw")
+    options = parser.parse_args()
+    document = json.loads(options.measurement.read_text())
+    shown = Path(os.path.relpath(options.figure, options.page.parent)).as_posix()
+    text = (
+        f"![Time of a step, beside the plain network's]({shown})\n\n{markdown(document)}\n"
+        f"`{options.measurement.as_posix()}` has every number; `benchmarks/bench_table.py` wrote "
+        "what stands here.\n"
+    )
+    page = replaced(options.page.read_text(), text)
+    drawn = step_times(document["metrics"]["rows"])
+    drawn.savefig(options.figure, format="png", dpi=150, metadata={"Software": None})
+    options.page.write_text(page)
+
+
+if __name__ == "__main__":
+    main()

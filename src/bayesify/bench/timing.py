@@ -1,0 +1,146 @@
+"""Timing by turns: everybody a little, again and again, so that what disturbs one disturbs all."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from bayesify.bench.contestants import Contestant, Step
+
+__all__ = ["Entrant", "Turn", "paired_ratio", "spread", "take_turns"]
+
+
+@dataclass
+class Entrant:
+    """A contestant that is ready, and what was measured of it.
+
+    Args:
+        contestant: who it is.
+        step: one step of it.
+        peak: bytes, see ``memory``.
+        times: milliseconds of a step, one number a round.
+        error: why it was left out, if it was.
+    """
+
+    contestant: Contestant
+    step: Step
+    peak: int = 0
+    times: list[float] = field(default_factory=list)
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How many steps one takes when it is its turn.
+
+    Args:
+        untimed: first, to have its own memory in the caches again, as in training.
+        timed: after that, one after the other.
+    """
+
+    untimed: int
+    timed: int
+
+    @classmethod
+    def for_steps_of(cls, seconds: float) -> Turn:
+        """For steps of about this time; long ones bring their memory back by themselves.
+
+        Example:
+            >>> Turn.for_steps_of(0.002), Turn.for_steps_of(0.5)
+            (Turn(untimed=1, timed=4), Turn(untimed=0, timed=1))
+        """
+        return cls(1, 4) if seconds < 0.05 else cls(0, 1)
+
+    def take(self, step: Step) -> float:
+        """Milliseconds of a step, on average over the timed ones."""
+        for _ in range(self.untimed):
+            step()
+        started = time.perf_counter()
+        for _ in range(self.timed):
+            step()
+        return 1e3 * (time.perf_counter() - started) / self.timed
+
+
+def take_turns(
+    entrants: Sequence[Entrant],
+    *,
+    rounds: int,
+    turn: Turn,
+    on_turn: Callable[[], None] = lambda: None,
+) -> None:
+    """Time every entrant once a round, in an order that differs from round to round.
+
+    What another library raises in its turn is kept in its ``error``, and it takes no more turns.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the rounds until then stay in the entrants' times.
+
+    Example:
+        >>> calls = []
+        >>> ours = Entrant(Contestant("plain", "sampling", "adam", lambda: None), calls.clear)
+        >>> take_turns([ours], rounds=3, turn=Turn(0, 1))
+        >>> len(ours.times)
+        3
+    """
+    order, chance = list(entrants), random.Random(0)
+    with _collected_between(rounds) as each_round:
+        for _ in each_round:
+            chance.shuffle(order)
+            for entrant in order:
+                if entrant.error is None:
+                    try:
+                        entrant.times.append(turn.take(entrant.step))
+                    except Exception as error:
+                        if not entrant.contestant.is_peer:
+                            raise
+                        entrant.error = error
+                on_turn()
+
+
+def spread(times: Sequence[float]) -> float:
+    """The interquartile range.
+
+    Example:
+        >>> spread([1.0, 2.0, 3.0, 4.0, 5.0])
+        2.0
+    """
+    low, high = np.quantile(times, (0.25, 0.75))
+    return float(high - low)
+
+
+def paired_ratio(times: Sequence[float], baseline: Sequence[float]) -> float:
+    """The median over the rounds of the ratio within a round.
+
+    Example:
+        >>> paired_ratio([2.0, 30.0, 2.0], [1.0, 10.0, 1.0])
+        2.0
+    """
+    return median(ours / theirs for ours, theirs in zip(times, baseline, strict=False))
+
+
+@contextmanager
+def _collected_between(rounds: int) -> Iterator[Iterator[int]]:
+    """Count the rounds; the garbage collector runs between them and never within one."""
+    was_enabled = gc.isenabled()
+
+    def count() -> Iterator[int]:
+        for index in range(rounds):
+            gc.collect()
+            yield index
+
+    gc.collect()
+    gc.disable()
+    gc.freeze()  # what exists need not be looked through each time
+    try:
+        yield count()
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
