@@ -86,7 +86,7 @@ def test_a_tiny_std_gives_the_plain_network(how: str, estimator: str, scale: flo
 def test_a_variance_with_another_floor_is_caught(
     how: str, least: float, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_LEAST_VARIANCE", least)
+    monkeypatch.setattr(local, "LEAST_VARIANCE", least)
     with pytest.raises(AssertionError, match=message):
         check_tiny_std(how, "local", 0.0)
 

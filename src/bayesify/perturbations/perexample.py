@@ -43,7 +43,7 @@ class Part:
         """The standard deviation, or None."""
         if self.spread is None or not self.squared:
             return self.spread
-        return self.spread.clamp_min(LEAST_VARIANCE).sqrt()
+        return (self.spread + LEAST_VARIANCE).sqrt()
 
     def variance(self, dtype: torch.dtype) -> Tensor | None:
         """The variance in a wider dtype, or None."""
