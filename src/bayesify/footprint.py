@@ -40,7 +40,8 @@ class MemoryTracker(TorchDispatchMode):
 
     Attributes:
         live: of those that still exist.
-        peak: the most that existed at one time.
+        peak: the most that existed at one time, with what convolutions and recurrent layers take
+            beside them.
         operations: what was run.
 
     Example:
@@ -82,8 +83,7 @@ class MemoryTracker(TorchDispatchMode):
         for value in result if isinstance(result, tuple | list) else (result,):
             if isinstance(value, Tensor) and value.untyped_storage()._cdata not in given:
                 self._hold(value.untyped_storage())
-        unfolded = _unfolded(args[1], result) if name == "convolution" else 0
-        self.peak = max(self.peak, self.live + unfolded)
+        self.peak = max(self.peak, self.live + _workspace(name, args, result))
         return result
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
@@ -99,11 +99,17 @@ class MemoryTracker(TorchDispatchMode):
         self.live += size
 
 
-def _unfolded(kernel: Tensor, result: Tensor) -> int:
-    # In float64 a convolution lays its patches side by side first, where no tracker sees them.
-    if kernel.dtype is not torch.float64 or kernel.device.type != "cpu":
+def _workspace(name: str, args: Sequence[Any], result: Any) -> int:
+    """Bytes that a kernel takes for itself, where that was found to be more than its result."""
+    if name == "mkldnn_rnn_layer":
+        return 5 * int(result[0].nbytes)
+    if name != "convolution":
         return 0
-    return kernel[0].numel() * result.numel() // result.shape[1] * result.element_size()
+    inputs, kernel = args[:2]
+    if inputs.dtype in (torch.float32, torch.bfloat16):
+        return int(inputs.nbytes + result.nbytes)  # in an order of its own
+    # Every patch is laid beside the next.
+    return int(kernel[0].numel() * result.numel() // result.shape[1] * result.element_size())
 
 
 class SlowPath(TorchFunctionMode):
@@ -165,13 +171,16 @@ class Footprint(NamedTuple):
         return several if several > 1 else int(self.single <= room)
 
     @classmethod
-    def of(cls, network: RandomNetwork, inputs: Inputs, room: int) -> tuple[Footprint, Tensor]:
+    def of(
+        cls, network: RandomNetwork, inputs: Inputs, room: int, most: int = FEW
+    ) -> tuple[Footprint, Tensor]:
         """Run the mean network on one datum and on a few; of these passes nothing stays.
 
         Args:
             network: in evaluation mode.
             inputs: as for ``BayesianModule.predict``.
             room: how many bytes a pass may take.
+            most: how many data the few may be.
 
         Returns:
             The footprint, and the outputs of the few.
@@ -204,7 +213,7 @@ class Footprint(NamedTuple):
 
         try:
             one, outputs, vectorises = measure(1)
-            count = max(1, min(FEW, count_data(inputs), room // max(1, one)))
+            count = max(1, min(FEW, most, count_data(inputs), room // max(1, one)))
             peak, outputs, vectorises = measure(count) if count > 1 else (one, outputs, vectorises)
         finally:
             undo()

@@ -31,14 +31,14 @@ _MOST_DATA = 1024
 _LARGEST_SHARE = 250_000
 _BEST_SHARED_PASS = 4 * 10**6
 _FEWEST, _MOST = 8, 64
-# Beside its tensors a kernel takes room to work in, some as much again.
+# Of what is not counted a pass takes as much again at most. And an allocator keeps pieces that
+# nothing fits into, so that a pass rather takes a third of what it may.
 _WITH_ROOM = 2
-# And an allocator keeps what nothing else fits into, so that a pass rather takes a third of that.
 _SPARING = 3
-# A mean without the pruned, stds, and the noise that becomes weights.
-_WEIGHT_VECTORS = 3
-# States of generators, and numbers of which there are few.
-_SUNDRIES = 50_000
+# A mean without the pruned, stds, the noise that becomes weights, and weights in a kernel's order.
+_WEIGHT_VECTORS = 4
+# States of generators, and the scratch of kernels that does not grow with the data.
+_SUNDRIES = 2 * 10**6
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -111,9 +111,9 @@ class Pieces(NamedTuple):
             >>> bnn, x = BayesianModule(nn.Linear(1000, 2000)), torch.zeros(3000, 1000)
             >>> with torch.no_grad():
             ...     Pieces.of(bnn, x, {})
-            ...     Pieces.of(bnn, x, {}, max_memory="75 MB")
+            ...     Pieces.of(bnn, x, {}, max_memory="90 MB")
             Pieces(batch_size=1000, group=1)
-            Pieces(batch_size=60, group=1)
+            Pieces(batch_size=158, group=1)
         """
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -173,8 +173,11 @@ def _within(
     """What a pass takes, and what it may take."""
     num_data = count_data(inputs)
     weights = _WEIGHT_VECTORS * network.posterior.mean.nbytes + _SUNDRIES
+    room, most = max(0, cap - weights) // _WITH_ROOM, FEW
+    if batch_size is not None:
+        room, most = _LARGEST_PASS, batch_size
     try:
-        footprint, outputs = Footprint.of(network, inputs, max(0, cap - weights) // _WITH_ROOM)
+        footprint, outputs = Footprint.of(network, inputs, room, most)
     except Exception as error:
         error.add_note("max_memory measures a pass over one datum and one over a few")
         raise
