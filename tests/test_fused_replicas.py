@@ -131,10 +131,8 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     resumed = fit_replicas(
         again, loader(), epochs=3, checkpoint_dir=tmp_path, resume=True, callback=Silent()
     )
-    for k in range(COUNT):
-        for name, tensor in again[k].bnn.state_dict().items():
-            assert torch.equal(tensor, whole[k].bnn.state_dict()[name]), name
-        assert [*map(without_times, resumed[k])] == [*map(without_times, histories[k])]
+    for k in range(COUNT):  # to rounding: sums over a minibatch depend on where tensors lie
+        assert_same(again[k], resumed[k], whole[k], histories[k])
 
 
 def test_what_does_not_go_together_is_refused() -> None:
