@@ -72,7 +72,7 @@ OPTIMIZERS = {
 
 
 def without_times(row: Row) -> Row:
-    return {name: value for name, value in row.items() if "second" not in name}
+    return {k: value for k, value in row.items() if "second" not in k and value is not None}
 
 
 def assert_same(joint: bf.ELBO, history: History, alone: bf.ELBO, own: History) -> None:
