@@ -255,7 +255,7 @@ def test_fit_trains_an_objective_compiled_in_place() -> None:
     twin = copy.deepcopy(elbo)
     elbo.compile(fullgraph=True, backend=counter)
     for each in (elbo, twin):
-        fit(each, TensorLoader(x, y, 8, seed=0), epochs=3, kl_warmup_epochs=2)
+        fit(each, TensorLoader(x, y, 8, seed=0), epochs=3, kl_warmup_epochs=2, step="plain")
     assert 1 <= counter.frame_count <= 4
     torch.testing.assert_close(elbo.bnn.posterior.mean, twin.bnn.posterior.mean, rtol=1e-12, atol=0)
     # A copy, and one that takes over its state, go on as it does.

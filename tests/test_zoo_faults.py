@@ -41,37 +41,37 @@ def ties_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def means_for_one(patch: pytest.MonkeyPatch) -> None:
     """The last parameter is never perturbed."""
-    right = BayesianModule._run
+    right = BayesianModule.run_with_named
 
     def wrong(self: BayesianModule, tensors: dict[str, Tensor], *a: Any, **k: Any) -> Any:
         name = self.layout.names[-1]
         mean = self.layout.unflatten(self.posterior.mean)[name]
         return right(self, {**tensors, name: mean}, *a, **k)
 
-    patch.setattr(BayesianModule, "_run", wrong)
+    patch.setattr(BayesianModule, "run_with_named", wrong)
 
 
 def means_in_evaluation(patch: pytest.MonkeyPatch) -> None:
     """No weight is perturbed in evaluation mode without gradients."""
-    right = BayesianModule._run
+    right = BayesianModule.run_with_named
 
     def wrong(self: BayesianModule, tensors: dict[str, Tensor], *a: Any, **k: Any) -> Any:
         if not self.training and not torch.is_grad_enabled():
             tensors = self.layout.unflatten(self.posterior.mean)
         return right(self, tensors, *a, **k)
 
-    patch.setattr(BayesianModule, "_run", wrong)
+    patch.setattr(BayesianModule, "run_with_named", wrong)
 
 
 def zeros_for_one(patch: pytest.MonkeyPatch) -> None:
     """The last parameter is taken for zero."""
-    right = BayesianModule._run
+    right = BayesianModule.run_with_named
 
     def wrong(self: BayesianModule, tensors: dict[str, Tensor], *a: Any, **k: Any) -> Any:
         name = self.layout.names[-1]
         return right(self, {**tensors, name: torch.zeros_like(tensors[name])}, *a, **k)
 
-    patch.setattr(BayesianModule, "_run", wrong)
+    patch.setattr(BayesianModule, "run_with_named", wrong)
 
 
 def biases_escape_the_watch(patch: pytest.MonkeyPatch) -> None:
