@@ -93,6 +93,13 @@ def test_half_precision():
     )
 
 
+@pytest.mark.parametrize("k", [2, 100, 4000])
+def test_equal_classes_in_half_precision_are_probabilities(k):
+    p = CategoricalPredictive.from_logits([torch.zeros(3, k, dtype=torch.bfloat16)] * 2)
+    metrics = classification_metrics(p, p.mean, torch.zeros(3).long())
+    assert metrics["nll"] == pytest.approx(math.log(k), rel=0.005)
+
+
 def test_nll_is_finite_where_float32_probabilities_vanish():
     log_probs = torch.tensor([[0.0, -200.0]]).log_softmax(-1)
     assert log_probs.exp()[0, 1] == 0.0

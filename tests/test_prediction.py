@@ -13,7 +13,14 @@ from tests.cases import normals
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bayesify import BayesianModule, CategoricalLikelihood, Delta, GaussianLikelihood, stateless
+from bayesify import (
+    BayesianModule,
+    BernoulliLikelihood,
+    CategoricalLikelihood,
+    Delta,
+    GaussianLikelihood,
+    stateless,
+)
 from bayesify.footprint import _VECTORISED, MemoryTracker, SlowPath
 from bayesify.inputs import Inputs, arguments_of
 from bayesify.networks import lenet5, mlp
@@ -266,6 +273,17 @@ BIG: dict[str, tuple[Callable[[], BayesianModule], Callable[[], Tensor]]] = {
         lambda: BayesianModule(mlp(8, (50,), 1), likelihood=GaussianLikelihood()),
         lambda: torch.rand(300, 8),
     ),
+    "input-dependent": (
+        lambda: BayesianModule(
+            nn.Sequential(mlp(8, (50,), 6), nn.Unflatten(-1, (3, 2))),
+            likelihood=GaussianLikelihood(input_dependent=True),
+        ),
+        lambda: torch.rand(300, 8),
+    ),
+    "labels": (
+        lambda: BayesianModule(mlp(8, (50,), 20), likelihood=BernoulliLikelihood()),
+        lambda: torch.rand(300, 8),
+    ),
     "enlarging": (
         lambda: BayesianModule(
             nn.Sequential(
@@ -335,7 +353,7 @@ def test_memory_stays_below_the_cap(name: str) -> None:
     check_cap(lambda cap: bnn.mean_outputs(x, max_memory=cap))
 
 
-@pytest.mark.parametrize("name", ["mlp", "regression", "few", "many"])
+@pytest.mark.parametrize("name", ["mlp", "regression", "input-dependent", "labels", "few", "many"])
 def test_memory_stays_below_the_cap_with_the_samples_in_it(name: str) -> None:
     bnn, x = BIG[name][0](), BIG[name][1]()
     bnn.predict(x[:2], 2)

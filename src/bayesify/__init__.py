@@ -4,11 +4,17 @@ Bayes by Backprop (Blundell, Cornebise, Kavukcuoglu, Wierstra: Weight Uncertaint
 Networks, ICML 2015) as a training method rather than an architecture.
 """
 
+from bayesify.baselines import DeepEnsemble, MCDropout
 from bayesify.divergence import kl_divergence
 from bayesify.elbo import ELBO, ELBOTerms
 from bayesify.groups import ByGroup, EmpiricalGaussian
 from bayesify.layout import ParameterLayout
-from bayesify.likelihoods import CategoricalLikelihood, GaussianLikelihood, Likelihood
+from bayesify.likelihoods import (
+    BernoulliLikelihood,
+    CategoricalLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+)
 from bayesify.module import BayesianModule
 from bayesify.perturbations import (
     Flipout,
@@ -29,8 +35,10 @@ __version__ = "0.1.0"
 __all__ = [
     "ELBO",
     "BayesianModule",
+    "BernoulliLikelihood",
     "ByGroup",
     "CategoricalLikelihood",
+    "DeepEnsemble",
     "Delta",
     "ELBOTerms",
     "EmpiricalGaussian",
@@ -40,6 +48,7 @@ __all__ = [
     "Laplace",
     "Likelihood",
     "LocalReparameterization",
+    "MCDropout",
     "MeanFieldGaussian",
     "ParameterLayout",
     "Perturbation",

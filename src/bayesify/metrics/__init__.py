@@ -1,0 +1,36 @@
+"""How good predictions are: error, log loss, calibration, intervals, and when to abstain."""
+
+from bayesify.metrics.calibration import (
+    Reliability,
+    adaptive_calibration_error,
+    calibration_error,
+    expected_calibration_error,
+    reliability,
+)
+from bayesify.metrics.classification import brier, classification_metrics, error_percent, nll
+from bayesify.metrics.regression import (
+    crps,
+    interval_coverage,
+    interval_width,
+    regression_metrics,
+)
+from bayesify.metrics.selective import RiskCoverage, ood_auroc, risk_coverage
+
+__all__ = [
+    "Reliability",
+    "RiskCoverage",
+    "adaptive_calibration_error",
+    "brier",
+    "calibration_error",
+    "classification_metrics",
+    "crps",
+    "error_percent",
+    "expected_calibration_error",
+    "interval_coverage",
+    "interval_width",
+    "nll",
+    "ood_auroc",
+    "regression_metrics",
+    "reliability",
+    "risk_coverage",
+]

@@ -1,0 +1,50 @@
+"""What the metrics of classes are given."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["check_probabilities"]
+
+#: How far the probabilities of one datum may sum from 1: bfloat16 rounds a logarithm below -8, and
+#: so every probability of thousands of equal classes, by up to 1 / 32.
+_TOLERANCE = 0.04
+
+
+def check_probabilities(
+    probs: Tensor, y: Tensor, *, logarithms: bool = False, bins: int = 1
+) -> None:
+    """Raise ValueError unless these are probabilities of classes and indices of such."""
+    name = "log_probs" if logarithms else "probs"
+    if probs.dim() != 2 or probs.shape[0] < 1 or probs.shape[1] < 2:
+        raise ValueError(
+            f"{name} must have shape (N, K) with N of at least 1 and K of at least 2, got "
+            f"{tuple(probs.shape)}"
+        )
+    if not probs.dtype.is_floating_point:
+        raise ValueError(f"{name} must be floating point, got {probs.dtype}")
+    if y.shape != probs.shape[:1] or y.dtype != torch.int64:
+        raise ValueError(
+            f"y must be class indices of shape ({probs.shape[0]},) and dtype torch.int64, got "
+            f"shape {tuple(y.shape)} and {y.dtype}"
+        )
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= probs.shape[1]:
+        raise ValueError(
+            f"y must lie from 0 to {probs.shape[1] - 1}, for {name} has {probs.shape[1]} classes, "
+            f"got {low if low < 0 else high}"
+        )
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    values = probs.detach().double().exp() if logarithms else probs.detach().double()
+    off = float((values.sum(-1) - 1.0).abs().max())
+    least = float(values.min())
+    # Written so that nan fails.
+    if not (off <= _TOLERANCE and least >= -_TOLERANCE):
+        kind = "logarithms of probabilities" if logarithms else "probabilities"
+        mend = "log_softmax(-1)" if logarithms else "softmax(-1)"
+        raise ValueError(
+            f"every row of {name} must hold {kind}, which sum to 1, but a sum is off by {off:.3g} "
+            f"and the least probability is {least:.3g}; turn logits into {kind} with {mend}"
+        )

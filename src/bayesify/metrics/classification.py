@@ -1,0 +1,128 @@
+"""How good class probabilities are: error, log loss, Brier score and calibration.
+
+Every function takes probabilities (or their logarithms) of shape (N, K) and class indices of shape
+(N,), and returns a Python float over the N data. For a Bayesian network give the probabilities
+*averaged* over weight samples: that average is what the network claims.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayesify.metrics.calibration import expected_calibration_error
+from bayesify.metrics.checks import check_probabilities
+from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, Predictive
+from bayesify.predictive.bernoulli import check_labels
+
+__all__ = ["brier", "classification_metrics", "error_percent", "nll"]
+
+
+def error_percent(probs: Tensor, y: Tensor) -> float:
+    """Share of the data whose most probable class is not the true one, in percent.
+
+    Args:
+        probs: class probabilities, shape (N, K).
+        y: class indices, shape (N,), dtype int64.
+
+    Raises:
+        ValueError: shapes, dtypes or values do not fit.
+
+    Example:
+        >>> error_percent(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        50.0
+    """
+    check_probabilities(probs, y)
+    return 100.0 * float((probs.argmax(-1) != y).double().mean())
+
+
+def nll(log_probs: Tensor, y: Tensor) -> float:
+    """-log p(y), averaged over the data, in nats per example.
+
+    Args:
+        log_probs: logarithm of the class probabilities, shape (N, K); for several weight samples
+            the log of the *averaged* probabilities (``CategoricalPredictive.log_mean``). A
+            logarithm, so that a class thought impossible in float32 still has a finite price.
+        y: class indices, shape (N,), dtype int64.
+
+    Raises:
+        ValueError: shapes, dtypes or values do not fit.
+
+    Example:
+        >>> round(nll(torch.tensor([[0.5, 0.5], [0.2, 0.8]]).log(), torch.tensor([0, 1])), 4)
+        0.4581
+    """
+    check_probabilities(log_probs, y, logarithms=True)
+    return -float(log_probs.gather(-1, y.unsqueeze(-1)).double().mean())
+
+
+def brier(probs: Tensor, y: Tensor) -> float:
+    """Squared distance to the truth, summed over classes, averaged over data: from 0 to 2.
+
+    Args:
+        probs: class probabilities, shape (N, K).
+        y: class indices, shape (N,), dtype int64.
+
+    Raises:
+        ValueError: shapes, dtypes or values do not fit.
+
+    Example:
+        >>> round(brier(torch.tensor([[0.8, 0.2]]), torch.tensor([0])), 4)
+        0.08
+    """
+    check_probabilities(probs, y)
+    difference = probs.double()
+    difference = difference - torch.nn.functional.one_hot(y, probs.shape[-1])
+    return float(difference.square().sum(-1).mean())
+
+
+def classification_metrics(
+    predictive: Predictive, mean_probs: Tensor, y: Tensor
+) -> dict[str, float]:
+    """The numbers that every run reports.
+
+    Args:
+        predictive: the averaged predictive distribution of N data, from ``bnn.predict(x)``.
+        mean_probs: ``bnn.predict_mean(x).mean`` of the mean-weights network: class probabilities
+            (N, K), or the probability of 1 (N, ...).
+        y: class indices, shape (N,), dtype int64; or labels 0 and 1, shape (N, ...), each of
+            which then counts as a datum of two classes.
+
+    Returns:
+        ``error_mean_weights`` and ``error_predictive`` in percent, and of the averaged predictive
+        ``nll`` in nats per example, ``brier`` (from 0 to 2) and ``ece`` (from 0 to 1).
+
+    Raises:
+        TypeError: the predictive distribution is not one of classes.
+        ValueError: shapes, dtypes or values do not fit.
+
+    Example:
+        >>> p = CategoricalPredictive.from_logits([torch.tensor([[2.0, 0.0], [0.0, 3.0]])])
+        >>> sorted(classification_metrics(p, p.mean, torch.tensor([0, 1])))
+        ['brier', 'ece', 'error_mean_weights', 'error_predictive', 'nll']
+    """
+    if isinstance(predictive, BernoulliPredictive):
+        if not y.shape == mean_probs.shape == predictive.log_mean.shape[:-1]:
+            raise ValueError(
+                f"y and mean_probs must have shape {tuple(predictive.log_mean.shape[:-1])}, got "
+                f"{tuple(y.shape)} and {tuple(mean_probs.shape)}"
+            )
+        check_labels(y, tuple(y.shape))
+        log_probs, y = predictive.log_mean.reshape(-1, 2), y.reshape(-1).long()
+        mean_probs = torch.stack((1.0 - mean_probs, mean_probs), -1).reshape(-1, 2)
+    elif isinstance(predictive, CategoricalPredictive):
+        log_probs = predictive.log_mean
+    else:
+        raise TypeError(
+            "classification metrics need a CategoricalPredictive, as a network with a "
+            "CategoricalLikelihood predicts, or a BernoulliPredictive, got "
+            f"{type(predictive).__name__}"
+        )
+    probs = log_probs.exp()
+    return {
+        "error_mean_weights": error_percent(mean_probs, y),
+        "error_predictive": error_percent(probs, y),
+        "nll": nll(log_probs, y),
+        "brier": brier(probs, y),
+        "ece": expected_calibration_error(probs, y),
+    }

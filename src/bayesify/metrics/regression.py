@@ -1,0 +1,161 @@
+"""How good predictive distributions of numbers are."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayesify.predictive import GaussianPredictive, Predictive
+
+__all__ = ["crps", "interval_coverage", "interval_width", "regression_metrics"]
+
+_LEVELS = (0.5, 0.8, 0.95)
+
+
+def crps(predictive: GaussianPredictive, targets: Tensor) -> float:
+    """Continuous ranked probability score, averaged over data and parts, in the target's unit.
+
+    The integral over z of (cdf(z) - [z >= y])^2, in closed form for a mixture of Gaussians
+    (Grimit, Gneiting, Berrocal and Johnson 2006, eq. 3). 0 is perfect; of a point it is the
+    absolute error. The price grows with the square of the number of weight samples.
+
+    Args:
+        predictive: of N data.
+        targets: the shape of its mean, (N, ...).
+
+    Raises:
+        TypeError: the predictive distribution is not one of numbers.
+        ValueError: the shapes do not fit, or a target is nan.
+
+    Example:
+        >>> p = GaussianPredictive(torch.zeros(1, 1, dtype=torch.float64), torch.tensor(1.0))
+        >>> round(crps(p, torch.zeros(1, dtype=torch.float64)), 4)
+        0.2337
+    """
+    _check(predictive, targets)
+    means = predictive.means.detach().double()
+    std = predictive.noise_std.detach().to(means).expand_as(means)
+    first = _expected_distance(targets.detach().double() - means, std).mean(0)
+    count, pairs = len(means), torch.zeros_like(first)
+    for index in range(count):
+        pairs += std[index] / math.sqrt(math.pi)  # of each with itself, half
+        if index + 1 < count:
+            spread = torch.hypot(std[index], std[index + 1 :])
+            pairs += _expected_distance(means[index] - means[index + 1 :], spread).sum(0)
+    return float((first - pairs / count**2).mean())
+
+
+def _expected_distance(difference: Tensor, std: Tensor) -> Tensor:
+    """E|X| of X ~ N(difference, std^2)."""
+    # Where there is neither noise nor difference, 0 / 0 is 0.
+    ratio = torch.where(difference == 0.0, difference, difference / std)
+    density = torch.exp(-0.5 * ratio.square()) * math.sqrt(2.0 / math.pi)
+    distance: Tensor = std * density + difference * torch.erf(ratio * math.sqrt(0.5))
+    return distance
+
+
+def interval_coverage(predictive: GaussianPredictive, targets: Tensor, level: float) -> float:
+    """How many of the targets lie in their equal-tailed interval, in percent.
+
+    Args:
+        predictive: of N data.
+        targets: the shape of its mean, (N, ...).
+        level: of the interval, strictly between 0 and 1; a calibrated one holds 100 * level %.
+
+    Raises:
+        TypeError: the predictive distribution is not one of numbers.
+        ValueError: the shapes do not fit, a target is nan, or ``level`` is out of its range.
+
+    Example:
+        >>> p = GaussianPredictive(torch.zeros(1, 4), torch.tensor(1.0))
+        >>> interval_coverage(p, torch.tensor([-2.0, -0.5, 0.5, 1.0]), 0.9)
+        75.0
+    """
+    _check(predictive, targets)
+    return _covered(predictive.interval(level), targets)
+
+
+def interval_width(predictive: GaussianPredictive, level: float) -> float:
+    """Mean width of the equal-tailed intervals, in the target's unit.
+
+    Args:
+        predictive: of N data.
+        level: of the interval, strictly between 0 and 1.
+
+    Raises:
+        ValueError: ``level`` is out of its range.
+
+    Example:
+        >>> p = GaussianPredictive(torch.zeros(1, 4), torch.tensor(1.0))
+        >>> round(interval_width(p, 0.95), 3)
+        3.92
+    """
+    return _width(predictive.interval(level))
+
+
+def regression_metrics(predictive: Predictive, targets: Tensor) -> dict[str, float]:
+    """The numbers that a regression reports.
+
+    Args:
+        predictive: of N data, from ``bnn.predict(x)``.
+        targets: the shape of its mean, (N, ...).
+
+    Returns:
+        In the target's unit ``rmse``, ``crps``, ``mean_std`` (root of the mean variance) and the
+        intervals' mean widths ``width_50``, ``width_80``, ``width_95``; ``nll`` in nats per datum;
+        the intervals' coverages ``coverage_50``, ``coverage_80``, ``coverage_95`` in percent.
+
+    Raises:
+        TypeError: the predictive distribution is not one of numbers.
+        ValueError: the shapes do not fit, or a target is nan.
+
+    Example:
+        >>> p = GaussianPredictive(torch.zeros(1, 4), torch.tensor(1.0))
+        >>> found = regression_metrics(p, torch.tensor([-2.0, -0.5, 0.5, 1.0]))
+        >>> round(found["rmse"], 3), round(found["nll"], 3), found["coverage_80"]
+        (1.173, 1.606, 75.0)
+    """
+    gaussian = _check(predictive, targets)
+    found = {
+        "rmse": float((gaussian.mean - targets).double().square().mean().sqrt()),
+        "nll": -float(gaussian.log_prob(targets).double().mean()),
+        "crps": crps(gaussian, targets),
+        "mean_std": float(gaussian.total.double().mean().sqrt()),
+    }
+    for level in _LEVELS:
+        interval = gaussian.interval(level)
+        found[f"coverage_{100 * level:.0f}"] = _covered(interval, targets)
+        found[f"width_{100 * level:.0f}"] = _width(interval)
+    return found
+
+
+def _covered(interval: tuple[Tensor, Tensor], targets: Tensor) -> float:
+    low, high = interval
+    return 100.0 * float(((low <= targets) & (targets <= high)).double().mean())
+
+
+def _width(interval: tuple[Tensor, Tensor]) -> float:
+    low, high = interval
+    return float((high - low).double().mean())
+
+
+def _check(predictive: Predictive, targets: Tensor) -> GaussianPredictive:
+    if not isinstance(predictive, GaussianPredictive):
+        raise TypeError(
+            "regression metrics need a GaussianPredictive, as a network with a "
+            f"GaussianLikelihood predicts, got {type(predictive).__name__}"
+        )
+    shape = predictive.means.shape[1:]
+    if targets.shape != shape or targets.numel() < 1:
+        raise ValueError(
+            f"targets must have the shape of the mean, {tuple(shape)}, and hold at least one "
+            f"number, got shape {tuple(targets.shape)}; nothing is broadcast"
+        )
+    if bool(targets.isnan().any()):
+        raise ValueError(
+            f"targets must not be nan, got {int(targets.isnan().sum())} of {targets.numel()}; "
+            "leave those data out"
+        )
+    return predictive

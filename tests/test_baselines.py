@@ -1,0 +1,189 @@
+"""MC dropout and deep ensembles: the same answers, from other sources of randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.cases import normals
+from torch import Tensor, nn
+
+from bayesify import (
+    BayesianModule,
+    CategoricalLikelihood,
+    DeepEnsemble,
+    Delta,
+    GaussianLikelihood,
+    MCDropout,
+)
+from bayesify.predictive import CategoricalPredictive, GaussianPredictive
+
+X = normals(7, 4, dtype=torch.float32)
+
+
+def dropping(p: float = 0.5) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Dropout(p), nn.Linear(30, 3)
+    )
+
+
+def point(seed: int = 0, **options: Any) -> BayesianModule:
+    torch.manual_seed(seed)
+    return BayesianModule(nn.Linear(4, 3), posterior=Delta, seed=seed, **options)
+
+
+def one_layer() -> nn.Module:
+    """Dropout between the layers of a recurrent network drops nothing if there is but one."""
+    net = nn.LSTM(4, 4, num_layers=2, dropout=0.4)
+    net.num_layers = 1
+    return net
+
+
+def test_dropout_masks_are_bernoulli_and_nothing_else_is_on() -> None:
+    """The mean and variance of a linear layer after dropout are known; 4.5 standard errors."""
+    p, count = 0.3, 20_000
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(p), nn.Linear(4, 1, bias=False))
+    net[0].running_mean.fill_(0.5)
+    answer = MCDropout(net, GaussianLikelihood()).predict(X, count)
+    assert isinstance(answer, GaussianPredictive)
+    with torch.no_grad():
+        inside = net.eval()[0](X) * net[2].weight[0]
+    net.train()
+    mean, variance = inside.sum(-1), inside.square().sum(-1) * p / (1 - p)
+    error = (variance / count).sqrt()
+    assert ((answer.mean[:, 0] - mean).abs() < 4.5 * error).all()
+    assert ((answer.epistemic[:, 0] / variance - 1).abs() < 0.06).all()
+    assert torch.equal(net[0].running_mean, torch.full((4,), 0.5))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_dropout_leaves_modes_and_generators_as_they_were(wrapped: bool) -> None:
+    net = dropping()
+    net[1].eval()
+    module = BayesianModule(net, posterior=Delta) if wrapped else net
+    modes, state = [m.training for m in module.modules()], torch.get_rng_state()
+    dropout = MCDropout(module, CategoricalLikelihood())
+    first = dropout.predict(X, 20, keep_samples=True)
+    assert isinstance(first, CategoricalPredictive)
+    assert first.samples is not None
+    assert [m.training for m in module.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(dropout.predict(X, 20).mean, first.mean)
+    assert not torch.equal(dropout.predict(X, 20, seed=1).mean, first.mean)
+    assert not torch.equal(first.samples[0], first.samples[1])
+    assert not first.mean.requires_grad
+    assert dropout.predict(X, 3, batch_size=2).mean.shape == (7, 3)
+    with pytest.raises(RuntimeError):
+        dropout.predict(X[:, :2], 2)
+    assert [m.training for m in module.modules()] == modes, "also after an error"
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.TransformerEncoderLayer(4, 2, 8, dropout=0.4, batch_first=True),
+        nn.MultiheadAttention(4, 2, dropout=0.4, batch_first=True),
+        nn.LSTM(4, 4, num_layers=2, dropout=0.4, batch_first=True),
+        nn.Sequential(nn.AlphaDropout(0.3)),
+    ],
+    ids=lambda net: type(net).__name__,
+)
+def test_dropout_inside_of_other_layers_is_on(net: nn.Module) -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            inputs = (x, x, x) if isinstance(net, nn.MultiheadAttention) else (x,)
+            outputs = net(*inputs)
+            return outputs[0] if isinstance(outputs, tuple) else outputs
+
+    p = MCDropout(Whole().eval(), GaussianLikelihood()).predict(normals(2, 5, 4).float(), 8)
+    assert float((p.epistemic > 0.0).float().mean()) > 0.8
+
+
+def test_an_ensemble_is_the_mixture_of_its_members() -> None:
+    members = [point(seed) for seed in range(5)]
+    p = DeepEnsemble(members).predict(X, keep_samples=True)
+    assert isinstance(p, CategoricalPredictive)
+    each = torch.stack([member.predict_mean(X).mean for member in members])
+    assert p.samples is not None
+    assert torch.allclose(p.samples, each, atol=1e-6)
+    assert torch.allclose(p.mean, each.mean(0), atol=1e-6)
+    assert float(p.epistemic.min()) > 0.0
+    assert DeepEnsemble(members).predict(X).samples is None
+    alone = DeepEnsemble(members[:1]).predict(X)
+    assert float(alone.epistemic.max()) == 0.0
+
+
+def test_members_with_noise_of_their_own_keep_it() -> None:
+    members = [point(seed, likelihood=GaussianLikelihood(0.1 + seed)) for seed in range(3)]
+    p = DeepEnsemble(members).predict(X)
+    assert isinstance(p, GaussianPredictive)
+    assert p.means.shape == (3, 7, 3)
+    variance = torch.tensor([0.1, 1.1, 2.1]).square().mean()
+    assert torch.allclose(p.aleatoric, variance.expand(7, 3))
+
+
+def test_bayesian_members_share_their_samples_equally() -> None:
+    torch.manual_seed(0)
+    bayesian = [BayesianModule(nn.Linear(4, 3), init_std=0.5, seed=s) for s in range(2)]
+    p = DeepEnsemble(bayesian).predict(X, 10, keep_samples=True)
+    parts = [member.predict(X, 10, keep_samples=True) for member in bayesian]
+    assert torch.allclose(p.mean, (parts[0].mean + parts[1].mean) / 2, atol=1e-6)
+    assert p.samples is not None
+    assert len(p.samples) == 20
+    mixed = DeepEnsemble([bayesian[0], point()]).predict(X, 10)
+    expected = (parts[0].mean + point().predict_mean(X).mean) / 2
+    assert torch.allclose(mixed.mean, expected, atol=1e-6)
+    alike = [BayesianModule(nn.Linear(4, 3), init_std=0.5) for _ in range(3)]
+    with torch.no_grad():
+        for member in alike[1:]:
+            member.posterior.mean.copy_(alike[0].posterior.mean)
+    drawn = DeepEnsemble(alike).predict(X, 1, keep_samples=True).samples
+    assert drawn is not None
+    assert len(drawn.unique(dim=0)) == 3, "equal seeds are no equal noise"
+    one = DeepEnsemble(bayesian)
+    assert not torch.equal(one.predict(X, 5).mean, one.predict(X, 5, seed=4).mean)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: MCDropout("net"), TypeError, "net must be an nn.Module, got 'net'"),
+        (lambda: MCDropout(dropping()), ValueError, "pass a likelihood such as"),
+        (lambda: MCDropout(dropping(), "x"), TypeError, "must be a Likelihood .* got 'x'"),
+        (lambda: MCDropout(dropping(0.0), GaussianLikelihood()), ValueError, "p is above 0"),
+        (lambda: MCDropout(point()), ValueError, "dropout layer whose p"),
+        (lambda: MCDropout(one_layer(), GaussianLikelihood()), ValueError, "p is above 0"),
+        (lambda: MCDropout(BayesianModule(dropping())), ValueError, "got the posterior MeanField"),
+        (
+            lambda: MCDropout(dropping(), CategoricalLikelihood()).predict(X, 0),
+            ValueError,
+            "num_samples must be at least 1, got 0",
+        ),
+        (
+            lambda: MCDropout(dropping(), CategoricalLikelihood()).predict(X, batch_size=0),
+            ValueError,
+            "batch_size must be at least 1, got 0",
+        ),
+        (lambda: DeepEnsemble([]), ValueError, "at least one member, got none"),
+        (lambda: DeepEnsemble(point()), TypeError, r"got one BayesianModule; pass \[member\]"),
+        (lambda: DeepEnsemble([nn.Linear(2, 2)]), TypeError, "got Linear; wrap"),
+        (
+            lambda: DeepEnsemble([point(), point(likelihood=GaussianLikelihood())]),
+            ValueError,
+            "one kind, got CategoricalLikelihood, GaussianLikelihood",
+        ),
+        (lambda: DeepEnsemble([point()]).predict(X, 0), ValueError, "num_samples must be"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    call: Callable[[], object], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        call()
