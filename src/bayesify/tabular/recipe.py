@@ -1,0 +1,220 @@
+"""What a table is trained with: settings by its size, chosen by measurement."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from bayesify.datasets import Passes, TensorLoader
+from bayesify.elbo import ELBO
+from bayesify.likelihoods import CategoricalLikelihood, GaussianLikelihood
+from bayesify.module import BayesianModule
+from bayesify.perturbations import LocalReparameterization
+from bayesify.priors import Gaussian
+from bayesify.tabular.network import NOISE, Noise, TableNet
+from bayesify.tabular.streaming import StreamingELBO
+from bayesify.tabular.weights import WeightedLikelihood
+from bayesify.training import fit
+from bayesify.training.callbacks import Callback
+from bayesify.training.history import History, Row
+from bayesify.training.schedules import cosine
+
+__all__ = ["Silent", "TableRecipe"]
+
+#: Steps of an epoch of few data: an epoch has work of its own beside the steps'.
+_STEPS_AN_EPOCH = 50
+
+
+class Silent:
+    """Watches training and says nothing.
+
+    Example:
+        >>> Silent().on_epoch({"epoch": 1.0})
+    """
+
+    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
+        """Say nothing."""
+
+    def on_step(self, *, epoch: int, batch: int) -> None:
+        """Say nothing."""
+
+    def on_epoch(self, row: Row) -> None:
+        """Say nothing."""
+
+
+@dataclass(frozen=True)
+class TableRecipe:
+    """A network and its training, for a table of standardised numbers.
+
+    The defaults were chosen by measurement, see docs/scikit-learn.md. Use :meth:`for_rows` for
+    those that suit a number of rows.
+
+    Args:
+        hidden: units of each hidden layer (ReLU).
+        batch_size: rows a step; a table with no more rows is taken whole at each step.
+        steps: steps in all.
+        lr: learning rate of Adam at the start; it falls to 0 by half a cosine.
+        rho_lr_scale: learning rate of rho as a multiple of ``lr``.
+        init_std: the posterior's standard deviation at the start.
+        prior_std: standard deviation of the Gaussian prior of every weight and bias.
+        kl_warmup: part of the steps over which the KL's weight rises from 0 to 1.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Example:
+        >>> x = torch.linspace(-1.0, 1.0, 40, dtype=torch.float64).unsqueeze(-1)
+        >>> recipe = TableRecipe.for_rows(len(x), hidden=(8,), steps=20)
+        >>> bnn = recipe.module(1, 1, noise="learned", seed=0)
+        >>> import warnings
+        >>> with warnings.catch_warnings(action="ignore"):  # of so few steps
+        ...     history = recipe.fit(bnn, x, x.square(), callback=Silent())
+        >>> bnn.predict(x).mean.shape
+        torch.Size([40, 1])
+    """
+
+    hidden: tuple[int, ...] = (50,)
+    batch_size: int = 512
+    steps: int = 500
+    lr: float = 0.05
+    rho_lr_scale: float = 2.0
+    init_std: float = 0.05
+    prior_std: float = 1.0
+    kl_warmup: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        given: Any = self.hidden
+        units = tuple(map(operator.index, given if isinstance(given, Sequence) else (given,)))
+        object.__setattr__(self, "hidden", units)
+        if not units or min(units) < 1:
+            raise ValueError(f"hidden must be positive numbers of units such as (50,), got {units}")
+        for name in ("batch_size", "steps"):
+            if operator.index(getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "rho_lr_scale", "init_std", "prior_std"):
+            value = getattr(self, name)
+            if not (value > 0.0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if not 0.0 <= self.kl_warmup < 1.0:
+            raise ValueError(f"kl_warmup must be at least 0 and below 1, got {self.kl_warmup}")
+
+    @classmethod
+    def for_rows(cls, num_rows: int, **given: Any) -> Self:
+        """The recipe for a table of so many rows, with the given settings instead of its own.
+
+        Args:
+            num_rows: rows of the training data.
+            given: any of the settings; None stands for the recipe's own.
+        """
+        chosen = {name: value for name, value in given.items() if value is not None}
+        size = chosen.get("batch_size", cls.batch_size)
+        # At least 20 passes over a table of many rows.
+        chosen.setdefault("steps", max(cls.steps, 20 * math.ceil(num_rows / size)))
+        return cls(**chosen)
+
+    def module(
+        self,
+        num_features: int,
+        num_outputs: int,
+        *,
+        noise: Noise | None,
+        seed: int,
+    ) -> BayesianModule:
+        """A Bayesian :class:`TableNet` in float64, yet to be trained.
+
+        Args:
+            num_features: columns of the inputs.
+            num_outputs: K: classes, or targets.
+            noise: of targets; None for classes.
+            seed: what the initial values and all noise are functions of.
+        """
+        net = TableNet(num_features, self.hidden, num_outputs, noise=noise, seed=seed)
+        bnn = BayesianModule(
+            net.double(),
+            likelihood=(
+                CategoricalLikelihood()
+                if noise is None
+                else GaussianLikelihood(input_dependent=True)
+            ),
+            prior=Gaussian(self.prior_std),
+            init_std=self.init_std,
+            perturbation=LocalReparameterization(),
+            exclude=None if noise is None else (NOISE,),
+            seed=seed,
+        )
+        return bnn.double()
+
+    def fit(
+        self,
+        bnn: BayesianModule,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        weights: Tensor | None = None,
+        validation: tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor] | None = None,
+        streaming: bool = False,
+        checkpoint_dir: str | Path | None = None,
+        resume: bool = False,
+        callback: Callback | None = None,
+    ) -> History:
+        """Train ``bnn`` in place by ``bayesify.fit``, whose errors and warnings are also its own.
+
+        An epoch of the history is a pass over the data, or as many as 50 steps allow.
+
+        Args:
+            bnn: from :meth:`module`.
+            inputs: standardised, float64, shape (N, F).
+            targets: class indices (N,), or standardised numbers (N, K) in float64.
+            weights: how many times each row counts, shape (N,), positive; None for once. A row of
+                weight 2 is the row twice; see :class:`WeightedLikelihood`.
+            validation: inputs and targets whose error and nll are measured after each epoch, with
+                the weights of their rows where ``weights`` are given.
+            streaming: whether the posterior as it is is the prior of these data, see
+                :class:`StreamingELBO`; there is no warm-up then.
+            checkpoint_dir: as for ``bayesify.fit``.
+            resume: as for ``bayesify.fit``.
+            callback: as for ``bayesify.fit``.
+        """
+        plain = bnn.likelihood
+        if weights is not None:
+            targets = WeightedLikelihood.packed(targets, weights)
+            bnn.likelihood = WeightedLikelihood(plain)
+            if validation is not None:
+                x, y, *counts = validation
+                counted = counts[0] if counts else torch.ones(len(x), dtype=torch.float64)
+                validation = x, WeightedLikelihood.packed(y, counted)
+        # Of one minibatch the order does not matter.
+        several = len(inputs) > self.batch_size
+        once = TensorLoader(inputs, targets, self.batch_size, shuffle=several, seed=bnn.seed)
+        loader = Passes(once, max(1, min(_STEPS_AN_EPOCH, self.steps) // len(once)))
+        held_out = None
+        if validation is not None:
+            held_out = TensorLoader(validation[0], validation[1], 4096, shuffle=False)
+        objective = StreamingELBO if streaming else ELBO
+        epochs = math.ceil(self.steps / len(loader))
+        try:
+            return fit(
+                objective(bnn, num_data=len(inputs)),
+                loader,
+                held_out,
+                epochs=epochs,
+                optimizer=partial(torch.optim.Adam, lr=self.lr, fused=True),
+                scheduler=cosine,
+                rho_lr_scale=self.rho_lr_scale,
+                kl_warmup_epochs=0.0 if streaming else self.kl_warmup * epochs,
+                step="plain",
+                checkpoint_dir=checkpoint_dir,
+                resume=resume,
+                callback=callback,
+            )
+        finally:
+            bnn.likelihood = plain
