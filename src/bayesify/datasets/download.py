@@ -72,7 +72,7 @@ def get_file(
     failures = []
     for address in file.addresses:
         try:
-            return _download(file, address, directory / file.dataset, progress)
+            return _download(file, address, directory / file.folder_names[0], progress)
         except (OSError, http.client.HTTPException, DataError) as error:
             failures.append(f"{address} ({_reason(error)})")
     tried = "could not be downloaded from " + " or ".join(failures)

@@ -42,6 +42,8 @@ class DataFile:
             headers around the same data.
         addresses: where it can be downloaded, tried in turn; gzip if they end in ``.gz``.
         system_directories: where packages of an operating system install it.
+        folders: names of its folder within a data directory, that of downloads first; None is
+            that of its data set.
 
     Example:
         >>> DataFile("mnist", "train-images-idx3-ubyte", "ba89...").title
@@ -53,6 +55,12 @@ class DataFile:
     sha256: str
     addresses: tuple[str, ...] = ()
     system_directories: tuple[Path, ...] = ()
+    folders: tuple[str, ...] | None = None
+
+    @property
+    def folder_names(self) -> tuple[str, ...]:
+        """The names of its folder within a data directory."""
+        return self.folders or (self.dataset,)
 
     @property
     def title(self) -> str:
@@ -74,7 +82,7 @@ def find_file(file: DataFile, data_dir: str | Path | None = None) -> FoundFile |
 
     The order is ``$BAYESIFY_DATA``, the repository's ``datasets/`` (where the package runs from a
     checkout), the user's cache (``$XDG_CACHE_HOME`` or ``~/.cache``, then ``bayesify``) and the
-    file's system directories. In each, ``DIR/DATASET/FILE`` comes before ``DIR/FILE``, and
+    file's system directories. In each, ``DIR/FOLDER/FILE`` comes before ``DIR/FILE``, and
     ``FILE.gz`` before ``FILE``.
 
     Args:
@@ -89,7 +97,7 @@ def find_file(file: DataFile, data_dir: str | Path | None = None) -> FoundFile |
             a silent fallback would hide that the data one points at are not the data one uses.
     """
     for directory in search_directories(file, data_dir):
-        for folder in (directory / file.dataset, directory):
+        for folder in (*(directory / name for name in file.folder_names), directory):
             for path in (folder / f"{file.name}.gz", folder / file.name):
                 raw = _read_if_present(path)
                 if raw is not None:

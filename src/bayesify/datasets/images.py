@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bayesify.datasets.catalog import DataSet, find_dataset
+from bayesify.datasets.catalog import IMAGE_DATASETS, DataSet, find_dataset
 from bayesify.datasets.download import Progress, get_file
-from bayesify.datasets.files import DataError, FoundFile
+from bayesify.datasets.files import DataError, FoundFile, find_file
 from bayesify.datasets.idx import parse_idx
 
-__all__ = ["ImageData", "load_images"]
+__all__ = ["ImageData", "find_test_inputs", "load_images"]
 
 _IMAGE_SHAPE = (28, 28)
 #: Blundell et al. 2015, section 5.1: "divided by 126".
@@ -72,7 +72,7 @@ def load_images(
         >>> data.train_inputs.shape, data.train_targets
         (torch.Size([5, 784]), tensor([5, 0, 4, 1, 9]))
     """
-    dataset = find_dataset(name)
+    dataset = find_dataset(name, IMAGE_DATASETS)
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1, got {limit}")
     files = [get_file(file, data_dir, progress=progress) for file in dataset.files]
@@ -91,6 +91,34 @@ def load_images(
         test_targets,
         dataset.class_names,
     )
+
+
+def find_test_inputs(name: str, data_dir: str | Path | None = None) -> Tensor | None:
+    """The test inputs of a data set of images, shape (N_test, 784), if they are at hand.
+
+    Nothing is downloaded, and a file that is not the right one counts as none: the two MNISTs share
+    their file names, so that a directory made for the one may hold files called like the other's.
+
+    Args:
+        name: as for :func:`load_images`.
+        data_dir: look in this directory and in no other.
+
+    Raises:
+        DataError: the name is unknown.
+
+    Example:
+        >>> found = find_test_inputs("mnist")
+        >>> None if found is None else found.shape
+        torch.Size([10000, 784])
+    """
+    dataset = find_dataset(name, IMAGE_DATASETS)
+    try:
+        images, labels = (find_file(file, data_dir) for file in dataset.files[2:])
+        if images is None or labels is None:
+            return None
+        return _to_inputs(_parse_pair(dataset, images, labels)[0])
+    except DataError:
+        return None
 
 
 def _parse_pair(dataset: DataSet, images: FoundFile, labels: FoundFile) -> tuple[Tensor, Tensor]:

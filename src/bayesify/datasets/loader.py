@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesify.noise import Stream, derived_seed
 
-__all__ = ["TensorLoader"]
+__all__ = ["Passes", "TensorLoader"]
 
 
 class TensorLoader:
@@ -102,6 +102,45 @@ class TensorLoader:
         order = torch.randperm(self.num_data, generator=generator).to(self.inputs.device)
         for index in order.split(self.batch_size):
             yield self.inputs.index_select(0, index), self.targets.index_select(0, index)
+
+
+class Passes:
+    """Several passes over the data as one epoch, for data so few that a pass is a step or two.
+
+    Args:
+        loader: the minibatches of one pass, in another order in each.
+        passes: how many there are to an epoch, at least 1.
+
+    Raises:
+        ValueError: ``passes`` is below 1.
+
+    Example:
+        >>> loader = Passes(TensorLoader(torch.zeros(5, 2), torch.zeros(5), 4), passes=3)
+        >>> len(loader), [len(y) for _, y in loader]
+        (6, [4, 1, 4, 1, 4, 1])
+    """
+
+    def __init__(self, loader: TensorLoader, passes: int) -> None:
+        if passes < 1:
+            raise ValueError(f"passes must be at least 1, got {passes}")
+        self._loader, self._passes, self._epoch = loader, passes, 0
+
+    @property
+    def num_data(self) -> int:
+        """N, the number of data in a pass."""
+        return self._loader.num_data
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the orders of the next passes."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._passes * len(self._loader)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(self._passes):
+            self._loader.set_epoch(self._epoch * self._passes + number)
+            yield from self._loader
 
 
 def _check_finite(name: str, values: Tensor) -> None:

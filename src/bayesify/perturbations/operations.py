@@ -27,6 +27,8 @@ _LINEAR: tuple[Callable[..., Tensor], ...] = (
     torch.conv3d,
     *_TRANSPOSED,
 )
+#: Several matrices at once, each with rows of its own: networks side by side.
+_BATCHED = torch.baddbmm
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,9 @@ class LinearCall:
     """One call ``operation(inputs, weight, bias, ...)``, linear in weight and in inputs.
 
     Args:
-        operation: ``F.linear``, a convolution or a transposed convolution.
+        operation: ``F.linear``, a convolution, a transposed convolution, or ``torch.baddbmm``.
         inputs: shape (rows, ..., features) of a linear layer, (rows, channels, ...) of a
-            convolution.
+            convolution, (matrices, rows, features) of ``baddbmm``.
         weight: the second argument.
         bias: the third, or None.
         rest: stride, padding and so on, by position.
@@ -52,6 +54,10 @@ class LinearCall:
 
     def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The same call with other tensors."""
+        if self.operation is _BATCHED:
+            if bias is None:
+                return torch.bmm(inputs, weight)
+            return torch.baddbmm(bias, inputs, weight)
         return self.operation(inputs, weight, bias, *self.rest, **self.named)
 
     def use(self, outputs: Tensor, num_data: int | None, *, of_bias: bool = False) -> Use:
@@ -64,6 +70,11 @@ class LinearCall:
         """
         name = self.operation.__name__
         shape = self.inputs.shape
+        if self.operation is _BATCHED:
+            # Each datum has one row for each matrix, and meets each once; its rows are not the
+            # inputs' first axis, which Flipout's signs need.
+            by_row = shape[1] == num_data and not (of_bias and self._bias_is_shared(outputs))
+            return Use(name, None, 1, _IN_MATRICES) if by_row else Use(name)
         linear = self.operation is F.linear
         # A linear layer also takes a vector as weight, a convolution one datum without its axis.
         weight_dim = self.weight.dim()
@@ -79,6 +90,10 @@ class LinearCall:
         # at each output of both.
         met = shape if self.operation in _TRANSPOSED and not of_bias else outputs.shape
         return Use(name, rows, rows * prod(met[2:]))
+
+    def _bias_is_shared(self, outputs: Tensor) -> bool:
+        matrices, _, features = outputs.shape
+        return self.bias is not None and self.bias.shape != (matrices, 1, features)
 
     @property
     def weight_axes(self) -> tuple[int, int]:
@@ -96,16 +111,24 @@ class LinearCall:
 
     def channel_view(self, values: Tensor) -> Tensor:
         """Values of shape (..., channels), viewed so that they broadcast over inputs or outputs."""
+        if self.operation is _BATCHED:
+            return values
         positions = [1] * (self.inputs.dim() - 2)
         if self.operation is F.linear:
             return values.view(*values.shape[:-1], *positions, values.shape[-1])
         return values.view(*values.shape, *positions)
 
 
+_IN_MATRICES = "one of several matrices with rows of their own"
+
+
 def linear_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> LinearCall | None:
     """Read a call of a PyTorch function, or None where it is no such operation."""
+    if function is _BATCHED:
+        whole = len(args) == 3 and not kwargs and all(isinstance(part, Tensor) for part in args)
+        return LinearCall(function, args[1], args[2], args[0], (), {}) if whole else None
     if function not in _LINEAR:
         return None
     named = dict(kwargs)

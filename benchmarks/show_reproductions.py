@@ -1,0 +1,49 @@
+"""Put the tables and figures that ``bayesify reproduce`` stored into the documentation.
+
+bayesify reproduce uci
+python benchmarks/show_reproductions.py
+
+What stands between an experiment's two marks in a page of PAGES is its table; its figure goes to
+docs/images.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from records import RESULTS
+
+from bayesify.experiments import EXPERIMENTS, read_rows
+from bayesify.storage import atomic_write
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = ("reproductions.md", "calibration.md")
+
+
+def main() -> None:
+    """Write the pages and the figures."""
+    for name in PAGES:
+        path = DOCS / name
+        atomic_write(path, _filled(path.read_text(encoding="utf-8")))
+
+
+def _filled(page: str) -> str:
+    for name, experiment in EXPERIMENTS.items():
+        rows = read_rows(RESULTS / name)
+        before, begin, rest = page.partition(f"<!-- {name}: begin -->")
+        _, end, after = rest.partition(f"<!-- {name}: end -->")
+        if not (rows and begin and end):
+            continue
+        # Made anew, so that a change of the table's form needs no new run.
+        table = experiment.table(rows).rstrip("\n") + "\n"
+        atomic_write(RESULTS / name / "table.md", table)
+        for title, figure in experiment.figures(rows).items():
+            path = RESULTS / name / f"{title}.png"
+            figure.savefig(path, format="png", dpi=150, metadata={"Software": None})
+            (DOCS / "images" / path.name).write_bytes(path.read_bytes())
+        page = f"{before}{begin}\n\n{table.strip()}\n\n{end}{after}"
+    return page
+
+
+if __name__ == "__main__":
+    main()

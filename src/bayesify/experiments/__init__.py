@@ -1,0 +1,39 @@
+"""Tables and figures of the literature, each reproduced by one command and one file."""
+
+from bayesify.experiments import ood, regression_curve, uci
+from bayesify.experiments.experiment import Context, Experiment, Row, Unit
+from bayesify.experiments.reproducing import Outcome, Watcher, read_row, read_rows, reproduce
+
+__all__ = [
+    "EXPERIMENTS",
+    "Context",
+    "Experiment",
+    "Outcome",
+    "Row",
+    "Unit",
+    "Watcher",
+    "find_experiment",
+    "read_row",
+    "read_rows",
+    "reproduce",
+]
+
+#: By name. To add one: a file with an ``EXPERIMENT``, and its row here.
+EXPERIMENTS: dict[str, Experiment] = {
+    each.EXPERIMENT.name: each.EXPERIMENT for each in (regression_curve, uci, ood)
+}
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment called ``name``.
+
+    Raises:
+        ValueError: there is none; the known ones are listed.
+
+    Example:
+        >>> find_experiment("uci").seeds
+        (0,)
+    """
+    if name not in EXPERIMENTS:
+        raise ValueError(f"there is no experiment {name!r}; known are {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]

@@ -1,0 +1,118 @@
+"""What an experiment is: units of work, and what is made of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bayesify.training.history import History
+from bayesify.training.history import Row as HistoryRow
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Context", "Experiment", "Progress", "Row", "Unit"]
+
+#: A finished unit, as its file holds it: the keys that ``reproducing.row_of`` gives.
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work, after which a run can be stopped without loss.
+
+    Args:
+        name: what it is called, and its file; seed and experiment are not part of it.
+        seed: what all its randomness is a function of.
+        config: everything else that determines it, as JSON.
+        seconds: about what it costs on one core of the machine that it was measured on.
+    """
+
+    name: str
+    seed: int
+    config: Mapping[str, Any]
+    seconds: float
+
+    @property
+    def file_name(self) -> str:
+        """The file of its result.
+
+        Example:
+            >>> Unit("yacht", 0, {}, 60.0).file_name
+            'yacht-seed-0.json'
+        """
+        return f"{self.name}-seed-{self.seed}.json"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a unit is run with, beside its settings.
+
+    Args:
+        data_dir: look for data in this directory and in no other.
+        on_progress: told which part of the unit is done, from 0 to 1.
+        on_download: told how a download gets on, see ``bayesify.datasets.Progress``.
+    """
+
+    data_dir: str | Path | None = None
+    on_progress: Callable[[float], None] | None = None
+    on_download: Callable[[str, int, int | None], None] | None = None
+
+
+class Progress:
+    """A callback of ``fit`` that passes on which part of the epochs is done.
+
+    Args:
+        context: told of it.
+        epochs: in all.
+    """
+
+    def __init__(self, context: Context, epochs: int) -> None:
+        self._context, self._epochs = context, epochs
+
+    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
+        """Say nothing."""
+
+    def on_step(self, *, epoch: int, batch: int) -> None:
+        """Say nothing."""
+
+    def on_epoch(self, row: HistoryRow) -> None:
+        """Tell of the epoch."""
+        if self._context.on_progress is not None:
+            self._context.on_progress(float(row["epoch"] or 0) / self._epochs)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure of the literature, as this library reproduces it.
+
+    Args:
+        name: what users call it.
+        source: the paper or document, with the number of its table or figure.
+        reported: what that says, in one line.
+        seeds: those of the full run, unless others are asked for.
+        units: the work for some seeds, in full or quick.
+        run: one unit's metrics, as JSON.
+        table: Markdown of the rows, in which the reported numbers stand beside ours; it may be
+            given a part of them.
+        figures: by name, of the rows; likewise.
+    """
+
+    name: str
+    source: str
+    reported: str
+    seeds: tuple[int, ...]
+    units: Callable[[Sequence[int], bool], list[Unit]]
+    run: Callable[[Unit, Context], dict[str, Any]]
+    table: Callable[[Sequence[Row]], str]
+    figures: Callable[[Sequence[Row]], dict[str, Figure]]
+
+    def seconds(self, *, quick: bool = False) -> float:
+        """What its units cost, about; see :class:`Unit`."""
+        return sum(unit.seconds for unit in self.units(self.usual_seeds(quick=quick), quick))
+
+    def usual_seeds(self, *, quick: bool = False) -> tuple[int, ...]:
+        """Those of a run for which none are asked: of a quick one, the first."""
+        return self.seeds[:1] if quick else self.seeds

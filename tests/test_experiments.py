@@ -1,0 +1,217 @@
+"""The frame of ``reproduce``: units, their files, going on after any end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from bayesify.experiments import (
+    EXPERIMENTS,
+    Context,
+    Experiment,
+    Row,
+    Unit,
+    find_experiment,
+    read_rows,
+    reproduce,
+)
+from bayesify.storage import StorageError
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def on_start(self, units: Sequence[Unit], left: Sequence[Unit]) -> None:
+        self.said.append(f"{len(left)} of {len(units)}")
+
+    def on_unit(self, unit: Unit) -> None:
+        self.said.append(f"begin {unit.name} {unit.seed}")
+
+    def on_progress(self, part: float) -> None:
+        self.said.append(f"{part:g}")
+
+    def on_done(self, unit: Unit, row: Row) -> None:
+        self.said.append(f"end {unit.name} {row['metrics']['value']:.3f}")
+
+
+def toy(fail_at: str = "", size: int = 3) -> Experiment:
+    def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
+        config = {"size": 1 if quick else size, "pair": (1, 2)}
+        return [Unit(name, seed, config, 2.0) for seed in seeds for name in ("a", "b")]
+
+    def run(unit: Unit, context: Context) -> dict[str, Any]:
+        if unit.name == fail_at:
+            raise KeyboardInterrupt
+        assert context.on_progress is not None
+        context.on_progress(0.5)
+        drawn = torch.randn(unit.config["size"], generator=torch.Generator().manual_seed(unit.seed))
+        return {"value": float(drawn.sum()), "threads": torch.get_num_threads()}
+
+    def table(rows: Sequence[Row]) -> str:
+        return "".join(f"| {row['unit']} | {row['metrics']['value']:.3f} |\n" for row in rows)
+
+    def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+        figure = Figure()
+        figure.add_subplot().plot([row["metrics"]["value"] for row in rows])
+        return {"toy": figure}
+
+    return Experiment("toy", "a test", "nothing", (0, 1), units, run, table, figures)
+
+
+def test_each_unit_is_a_file(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    watcher = Silent()
+    outcome = reproduce(toy(), tmp_path / "new" / "toy", watcher)
+    assert torch.get_num_threads() == before
+    assert watcher.said[:4] == ["4 of 4", "begin a 0", "0.5", f"end a {first(outcome.rows):.3f}"]
+    assert sorted(path.name for path in (tmp_path / "new" / "toy").iterdir()) == [
+        *("a-seed-0.json", "a-seed-1.json", "b-seed-0.json", "b-seed-1.json"),
+        *("table.md", "toy.png"),
+    ]
+    row = json.loads((tmp_path / "new" / "toy" / "b-seed-1.json").read_text())
+    contract = {"experiment", "quick", "config", "seed", "commit", "hardware", "versions"}
+    assert contract | {"metrics", "seconds"} <= set(row)
+    assert (row["experiment"], row["quick"], row["seed"], row["unit"]) == ("toy", False, 1, "b")
+    assert row["metrics"]["threads"] == 1
+    assert "1 thread" in row["hardware"]
+    assert outcome.table.read_text().count("\n") == 4
+
+
+def first(rows: Sequence[Row]) -> float:
+    return float(rows[0]["metrics"]["value"])
+
+
+def test_two_runs_differ_in_their_times_only(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        reproduce(toy(), tmp_path / name, Silent(), quick=True)
+    for path in (tmp_path / "one").glob("*.json"):
+        one, other = (json.loads((tmp_path / n / path.name).read_text()) for n in ("one", "other"))
+        assert one.pop("seconds") > 0.0
+        del other["seconds"]
+        assert one == other
+
+
+def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(toy(fail_at="b"), tmp_path, Silent())
+    assert [path.name for path in tmp_path.iterdir()] == ["a-seed-0.json"]
+    kept = (tmp_path / "a-seed-0.json").read_bytes()
+    watcher = Silent()
+    outcome = reproduce(toy(), tmp_path, watcher)
+    assert watcher.said[:2] == ["3 of 4", "begin b 0"]
+    assert (tmp_path / "a-seed-0.json").read_bytes() == kept
+    assert len(outcome.rows) == 4
+    whole = reproduce(toy(), tmp_path / "whole", Silent())
+    assert [row["metrics"] for row in outcome.rows] == [row["metrics"] for row in whole.rows]
+    watcher = Silent()
+    reproduce(toy(), tmp_path, watcher)
+    assert watcher.said == ["0 of 4"]
+
+
+KILLED = """
+    import os, signal, sys
+    from pathlib import Path
+    from tests.test_experiments import Silent, toy
+    from dataclasses import replace
+    from bayesify.experiments import reproduce
+    whole = toy()
+    def run(unit, context):
+        if (unit.name, unit.seed) == ("a", 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole.run(unit, context)
+    reproduce(replace(whole, run=run), Path(sys.argv[1]), Silent())
+"""
+
+
+def test_a_killed_run_loses_one_unit(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[1]
+    path = os.pathsep.join([str(root), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert len(read_rows(tmp_path)) == 2
+    watcher = Silent()
+    reproduce(toy(), tmp_path, watcher)
+    assert watcher.said[0] == "2 of 4"
+
+
+def test_results_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
+    reproduce(toy(), tmp_path, Silent())
+    with pytest.raises(StorageError, match=r"its config must be .*'size': 4.* got .*'size': 3"):
+        reproduce(toy(size=4), tmp_path, Silent())
+    with pytest.raises(StorageError, match="its quick must be True, got False"):
+        reproduce(toy(), tmp_path, Silent(), quick=True)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"experiment": "toy"}'])
+def test_a_damaged_result_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "b-seed-0.json").write_text(content)
+    watcher = Silent()
+    with pytest.raises(StorageError, match=r"b-seed-0\.json .*remove it"):
+        reproduce(toy(), tmp_path, watcher)
+    assert watcher.said == []  # before anything is run
+
+
+def test_quick_is_written_everywhere(tmp_path: Path) -> None:
+    outcome = reproduce(toy(), tmp_path, Silent(), quick=True)
+    assert len(outcome.rows) == 2  # one seed
+    assert all(row["quick"] is True for row in outcome.rows)
+    assert outcome.table.read_text().startswith("**Quick run: ")
+    plain = reproduce(toy(), tmp_path / "full", Silent(), seeds=(0,))
+    assert not plain.table.read_text().startswith("**")
+    assert outcome.figures[0].read_bytes() != plain.figures[0].read_bytes()
+
+
+@pytest.mark.parametrize("seeds", [(1, 1), (0, -1)])
+def test_seeds_are_checked(tmp_path: Path, seeds: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="seeds must be different numbers of at least 0"):
+        reproduce(toy(), tmp_path, Silent(), seeds=seeds)
+
+
+def test_what_is_warned_of_is_stored(tmp_path: Path) -> None:
+    import warnings
+    from dataclasses import replace
+
+    experiment = toy()
+
+    def run(unit: Unit, context: Context) -> dict[str, Any]:
+        warnings.warn("far too hot", UserWarning, stacklevel=1)
+        return experiment.run(unit, context)
+
+    outcome = reproduce(replace(experiment, run=run), tmp_path, Silent(), quick=True)
+    assert outcome.rows[0]["notes"] == ["far too hot"]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments_are_well_formed(name: str) -> None:
+    experiment = find_experiment(name)
+    assert experiment.name == name
+    assert experiment.source
+    assert experiment.reported
+    for quick in (False, True):
+        units = experiment.units((0, 5), quick)
+        assert len({unit.file_name for unit in units}) == len(units)
+        assert {unit.seed for unit in units} == {0, 5}
+        json.dumps([dict(unit.config) for unit in units], allow_nan=False)
+    assert experiment.seconds(quick=True) < 100.0 < experiment.seconds()
+
+
+def test_an_unknown_experiment_lists_the_known() -> None:
+    with pytest.raises(ValueError, match=f"'table-1'; known are {', '.join(EXPERIMENTS)}$"):
+        find_experiment("table-1")
