@@ -21,7 +21,7 @@ from tests.test_resume import timeless
 
 from bayesify import BayesianModule, load
 from bayesify.cli import main
-from bayesify.datasets import ImageData, load_images
+from bayesify.datasets import ImageData, find_test_inputs, load_images
 from bayesify.networks import mlp
 from bayesify.runs import RunConfig, folder
 
@@ -143,6 +143,9 @@ def test_a_run_leaves_what_was_promised(whole: Whole) -> None:
     names = {"config.json", "metrics.json", "history.csv", "checkpoint.safetensors"}
     names |= {"pruning.json", "report.html", "learning_curves.png", "reliability.png"}
     names |= {"least_certain.png", "most_certain.png", "pruning.png", "snr.png"}
+    names |= {"risk_coverage.png", "votes.png"}
+    if find_test_inputs("fashion-mnist") is not None:  # not in the repository
+        names |= {"out_of_distribution.png"}
     names |= {"weight_densities.png", "weight_posteriors.png"}
     files = contents(place)
     assert set(files) == names

@@ -22,7 +22,7 @@ from tests.test_resume import timeless
 import bayesify as bf
 from bayesify.cli import main
 from bayesify.cli.table import EpochTable
-from bayesify.datasets import IMAGE_DATASETS
+from bayesify.datasets import known_datasets
 from bayesify.runs import RunConfig
 
 MNIST = Path(__file__).parents[1] / "datasets" / "mnist"
@@ -164,7 +164,7 @@ def test_every_setting_of_a_run_is_an_option(monkeypatch: pytest.MonkeyPatch) ->
 def test_data_list_shows_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BAYESIFY_DATA", raising=False)
     rows = {row["name"]: row for row in as_json("data", "list")["datasets"]}
-    assert rows.keys() == IMAGE_DATASETS.keys()
+    assert rows.keys() == known_datasets().keys()
     assert rows["mnist"]["directories"] == [str(MNIST)]
     said = bayesify("data", "list")
     assert said.code == 0

@@ -198,6 +198,41 @@ def test_one_component_has_the_quantile_of_a_gaussian(q: float, dtype: torch.dty
     assert np.allclose(got.numpy(), exact, rtol=tolerance, atol=tolerance)
 
 
+def test_quantiles_of_a_usual_mixture_take_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, erfc = [], torch.erfc
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.numel())
+        return erfc(x)
+
+    monkeypatch.setattr(torch, "erfc", counted)
+    p = GaussianPredictive(normals(50, 400, seed=6), torch.tensor(0.5, dtype=torch.float64))
+    p.quantile(0.975)
+    assert len(calls) <= 8
+
+
+@pytest.mark.parametrize("q", [1e-6, 0.025, 0.25, 0.5, 0.75, 0.975])
+@pytest.mark.parametrize(
+    ("means", "std"),
+    [
+        ([-30.0, -29.0, 29.0, 30.0], 0.3),  # nothing lies between two of them
+        ([0.0, 0.0, 0.0, 1e4], 0.5),
+        ([1e9, 1e9 + 1.0, 1e9 + 2.0, 1e9 + 7.0], 1e-3),
+        ([5.0] * 4, 1e-12),
+    ],
+)
+def test_quantiles_where_newton_would_leave_the_mixture(
+    means: list[float], std: float, q: float
+) -> None:
+    centres = torch.tensor(means, dtype=torch.float64)
+    p = GaussianPredictive(centres.unsqueeze(-1), torch.tensor(std, dtype=torch.float64))
+    found = p.quantile(q)
+    # One step of rounding to either side of it: the distribution function passes q there.
+    step = 4.0 * torch.finfo(torch.float64).eps * centres.abs().max() + 1e-9 * std
+    assert p.cdf(found - step).item() <= q * (1.0 + 1e-9)
+    assert p.cdf(found + step).item() >= q * (1.0 - 1e-9)
+
+
 def test_intervals_hold_their_level_with_equal_tails() -> None:
     p = GaussianPredictive(MEANS, NOISE)
     low, high = p.interval(0.9)

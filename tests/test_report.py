@@ -19,6 +19,8 @@ from bayesify.report import write_report
 EVERY_FIGURE = [
     "learning_curves",
     "reliability",
+    "risk_coverage",
+    "votes",
     "least_certain",
     "most_certain",
     "pruning",
@@ -267,6 +269,7 @@ def test_a_point_estimate_has_no_figure_that_needs_a_std(tmp_path):
     assert list(figures) == [
         "learning_curves",
         "reliability",
+        "risk_coverage",
         "least_certain",
         "most_certain",
         "weight_densities",
@@ -322,7 +325,7 @@ def test_weights_of_baselines_stand_beside():
 
 def test_inputs_that_are_no_images_have_no_gallery():
     figures = figures_of(network(), image_shape=None)
-    assert not {"least_certain", "most_certain"} & set(figures)
+    assert not {"votes", "least_certain", "most_certain"} & set(figures)
 
 
 @pytest.mark.parametrize("shape", [(1, 6, 6), (3, 3, 4)])

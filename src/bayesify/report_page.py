@@ -8,61 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from bayesify.report_captions import CAPTIONS
 from bayesify.report_style import STYLE, TEMPLATE
 
 __all__ = ["report_page"]
 
 Row = Mapping[str, float | None]
-
-#: Heading and reading aid of each known figure, by name.
-_CAPTIONS = {
-    "learning_curves": (
-        "Learning curves",
-        "After each epoch: the loss that is minimised, its likelihood part, and the error. Of "
-        "a Bayesian network also how far the posterior has moved from the prior, and its median "
-        "width. A width that still changes at the end has not converged.",
-    ),
-    "reliability": (
-        "Calibration",
-        "Points on the diagonal are calibrated: of the examples given 80 % confidence, 80 % are "
-        "right. Above it the network is too modest, below it too sure. The lower panel counts the "
-        "examples, on a logarithmic axis.",
-    ),
-    "least_certain": (
-        "The least certain test images",
-        "The test images of the highest total uncertainty. Total is the entropy of the "
-        "prediction, epistemic the part that knowing the weights would remove. A good network is "
-        "unsure where a reader is, too.",
-    ),
-    "most_certain": (
-        "The most certain test images",
-        "The test images of the lowest total uncertainty: they should look unmistakable. A wrong "
-        "prediction here would be a confident mistake.",
-    ),
-    "pruning": (
-        "Pruning",
-        "The error as the weights of the lowest signal-to-noise ratio are removed, without "
-        "retraining; averaged over a few weight samples, so that its first row may differ "
-        "a little from the numbers above. The further the curve stays at the dashed line, the "
-        "fewer weights the network needs.",
-    ),
-    "snr": (
-        "Signal-to-noise ratio of the weights",
-        "The ratio |mean| / std in decibels: at 0 dB a weight is as large as its own uncertainty. "
-        "Weights far to the left say little and can go; the dashed line marks the cut that "
-        "removes three quarters.",
-    ),
-    "weight_densities": (
-        "Trained weights",
-        "How the values of the trained weights are spread, pruned ones left out. A prior with a "
-        "narrow spike gathers means near zero; the sample adds the posterior's width.",
-    ),
-    "weight_posteriors": (
-        "Single weights",
-        "What the network knows of three of its weights. Where zero lies in the middle of the "
-        "curve the weight can be removed; where it lies far out the data have fixed the weight.",
-    ),
-}
 
 #: Name, unit and decimals of each known measure.
 _MEASURES = {
@@ -71,13 +22,23 @@ _MEASURES = {
     "nll": ("negative log likelihood", "nats per example", 4),
     "brier": ("Brier score", "0 best, 2 worst", 4),
     "ece": ("expected calibration error", "0 best, 1 worst", 4),
+    "rmse": ("RMSE, averaged prediction", "", 4),
+    "rmse_mean_weights": ("RMSE, mean weights", "", 4),
+    "crps": ("CRPS", "", 4),
+    "mean_std": ("predicted standard deviation", "", 4),
+    **{f"coverage_{p}": (f"coverage of {p} % intervals", "%", 1) for p in (50, 80, 95)},
+    **{f"width_{p}": (f"width of {p} % intervals", "", 4) for p in (50, 80, 95)},
 }
 
 #: Heading, what follows the number, note and decimals of each measure among the key numbers.
 _TILES = {
     "error_predictive": ("test error", " %", "averaged prediction", 2),
     "error_mean_weights": ("test error", " %", "mean weights", 2),
+    "rmse": ("test RMSE", "", "averaged prediction", 4),
+    "rmse_mean_weights": ("test RMSE", "", "mean weights", 4),
     "nll": ("negative log likelihood", "", "nats per example", 4),
+    "crps": ("CRPS", "", "unit of the target", 4),
+    "coverage_95": ("95 % intervals hold", " %", "of the test data", 1),
     "brier": ("Brier score", "", "0 best, 2 worst", 4),
     "ece": ("calibration error (ECE)", "", "0 best, 1 worst", 4),
 }
@@ -149,7 +110,7 @@ def _tiles(metrics: Mapping[str, Any]) -> str:
 
 
 def _figure(name: str, image: bytes, more: str = "") -> str:
-    heading, caption = _CAPTIONS.get(name, (name.replace("_", " ").replace("-", " "), ""))
+    heading, caption = CAPTIONS.get(name, (name.replace("_", " ").replace("-", " "), ""))
     data = base64.b64encode(image).decode()
     # Width and height stand at a fixed place of a PNG. At 100 pixels an inch all figures show
     # their text in one size; given here, the page does not jump while it loads.

@@ -11,6 +11,8 @@ import typer
 import bayesify
 from bayesify.cli.bench import bench
 from bayesify.cli.data import data_app
+from bayesify.cli.predict import predict
+from bayesify.cli.reproduce import reproduce
 from bayesify.cli.results import evaluate, inspect, prune, report
 from bayesify.cli.train import train
 from bayesify.training import NonFiniteLossError
@@ -27,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for _command in (train, evaluate, prune, inspect, report, bench):
+for _command in (train, predict, evaluate, prune, inspect, report, reproduce, bench):
     # Each paragraph on one line, for Typer to wrap at the terminal's width.
     _paragraphs = inspection.cleandoc(_command.__doc__ or "").split("\n\n")
     app.command(help="\n\n".join(" ".join(part.split()) for part in _paragraphs))(_command)

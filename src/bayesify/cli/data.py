@@ -16,13 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from bayesify.datasets import (
-    IMAGE_DATASETS,
     DataError,
     DataSet,
     Progress,
     find_dataset,
     find_file,
     get_file,
+    known_datasets,
 )
 
 __all__ = ["data_app", "download_bar"]
@@ -35,7 +35,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @data_app.command("list")
 def list_datasets(as_json: AsJson = False) -> None:
     """List the known data sets and where each was found; nothing is downloaded."""
-    rows = [_describe(dataset) for dataset in IMAGE_DATASETS.values()]
+    rows = [_describe(dataset) for dataset in known_datasets().values()]
     if as_json:
         typer.echo(json.dumps({"datasets": rows}))
         return

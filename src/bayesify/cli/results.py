@@ -14,16 +14,17 @@ from rich.text import Text
 
 from bayesify import saving
 from bayesify.cli.data import download_bar
-from bayesify.datasets import ImageData
+from bayesify.cli.words import measure_label
 from bayesify.posteriors import Delta, MeanFieldGaussian
 from bayesify.pruning import prune as pruned
 from bayesify.pruning import snr_decibels
 from bayesify.runs import ConfigError, Run, RunError, rewrite_report
+from bayesify.runs.data import RunData
 from bayesify.runs.estimate import use_threads
 from bayesify.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table
 from bayesify.runs.measure import evaluate as measured
 
-__all__ = ["evaluate", "inspect", "prune", "report"]
+__all__ = ["AsJson", "Folder", "evaluate", "inspect", "opened", "prune", "report"]
 
 _FRACTIONS = ",".join(f"{fraction:g}" for fraction in FRACTIONS)
 
@@ -46,7 +47,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a run's network on its test and training data again."""
-    run = _opened(folder)
+    run = opened(folder)
     if samples is not None and samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
     bnn = run.load_module()
@@ -57,15 +58,11 @@ def evaluate(
         typer.echo(json.dumps(metrics))
         return
     table = _table("", "test", "training")
-    for name, label in (
-        ("error_predictive", "error, averaged predictions (%)"),
-        ("error_mean_weights", "error, mean weights (%)"),
-        ("nll", "negative log-likelihood (nats)"),
-        ("brier", "Brier score"),
-        ("ece", "expected calibration error"),
-    ):
-        places = 2 if name.startswith("error") else 4
-        table.add_row(label, *(f"{metrics[part][name]:.{places}f}" for part in ("test", "train")))
+    regression = run.config.task == "regression"
+    for name in metrics["test"]:
+        places = ".2f" if name.startswith("error") else ".5g" if regression else ".4f"
+        values = (format(metrics[part][name], places) for part in ("test", "train"))
+        table.add_row(measure_label(name), *values)
     table.add_row("weight samples", str(metrics["test_samples"]), str(metrics["train_samples"]))
     Console().print(table)
 
@@ -88,7 +85,7 @@ def prune(
 ) -> None:
     """Remove the weights with the lowest signal-to-noise ratio and measure what is left."""
     wanted = _fractions(fractions)
-    run = _opened(folder)
+    run = opened(folder)
     if samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
     if out is not None and out.exists():
@@ -116,13 +113,17 @@ def prune(
     if as_json:
         typer.echo(json.dumps({"rows": rows, "written": written or None}))
         return
-    table = _table("removed %", "weights left", "error, averaged %", "mean weights %", "file, kB")
+    regression = run.config.task == "regression"
+    unit, places = ("mse", ".4f") if regression else ("%", ".2f")
+    table = _table(
+        "removed %", "weights left", f"error, averaged {unit}", f"mean weights {unit}", "file, kB"
+    )
     for row in rows:
         table.add_row(
             f"{100 * row['fraction']:g}",
             f"{row['weights_left']:,}",
-            f"{row['error_predictive']:.2f}",
-            f"{row['error_mean_weights']:.2f}",
+            format(row["error_predictive"], places),
+            format(row["error_mean_weights"], places),
             f"{row['file_bytes'] / 1000:,.0f}",
         )
     console = Console()
@@ -137,13 +138,14 @@ def prune(
 
 def inspect(folder: Folder, as_json: AsJson = False) -> None:
     """Show a run's settings and what is known of each parameter."""
-    run = _opened(folder)
+    run = opened(folder)
     bnn = run.load_module()
     posterior = bnn.posterior
     gaussian = isinstance(posterior, MeanFieldGaussian)
     decibels = snr_decibels(bnn) if gaussian else None
     # Two data, so that their axis can be told from others.
-    coverage = bnn.coverage(torch.zeros(2, 784))
+    num_inputs = 784 if run.table is None else len(run.table.features)
+    coverage = bnn.coverage(torch.zeros(2, num_inputs))
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
         means = bnn.layout.unflatten(posterior.mean)
@@ -171,7 +173,7 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
     settings = _table("setting", "value")
     idle = run.config.idle()
     for name, value in document["settings"].items():
-        if value is not None and name not in idle:
+        if value not in (None, []) and name not in idle:
             settings.add_row(name.replace("_", "-"), Text(_shown(value)))
     for name in ("command", "commit", "hardware"):
         settings.add_row(name, Text(_shown(document.get(name))))
@@ -210,7 +212,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Draw the figures and write report.html of a finished run again."""
-    run = _opened(folder)
+    run = opened(folder)
     others = [Run.open(other) for other in beside or []]
     for each in (run, *others):
         each.metrics()
@@ -220,7 +222,8 @@ def report(
     typer.echo(json.dumps({"report": str(path)}) if as_json else f"report: {path}")
 
 
-def _opened(folder: Path) -> Run:
+def opened(folder: Path) -> Run:
+    """A run, computed with as many threads as it was; a note where it is unfinished."""
     run = Run.open(folder)
     use_threads(run)
     if run.is_unfinished():
@@ -234,7 +237,9 @@ def _opened(folder: Path) -> Run:
     return run
 
 
-def _data(run: Run, data_dir: str | None) -> ImageData:
+def _data(run: Run, data_dir: str | None) -> RunData:
+    if run.table is not None:
+        return run.load_data(data_dir)
     with download_bar() as progress:
         return run.load_data(data_dir, progress=progress)
 

@@ -7,15 +7,12 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from bayesify.runs.folder import as_test_row
+from bayesify.runs.folder import Run, as_test_row
 from bayesify.training.history import History, Row
 
-__all__ = ["EpochTable"]
+__all__ = ["EpochTable", "Recorder"]
 
-_HEADER = (
-    f"{'epoch':>9} {'loss':>8} {'nll':>8} {'KL, nats':>9} {'train err%':>10} {'test err%':>9} "
-    f"{'images/s':>8} {'left':>7}"
-)
+_ERRORS = {None: "err%", "classification": "err%", "regression": "mse"}
 
 
 class EpochTable:
@@ -26,10 +23,18 @@ class EpochTable:
 
     Args:
         console: where to draw.
+        task: ``"regression"``, whose errors are mean squares of the standardised target, or None.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, task: str | None = None) -> None:
         self._console = console
+        error, data = _ERRORS[task], "rows" if task else "images"
+        # Four decimals of a number about 1, or two of a percentage.
+        self._decimals = 4 if task == "regression" else 2
+        self._header = (
+            f"{'epoch':>9} {'loss':>8} {'nll':>8} {'KL, nats':>9} {f'train {error}':>10} "
+            f"{f'test {error}':>9} {f'{data}/s':>8} {'left':>7}"
+        )
         self._bar = Progress(
             TextColumn("{task.description:>9}"),
             BarColumn(bar_width=40),
@@ -50,7 +55,7 @@ class EpochTable:
         if done:
             self._console.print(f"going on after epoch {done} of {epochs}", highlight=False)
         if done < epochs:
-            self._console.print(_HEADER, style="bold", highlight=False)
+            self._console.print(self._header, style="bold", highlight=False)
         self._started = time.monotonic()
 
     def on_note(self, text: str) -> None:
@@ -73,7 +78,8 @@ class EpochTable:
         line = (
             f"{f'{epoch}/{self._epochs}':>9} {_number(row['loss'], '8.4f')} "
             f"{_number(row['nll'], '8.4f')} {_number(row['kl'], '9,.0f')} "
-            f"{_number(row['train_error'], '10.2f')} {_number(row['test_error'], '9.2f')} "
+            f"{_number(row['train_error'], f'10.{self._decimals}f')} "
+            f"{_number(row['test_error'], f'9.{self._decimals}f')} "
             f"{_number(row['images_per_second'], '8,.0f')} {_clock(left):>7}"
         )
         self._console.print(line, highlight=False)
@@ -81,6 +87,38 @@ class EpochTable:
     def close(self) -> None:
         """Take the bar away."""
         self._bar.stop()
+
+
+class Recorder:
+    """Passes everything on to the table, and writes history.csv as it grows.
+
+    Args:
+        run: whose history.csv it is.
+        table: what shows it.
+    """
+
+    def __init__(self, run: Run, table: EpochTable) -> None:
+        self._run, self._table = run, table
+        self._rows: History = []
+
+    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
+        """Note the rows so far."""
+        self._rows = list(history)
+        self._table.on_start(epochs=epochs, batches=batches, history=history)
+
+    def on_note(self, text: str) -> None:
+        """Pass a remark on."""
+        self._table.on_note(text)
+
+    def on_step(self, *, epoch: int, batch: int) -> None:
+        """Pass a step on."""
+        self._table.on_step(epoch=epoch, batch=batch)
+
+    def on_epoch(self, row: Row) -> None:
+        """Write and show the epoch's row."""
+        self._rows.append(row)
+        self._run.write_history(self._rows)
+        self._table.on_epoch(row)
 
 
 def _number(value: float | None, form: str) -> str:

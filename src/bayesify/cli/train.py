@@ -10,20 +10,19 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bayesify.cli.data import download_bar
-from bayesify.cli.table import EpochTable
-from bayesify.datasets import ImageData
-from bayesify.module import BayesianModule
-from bayesify.runs import ConfigError, Run, RunConfig, RunError, finish
+from bayesify.cli.prepare import announce, prepared
+from bayesify.cli.table import EpochTable, Recorder
+from bayesify.cli.words import duration, summarise
+from bayesify.runs import ConfigError, Run, RunConfig, finish
 from bayesify.runs import train as train_run
-from bayesify.runs.estimate import seconds_per_epoch, use_threads
-from bayesify.training.history import History, Row
+from bayesify.runs.estimate import use_threads
 
 __all__ = ["duration", "train"]
 
 _DEFAULT = RunConfig.of("mnist")
 _PLAIN = RunConfig.of("mnist", baseline="sgd")
 _DROPOUT = RunConfig.of("mnist", baseline="dropout")
+_TABLE_DEFAULT = RunConfig.of("a.csv", target="y")
 
 
 def _option(text: str, default: object = None, panel: str | None = None) -> Any:
@@ -31,24 +30,54 @@ def _option(text: str, default: object = None, panel: str | None = None) -> Any:
     return typer.Option(help=text + shown, show_default=False, rich_help_panel=panel)
 
 
-_POSTERIOR, _TRAINING, _BASELINE = "Prior and posterior", "Training", "Baselines"
+_TABLE, _POSTERIOR, _TRAINING, _BASELINE = "Tables", "Prior and posterior", "Training", "Baselines"
 
 
 def train(
-    dataset: Annotated[str, typer.Argument(help="mnist or fashion-mnist.")],
+    dataset: Annotated[
+        str, typer.Argument(help="mnist, fashion-mnist, or FILE.csv with --target NAME.")
+    ],
     out: Annotated[Path, typer.Option(help="The run's folder, new or empty.")],
+    target: Annotated[
+        str | None, _option("The column of a table that is to be predicted.", None, _TABLE)
+    ] = None,
+    task: Annotated[
+        str | None,
+        _option("classification or regression.", "by what the target holds", _TABLE),
+    ] = None,
+    noise: Annotated[
+        str | None,
+        _option("Of regression: learned (one std) or input-dependent.", _DEFAULT.noise, _TABLE),
+    ] = None,
+    test_fraction: Annotated[
+        float | None,
+        _option("Part of the rows that is held out.", _DEFAULT.test_fraction, _TABLE),
+    ] = None,
+    drop: Annotated[
+        list[str] | None, _option("A column not to use; may be given again.", None, _TABLE)
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        _option("A column to use though it looks like an id; may be given again.", None, _TABLE),
+    ] = None,
     baseline: Annotated[
         str | None, _option("Train a plain network instead: sgd or dropout.", None, _BASELINE)
     ] = None,
-    net: Annotated[str | None, _option("mlp or lenet5.", _DEFAULT.net)] = None,
-    hidden: Annotated[str | None, _option("Units of the mlp's hidden layers.", "400,400")] = None,
+    net: Annotated[str | None, _option("Of images: mlp or lenet5.", _DEFAULT.net)] = None,
+    hidden: Annotated[
+        str | None, _option("Units of the hidden layers.", "400,400; tables 50")
+    ] = None,
     prior: Annotated[
         str | None,
         _option("gaussian, scale-mixture or laplace.", _DEFAULT.prior, _POSTERIOR),
     ] = None,
     prior_std: Annotated[
         float | None,
-        _option("Its standard deviation (gaussian, laplace).", _DEFAULT.prior_std, _POSTERIOR),
+        _option(
+            "Its standard deviation (gaussian, laplace).",
+            f"{_DEFAULT.prior_std}; tables {_TABLE_DEFAULT.prior_std}",
+            _POSTERIOR,
+        ),
     ] = None,
     pi: Annotated[
         float | None, _option("Mixture: weight of the first part.", _DEFAULT.pi, _POSTERIOR)
@@ -61,7 +90,11 @@ def train(
     ] = None,
     init_std: Annotated[
         float | None,
-        _option("The posterior's std at the start.", _DEFAULT.init_std, _POSTERIOR),
+        _option(
+            "The posterior's std at the start.",
+            f"{_DEFAULT.init_std}; tables {_TABLE_DEFAULT.init_std}",
+            _POSTERIOR,
+        ),
     ] = None,
     mean_init_std: Annotated[
         float | None,
@@ -72,7 +105,7 @@ def train(
         _option(
             "How noise enters: sampling (one weight sample a minibatch), antithetic (sampling in "
             "pairs), local (reparametrisation), local-per-position or flipout.",
-            _DEFAULT.estimator,
+            f"{_DEFAULT.estimator}; tables {_TABLE_DEFAULT.estimator}",
             _TRAINING,
         ),
     ] = None,
@@ -87,7 +120,7 @@ def train(
         float | None,
         _option(
             "Part of the epochs over which the KL's weight rises from 0 to 1.",
-            _DEFAULT.kl_warmup,
+            f"{_DEFAULT.kl_warmup}; tables {_TABLE_DEFAULT.kl_warmup}",
             _TRAINING,
         ),
     ] = None,
@@ -104,7 +137,8 @@ def train(
         _option(
             "Learning rate on the mean loss of a minibatch; a rate eta on the summed loss, as in "
             "the paper, is eta x batch size here.",
-            f"{_DEFAULT.lr}; sgd baseline {_PLAIN.lr}, dropout {_DROPOUT.lr}",
+            f"{_DEFAULT.lr}; sgd baseline {_PLAIN.lr}, dropout {_DROPOUT.lr}; tables "
+            f"{_TABLE_DEFAULT.lr}",
             _TRAINING,
         ),
     ] = None,
@@ -113,19 +147,32 @@ def train(
     ] = None,
     rho_lr_scale: Annotated[
         float | None,
-        _option("Rate of rho as a multiple of --lr.", _DEFAULT.rho_lr_scale, _TRAINING),
+        _option(
+            "Rate of rho as a multiple of --lr.",
+            f"{_DEFAULT.rho_lr_scale}; tables {_TABLE_DEFAULT.rho_lr_scale}",
+            _TRAINING,
+        ),
     ] = None,
     schedule: Annotated[
         str | None, _option("cosine (to zero) or constant.", _DEFAULT.schedule, _TRAINING)
     ] = None,
     epochs: Annotated[
-        int | None, _option("Passes over the training data.", _DEFAULT.epochs, _TRAINING)
+        int | None,
+        _option(
+            "Passes over the training data, or --passes times as many.",
+            f"{_DEFAULT.epochs}; tables by their size",
+            _TRAINING,
+        ),
+    ] = None,
+    passes: Annotated[
+        int | None, _option("Passes an epoch.", "1; tables by their size", _TRAINING)
     ] = None,
     batch_size: Annotated[
         int | None,
         _option(
-            "Images a minibatch.",
-            f"{_DEFAULT.batch_size}; baselines {_PLAIN.batch_size}",
+            "Images or rows a minibatch.",
+            f"{_DEFAULT.batch_size}; baselines {_PLAIN.batch_size}; tables "
+            f"{_TABLE_DEFAULT.batch_size}",
             _TRAINING,
         ),
     ] = None,
@@ -143,14 +190,18 @@ def train(
         float | None,
         _option("Probability of dropping a unit.", _DEFAULT.dropout_hidden, _BASELINE),
     ] = None,
-    limit: Annotated[int | None, _option("Use only the first N training images.")] = None,
+    limit: Annotated[int | None, _option("Use only the first N training images, or rows.")] = None,
     precision: Annotated[
         str | None,
         _option("float32, or bfloat16 (autocast) in training.", _DEFAULT.precision, _TRAINING),
     ] = None,
     step: Annotated[
         str | None,
-        _option("fused (one compiled kernel), plain or auto.", _DEFAULT.step, _TRAINING),
+        _option(
+            "fused (one compiled kernel), plain or auto.",
+            f"{_DEFAULT.step}; tables {_TABLE_DEFAULT.step}",
+            _TRAINING,
+        ),
     ] = None,
     seed: Annotated[int | None, _option("Of all randomness.", _DEFAULT.seed)] = None,
     threads: Annotated[
@@ -164,32 +215,31 @@ def train(
 ) -> None:
     """Train a Bayesian network, or a baseline, and report on it.
 
+    The data are images, or a table in a CSV file: what its columns hold is found, a part of its
+    rows is held out, and the target's column says whether to predict a number or a class.
+
     The folder --out receives the settings, the history, a checkpoint after every epoch, the
     metrics, the figures and report.html. Ctrl-C stops after the current step; the same command
     with --resume goes on and gives what an uninterrupted run would have given.
     """
     given = {
-        name: value
+        name: tuple(value) if isinstance(value, list) else value
         for name, value in locals().items()
         if value is not None and name not in ("dataset", "out", "data_dir", "resume", "as_json")
     }
     if hidden is not None:
         given["hidden"] = _widths(hidden)
     console = Console(stderr=True)
-    if resume and not (out / "config.json").exists():
-        console.print(Text(f"nothing to resume in {out}: starting anew"), soft_wrap=True)
-    run, is_new = _prepared(dataset, out, given, data_dir, resume=resume)
-    with download_bar() as progress:
-        data = run.load_data(progress=progress)
+    run, data, is_new = prepared(console, dataset, out, given, data_dir, resume=resume)
     # Made before the folder is, so that what cannot be made or read leaves no trace.
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
     use_threads(run)
     if is_new:
-        run = Run.create(out, run.config, data_dir=data_dir)
-    _announce(console, run, bnn, data)
+        run = Run.create(out, run.config, data_dir=data_dir, table=run.table)
+    announce(console, run, bnn, data)
 
-    table = EpochTable(console)
-    recorder = _Recorder(run, table)
+    table = EpochTable(console, run.config.task)
+    recorder = Recorder(run, table)
     try:
         trained = train_run(run, data, recorder)
     except KeyboardInterrupt:
@@ -204,48 +254,8 @@ def train(
     if as_json:
         typer.echo(json.dumps(metrics))
         return
-    _summarise(console, run, metrics, trained.notes)
+    summarise(console, run, metrics, trained.notes)
     typer.echo(f"report: {report}")
-
-
-class _Recorder:
-    """Passes everything on to the table, and writes history.csv as it grows."""
-
-    def __init__(self, run: Run, table: EpochTable) -> None:
-        self._run, self._table = run, table
-        self._rows: History = []
-
-    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
-        self._rows = list(history)
-        self._table.on_start(epochs=epochs, batches=batches, history=history)
-
-    def on_note(self, text: str) -> None:
-        self._table.on_note(text)
-
-    def on_step(self, *, epoch: int, batch: int) -> None:
-        self._table.on_step(epoch=epoch, batch=batch)
-
-    def on_epoch(self, row: Row) -> None:
-        self._rows.append(row)
-        self._run.write_history(self._rows)
-        self._table.on_epoch(row)
-
-
-def _prepared(
-    dataset: str, out: Path, given: dict[str, Any], data_dir: str | None, *, resume: bool
-) -> tuple[Run, bool]:
-    if not (resume and (out / "config.json").exists()):
-        return Run(out, RunConfig.of(dataset, **given), data_dir), True
-    run = Run.open(out)
-    asked = {"dataset": dataset, **given}
-    for name, value in asked.items():
-        stored = getattr(run.config, name)
-        if value != stored:
-            raise RunError(
-                f"--resume goes on with the run in {out}, whose {name.replace('_', '-')} is "
-                f"{stored}, but {value} was asked for; leave it out, or choose a new folder"
-            )
-    return Run(out, run.config, data_dir or run.data_dir), False
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -255,44 +265,3 @@ def _widths(text: str) -> tuple[int, ...]:
         raise ConfigError(
             f"hidden must be positive numbers of units such as 400,400, got {text!r}"
         ) from error
-
-
-def _announce(console: Console, run: Run, bnn: BayesianModule, data: ImageData) -> None:
-    config = run.config
-    what = {None: "Bayes by Backprop", "sgd": "plain network", "dropout": "dropout network"}
-    seconds = seconds_per_epoch(bnn, config, data)
-    console.print(
-        f"{what[config.baseline]}, {config.dataset}, {config.net}: {bnn.layout.num_weights:,} "
-        f"weights, {len(data.train_targets):,} images; {config.epochs} epochs of about "
-        f"{duration(seconds)}, {duration(seconds * config.epochs)} in all",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def duration(seconds: float) -> str:
-    """A time for people to read, such as "3 min"."""
-    if seconds < 90:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
-def _summarise(console: Console, run: Run, metrics: dict[str, Any], notes: list[str]) -> None:
-    test = metrics["test"]
-    averaged = (
-        f"{test['error_predictive']:.2f} % averaged over {metrics['test_samples']} weight samples, "
-        if run.config.baseline is None
-        else ""
-    )
-    console.print(
-        f"test error {averaged}{test['error_mean_weights']:.2f} %"
-        f"{' at the mean weights' if averaged else ''}\n"
-        f"nll {test['nll']:.4f} nats, Brier {test['brier']:.4f}, "
-        f"calibration error {test['ece']:.4f}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    for note in notes:
-        console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)

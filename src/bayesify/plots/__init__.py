@@ -7,7 +7,13 @@ pyplot, so that nothing global is opened or left changed.
 # First, for it says what to install where matplotlib is missing.
 from bayesify.plots.style import COLOURS, STYLE, Row  # isort: skip
 from bayesify.plots.curves import learning_curves, pruning_curve, reliability_diagram
-from bayesify.plots.gallery import digit_gallery
+from bayesify.plots.gallery import digit_gallery, votes_gallery
+from bayesify.plots.intervals import interval_coverage, predicted_against_true
+from bayesify.plots.uncertainty import (
+    epistemic_histogram,
+    epistemic_histograms,
+    risk_coverage_curve,
+)
 from bayesify.plots.weights import snr_density_and_cdf, weight_densities, weight_posteriors
 
 __all__ = [
@@ -15,10 +21,16 @@ __all__ = [
     "STYLE",
     "Row",
     "digit_gallery",
+    "epistemic_histogram",
+    "epistemic_histograms",
+    "interval_coverage",
     "learning_curves",
+    "predicted_against_true",
     "pruning_curve",
     "reliability_diagram",
+    "risk_coverage_curve",
     "snr_density_and_cdf",
+    "votes_gallery",
     "weight_densities",
     "weight_posteriors",
 ]

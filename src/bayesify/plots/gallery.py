@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from bayesify.plots.style import COLOURS, styled
 
-__all__ = ["digit_gallery"]
+__all__ = ["digit_gallery", "votes_gallery"]
+
+_KEY = "bars: green the true class, red-orange a wrong prediction"
 
 
 @styled
@@ -54,47 +57,136 @@ def digit_gallery(
             f"and a name for each of the K classes, got lengths {sorted(lengths)}, "
             f"K={probs.shape[1]} and {len(class_names)} names"
         )
+    figure, cards = _cards(images, title, _KEY)
+    for index, (card, bars) in enumerate(cards):
+        true, predicted = int(targets[index]), int(probs[index].argmax())
+        _say(
+            card,
+            class_names,
+            true,
+            predicted,
+            f"total {_nats(total[index])}, epistemic {_nats(epistemic[index])} nats",
+        )
+        _class_bars(bars, probs[index], true, class_names)
+        bars.set_xticks((0.0, 0.5, 1.0), ("0", "½", "1"), fontsize=7)
+        bars.set_xlabel("probability", fontsize=7, labelpad=1)
+    return figure
+
+
+@styled
+def votes_gallery(
+    images: Tensor,
+    targets: Tensor,
+    samples: Tensor,
+    class_names: Sequence[str],
+    title: str,
+) -> Figure:
+    r"""Images, each with the votes of the weight samples: which class each finds most probable.
+
+    Args:
+        images: shape (n, height, width), or (n, height, width, 3) from 0 to 1.
+        targets: true classes, shape (n,).
+        samples: class probabilities of each of S weight samples, shape (S, n, K), as
+            ``predict(x, keep_samples=True).samples``. Of more than 10 classes those with the most
+            votes are drawn, the predicted one and the true one.
+        class_names: K names.
+        title: the figure's title.
+
+    Raises:
+        ValueError: there is no image or no sample, or the lengths differ.
+
+    Example:
+        >>> import torch
+        >>> samples = torch.tensor([[[0.9, 0.1]], [[0.4, 0.6]], [[0.7, 0.3]]])
+        >>> figure = votes_gallery(torch.zeros(1, 2, 2), torch.tensor([1]), samples, "ab", "Votes")
+        >>> figure.subfigs[0].get_suptitle()
+        'true b\npredicted a\nvotes: 2 for a, 1 for b'
+    """
+    if (
+        samples.dim() != 3
+        or 0 in samples.shape
+        or not len(images) == len(targets) == samples.shape[1]
+        or samples.shape[2] != len(class_names)
+    ):
+        raise ValueError(
+            "a gallery of votes needs samples of shape (S, n, K), none of them 0, with n images, n "
+            f"targets and K names, got {tuple(samples.shape)}, {len(images)}, {len(targets)} and "
+            f"{len(class_names)}"
+        )
+    count = len(samples)
+    votes = one_hot(samples.argmax(-1), len(class_names)).sum(0)
+    figure, cards = _cards(images, title, _KEY)
+    for index, (card, bars) in enumerate(cards):
+        # Decided by the averaged probabilities, as every prediction: a majority need not agree.
+        true, predicted = int(targets[index]), int(samples[:, index].mean(0).argmax())
+        ranked = votes[index].sort(descending=True, stable=True).indices[:2].tolist()
+        said = [
+            f"{int(votes[index, k])} for {_shortened(class_names[k], 8)}"
+            for k in ranked
+            if votes[index, k] > 0
+        ]
+        more = f"votes: {', '.join(said)}"
+        _say(card, class_names, true, predicted, more)
+        _class_bars(bars, votes[index] / count, true, class_names, predicted)
+        ticks = (0, count // 2, count) if count % 2 == 0 else (0, count)
+        bars.set_xticks([tick / count for tick in ticks], [str(t) for t in ticks], fontsize=7)
+        bars.set_xlabel("votes", fontsize=7, labelpad=1)
+    return figure
+
+
+def _cards(images: Tensor, title: str, key: str) -> tuple[Figure, Iterator[tuple[SubFigure, Axes]]]:
+    """A figure with its title, and for each image a part of it with empty axes for bars."""
     columns = min(4, len(images))
     rows = math.ceil(len(images) / columns)
     figure = Figure(figsize=(2.45 * columns, 0.4 + 2.1 * rows), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left")
     if columns > 2:
-        key = "bars: green the true class, red-orange a wrong prediction"
         figure.text(0.99, 0.98, key, ha="right", va="top", fontsize=8)
     cards = figure.subfigures(rows, columns, squeeze=False).flat
     pictures = images.detach().cpu().double().numpy()
     low, high = float(pictures.min()), float(pictures.max())
-    # Not strict: the last row may have more cards than images.
-    for index, (picture, card) in enumerate(zip(pictures, cards, strict=False)):
-        true, predicted = int(targets[index]), int(probs[index].argmax())
-        card.suptitle(
-            f"true {_shortened(class_names[true], 24)}\n"
-            f"predicted {_shortened(class_names[predicted], 24)}\n"
-            f"total {_nats(total[index])}, epistemic {_nats(epistemic[index])} nats",
-            x=0.03,
-            ha="left",
-            fontsize=8,
-            fontweight="normal",
-            color=COLOURS["ink" if true == predicted else "vermillion"],
-        )
-        image, bars = card.subplots(1, 2)
-        image.imshow(picture, cmap="gray_r", vmin=low, vmax=high, interpolation="nearest")
-        image.set_axis_off()
-        _class_bars(bars, probs[index], true, class_names)
-    return figure
+
+    def made() -> Iterator[tuple[SubFigure, Axes]]:
+        # Not strict: the last row may have more cards than images.
+        for picture, card in zip(pictures, cards, strict=False):
+            image, bars = card.subplots(1, 2)
+            image.imshow(picture, cmap="gray_r", vmin=low, vmax=high, interpolation="nearest")
+            image.set_axis_off()
+            yield card, bars
+
+    return figure, made()
 
 
-def _class_bars(ax: Axes, probs: Tensor, true: int, class_names: Sequence[str]) -> None:
-    shown = sorted({true, *probs.topk(min(10, len(probs))).indices.tolist()})
-    predicted = int(probs.argmax())
+def _say(card: SubFigure, class_names: Sequence[str], true: int, predicted: int, more: str) -> None:
+    card.suptitle(
+        f"true {_shortened(class_names[true], 24)}\n"
+        f"predicted {_shortened(class_names[predicted], 24)}\n{more}",
+        x=0.03,
+        ha="left",
+        fontsize=8,
+        fontweight="normal",
+        color=COLOURS["ink" if true == predicted else "vermillion"],
+    )
+
+
+def _class_bars(
+    ax: Axes,
+    probs: Tensor,
+    true: int,
+    class_names: Sequence[str],
+    predicted: int | None = None,
+) -> None:
+    predicted = int(probs.argmax()) if predicted is None else predicted
+    top = probs.topk(min(10, len(probs))).indices.tolist()
+    if predicted not in top:
+        top[-1] = predicted
+    shown = sorted({true, *top})
     colours = {predicted: "vermillion", true: "green"}
     heights = [float(probs[k]) for k in shown]
     ax.barh(range(len(shown)), heights, 0.75, color=[COLOURS[colours.get(k, "sky")] for k in shown])
     ax.set_yticks(range(len(shown)), [_shortened(class_names[k], 12) for k in shown], fontsize=7)
     ax.tick_params(axis="y", length=0, pad=2)
-    ax.set_xticks((0.0, 0.5, 1.0), ("0", "½", "1"), fontsize=7)
     ax.tick_params(axis="x", length=2, pad=2)
-    ax.set_xlabel("probability", fontsize=7, labelpad=1)
     ax.set(xlim=(0.0, 1.0), ylim=(len(shown) - 0.4, -0.6))
     ax.grid(axis="y", visible=False)
 

@@ -15,7 +15,10 @@ try:
 except ImportError as error:
     raise ImportError("figures need matplotlib; run pip install 'bayesify[cli]'") from error
 
-__all__ = ["COLOURS", "STYLE", "Floats", "Row", "compact", "decibels", "plain", "scale_y", "styled"]
+__all__ = [
+    *("COLOURS", "STYLE", "Floats", "Row"),
+    *("compact", "decibels", "plain", "scale_y", "styled", "tick"),
+]
 
 #: One epoch of a history, or one line of a pruning table; what is missing or None is not drawn.
 Row = Mapping[str, float | None]
@@ -102,6 +105,12 @@ def compact(value: float) -> str:
         if value >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
+
+
+def tick(value: float, _: object = None) -> str:
+    """A tick's number in little room: 0.25, 1,500, 350k, and below 0 with a true minus sign."""
+    text = plain(abs(value)) if abs(value) < 1e4 else compact(abs(value))
+    return f"\N{MINUS SIGN}{text}" if value < 0.0 else text
 
 
 def decibels(value: float) -> str:

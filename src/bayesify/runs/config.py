@@ -8,49 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from bayesify.perturbations import (
-    Flipout,
-    LocalReparameterization,
-    Perturbation,
-    WeightSampling,
-)
+from bayesify.perturbations import Perturbation
 from bayesify.priors import Gaussian, Laplace, Prior, ScaleMixture
+from bayesify.runs.rules import BASELINES, ESTIMATORS, ConfigError, check, idle, option
+from bayesify.tabular import TableRecipe
 
 __all__ = ["BASELINES", "ConfigError", "RunConfig"]
 
-BASELINES = ("sgd", "dropout")
-_ESTIMATORS: dict[str, Perturbation] = {
-    "sampling": WeightSampling(),
-    "antithetic": WeightSampling(antithetic=True),
-    "local": LocalReparameterization(),
-    "local-per-position": LocalReparameterization(per_position=True),
-    "flipout": Flipout(),
-}
-_CHOICES = {
-    "baseline": (None, *BASELINES),
-    "prior": ("gaussian", "scale-mixture", "laplace"),
-    "net": ("mlp", "lenet5"),
-    "estimator": tuple(_ESTIMATORS),
-    "kl": ("auto", "closed", "monte-carlo"),
-    "kl_weighting": ("uniform", "geometric"),
-    "optimizer": ("sgd", "adam"),
-    "schedule": ("cosine", "constant"),
-    "precision": ("float32", "bfloat16"),
-    "step": ("auto", "plain", "fused"),
-}
-_COUNTS = ("train_samples", "test_samples", "epochs", "batch_size", "limit", "threads")
-# Of units, epochs, samples or images: far beyond use, and still an integer to torch.
-_MOST = 2**31 - 1
-_MOST_THREADS = 1024
 # The paper's optimiser, each with the better of the rates 0.1 and 0.02.
 _BASELINE_DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "batch_size": 128},
     "dropout": {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "batch_size": 128},
 }
-
-
-class ConfigError(ValueError):
-    """A setting is out of its range or contradicts another."""
+#: Steps of training to a row of the history, where a pass over a small table is fewer.
+_STEPS_PER_EPOCH = 50
 
 
 @dataclass(frozen=True)
@@ -60,9 +31,16 @@ class RunConfig:
     The defaults were chosen by measurement; see docs/adr.
 
     Args:
-        dataset: name of the data set.
+        dataset: name of the data set, or the path of a table.
+        target: the column of a table that is to be predicted; None for images.
+        task: ``"classification"`` or ``"regression"`` of a table; None until it is read.
+        noise: of a table's regression: ``"learned"``, one std for all rows, or
+            ``"input-dependent"``.
+        test_fraction: part of a table's rows that is held out.
+        drop: columns of a table not to use.
+        keep: columns of a table to use though they look like identifiers.
         baseline: None for Bayes by Backprop, ``"sgd"`` for the plain network, ``"dropout"``.
-        net: ``"mlp"`` or ``"lenet5"``.
+        net: ``"mlp"`` or ``"lenet5"``; ``"table"`` for a table, see ``bayesify.tabular``.
         hidden: units of each hidden layer of the MLP.
         prior: ``"gaussian"``, ``"scale-mixture"`` or ``"laplace"``.
         prior_std: standard deviation of the Gaussian or Laplace prior.
@@ -86,7 +64,8 @@ class RunConfig:
         momentum: of ``"sgd"``.
         rho_lr_scale: learning rate of rho as a multiple of ``lr``.
         schedule: ``"cosine"`` to zero, or ``"constant"``.
-        epochs: passes over the training data.
+        epochs: rows of the history: passes over the training data, or ``passes`` times as many.
+        passes: over the training data an epoch.
         batch_size: data a minibatch.
         limit: use only the first so many training data.
         precision: ``"float32"``, or ``"bfloat16"`` for autocast in training; means, rho, KL and
@@ -103,10 +82,16 @@ class RunConfig:
         (100,)
         >>> RunConfig.of("mnist", epochs=-1)
         Traceback (most recent call last):
-        bayesify.runs.config.ConfigError: epochs must be at least 1, got -1
+        bayesify.runs.rules.ConfigError: epochs must be at least 1, got -1
     """
 
     dataset: str
+    target: str | None = None
+    task: str | None = None
+    noise: str = "learned"
+    test_fraction: float = 0.2
+    drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
     baseline: str | None = None
     net: str = "mlp"
     hidden: tuple[int, ...] = (400, 400)
@@ -132,6 +117,7 @@ class RunConfig:
     rho_lr_scale: float = 1.5
     schedule: str = "cosine"
     epochs: int = 25
+    passes: int = 1
     batch_size: int = 256
     limit: int | None = None
     precision: str = "float32"
@@ -140,8 +126,13 @@ class RunConfig:
     threads: int = 1
 
     @classmethod
-    def of(cls, dataset: str, **given: Any) -> RunConfig:
-        """A configuration with defaults that suit the baseline, and the given settings.
+    def of(cls, dataset: str, *, num_rows: int | None = None, **given: Any) -> RunConfig:
+        """A configuration with defaults that suit the data and the baseline, and given settings.
+
+        Args:
+            dataset: as the field.
+            num_rows: how many rows a table has for training, on which its defaults depend.
+            given: any of the fields.
 
         Raises:
             ConfigError: a setting is out of range, or is given where it would do nothing.
@@ -149,15 +140,17 @@ class RunConfig:
         baseline = given.get("baseline")
         # An unknown baseline is refused with the other choices.
         defaults = _BASELINE_DEFAULTS.get(baseline or "", {})
+        if given.get("target") is not None:
+            defaults = _table_defaults(baseline, num_rows, given)
         if given.get("estimator") == "antithetic":
             defaults = {**defaults, "train_samples": 2}
         config = cls(dataset=dataset, **{**defaults, **given})
         idle = [name for name in config.idle() if name in given]
         if idle:
             raise ConfigError(
-                f"{_option(idle[0])} would do nothing here (net {config.net}, baseline "
-                f"{baseline or 'none'}, prior {config.prior}, optimizer {config.optimizer}); "
-                "leave it out"
+                f"{option(idle[0])} would do nothing here (net {config.net}, baseline "
+                f"{baseline or 'none'}, prior {config.prior}, optimizer {config.optimizer}"
+                f"{f', task {config.task}' if config.task else ''}); leave it out"
             )
         usual = defaults.get("optimizer", cls.optimizer)
         if config.optimizer != usual and "lr" not in given:
@@ -174,15 +167,19 @@ class RunConfig:
         Raises:
             ConfigError: a setting is missing, unknown or out of range.
         """
+        lists = ("hidden", "drop", "keep")
         try:
-            config = cls(**{**stored, "hidden": tuple(stored["hidden"])})
+            given = {name: tuple(stored[name]) for name in lists if name in stored}
+            config = cls(**{**stored, **given, "hidden": tuple(stored["hidden"])})
         except (KeyError, TypeError) as error:
             raise ConfigError(
                 f"config.json does not hold the settings of a run: {error}"
             ) from error
         for name, kind in get_type_hints(cls).items():
-            values = config.hidden if name == "hidden" else (getattr(config, name),)
-            allowed = int if name == "hidden" else kind | int if "float" in str(kind) else kind
+            values = getattr(config, name) if name in lists else (getattr(config, name),)
+            allowed = kind | int if "float" in str(kind) else kind
+            if name in lists:
+                allowed = int if name == "hidden" else str
             for value in values:
                 if isinstance(value, bool) or not isinstance(value, allowed):
                     raise ConfigError(f"{name} in config.json is of a wrong type: {value!r}")
@@ -190,7 +187,11 @@ class RunConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The settings, as JSON."""
-        return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
+        settings = dataclasses.asdict(self)
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in settings.items()
+        }
 
     def make_prior(self) -> Prior:
         """The prior that the settings name."""
@@ -202,79 +203,41 @@ class RunConfig:
 
     def make_perturbation(self) -> Perturbation:
         """The estimator that the settings name."""
-        return _ESTIMATORS[self.estimator]
+        return ESTIMATORS[self.estimator]
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                known = ", ".join(str(choice) for choice in choices if choice)
-                raise ConfigError(
-                    f"{_option(name)} must be one of {known}, got {getattr(self, name)}"
-                )
-        if not self.hidden or min(self.hidden) < 1 or max(self.hidden) > _MOST:
-            raise ConfigError(
-                f"hidden must be positive numbers of units such as 400,400, got "
-                f"{','.join(map(str, self.hidden)) or 'none'}"
-            )
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{_option(name)} must be at least 1, got {value}")
-            most = _MOST_THREADS if name == "threads" else _MOST
-            if name != "limit" and value is not None and value > most:
-                raise ConfigError(f"{_option(name)} must be at most {most:,}, got {value}")
-        if not -(2**127) <= self.seed < 2**127:
-            raise ConfigError(f"seed must have at most 128 bits, got {self.seed}")
-        for name in (
-            "prior_std",
-            "std1",
-            "std2",
-            "init_std",
-            "mean_init_std",
-            "lr",
-            "rho_lr_scale",
-        ):
-            value = getattr(self, name)
-            if value is not None and not (value > 0.0 and math.isfinite(value)):
-                raise ConfigError(f"{_option(name)} must be positive and finite, got {value}")
-        for name in ("momentum", "dropout_input", "dropout_hidden", "kl_warmup"):
-            value = getattr(self, name)
-            if not 0.0 <= value < 1.0:
-                raise ConfigError(f"{_option(name)} must be at least 0 and below 1, got {value}")
-        if not (self.temperature >= 0.0 and math.isfinite(self.temperature)):
-            raise ConfigError(f"temperature must be at least 0 and finite, got {self.temperature}")
-        try:
-            self.make_prior()
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        if self.make_perturbation().antithetic and self.train_samples % 2:
-            raise ConfigError(
-                f"estimator {self.estimator} takes weight samples in pairs, so train-samples must "
-                f"be even, got {self.train_samples}; use --train-samples 2"
-            )
-        if self.kl == "closed" and self.prior == "scale-mixture":
-            raise ConfigError("the scale mixture has no closed-form KL; use --kl auto")
+        check(self)
 
     def idle(self) -> list[str]:
         """The settings that do nothing in this combination."""
-        idle = []
-        if self.net != "mlp":
-            idle += ["hidden"]
-        elif self.estimator == "local-per-position":
-            idle += ["estimator"]
-        if self.baseline is not None:
-            idle += ["prior", "init_std", "estimator", "kl", "kl_weighting", "kl_warmup"]
-            idle += ["temperature", "train_samples", "test_samples", "rho_lr_scale", "step"]
-        if self.baseline != "dropout":
-            idle += ["dropout_input", "dropout_hidden"]
-        if self.baseline is not None or self.prior != "scale-mixture":
-            idle += ["pi", "std1", "std2"]
-        if self.baseline is not None or self.prior == "scale-mixture":
-            idle += ["prior_std"]
-        if self.optimizer != "sgd":
-            idle += ["momentum"]
-        return idle
+        return idle(self)
 
 
-def _option(name: str) -> str:
-    return name.replace("_", "-")
+def _table_defaults(
+    baseline: str | None, num_rows: int | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Those of ``bayesify.tabular``, in a run's terms."""
+    size = given.get("batch_size") or TableRecipe.batch_size
+    rows = num_rows or size
+    recipe = TableRecipe.for_rows(rows, batch_size=max(1, size))
+    batches = -(-rows // recipe.batch_size)
+    passes = given.get("passes") or max(1, _STEPS_PER_EPOCH // batches)
+    common = {
+        "net": "table",
+        "hidden": recipe.hidden,
+        "batch_size": recipe.batch_size,
+        "passes": passes,
+        "epochs": math.ceil(recipe.steps / (batches * max(1, passes))),
+    }
+    if baseline is not None:
+        return {**common, "optimizer": "adam", "lr": 1e-3}
+    return {
+        **common,
+        "prior_std": recipe.prior_std,
+        "estimator": "local",
+        "lr": recipe.lr,
+        "rho_lr_scale": recipe.rho_lr_scale,
+        "init_std": recipe.init_std,
+        "kl_warmup": recipe.kl_warmup,
+        "step": "plain",
+    }

@@ -15,14 +15,15 @@ import bayesify
 __all__ = ["commit", "hardware", "versions"]
 
 
-def versions() -> dict[str, str]:
-    """The versions that a result depends on.
+def versions(*, table: bool = False) -> dict[str, str]:
+    """The versions that a result depends on; that of pandas only if it read a table.
 
     Example:
         >>> sorted(versions())
         ['bayesify', 'numpy', 'python', 'safetensors', 'torch']
     """
-    installed = {name: metadata.version(name) for name in ("numpy", "safetensors", "torch")}
+    names = ("numpy", *(["pandas"] if table else []), "safetensors", "torch")
+    installed = {name: metadata.version(name) for name in names}
     return {
         "bayesify": bayesify.__version__,
         "python": platform.python_version(),

@@ -8,9 +8,9 @@ from statistics import median
 
 import torch
 
-from bayesify.datasets import ImageData
 from bayesify.module import BayesianModule
 from bayesify.runs.config import RunConfig
+from bayesify.runs.data import RunData
 from bayesify.runs.folder import Run
 from bayesify.runs.train import make_elbo, optimizer_factory, precision_of
 from bayesify.training.optimizers import make_optimizer
@@ -26,7 +26,7 @@ def use_threads(run: Run) -> None:
     torch.set_num_threads(run.config.threads)
 
 
-def seconds_per_epoch(bnn: BayesianModule, config: RunConfig, data: ImageData) -> float:
+def seconds_per_epoch(bnn: BayesianModule, config: RunConfig, data: RunData) -> float:
     """Seconds an epoch takes here, from the median of a few steps on a copy of the network."""
     elbo = make_elbo(copy.deepcopy(bnn), config, data)
     optimizer = make_optimizer(elbo, optimizer_factory(config), 1.0)
@@ -41,4 +41,5 @@ def seconds_per_epoch(bnn: BayesianModule, config: RunConfig, data: ImageData) -
         step.update(residual=False)
         times.append(time.perf_counter() - started)
     # The first steps pay for memory and threads.
-    return median(times[2:]) * -(-len(data.train_targets) // config.batch_size)
+    batches = config.passes * -(-len(data.train_targets) // config.batch_size)
+    return median(times[2:]) * batches

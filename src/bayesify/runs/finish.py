@@ -6,21 +6,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bayesify.datasets import ImageData
+from torch import Tensor
+
+from bayesify.datasets import IMAGE_DATASETS, find_test_inputs
 from bayesify.figures import build_figures
 from bayesify.module import BayesianModule
 from bayesify.posteriors import Delta
 from bayesify.predictive import Predictive
 from bayesify.report import write_report
+from bayesify.runs.data import RunData
 from bayesify.runs.folder import Run, as_test_row
 from bayesify.runs.measure import FRACTIONS, evaluate, prune_table
+from bayesify.runs.one_column import one_column
 from bayesify.runs.train import Trained
+from bayesify.tables.data import TableData
 from bayesify.training.history import History
 
 __all__ = ["finish", "rewrite_report"]
 
+#: Images of another kind that are looked at: a histogram shows no more of 10,000.
+_MOST_OUTSIDE = 2000
 
-def finish(run: Run, data: ImageData, trained: Trained) -> tuple[dict[str, Any], Path]:
+
+def finish(run: Run, data: RunData, trained: Trained) -> tuple[dict[str, Any], Path]:
     """Measure a trained network and write everything about it.
 
     Returns:
@@ -31,7 +39,7 @@ def finish(run: Run, data: ImageData, trained: Trained) -> tuple[dict[str, Any],
     last = history[-1]
     metrics = {
         **measured,
-        "epochs": int(last["epoch"] or 0),
+        "epochs": int(last["epoch"] or 0) * run.config.passes,
         "seconds_train": last["seconds"],
         "temperature": None if run.config.baseline else run.config.temperature,
         "std_residual": last["std_residual"],
@@ -42,7 +50,7 @@ def finish(run: Run, data: ImageData, trained: Trained) -> tuple[dict[str, Any],
     return metrics, _report(run, data, bnn, history, metrics, predictive)
 
 
-def rewrite_report(run: Run, data: ImageData, beside: Sequence[Run] = ()) -> Path:
+def rewrite_report(run: Run, data: RunData, beside: Sequence[Run] = ()) -> Path:
     """Draw the figures and write the report of a finished run again, from its files.
 
     Args:
@@ -61,7 +69,7 @@ def rewrite_report(run: Run, data: ImageData, beside: Sequence[Run] = ()) -> Pat
 
 def _report(
     run: Run,
-    data: ImageData,
+    data: RunData,
     bnn: BayesianModule,
     history: History,
     metrics: dict[str, Any],
@@ -83,20 +91,69 @@ def _report(
         image_shape=data.image_shape,
         baselines={_label(other): other.history() for other in beside},
         baseline_weights={_label(other): other.load_module().posterior.mean for other in beside},
+        outside=_outside(run, data, bnn),
+        truth=_truth(run, data),
     )
+    curve = one_column(run, data, bnn)
+    if curve is not None:
+        figures = {"one_column": curve, **figures}
     document = run.document
     settings = document.pop("settings")
     return write_report(
         run.folder,
-        title=f"{_kind(run)} on {data.name}",
+        title=_title(run, data),
         config={**settings, **document},
         metrics=metrics,
         history=[as_test_row(row) for row in history],
         pruning=pruning,
         figures=figures,
-        notes=metrics.get("notes", []),
+        notes=[*metrics.get("notes", []), *_table_notes(run)],
         beside={_label(other): other.metrics() for other in beside},
     )
+
+
+def _outside(run: Run, data: RunData, bnn: BayesianModule) -> tuple[str, Predictive] | None:
+    """What the network says of images of another kind, where some are at hand."""
+    if data.image_shape is None or isinstance(bnn.posterior, Delta):
+        return None
+    for name in IMAGE_DATASETS:
+        if name == data.name:
+            continue
+        inputs = find_test_inputs(name, run.data_dir)
+        if inputs is not None:
+            return name, bnn.predict(inputs[:_MOST_OUTSIDE], run.config.test_samples)
+    return None
+
+
+def _truth(run: Run, data: RunData) -> tuple[str, Tensor] | None:
+    """What a table's target is called, and its test values in its own unit."""
+    if not isinstance(data, TableData) or run.config.task != "regression":
+        return None
+    return run.config.target or "target", data.test_targets.double() * data.scale + data.shift
+
+
+def _title(run: Run, data: RunData) -> str:
+    of = f": {run.config.target}" if run.config.target is not None else ""
+    return f"{_kind(run)} on {data.name}{of}"
+
+
+def _table_notes(run: Run) -> list[str]:
+    """What a reader must know of how a table was read."""
+    if run.table is None:
+        return []
+    split = run.table.split
+    notes = [
+        f"{split['train']:,} rows for training, {split['test']:,} held out by seed "
+        f"{split['seed']}: these are the test data",
+        *(f"not used: {name}, for {reason}" for name, reason in run.table.dropped.items()),
+        *run.table.remarks,
+    ]
+    if run.config.task == "regression":
+        notes.append(
+            "in the curves over epochs and of pruning the target is standardised: an error is the "
+            "share of its variance that is not explained"
+        )
+    return notes
 
 
 def _label(run: Run) -> str:

@@ -9,20 +9,26 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bayesify import saving, storage
-from bayesify.datasets import ImageData, load_images
-from bayesify.likelihoods import CategoricalLikelihood
+from bayesify.datasets import load_images
+from bayesify.likelihoods import CategoricalLikelihood, GaussianLikelihood
 from bayesify.module import BayesianModule
 from bayesify.networks import lenet5, mlp
 from bayesify.posteriors import Delta, MeanFieldGaussian
 from bayesify.runs.config import ConfigError, RunConfig
+from bayesify.runs.data import RunData
 from bayesify.runs.environment import commit, hardware, versions
+from bayesify.tabular import TableNet
+from bayesify.tabular.network import NOISE
 from bayesify.training.checkpoint import CHECKPOINT_NAME
 from bayesify.training.history import History
 
-__all__ = ["Run", "RunError", "as_test_row"]
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tables.schema import TableSchema
+
+__all__ = ["Run", "RunError", "as_test_row", "check_is_free"]
 
 _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
 
@@ -36,38 +42,47 @@ class Run:
     """A run's folder with its settings.
 
     It holds ``config.json``, ``history.csv``, ``checkpoint.safetensors``, ``metrics.json``,
-    ``pruning.json``, ``report.html`` and the figures.
+    ``pruning.json``, ``report.html`` and the figures; of a table also ``table.json``.
 
     Args:
         folder: where.
         config: the settings.
         data_dir: where its data were found, if that was given.
+        table: how its table becomes inputs and targets, if it has one.
     """
 
     folder: Path
     config: RunConfig
     data_dir: str | None = None
+    table: TableSchema | None = None
 
     @classmethod
-    def create(cls, folder: Path, config: RunConfig, *, data_dir: str | None) -> Run:
+    def create(
+        cls,
+        folder: Path,
+        config: RunConfig,
+        *,
+        data_dir: str | None,
+        table: TableSchema | None = None,
+    ) -> Run:
         """Begin a run in a new or empty folder.
 
         Raises:
             RunError: the folder holds something already.
         """
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-            held = "another run" if (folder / _CONFIG).exists() else "other files"
-            mend = ", or go on with it by --resume" if held == "another run" else ""
-            raise RunError(f"{folder} holds {held}; choose a new folder with --out{mend}")
-        run = cls(folder, config, data_dir)
+        check_is_free(folder)
+        run = cls(folder, config, data_dir, table)
         folder.mkdir(parents=True, exist_ok=True)
+        # Before the settings: a folder with those holds all that belongs to them.
+        if table is not None:
+            table.save(folder)
         run.write_json(
             _CONFIG,
             {
                 "settings": config.to_json(),
                 "data_dir": data_dir,
                 "command": run.command,
-                "versions": versions(),
+                "versions": versions(table=table is not None),
                 "commit": commit(),
                 "hardware": hardware(),
             },
@@ -86,18 +101,28 @@ class Run:
             config = RunConfig.from_json(document["settings"])
         except (ConfigError, KeyError, TypeError) as error:
             raise RunError(f"{folder / _CONFIG} cannot be read: {error}") from error
-        return cls(folder, config, document.get("data_dir"))
+        table = None
+        if config.target is not None:
+            from bayesify.tables.schema import TableSchema
+
+            table = TableSchema.load(folder)
+        return cls(folder, config, document.get("data_dir"), table)
 
     @property
     def command(self) -> str:
         """The command that makes this run."""
-        default = RunConfig.of(self.config.dataset, baseline=self.config.baseline).to_json()
-        words = ["bayesify", "train", self.config.dataset, "--out", str(self.folder)]
-        for name, value in self.config.to_json().items():
-            if name == "baseline" and value is not None:
-                words += ["--baseline", value]
-            elif name not in ("dataset", "baseline") and value != default[name]:
-                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        config = self.config
+        default = RunConfig.of(
+            config.dataset, baseline=config.baseline, target=config.target
+        ).to_json()
+        words = ["bayesify", "train", config.dataset, "--out", str(self.folder)]
+        for name, value in config.to_json().items():
+            always = name in ("baseline", "target") and value is not None
+            if name == "dataset" or not (always or value != default[name]):
+                continue
+            texts = value if name in ("drop", "keep") else [value]
+            for each in texts:
+                text = ",".join(map(str, each)) if isinstance(each, list) else str(each)
                 words += [f"--{name.replace('_', '-')}", text]
         if self.data_dir is not None:
             words += ["--data-dir", self.data_dir]
@@ -113,8 +138,14 @@ class Run:
         """All of ``config.json``."""
         return _read_json(self.folder / _CONFIG, f"{self.folder} holds no run")
 
-    def load_data(self, data_dir: str | None = None, **options: Any) -> ImageData:
+    def load_data(self, data_dir: str | None = None, **options: Any) -> RunData:
         """The data that the run was made with, from ``data_dir`` or where they were then."""
+        if self.table is not None:
+            from bayesify.tables.load import load_table
+
+            if data_dir is not None:
+                raise RunError("data-dir is for images; the path of a table is in its run")
+            return load_table(Path(self.config.dataset), self.table)
         return load_images(
             self.config.dataset, data_dir or self.data_dir, limit=self.config.limit, **options
         )
@@ -123,6 +154,10 @@ class Run:
         """The Bayesian network at its start."""
         config = self.config
         common: dict[str, Any] = {"likelihood": CategoricalLikelihood(), "seed": config.seed}
+        if config.task == "regression":
+            # A learned noise is a parameter of the network's, with no uncertainty of its own.
+            common["likelihood"] = GaussianLikelihood(input_dependent=True)
+            common["exclude"] = (NOISE,) if config.noise == "learned" else None
         if config.baseline is not None:
             return BayesianModule(self._net(), posterior=Delta, **common)
         return BayesianModule(
@@ -207,6 +242,14 @@ class Run:
 
     def _net(self) -> Any:
         config = self.config
+        if self.table is not None:
+            return TableNet(
+                len(self.table.features),
+                config.hidden,
+                len(self.table.target.classes) or 1,
+                noise=config.noise if config.task == "regression" else None,  # type: ignore[arg-type]
+                seed=config.seed,
+            )
         dropout = (
             (config.dropout_input, config.dropout_hidden) if config.baseline == "dropout" else None
         )
@@ -218,6 +261,18 @@ class Run:
         if config.net == "lenet5":
             return lenet5(**options)
         return mlp(784, config.hidden, 10, **options)
+
+
+def check_is_free(folder: Path) -> None:
+    """See that a new run can be made in a folder.
+
+    Raises:
+        RunError: it holds something already.
+    """
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        held = "another run" if (folder / _CONFIG).exists() else "other files"
+        mend = ", or go on with it by --resume" if held == "another run" else ""
+        raise RunError(f"{folder} holds {held}; choose a new folder with --out{mend}")
 
 
 def as_test_row(row: Mapping[str, float | None]) -> dict[str, float | None]:

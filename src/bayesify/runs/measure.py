@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.datasets import ImageData
 from bayesify.divergence import kl_divergence
-from bayesify.metrics import classification_metrics, error_percent
+from bayesify.metrics import classification_metrics, error_percent, regression_metrics
 from bayesify.module import BayesianModule
 from bayesify.noise import NoiseKey, Stream
 from bayesify.posteriors import Delta
-from bayesify.predictive import Predictive
+from bayesify.predictive import GaussianPredictive, Predictive
 from bayesify.pruning import prune
+from bayesify.runs.data import RunData
 from bayesify.saving import model_meta, model_tensors
 from bayesify.storage import encoded_size
+from bayesify.tables.data import TableData
 
-__all__ = ["FEW_SAMPLES", "FRACTIONS", "evaluate", "prune_table", "weights_left"]
+__all__ = ["FEW_SAMPLES", "FRACTIONS", "evaluate", "in_units", "prune_table", "weights_left"]
 
 #: What the report's pruning table removes, beside nothing at all.
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
@@ -28,9 +29,11 @@ FEW_SAMPLES = 5
 
 
 def evaluate(
-    bnn: BayesianModule, data: ImageData, *, num_samples: int, with_train: bool = True
+    bnn: BayesianModule, data: RunData, *, num_samples: int, with_train: bool = True
 ) -> tuple[dict[str, Any], Predictive]:
     """The metrics of the contract, and the test set's averaged predictions.
+
+    Of a regression both are in the target's own units, not the standardised target's.
 
     Args:
         bnn: the network.
@@ -41,15 +44,15 @@ def evaluate(
     """
     point = isinstance(bnn.posterior, Delta)
     samples = 1 if point else num_samples
-    predictive = bnn.predict(data.test_inputs, samples)
+    predictive = in_units(bnn.predict(data.test_inputs, samples), *_units(data))
     metrics: dict[str, Any] = {
-        "test": _measured(bnn, predictive, data.test_inputs, data.test_targets),
+        "test": _measured(bnn, predictive, data, data.test_inputs, data.test_targets),
         "test_samples": samples,
     }
     if with_train:
         few = min(samples, FEW_SAMPLES)
-        predicted = bnn.predict(data.train_inputs, few)
-        metrics["train"] = _measured(bnn, predicted, data.train_inputs, data.train_targets)
+        predicted = in_units(bnn.predict(data.train_inputs, few), *_units(data))
+        metrics["train"] = _measured(bnn, predicted, data, data.train_inputs, data.train_targets)
         metrics["train_samples"] = few
     metrics["kl_nats"] = None if point else _kl(bnn)
     metrics["num_weights"] = bnn.layout.num_weights
@@ -59,12 +62,15 @@ def evaluate(
 
 def prune_table(
     bnn: BayesianModule,
-    data: ImageData,
+    data: RunData,
     fractions: Sequence[float],
     *,
     num_samples: int = FEW_SAMPLES,
 ) -> list[dict[str, Any]]:
     """Test error and file size with nothing removed and with each fraction removed.
+
+    The error is the likelihood's: in percent, or the mean squared error of the standardised
+    target, which is a share of its variance.
 
     Raises:
         ValueError: a fraction is not between 0 and 1.
@@ -73,15 +79,14 @@ def prune_table(
     rows = []
     for fraction in dict.fromkeys((0.0, *fractions)):
         small = prune(bnn, fraction) if fraction else bnn
-        predictive = small.predict(data.test_inputs, num_samples)
+        whole = small.mean_outputs(data.test_inputs)
+        averaged = small.predict(data.test_inputs, num_samples)
         rows.append(
             {
                 "fraction": fraction,
                 "weights_left": weights_left(small),
-                "error_mean_weights": error_percent(
-                    small.predict_mean(data.test_inputs).mean, data.test_targets
-                ),
-                "error_predictive": error_percent(predictive.mean, data.test_targets),
+                "error_mean_weights": float(bnn.likelihood.error(whole, data.test_targets)),
+                "error_predictive": _error(averaged, data.test_targets),
                 "file_bytes": encoded_size(
                     model_tensors(small), {"kind": "model", "model": model_meta(small)}
                 ),
@@ -90,10 +95,35 @@ def prune_table(
     return rows
 
 
+def in_units(predictive: Predictive, shift: float, scale: float) -> Predictive:
+    """A prediction of a standardised number, in its own units; of classes, as it is."""
+    if not isinstance(predictive, GaussianPredictive):
+        return predictive
+    # In float64: a target may be far from 0 in units of its spread.
+    wide = GaussianPredictive(predictive.means.double(), predictive.noise_std.double())
+    return wide.rescaled(shift, scale)
+
+
+def _units(data: RunData) -> tuple[float, float]:
+    return (data.shift, data.scale) if isinstance(data, TableData) else (0.0, 1.0)
+
+
+def _error(predictive: Predictive, targets: Tensor) -> float:
+    if isinstance(predictive, GaussianPredictive):
+        return float((predictive.mean - targets).double().square().mean())
+    return error_percent(predictive.mean, targets)
+
+
 def _measured(
-    bnn: BayesianModule, predictive: Predictive, inputs: Tensor, targets: Tensor
+    bnn: BayesianModule, predictive: Predictive, data: RunData, inputs: Tensor, targets: Tensor
 ) -> dict[str, float]:
-    return classification_metrics(predictive, bnn.predict_mean(inputs).mean, targets)
+    shift, scale = _units(data)
+    at_mean = in_units(bnn.predict_mean(inputs), shift, scale).mean
+    if isinstance(predictive, GaussianPredictive):
+        truth = targets.double() * scale + shift
+        whole = float((at_mean - truth).square().mean().sqrt())
+        return {"rmse_mean_weights": whole, **regression_metrics(predictive, truth)}
+    return classification_metrics(predictive, at_mean, targets)
 
 
 @torch.no_grad()

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from bayesify.datasets import ImageData, TensorLoader
+from bayesify.datasets import Passes, TensorLoader
 from bayesify.elbo import ELBO
 from bayesify.module import BayesianModule
 from bayesify.runs.config import RunConfig
+from bayesify.runs.data import RunData
 from bayesify.runs.folder import Run
 from bayesify.training import ConvergenceWarning, fit
 from bayesify.training.callbacks import Callback
@@ -30,7 +31,7 @@ class Trained(NamedTuple):
     notes: list[str]
 
 
-def train(run: Run, data: ImageData, callback: Callback) -> Trained:
+def train(run: Run, data: RunData, callback: Callback) -> Trained:
     """Train a run, or what is left of it, from its last checkpoint.
 
     Raises:
@@ -42,8 +43,11 @@ def train(run: Run, data: ImageData, callback: Callback) -> Trained:
         warnings.simplefilter("always", ConvergenceWarning)
         history = fit(
             elbo,
-            TensorLoader(
-                data.train_inputs, data.train_targets, config.batch_size, seed=config.seed
+            Passes(
+                TensorLoader(
+                    data.train_inputs, data.train_targets, config.batch_size, seed=config.seed
+                ),
+                config.passes,
             ),
             TensorLoader(data.test_inputs, data.test_targets, 2048, shuffle=False),
             epochs=config.epochs,
@@ -77,7 +81,7 @@ def _on_the_command_line(text: str) -> str:
     return text
 
 
-def make_elbo(bnn: BayesianModule, config: RunConfig, data: ImageData) -> ELBO:
+def make_elbo(bnn: BayesianModule, config: RunConfig, data: RunData) -> ELBO:
     """The objective that the settings name; a baseline's is the plain likelihood."""
     num_data = len(data.train_targets)
     return ELBO(
@@ -87,7 +91,7 @@ def make_elbo(bnn: BayesianModule, config: RunConfig, data: ImageData) -> ELBO:
         kl_weighting=config.kl_weighting,  # type: ignore[arg-type]
         temperature=0.0 if config.baseline else config.temperature,
         num_samples=config.train_samples,
-        num_batches=-(-num_data // config.batch_size),
+        num_batches=config.passes * -(-num_data // config.batch_size),
     )
 
 

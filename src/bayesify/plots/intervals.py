@@ -1,0 +1,171 @@
+"""Figures of predicted numbers: whether the intervals hold, and what came true."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from torch import Tensor
+
+from bayesify.plots.style import COLOURS, Floats, styled, tick
+
+__all__ = ["column_of", "interval_coverage", "predicted_against_true"]
+
+#: What 95 % of a normal distribution lie within, in standard deviations.
+_Z = 1.959964
+#: So many data can be told apart in a figure of predictions.
+_MOST_POINTS = 400
+
+
+@styled
+def interval_coverage(levels: Sequence[float], observed: Sequence[float], num_data: int) -> Figure:
+    """How often intervals hold the target, against how often they should.
+
+    The band holds the observed share with probability 95 % at each level where the intervals are
+    right and the data are independent: the level +- 1.96 sqrt(level (1 - level) / num_data).
+
+    Args:
+        levels: nominal probabilities of the intervals, strictly between 0 and 1.
+        observed: share of the targets that each holds, from 0 to 1; of
+            ``metrics.interval_coverage`` the hundredth part.
+        num_data: how many targets.
+
+    Raises:
+        ValueError: there is no level, the lengths differ, or a number is out of its range.
+
+    Example:
+        >>> figure = interval_coverage([0.5, 0.8, 0.95], [0.47, 0.81, 0.96], num_data=200)
+        >>> figure.axes[0].get_title(loc="left")
+        'Coverage of the intervals, 200 data'
+    """
+    if not levels or len(levels) != len(observed):
+        raise ValueError(
+            "interval coverage needs as many observed shares as levels, and at least one, got "
+            f"{len(observed)} and {len(levels)}"
+        )
+    if num_data < 1:
+        raise ValueError(f"num_data must be at least 1, got {num_data}")
+    # Written so that nan fails.
+    if not all(0.0 < level < 1.0 for level in levels):
+        raise ValueError(f"levels must lie strictly between 0 and 1, got {list(levels)}")
+    if not all(0.0 <= share <= 1.0 for share in observed):
+        raise ValueError(
+            f"observed must be shares from 0 to 1, got {list(observed)}; divide percent by 100"
+        )
+    order = sorted(range(len(levels)), key=lambda place: levels[place])
+    x = 100.0 * np.array([levels[place] for place in order])
+    y = 100.0 * np.array([observed[place] for place in order])
+    nominal = np.linspace(0.0, 1.0, 201)
+    half = _Z * np.sqrt(nominal * (1.0 - nominal) / num_data)
+
+    figure = Figure(figsize=(5.4, 5.0), layout="constrained")
+    ax = figure.subplots()
+    ax.fill_between(
+        100.0 * nominal,
+        100.0 * (nominal - half).clip(0.0, 1.0),
+        100.0 * (nominal + half).clip(0.0, 1.0),
+        color=COLOURS["grey"],
+        alpha=0.25,
+        linewidth=0,
+        label="95 % of calibrated results",
+    )
+    ax.plot((0, 100), (0, 100), "--", color=COLOURS["grey"], lw=1.2)
+    ax.plot(x, y, "o-", ms=4.5, color=COLOURS["blue"], label="observed")
+    ax.set(xlabel="nominal level of the interval (%)", ylabel="targets that it holds (%)")
+    ax.set(xlim=(0, 100), ylim=(0, 102), title=f"Coverage of the intervals, {num_data:,} data")
+    ax.legend(loc="upper left")
+    ax.text(97, 5, "below: too sure", ha="right", fontsize=8, color=COLOURS["grey"])
+    return figure
+
+
+@styled
+def predicted_against_true(
+    mean: Tensor,
+    low: Tensor,
+    high: Tensor,
+    targets: Tensor,
+    *,
+    level: float = 0.95,
+    name: str = "target",
+) -> Figure:
+    """Predicted means with their intervals against what came true.
+
+    Of more than 400 data evenly spaced ones are drawn; the share in the title is of all.
+
+    Args:
+        mean: predicted, shape (N,) or (N, 1), in the target's own unit as everything here.
+        low: lower end of each interval, the same shape.
+        high: upper end.
+        targets: the truth.
+        level: of the intervals, for the legend.
+        name: the target's, with its unit if it has one.
+
+    Raises:
+        ValueError: the shapes differ or are not of one target, there are no data, a value is not
+            finite, or an interval's lower end lies above its upper one.
+
+    Example:
+        >>> import torch
+        >>> y = torch.tensor([1.0, 2.0, 3.0])
+        >>> figure = predicted_against_true(y, y - 0.5, y + 0.5, y + torch.tensor([0.0, 0.1, 0.9]))
+        >>> figure.axes[0].get_title(loc="left")
+        'The 95 % intervals hold 66.7 % of 3 targets'
+    """
+    parts = {"mean": mean, "low": low, "high": high, "targets": targets}
+    middle, lower, upper, truth = (column_of(part, values) for part, values in parts.items())
+    if len({len(values) for values in (middle, lower, upper, truth)}) != 1:
+        shapes = ", ".join(f"{part} {tuple(values.shape)}" for part, values in parts.items())
+        raise ValueError(f"mean, low, high and targets must be of the same data, got {shapes}")
+    if (lower > upper).any():
+        raise ValueError("low must nowhere lie above high; are the two exchanged?")
+    held = (lower <= truth) & (truth <= upper)
+    count = len(truth)
+    chosen = np.unique(np.linspace(0, count - 1, min(count, _MOST_POINTS)).astype(int))
+
+    figure = Figure(figsize=(6.0, 5.6), layout="constrained")
+    ax = figure.subplots()
+    ends = [float(f(np.concatenate((truth[chosen], middle[chosen])))) for f in (np.min, np.max)]
+    room = 0.05 * (ends[1] - ends[0]) or 1.0
+    ends = [ends[0] - room, ends[1] + room]
+    ax.plot(ends, ends, "--", color=COLOURS["grey"], lw=1.2)
+    for inside, colour, words in ((True, "blue", "holds"), (False, "vermillion", "misses")):
+        of = chosen[held[chosen] == inside]
+        if len(of):
+            ax.vlines(truth[of], lower[of], upper[of], color=COLOURS[colour], lw=0.8, alpha=0.45)
+            label = f"its interval {words} the target"
+            ax.plot(truth[of], middle[of], "o", ms=3, color=COLOURS[colour], label=label)
+    share = 100.0 * float(held.mean())
+    text = f"The {100.0 * level:g} % intervals hold {share:.1f} % of {count:,} targets"
+    ax.set(title=text, xlabel=f"true {name}", xlim=ends)
+    drawn = "" if len(chosen) == count else f", {len(chosen)} of them drawn"
+    ax.set_ylabel(f"predicted {name}{drawn}")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=7))
+        axis.set_major_formatter(FuncFormatter(tick))
+    ax.legend(loc="upper left")
+    return figure
+
+
+def column_of(name: str, values: Tensor) -> Floats:
+    """Finite numbers of shape (N,) or (N, 1), for a figure.
+
+    Raises:
+        ValueError: the shape is another, there are none, or one is not finite.
+
+    Example:
+        >>> import torch
+        >>> column_of("mean", torch.tensor([[1.0], [2.0]]))
+        array([1., 2.])
+    """
+    if values.dim() not in (1, 2) or values.numel() != len(values) or len(values) < 1:
+        raise ValueError(
+            f"{name} must have shape (N,) or (N, 1) with N of at least 1, got "
+            f"{tuple(values.shape)}; draw targets of several parts one by one"
+        )
+    found: Floats = values.detach().double().cpu().flatten().numpy()
+    if not math.isfinite(float(found.sum())):
+        raise ValueError(f"{name} must be finite, got nan or infinite values")
+    return found

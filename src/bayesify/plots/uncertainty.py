@@ -1,0 +1,164 @@
+"""Figures of uncertainty: what abstaining buys, and what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from torch import Tensor
+
+from bayesify.metrics import RiskCoverage
+from bayesify.plots.intervals import column_of
+from bayesify.plots.style import COLOURS, Floats, compact, styled, tick
+
+__all__ = [
+    "epistemic_histogram",
+    "epistemic_histograms",
+    "risk_coverage_curve",
+]
+
+_LOOKS = (("blue", "-"), ("vermillion", "-"), ("green", "-"), ("purple", "-"), ("orange", "-"))
+#: Less mutual information than that is none, and not worth the room of a logarithmic axis.
+_LEAST_NATS = 1e-5
+
+
+@styled
+def risk_coverage_curve(
+    curves: Mapping[str, RiskCoverage], *, risk_label: str = "error of those answered (%)"
+) -> Figure:
+    """What is risked when only the more certain data are answered.
+
+    Args:
+        curves: from :func:`bayesify.metrics.risk_coverage`, by what the legend calls them; all of
+            the same losses, none of which is negative.
+        risk_label: what the risk is, with its unit.
+
+    Raises:
+        ValueError: there is no curve.
+
+    Example:
+        >>> import torch
+        >>> from bayesify.metrics import risk_coverage
+        >>> curve = risk_coverage(torch.tensor([0.9, 0.1, 0.4]), torch.tensor([100.0, 0.0, 0.0]))
+        >>> risk_coverage_curve({"by entropy": curve}).axes[0].get_ylabel()
+        'error of those answered (%)'
+    """
+    if not curves:
+        raise ValueError("a risk-coverage figure needs at least one curve, got none")
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    ax = figure.subplots()
+    highest = 0.0
+    for number, (name, curve) in enumerate(curves.items()):
+        colour, dashes = _LOOKS[number % len(_LOOKS)]
+        coverage, risk = 100.0 * curve.coverage.numpy(), curve.risk.numpy()
+        marker = "o" if len(risk) <= 15 else ""
+        label = f"{name}, area {compact(curve.aurc)}"
+        ax.plot(coverage, risk, dashes, marker=marker, ms=3.5, color=COLOURS[colour], label=label)
+        highest = max(highest, float(risk.max()))
+    whole = float(next(iter(curves.values())).risk[-1])
+    ax.axhline(
+        whole, ls="--", lw=1.2, color=COLOURS["grey"], label=f"all answered: {compact(whole)}"
+    )
+    ax.set(xlabel="answered, the most certain first (%)", ylabel=risk_label)
+    # A curve may begin far above: with a wrong answer that was the surest. Room for the legend.
+    top = min(1.15 * highest, 4.0 * whole) if whole > 0.0 else 1.15 * highest
+    ax.set(xlim=(0, 101), ylim=(0.0, max(top, 1.5 * whole) or 1.0))
+    ax.yaxis.set_major_formatter(FuncFormatter(tick))
+    ax.set_title("Answering only where it is certain")
+    ax.legend(loc="upper left")
+    return figure
+
+
+def epistemic_histogram(
+    inside: Tensor,
+    outside: Tensor,
+    *,
+    names: tuple[str, str] = ("like the training data", "of another kind"),
+    label: str = "epistemic uncertainty (nats)",
+    title: str = "Epistemic uncertainty",
+) -> Figure:
+    """How epistemic uncertainty is spread in and out of the training data's distribution.
+
+    Args:
+        inside: of data like the training data, shape (N,), at least 0.
+        outside: of others, shape (M,).
+        names: what the legend calls the two.
+        label: what is drawn, with its unit.
+        title: of the figure.
+
+    Raises:
+        ValueError: a shape is not (N,), there are no data, or a value is nan, infinite or
+            negative.
+
+    Example:
+        >>> import torch
+        >>> figure = epistemic_histogram(torch.tensor([0.01, 0.02]), torch.tensor([0.3, 0.5]))
+        >>> figure.axes[0].get_xscale()
+        'log'
+    """
+    return epistemic_histograms({title: (inside, outside)}, names=names, label=label)
+
+
+@styled
+def epistemic_histograms(
+    panels: Mapping[str, tuple[Tensor, Tensor]],
+    *,
+    names: tuple[str, str] = ("like the training data", "of another kind"),
+    label: str = "epistemic uncertainty (nats)",
+) -> Figure:
+    """The same for several networks, one above the other on a common axis.
+
+    The axis is logarithmic; what lies below its left end is counted in its first bin.
+
+    Args:
+        panels: uncertainties inside and outside, by title.
+        names: what the legend calls the two.
+        label: what is drawn, with its unit.
+
+    Raises:
+        ValueError: there is no panel, or see :func:`epistemic_histogram`.
+
+    Example:
+        >>> import torch
+        >>> pair = torch.tensor([0.01, 0.02]), torch.tensor([0.3, 0.5])
+        >>> len(epistemic_histograms({"one": pair, "other": pair}).axes)
+        2
+    """
+    if not panels:
+        raise ValueError("a figure of histograms needs at least one panel, got none")
+    pairs = {
+        title: (_uncertainties("inside", inside), _uncertainties("outside", outside))
+        for title, (inside, outside) in panels.items()
+    }
+    every = np.concatenate([part for pair in pairs.values() for part in pair])
+    high = max(float(every.max()), 10.0 * _LEAST_NATS)
+    # Half a percent may lie left of the axis: a few tiny values would take most of the room.
+    low = max(_LEAST_NATS, min(float(np.quantile(every, 0.005)), high / 10.0))
+    edges = np.geomspace(low, high * 1.0001, 41)
+    tall = 1.9 * len(pairs) if len(pairs) > 1 else 3.4
+    figure = Figure(figsize=(6.8, tall + 0.7), layout="constrained")
+    axes = figure.subplots(len(pairs), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, (title, parts) in zip(axes, pairs.items(), strict=True):
+        for values, name, colour in zip(parts, names, ("blue", "vermillion"), strict=True):
+            counts, _ = np.histogram(values.clip(low, high), edges)
+            shares = 100.0 * counts / len(values)
+            ax.stairs(shares, edges, fill=True, color=COLOURS[colour], alpha=0.3)
+            ax.stairs(shares, edges, color=COLOURS[colour], lw=1.2, label=name)
+        ax.set_xscale("log")
+        ax.set(title=title, xlim=(edges[0], edges[-1]), ylabel="share (%)")
+        ax.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes[-1].set_xlabel(label)
+    axes[-1].xaxis.set_major_locator(LogLocator(numticks=8))
+    axes[-1].xaxis.set_minor_locator(NullLocator())
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    return figure
+
+
+def _uncertainties(name: str, values: Tensor) -> Floats:
+    found = column_of(name, values)
+    if (found < 0.0).any():
+        raise ValueError(f"{name} must be uncertainties of at least 0, got {found.min():g}")
+    return found
