@@ -96,8 +96,8 @@ def test_a_ratio_is_that_of_the_medians(clock: Clock) -> None:
 
 
 def test_a_turn_begins_with_a_step_that_is_not_timed(clock: Clock) -> None:
-    # Short steps: of five a turn the first is cold, and does not count.
-    turn = timing.Turn.for_steps_of(0.001)
+    # Of five short steps a turn the first is cold, and does not count.
+    turn = timing.Turn.for_steps_of(0.01)
     step = clock.contestant("cold", 90.0, 1.0, 1.0, 1.0, 1.0).build()
     assert [turn.take(step) for _ in range(3)] == pytest.approx([1.0, 1.0, 1.0])
 
@@ -260,14 +260,14 @@ def test_ctrl_c_keeps_what_is_there(clock: Clock) -> None:
         def step() -> None:
             nonlocal calls
             calls += 1
-            clock.now += 3.0
+            clock.now += 30.0
             if calls == 3 + 2 * 5 + 1:
                 raise KeyboardInterrupt
 
         return step
 
     slow = Contestant("slow", "none", "adam", build)
-    group = Group(TINY, 16, [clock.contestant("plain-net", 1.0), slow])
+    group = Group(TINY, 16, [clock.contestant("plain-net", 10.0), slow])
     found = measure([group, group], rounds=50)
     assert found.interrupted
     assert [row["path"] for row in found.rows] == ["plain-net", "slow"]

@@ -62,7 +62,8 @@ class NativeKernel:
         library = compiled_library(
             recipe.prior.kind, recipe.prior.exact, recipe.optimizer, recipe.leaf, recipe.dtype
         )
-        self._refresh, self._update = library.refresh, library.update
+        self._refresh, self._update, self._draw = library.refresh, library.update, library.draw
+        self._draw.argtypes = [*[ctypes.c_uint32] * 3, *[ctypes.c_int64] * 2, ctypes.c_void_p]
         count = len(vectors.starts) - 1
         self._vectors = vectors  # their memory is what the addresses below point to
         self._starts = (ctypes.c_int64 * (count + 1))(*vectors.starts)
@@ -112,6 +113,13 @@ class NativeKernel:
         self._update(ctypes.byref(arguments))
         held.clear()
         return float(arguments.in_log_std)
+
+    def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:
+        """See :meth:`~bayesify.fused.kernels.Kernel.normals`."""
+        made = torch.empty(size, dtype=self._vectors.mean.dtype)
+        words = (word % 2**32 for word in (*key, step))
+        self._draw(*words, size, torch.get_num_threads(), made.data_ptr())
+        return made
 
     def _at(self, step: int) -> None:
         self._arguments.step, self._arguments.next = step % 2**32, (step + 1) % 2**32
@@ -259,9 +267,12 @@ def _point(
     dtype: torch.dtype,
 ) -> list[Tensor | None]:
     """Let the pointers lead to the tensors, which must be held until they are not needed."""
-    held = [None if each is None else each.to(dtype).contiguous() for each in tensors]
-    for index, tensor in enumerate(held):
+    held: list[Tensor | None] = []
+    for index, each in enumerate(tensors):
+        fits = each is None or (each.dtype is dtype and each.is_contiguous())
+        tensor = each if fits or each is None else each.to(dtype).contiguous()
         pointers[index] = None if tensor is None else tensor.data_ptr()
+        held.append(tensor)
     return held
 
 
