@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from bayesify import ELBO, BayesianModule, Gaussian, Laplace, Prior, ScaleMixture, prune
 from bayesify.fused import DirectStep, FusedStep, TrainingStep, why_no_closed_forms, why_not_fused
-from bayesify.fused.native import find_compiler
+from bayesify.fused.compiler import find_compiler
 from bayesify.fused.threefry import counter_key, normals
 from bayesify.noise import NoiseKey
 from bayesify.posteriors import MeanFieldGaussian

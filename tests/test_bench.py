@@ -25,7 +25,7 @@ from bayesify.bench.cases import perceptron
 from bayesify.bench.contestants import Step
 from bayesify.bench.memory import built_and_weighed
 from bayesify.bench.resident import can_measure, grown_by, resident_bytes
-from bayesify.fused.native import find_compiler
+from bayesify.fused.compiler import find_compiler
 
 TINY = perceptron("mlp-400", 8, inputs=4, batches=(16,))
 NEEDS_COMPILER = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
@@ -245,9 +245,9 @@ def test_a_step_of_ours_that_fails_is_an_error(clock: Clock, after: int) -> None
 def test_without_a_compiler_the_fused_steps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++")
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
-    from bayesify.fused import native
+    from bayesify.fused import compiler
 
-    native.compiled_library.cache_clear()
+    compiler.compiled_library.cache_clear()
     found = measure([Group(TINY, 16, contestants_of(TINY, 16))], rounds=1)
     assert {row["path"] for row in found.rows} == {"plain-net", "plain"}
     assert any("fused, sampling, adam was left out: CompilerError" in note for note in found.notes)
