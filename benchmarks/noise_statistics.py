@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bayesify import ELBO, BayesianModule, GaussianLikelihood
 from bayesify.fused import FusedStep
-from bayesify.fused.native import find_compiler
+from bayesify.fused.compiler import find_compiler
 from bayesify.fused.threefry import BLOCK, counter_key, normals
 from bayesify.noise import NoiseKey, Stream
 from bayesify.runs.environment import commit, hardware, versions

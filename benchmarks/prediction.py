@@ -1,6 +1,7 @@
 """What predictions cost, beside the plain network's passes, and how much memory they take.
 
-python benchmarks/prediction.py --threads 1 > prediction.json
+python benchmarks/prediction.py --threads 2 > results/prediction/cpu.json
+python benchmarks/prediction.py --report results/prediction/cpu.json    # into docs/prediction.md
 
 Every ratio is of times taken in turn in one process, a median over rounds. Five parts, each of
 which ``--parts`` can leave out:
@@ -26,6 +27,7 @@ import json
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -45,6 +47,7 @@ from bayesify.pieces import Pieces
 from bayesify.prediction import SampledOutputs
 from bayesify.runs.environment import commit, hardware, versions
 
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "prediction.md"
 PARTS = ("price", "mean", "batches", "sharing", "memory")
 CAPS = ("64 MB", "1 GB")
 MOST_SHARED = 500_000
@@ -272,6 +275,29 @@ def resident(what: str) -> int:
     return 1024 * int(next(line for line in lines if line.startswith(what)).split()[1])
 
 
+def report(document: dict[str, Any]) -> None:
+    """Write what was measured into the documentation, between its marks."""
+    metrics = document["metrics"]
+    whole = metrics["price"]
+    lines = [
+        f"Measured on {document['hardware']}, commit `{document['commit'][:12]}`.",
+        f"{whole['samples']} weight samples of a 784-400-400-10 network over 10,000 images take "
+        f"**{whole['ratio']:.2f}** times as long as {whole['samples']} passes of the plain network "
+        f"with the same batches ({whole['batch_size']} images, chosen by the library), and "
+        f"{whole['ratio_to_best']:.2f} times as long as with the plain network's best.",
+        "The network with the mean weights, beside the plain network; with a pass of less than a "
+        "millisecond the calls around it are what costs:",
+        table([{**row, "ratio": f"{row['ratio']:.2f}"} for row in metrics["mean"]]).strip(),
+        "By how much a prediction raises the process's peak of resident memory, in a fresh process "
+        "(which loads kernels meanwhile) and in one that has predicted before:",
+        table(metrics["memory"]).strip(),
+    ]
+    before, begin, rest = DOCS.read_text().partition("<!-- prediction: begin -->")
+    _, end, after = rest.partition("<!-- prediction: end -->")
+    text = "\n\n".join(textwrap.fill(line, 105) if line[0] != "|" else line for line in lines)
+    DOCS.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows in Markdown."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|"]
@@ -289,11 +315,15 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--report", type=Path, metavar="JSON", help="write docs/prediction.md")
     parser.add_argument("--grow", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.grow:
         print(grow(*options.grow))
+        return
+    if options.report:
+        report(json.loads(options.report.read_text()))
         return
     started = time.perf_counter()
     parts: dict[str, Callable[[], Any]] = {

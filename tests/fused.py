@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from bayesify import ELBO, BayesianModule, Gaussian, Laplace, Prior, ScaleMixture, prune
 from bayesify.fused import DirectStep, FusedStep, TrainingStep, why_no_closed_forms, why_not_fused
-from bayesify.fused.native import find_compiler
+from bayesify.fused.compiler import find_compiler
 from bayesify.fused.threefry import counter_key, normals
 from bayesify.noise import NoiseKey
 from bayesify.posteriors import MeanFieldGaussian
@@ -120,9 +120,27 @@ class Outcome:
         return self
 
 
+class CounterKey(NoiseKey):
+    """Draws the noise of outputs by the counter-based generator."""
+
+    def numbers(
+        self, kind: Any, sample: int, place: int, size: int, dtype: torch.dtype, device: Any
+    ) -> Tensor:
+        if kind != "normal":
+            return super().numbers(kind, sample, place, size, dtype, device)
+        words, step = counter_key(self, sample, place), int(self.step)
+        return normals(*words, step, size, dtype=dtype, device=device)
+
+
 def use_counter_noise(elbo: ELBO) -> ELBO:
-    """Let the objective draw the weights by the counter-based generator."""
-    posterior = elbo.bnn.posterior
+    """Let the objective draw weights and outputs by the counter-based generator."""
+    posterior, sample_outputs = elbo.bnn.posterior, elbo.bnn.sample_outputs
+
+    def outputs(inputs: Any, key: NoiseKey, *args: Any, **kwargs: Any) -> Any:
+        counter = CounterKey(key.seed, key.stream, key.step)
+        return sample_outputs(inputs, counter, *args, **kwargs)
+
+    elbo.bnn.sample_outputs = outputs  # type: ignore[method-assign]
 
     def noise(key: NoiseKey, samples: range) -> Tensor:
         mean, start = posterior.mean, NoiseKey(key.seed, key.stream, 0)

@@ -25,7 +25,7 @@ from bayesify.bench.cases import perceptron
 from bayesify.bench.contestants import Step
 from bayesify.bench.memory import built_and_weighed
 from bayesify.bench.resident import can_measure, grown_by, resident_bytes
-from bayesify.fused.native import find_compiler
+from bayesify.fused.compiler import find_compiler
 
 TINY = perceptron("mlp-400", 8, inputs=4, batches=(16,))
 NEEDS_COMPILER = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
@@ -96,8 +96,8 @@ def test_a_ratio_is_that_of_the_medians(clock: Clock) -> None:
 
 
 def test_a_turn_begins_with_a_step_that_is_not_timed(clock: Clock) -> None:
-    # Short steps: of five a turn the first is cold, and does not count.
-    turn = timing.Turn.for_steps_of(0.001)
+    # Of five short steps a turn the first is cold, and does not count.
+    turn = timing.Turn.for_steps_of(0.01)
     step = clock.contestant("cold", 90.0, 1.0, 1.0, 1.0, 1.0).build()
     assert [turn.take(step) for _ in range(3)] == pytest.approx([1.0, 1.0, 1.0])
 
@@ -245,9 +245,9 @@ def test_a_step_of_ours_that_fails_is_an_error(clock: Clock, after: int) -> None
 def test_without_a_compiler_the_fused_steps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++")
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
-    from bayesify.fused import native
+    from bayesify.fused import compiler
 
-    native.compiled_library.cache_clear()
+    compiler.compiled_library.cache_clear()
     found = measure([Group(TINY, 16, contestants_of(TINY, 16))], rounds=1)
     assert {row["path"] for row in found.rows} == {"plain-net", "plain"}
     assert any("fused, sampling, adam was left out: CompilerError" in note for note in found.notes)
@@ -260,14 +260,14 @@ def test_ctrl_c_keeps_what_is_there(clock: Clock) -> None:
         def step() -> None:
             nonlocal calls
             calls += 1
-            clock.now += 3.0
+            clock.now += 30.0
             if calls == 3 + 2 * 5 + 1:
                 raise KeyboardInterrupt
 
         return step
 
     slow = Contestant("slow", "none", "adam", build)
-    group = Group(TINY, 16, [clock.contestant("plain-net", 1.0), slow])
+    group = Group(TINY, 16, [clock.contestant("plain-net", 10.0), slow])
     found = measure([group, group], rounds=50)
     assert found.interrupted
     assert [row["path"] for row in found.rows] == ["plain-net", "slow"]

@@ -15,7 +15,7 @@ import torch
 from tests.fused import needs_compiler
 from tests.test_fused_support import Case, parameter, train
 
-from bayesify.fused import CompilerError, native
+from bayesify.fused import CompilerError, compiler
 from bayesify.training.steps import make_step
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
@@ -28,8 +28,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of kernels, with nothing in it."""
 
     def forget() -> None:
-        native.compiled_library.cache_clear()
-        native._scratch_folder.cache_clear()
+        compiler.compiled_library.cache_clear()
+        compiler._scratch_folder.cache_clear()
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -47,9 +47,9 @@ def script(path: Path, text: str) -> Path:
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How often the compiler compiled; it is asked for its version besides."""
-    log, compiler = tmp_path / "log", native.find_compiler()
+    log, real = tmp_path / "log", compiler.find_compiler()
     log.touch()
-    text = f'case "$*" in *step.cpp*) echo >> "{log}";; esac\nexec "{compiler}" "$@"'
+    text = f'case "$*" in *step.cpp*) echo >> "{log}";; esac\nexec "{real}" "$@"'
     monkeypatch.setenv("CXX", str(script(tmp_path / "logging-compiler", text)))
     return lambda: len(log.read_text().splitlines())
 
@@ -74,14 +74,14 @@ def check_done_without(why: str) -> None:
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
     check_done_without("the fused step needs a C++ compiler on this processor, and none was found")
 
 
 def test_the_compiler_may_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     named = script(tmp_path / "my-compiler", "")
     monkeypatch.setenv("CXX", str(named))
-    assert native.find_compiler() == str(named)
+    assert compiler.find_compiler() == str(named)
     monkeypatch.setenv("CXX", "no-such-compiler")
     check_done_without("none was found")
 
@@ -112,7 +112,7 @@ def test_a_compiler_that_cannot_be_run(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_plain_step_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "find_compiler", lambda: 1 / 0)
+    monkeypatch.setattr(compiler, "find_compiler", lambda: 1 / 0)
     moved("plain")
 
 
@@ -122,8 +122,8 @@ def test_a_compiler_that_knows_less(
     march: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     expected = moved("fused")
-    native.compiled_library.cache_clear()
-    text = f'case "$*" in *{march}*) exit 1;; esac\nexec "{native.find_compiler()}" "$@"'
+    compiler.compiled_library.cache_clear()
+    text = f'case "$*" in *{march}*) exit 1;; esac\nexec "{compiler.find_compiler()}" "$@"'
     monkeypatch.setenv("CXX", str(script(tmp_path / "old-compiler", text)))
     assert torch.allclose(moved("fused"), expected, rtol=1e-12, atol=1e-14)
 
@@ -133,16 +133,16 @@ def test_a_compiler_that_knows_less(
 
 @needs_compiler
 def test_a_kernel_is_compiled_once(calls: Callable[[], int], cache: Path) -> None:
-    native.compiled_library(*ARGUMENTS)
+    compiler.compiled_library(*ARGUMENTS)
     assert calls() == 1
     (path,) = cache.iterdir()
-    native.compiled_library(*ARGUMENTS)
-    native.compiled_library.cache_clear()
+    compiler.compiled_library(*ARGUMENTS)
+    compiler.compiled_library.cache_clear()
     before = path.stat().st_mtime_ns
-    native.compiled_library(*ARGUMENTS)
+    compiler.compiled_library(*ARGUMENTS)
     assert calls() == 1
     assert path.stat().st_mtime_ns == before
-    native.compiled_library(*ARGUMENTS[:-1], torch.float32)
+    compiler.compiled_library(*ARGUMENTS[:-1], torch.float32)
     assert calls() == 2
     assert len(list(cache.iterdir())) == 2
 
@@ -151,18 +151,18 @@ def test_a_kernel_is_compiled_once(calls: Callable[[], int], cache: Path) -> Non
 def test_another_compiler_or_source_is_another_kernel(
     calls: Callable[[], int], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native.compiled_library(*ARGUMENTS)
+    compiler.compiled_library(*ARGUMENTS)
     for name, value in (("_version", lambda _: "another"), ("_processor", lambda: "another")):
-        native.compiled_library.cache_clear()
-        monkeypatch.setattr(native, name, value)
-        native.compiled_library(*ARGUMENTS)
+        compiler.compiled_library.cache_clear()
+        monkeypatch.setattr(compiler, name, value)
+        compiler.compiled_library(*ARGUMENTS)
     assert calls() == len(list(cache.iterdir())) == 3
 
 
 @needs_compiler
 def test_several_at_once(calls: Callable[[], int], cache: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        each = [pool.submit(native.compiled_library.__wrapped__, *ARGUMENTS) for _ in range(2)]
+        each = [pool.submit(compiler.compiled_library.__wrapped__, *ARGUMENTS) for _ in range(2)]
         assert len({library.result()._name for library in each}) == 1
     assert 1 <= calls() <= 2
     assert len(list(cache.iterdir())) == 1, "no scratch is left"
@@ -175,18 +175,18 @@ def homeless(_: Path) -> Path:
 def test_a_cache_that_cannot_be_written(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    scratch = native._scratch_folder()
+    scratch = compiler._scratch_folder()
     cache.mkdir(parents=True)
-    assert native._cache_folder() == cache
+    assert compiler._cache_folder() == cache
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda *_: False)
-        assert native._cache_folder() == scratch
+        assert compiler._cache_folder() == scratch
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert native._cache_folder() == scratch
+    assert compiler._cache_folder() == scratch
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "expanduser", homeless)
-    assert native._cache_folder() == scratch
+    assert compiler._cache_folder() == scratch
 
 
 @needs_compiler
@@ -194,7 +194,7 @@ def test_a_full_disk_is_no_end_of_training(monkeypatch: pytest.MonkeyPatch) -> N
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(native.tempfile, "TemporaryDirectory", full)
+    monkeypatch.setattr(compiler.tempfile, "TemporaryDirectory", full)
     check_done_without("No space left")
 
 
@@ -203,24 +203,24 @@ def cut_off(path: Path, size: int) -> None:
     # Another file: that which this process has open must stay as it is.
     path.unlink()
     path.write_bytes(whole[:size])
-    native.compiled_library.cache_clear()
+    compiler.compiled_library.cache_clear()
 
 
 @needs_compiler
 def test_an_empty_kernel_is_made_anew(calls: Callable[[], int], cache: Path) -> None:
-    native.compiled_library(*ARGUMENTS)
+    compiler.compiled_library(*ARGUMENTS)
     cut_off(next(cache.iterdir()), 0)
-    native.compiled_library(*ARGUMENTS)
+    compiler.compiled_library(*ARGUMENTS)
     assert calls() == 2
 
 
 @needs_compiler
 def test_a_kernel_that_was_cut_off_is_made_anew(calls: Callable[[], int], cache: Path) -> None:
-    native.compiled_library(*ARGUMENTS)
+    compiler.compiled_library(*ARGUMENTS)
     cut_off(next(cache.iterdir()), 8000)
     # In another process, as to load a part of a library ends it at once.
     program = (
-        "import torch; from bayesify.fused.native import compiled_library; "
+        "import torch; from bayesify.fused.compiler import compiled_library; "
         f"compiled_library(*{ARGUMENTS!r})"
     )
     done = subprocess.run(

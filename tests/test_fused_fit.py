@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from bayesify import ELBO, Gaussian, LocalReparameterization, fit
 from bayesify.datasets import TensorLoader
-from bayesify.fused import native
+from bayesify.fused import compiler
 from bayesify.storage import read_tensors, write_tensors
 from bayesify.training import NonFiniteLossError
 from bayesify.training.history import History
@@ -144,8 +144,8 @@ def test_without_a_compiler_a_fused_run_goes_on_with_its_numbers(
     for elbo, options in zip(elbos, ({}, {"callback": watcher}), strict=True):
         setup = begun(tmp_path / str(len(options)), "fused")
         if options:
-            native.compiled_library.cache_clear()
-            monkeypatch.setattr(native, "find_compiler", lambda: None)
+            compiler.compiled_library.cache_clear()
+            monkeypatch.setattr(compiler, "find_compiler", lambda: None)
         setup.run(tmp_path / str(len(options)), elbo, **options)
     assert "not compiled, slow" in watcher.said
     one, two = (dict(elbo.bnn.state_dict()) for elbo in elbos)

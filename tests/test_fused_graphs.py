@@ -90,7 +90,7 @@ def test_the_minibatch_is_not_written() -> None:
 
 def test_compiled_cpp_cannot_be_recorded() -> None:
     pytest.importorskip("ctypes")
-    from bayesify.fused.native import find_compiler
+    from bayesify.fused.compiler import find_compiler
 
     if find_compiler() is None:
         pytest.skip("needs a C++ compiler")

@@ -18,7 +18,7 @@ import torch._dynamo
 from tests.fused import each_fused_kind, needs_compiler
 from torch import Tensor
 
-from bayesify.fused import native
+from bayesify.fused import compiler
 from bayesify.fused.threefry import BLOCK, counter_key, normals, threefry
 from bayesify.noise import NoiseKey, Stream
 
@@ -70,10 +70,10 @@ def test_known_answers_of_the_compiled_generator(tmp_path: Path) -> None:
         '#define REAL double\n#include "noise.h"\n'
         'extern "C" void words(const uint32_t* k, uint32_t* c) { threefry(k[0], k[1], *c, c[1]); }'
     )
-    compiler = native.find_compiler()
-    assert compiler is not None
-    include = Path(native.__file__).parent
-    command = [compiler, "-std=c++17", "-fPIC", "-shared", "-w", f"-I{include}", str(source)]
+    real = compiler.find_compiler()
+    assert real is not None
+    include = Path(compiler.__file__).parent
+    command = [real, "-std=c++17", "-fPIC", "-shared", "-w", f"-I{include}", str(source)]
     subprocess.run([*command, "-o", str(library)], check=True)
     words = ctypes.CDLL(str(library)).words
     for counter, key, expected in KNOWN:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader
-from bayesify.fused.native import find_compiler
+from bayesify.fused.compiler import find_compiler
 from bayesify.training import fit_replicas
 from bayesify.training.history import History, Row
 

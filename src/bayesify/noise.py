@@ -11,9 +11,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from math import prod
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, library
 
@@ -276,9 +279,15 @@ def _generator(device: torch.device, key: _Key) -> torch.Generator:
         return generator.manual_seed(int.from_bytes(_digest(8, key), "little") >> 1)
     # A CPU generator's manual_seed keeps 32 bits only, so that among the steps of one long run
     # some would share their noise. The whole state of its Mersenne Twister is filled instead.
-    state = generator.manual_seed(0).get_state()
-    words = torch.frombuffer(bytearray(_digest(4 * _MT_WORDS, key)), dtype=torch.int32)
-    view = state[_MT_HEADER_BYTES : _MT_HEADER_BYTES + 8 * _MT_WORDS].view(torch.int64)
-    view.copy_(words.to(torch.int64) & 0xFFFFFFFF)
-    generator.set_state(state)
+    state = _seeded_state().copy()
+    words = state[_MT_HEADER_BYTES : _MT_HEADER_BYTES + 8 * _MT_WORDS].view(np.int64)
+    words[:] = np.frombuffer(_digest(4 * _MT_WORDS, key), dtype="<u4")
+    generator.set_state(torch.from_numpy(state))
     return generator
+
+
+@cache
+def _seeded_state() -> npt.NDArray[np.uint8]:
+    """A generator's state, of which only the words are to be replaced."""
+    state: npt.NDArray[np.uint8] = torch.Generator().manual_seed(0).get_state().numpy()
+    return state

@@ -81,13 +81,18 @@ def log_of_softplus(std: Tensor, rho: Tensor) -> Tensor:
     return torch.where(std < 2.0 * torch.finfo(std.dtype).tiny, rho, std.log())
 
 
-def softplus_ratio(std: Tensor) -> Tensor:
+def softplus_ratio(std: Tensor, out: Tensor | None = None, spare: Tensor | None = None) -> Tensor:
     """d log std / d rho = sigmoid(rho) / std, from std = softplus(rho); it tends to 1 below.
+
+    Args:
+        std: of any shape.
+        out: what to write it into instead of a new tensor.
+        spare: what may be overwritten instead of a new tensor.
 
     Example:
         >>> softplus_ratio(torch.tensor([0.0, 500.0]))
         tensor([1.0000, 0.0020])
     """
     # sigmoid(rho) = 1 - exp(-softplus(rho)).
-    positive = std.clamp_min(torch.finfo(std.dtype).tiny)
-    return torch.expm1(-positive) / -positive
+    negative = torch.clamp_max(torch.neg(std, out=spare), -torch.finfo(std.dtype).tiny, out=spare)
+    return torch.div(torch.expm1(negative, out=out), negative, out=out)

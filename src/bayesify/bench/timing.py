@@ -53,10 +53,13 @@ class Turn:
         """For steps of about this time; long ones bring their memory back by themselves.
 
         Example:
-            >>> Turn.for_steps_of(0.002), Turn.for_steps_of(0.5)
-            (Turn(untimed=1, timed=4), Turn(untimed=0, timed=1))
+            >>> Turn.for_steps_of(0.002), Turn.for_steps_of(0.02), Turn.for_steps_of(0.5)
+            (Turn(untimed=5, timed=20), Turn(untimed=1, timed=2), Turn(untimed=0, timed=1))
         """
-        return cls(1, 4) if seconds < 0.05 else cls(0, 1)
+        if seconds >= 0.05:
+            return cls(0, 1)
+        timed = min(max(round(0.04 / seconds), 1), 50)
+        return cls(-(-timed // 4), timed)
 
     def take(self, step: Step) -> float:
         """Milliseconds of a step, on average over the timed ones."""

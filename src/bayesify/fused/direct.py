@@ -20,8 +20,8 @@ from bayesify.softplus import softplus
 
 __all__ = ["DirectStep"]
 
-#: Weights at a time: few enough that what lies between two operations stays in the cache.
-_BLOCK = 131_072
+#: Weights at a time: enough to occupy all threads, few enough that scratch memory stays small.
+_BLOCK = 240_000
 
 
 class DirectStep:
@@ -64,6 +64,8 @@ class DirectStep:
         leaf = next(v for v in (self._weights, self._variances, self._std) if v is not None)
         self._leaves = Leaves(elbo, leaf, kind)
         self._size = mean.numel()
+        # Of a block, for what lies between the gradients of the network and those of mean and rho.
+        self._scratch = mean.new_empty(4, min(_BLOCK, self._size))
         self._factor = 0.0
 
     def evaluate(
@@ -125,30 +127,33 @@ class DirectStep:
         posterior, prior_mean = self._posterior, self._elbo.bnn.prior_mean
         mean, std = posterior.mean[part], self._std[part]
         in_mean, in_rho = self._in_mean[part], self._in_rho[part]
-        in_log_std, deviation, weights = None, None, mean
+        total, deviation, place, spare = self._scratch[:, : len(mean)]
+        in_log_std, weights = None, mean
         if self._weights is not None:
             weights = self._weights[part]
-            deviation = weights - mean
+            torch.sub(weights, mean, out=deviation)
         else:
             # In log std: a variance's derivative times twice the variance.
-            in_log_std = in_rho.mul_(
-                std if self._variances is None else self._variances[part] * 2.0
-            )
+            spread = std if self._variances is None else self._variances[part]
+            in_log_std = torch.mul(in_rho, spread, out=total)
+            if self._variances is not None:
+                in_log_std.mul_(2.0)
             if self._noise is not None:
-                deviation = std * self._noise[part]
-                weights = mean + deviation
-        place = mean if self._prior.exact else weights
+                torch.mul(std, self._noise[part], out=deviation)
+                weights = torch.add(mean, deviation, out=place)
+        centred = mean if self._prior.exact else weights
+        if prior_mean is not None:
+            centred = torch.sub(centred, prior_mean[part], out=place)
         made = gradients(
             self._prior,
             in_mean=in_mean,
             in_log_std=in_log_std,
-            centred=place if prior_mean is None else place - prior_mean[part],
+            centred=centred,
             std=std,
             deviation=deviation,
-            kl_factor=mean.new_tensor(self._factor),
+            kl_factor=self._factor,
+            out=(in_mean, in_rho, total, spare),
         )
-        in_mean.copy_(made.in_mean)
-        in_rho.copy_(made.in_rho)
         if posterior.kept is None:
             return made.in_log_std
         kept = posterior.kept[part]

@@ -96,7 +96,8 @@ def gradients(
     centred: Tensor,
     std: Tensor,
     deviation: Tensor | None,
-    kl_factor: Tensor,
+    kl_factor: Scalar,
+    out: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> Gradients:
     """The gradients of ``nll + kl_factor * KL`` (Blundell et al. 2015, eqs 3 and 4).
 
@@ -111,51 +112,64 @@ def gradients(
         centred: the mean less the prior's mean; of a KL that is not exact w less that.
         std: the standard deviation, softplus(rho).
         deviation: w - mean; not needed where the KL is exact and ``in_log_std`` is given.
-        kl_factor: what multiplies the KL in the loss, a scalar.
+        kl_factor: what multiplies the KL in the loss.
+        out: what to write the three into instead of new tensors where ``kl_factor`` is a number,
+            and one to spare; the first may be ``in_mean``, the third ``in_log_std``.
 
     Example:
         >>> zero, one = torch.zeros(1), torch.ones(1)
         >>> got = gradients(PriorForm("gaussian", True, (1.0, 0.0, 0.0)), in_mean=zero,
         ...                 in_log_std=zero, centred=one, std=one / 2, deviation=None,
-        ...                 kl_factor=torch.tensor(0.1))
+        ...                 kl_factor=0.1)
         >>> got.in_mean, got.in_log_std          # mean / s^2 and std^2 / s^2 - 1, times 0.1
         (tensor([0.1000]), tensor([-0.0750]))
     """
-    # In as few passes over memory as can be where nothing is compiled.
+    # In as few passes over memory as can be where nothing is compiled. What is not given to be
+    # written is made.
+    mean_out, rho_out, log_std_out, spare = (None,) * 4 if out is None else out
     if not prior.exact:
         assert deviation is not None
-        score = _score(prior, centred)
-        total_mean = torch.addcmul(in_mean, score, kl_factor)
+        score = _score(prior, centred, rho_out, spare)
+        total_mean = _plus(in_mean, kl_factor, score, mean_out)
         if in_log_std is None:
-            total = total_mean * deviation
+            total = torch.mul(total_mean, deviation, out=log_std_out)
         else:
-            total = torch.addcmul(in_log_std, score.mul_(deviation), kl_factor)
+            total = _plus(in_log_std, kl_factor, score.mul_(deviation), log_std_out)
     else:
+        if in_log_std is None:
+            assert deviation is not None
+            in_log_std = torch.mul(in_mean, deviation, out=log_std_out)
         if prior.kind == "gaussian":
-            kl_mean, kl_log_std = centred * prior.numbers[0], (std * std).mul_(prior.numbers[0])
+            kl_mean = torch.mul(centred, prior.numbers[0], out=spare)
+            kl_log_std = torch.mul(std, std, out=rho_out).mul_(prior.numbers[0])
         else:
             slopes = magnitude_slopes(centred, std)
             kl_mean = slopes[0] * prior.numbers[0]
             kl_log_std = (slopes[1] * std).mul_(prior.numbers[0])
-        total_mean = torch.addcmul(in_mean, kl_mean, kl_factor)
-        if in_log_std is None:
-            assert deviation is not None
-            in_log_std = in_mean * deviation
-        total = torch.addcmul(in_log_std, kl_log_std, kl_factor)
+        total = _plus(in_log_std, kl_factor, kl_log_std, log_std_out)
+        total_mean = _plus(in_mean, kl_factor, kl_mean, mean_out)
     total.sub_(kl_factor)
-    return Gradients(total_mean, softplus_ratio(std).mul_(total), total)
+    return Gradients(total_mean, softplus_ratio(std, rho_out, spare).mul_(total), total)
 
 
-def _score(prior: PriorForm, weights: Tensor) -> Tensor:
+def _score(prior: PriorForm, weights: Tensor, out: Tensor | None, spare: Tensor | None) -> Tensor:
     """-d log p(w) / dw."""
     if prior.kind == "gaussian":
-        return weights * prior.numbers[0]
+        return torch.mul(weights, prior.numbers[0], out=out)
     if prior.kind == "laplace":
-        return weights.sign() * prior.numbers[0]
+        return torch.sign(weights, out=out).mul_(prior.numbers[0])
     slab, spike, log_ratio = prior.numbers
     # The odds of the narrow component; weighed by what it adds, so that nothing cancels.
-    odds = (weights * weights).mul_(0.5 * (slab - spike)).sub_(log_ratio)
-    return odds.sigmoid_().mul_(spike - slab).add_(slab).mul_(weights)
+    odds = torch.mul(weights, weights, out=spare).mul_(0.5 * (slab - spike)).sub_(log_ratio)
+    narrow = odds.sigmoid_().mul_(weights)
+    return _plus(torch.mul(weights, slab, out=out), spike - slab, narrow, out)
+
+
+def _plus(base: Tensor, factor: Scalar, summand: Tensor, out: Tensor | None) -> Tensor:
+    """``base + factor * summand``, in one pass where the factor is a number."""
+    if isinstance(factor, Tensor):
+        return torch.addcmul(base, summand, factor)
+    return torch.add(base, summand, alpha=factor, out=out)
 
 
 def moved(

@@ -57,7 +57,7 @@ class Vectors:
 
 
 class Kernel(Protocol):
-    """Two functions on the vectors that it was made for, in place."""
+    """Two functions on the vectors that it was made for, in place, and its noise."""
 
     def refresh(self, step: int) -> None:
         """Fill ``leaf`` for a step."""
@@ -85,3 +85,6 @@ class Kernel(Protocol):
         Returns:
             The sum over the weights of the loss's derivatives in log std.
         """
+
+    def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:
+        """Standard normals for another use than of a weight, shape (size,); see ``threefry``."""

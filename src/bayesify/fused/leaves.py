@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from bayesify.elbo import ELBO
 from bayesify.fused.formulas import LeafKind
+from bayesify.fused.kernels import Kernel
+from bayesify.fused.threefry import counter_key
 from bayesify.inputs import Inputs, arguments_of
 from bayesify.layout import ParameterLayout
-from bayesify.noise import NoiseKey, Stream
+from bayesify.noise import NoiseKey, NoiseKind, Stream
 from bayesify.posteriors import MeanFieldGaussian
 from bayesify.random_network import as_tensor
 
@@ -35,10 +39,13 @@ class Leaves:
         elbo: the objective.
         leaf: the sampled weights, standard deviations or variances.
         kind: which; beside the last two the means are the posterior's own.
+        kernel: what draws the noise of outputs; None for the generator of all plain passes.
     """
 
-    def __init__(self, elbo: ELBO, leaf: Tensor, kind: LeafKind) -> None:
-        self._elbo = elbo
+    def __init__(
+        self, elbo: ELBO, leaf: Tensor, kind: LeafKind, kernel: Kernel | None = None
+    ) -> None:
+        self._elbo, self._kernel = elbo, kernel
         layout, mean = elbo.bnn.layout, elbo.bnn.posterior.mean
         self._first = _views(layout, leaf if kind == "weights" else mean)
         self._second = {} if kind == "weights" else _views(layout, leaf)
@@ -72,6 +79,8 @@ class Leaves:
             args, kwargs = arguments_of(inputs)
             return as_tensor(bnn.run_with_named(self._first, *args, **kwargs)).unsqueeze(0)
         key = NoiseKey(bnn.seed, Stream.TRAINING, self._elbo.step)
+        if self._kernel is not None:
+            key = _CounterKey(key.seed, key.stream, key.step, self._kernel)
         samples = range(self._elbo.num_samples)
         outputs, _ = bnn.sample_outputs(inputs, key, samples, posterior=self._stand_in)
         return outputs
@@ -109,6 +118,27 @@ class _StandIn(MeanFieldGaussian):
 
     def moments_of(self, layout: ParameterLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # noqa: ARG002
         return self._moments
+
+
+@dataclass(frozen=True)
+class _CounterKey(NoiseKey):
+    """A key whose normals the kernel draws."""
+
+    kernel: Kernel
+
+    def numbers(
+        self,
+        kind: NoiseKind,
+        sample: int,
+        place: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> Tensor:
+        if kind != "normal":
+            return super().numbers(kind, sample, place, size, dtype, device)
+        words = counter_key(self, sample, place)
+        return self.kernel.normals(words, int(self.step), size).to(dtype)
 
 
 def _views(layout: ParameterLayout, vector: Tensor) -> dict[str, Tensor]:

@@ -7,43 +7,16 @@ second, and of twice the time a step; see docs/adr/0005.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bayesify.fused.compiler import compiled_library
 from bayesify.fused.formulas import Rates
 from bayesify.fused.kernels import Recipe, Vectors
 
-__all__ = ["CompilerError", "NativeKernel", "compiled_library", "find_compiler"]
-
-_SOURCE = Path(__file__).with_name("step.cpp")
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
-#: Tried in turn: for this very processor with threads, and less where a compiler cannot.
-_TRIES = (
-    ("-march=native", "-fopenmp"),
-    ("-mcpu=native", "-fopenmp"),
-    ("-march=native",),
-    ("-mcpu=native",),
-    (),
-)
-_TIMEOUT_S = 120
-_PRIORS = ("gaussian", "laplace", "scale-mixture")
-_LEAVES = ("weights", "stds", "variances")
-_OPTIMIZERS = ("sgd", "momentum", "adam")
-
-
-class CompilerError(RuntimeError):
-    """There is no C++ compiler, or it failed."""
+__all__ = ["NativeKernel"]
 
 
 class NativeKernel:
@@ -62,7 +35,8 @@ class NativeKernel:
         library = compiled_library(
             recipe.prior.kind, recipe.prior.exact, recipe.optimizer, recipe.leaf, recipe.dtype
         )
-        self._refresh, self._update = library.refresh, library.update
+        self._refresh, self._update, self._draw = library.refresh, library.update, library.draw
+        self._draw.argtypes = [*[ctypes.c_uint32] * 3, *[ctypes.c_int64] * 2, ctypes.c_void_p]
         count = len(vectors.starts) - 1
         self._vectors = vectors  # their memory is what the addresses below point to
         self._starts = (ctypes.c_int64 * (count + 1))(*vectors.starts)
@@ -113,126 +87,16 @@ class NativeKernel:
         held.clear()
         return float(arguments.in_log_std)
 
+    def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:
+        """See :meth:`~bayesify.fused.kernels.Kernel.normals`."""
+        made = torch.empty(size, dtype=self._vectors.mean.dtype)
+        words = (word % 2**32 for word in (*key, step))
+        self._draw(*words, size, torch.get_num_threads(), made.data_ptr())
+        return made
+
     def _at(self, step: int) -> None:
         self._arguments.step, self._arguments.next = step % 2**32, (step + 1) % 2**32
         self._arguments.num_threads = torch.get_num_threads()
-
-
-def find_compiler() -> str | None:
-    """The C++ compiler: the one that ``$CXX`` names, else the first of c++, g++ and clang++."""
-    chosen = shlex.split(os.environ.get("CXX", ""))[:1]
-    return next(filter(None, map(shutil.which, chosen or ["c++", "g++", "clang++"])), None)
-
-
-@cache
-def compiled_library(
-    prior: str, exact: bool, optimizer: str, leaf: str, dtype: torch.dtype
-) -> ctypes.CDLL:
-    """The compiled kernel, from the user's cache if it was compiled there before.
-
-    Raises:
-        CompilerError: there is no working C++ compiler.
-    """
-    compiler = find_compiler()
-    if compiler is None:
-        raise CompilerError(
-            "the fused step needs a C++ compiler on this processor, and none was found"
-            + (f" under CXX={os.environ['CXX']}" if os.environ.get("CXX") else "")
-            + "; install one (such as g++), name it in CXX, or take the plain step"
-        )
-    command = [compiler, *shlex.split(os.environ.get("CXX", ""))[1:]]
-    macros = (
-        f"-DREAL={'double' if dtype == torch.float64 else 'float'}",
-        f"-DPRIOR={_PRIORS.index(prior)}",
-        f"-DEXACT={int(exact)}",
-        f"-DOPTIMIZER={_OPTIMIZERS.index(optimizer)}",
-        f"-DLEAF={_LEAVES.index(leaf)}",
-    )
-    sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
-    identity = (*sources, *_FLAGS, *macros, _processor(), _version(command))
-    digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
-    failure: OSError | None = None
-    for make_folder in (_cache_folder, _scratch_folder):
-        try:
-            folder = make_folder()
-            path = _kept(folder, digest) or _compile(command, macros, folder, digest)
-            return ctypes.CDLL(str(path))
-        except OSError as error:  # a full disk, no permission, a damaged file
-            failure = error
-    raise CompilerError(f"the compiled step can be neither kept nor loaded: {failure}")
-
-
-def _kept(folder: Path, digest: str) -> Path | None:
-    """The kernel that was compiled before, if it is whole: a part of one would end the process."""
-    for path in sorted(folder.glob(f"step-{digest}-*.so")):
-        if path.stem.endswith(_checksum(path)):
-            return path
-        path.unlink(missing_ok=True)
-    return None
-
-
-def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def _compile(compiler: Sequence[str], macros: Sequence[str], folder: Path, digest: str) -> Path:
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch) / "step.so"
-        error = ""
-        for extra in _TRIES:
-            command = [*compiler, *_FLAGS, *extra, *macros, str(_SOURCE), "-o", str(made)]
-            try:
-                done = subprocess.run(
-                    command, capture_output=True, errors="replace", timeout=_TIMEOUT_S, check=False
-                )
-            except (OSError, subprocess.TimeoutExpired) as failure:
-                raise CompilerError(f"{compiler[0]} could not be run: {failure}") from failure
-            if done.returncode == 0 and made.exists():
-                return made.replace(folder / f"step-{digest}-{_checksum(made)}.so")
-            error = error or done.stderr
-        raise CompilerError(f"{compiler[0]} failed on {_SOURCE.name}: {error.strip()[:500]}")
-
-
-def _cache_folder() -> Path:
-    """A folder of this user's that lasts, else one that does not."""
-    try:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        folder = root / "bayesify" / "kernels"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # What lies there is run: nobody else may be able to put it there.
-        found = folder.stat()
-        ours = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-        if ours and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
-            return folder
-    except (OSError, RuntimeError):
-        pass
-    return _scratch_folder()
-
-
-@cache
-def _scratch_folder() -> Path:
-    # Not removed at exit: the library stays open until then.
-    return Path(tempfile.mkdtemp(prefix="bayesify-"))
-
-
-def _processor() -> str:
-    """What code for this very processor depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    features = [line for line in lines if line.lower().startswith(("flags", "features"))]
-    return " ".join([platform.platform(), platform.machine(), *features[:1]])
-
-
-def _version(compiler: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(
-            [*compiler, "--version"], capture_output=True, errors="replace", timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilerError(f"{compiler[0]} could not be run: {error}") from error
-    return " ".join(compiler) + done.stdout
 
 
 def _check(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> None:
@@ -259,9 +123,12 @@ def _point(
     dtype: torch.dtype,
 ) -> list[Tensor | None]:
     """Let the pointers lead to the tensors, which must be held until they are not needed."""
-    held = [None if each is None else each.to(dtype).contiguous() for each in tensors]
-    for index, tensor in enumerate(held):
+    held: list[Tensor | None] = []
+    for index, each in enumerate(tensors):
+        fits = each is None or (each.dtype is dtype and each.is_contiguous())
+        tensor = each if fits or each is None else each.to(dtype).contiguous()
         pointers[index] = None if tensor is None else tensor.data_ptr()
+        held.append(tensor)
     return held
 
 

@@ -141,6 +141,17 @@ extern "C" void refresh(const Step* s) {
   }
 }
 
+// Standard normals for other uses than of a weight.
+extern "C" void draw(uint32_t key0, uint32_t key1, uint32_t step, int64_t size, int64_t threads,
+                     Real* out) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (size > 16 * kBlock)
+  for (int64_t base = 0; base < size; base += kBlock) {
+    Real noise[kBlock];
+    normals(key0, key1, step, base / kBlock, noise);
+    std::copy_n(noise, std::min(kBlock, size - base), out + base);
+  }
+}
+
 extern "C" void update(Step* s) {
   const Mover move_mean(s->of_mean), move_rho(s->of_rho);
   const Real kl_factor = Real(s->kl_factor);

@@ -44,7 +44,7 @@ class FusedStep:
         refuse(why_not_fused(elbo, optimizer))
         leaf = torch.empty_like(elbo.bnn.posterior.mean.detach())
         self._trainee = Trainee(elbo, optimizer, leaf, compiled=self._compiled)
-        self._leaves = Leaves(elbo, leaf, leaf_kind(elbo))
+        self._leaves = Leaves(elbo, leaf, leaf_kind(elbo), self._trainee.kernel_on_cpu)
         self.description = f"fused ({self._trainee.description})"
         self._made_for = signature(elbo, optimizer)
 

@@ -85,6 +85,11 @@ class TensorKernel:
         self.advance(in_mean, in_spread)
         return self.total
 
+    def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:
+        """See :meth:`~bayesify.fused.kernels.Kernel.normals`."""
+        mean = self._state.mean
+        return normals(*key, step, size, dtype=mean.dtype, device=mean.device)
+
     def prepare(self, step: int, kl_factor: float, rates: tuple[Rates, Rates]) -> None:
         """Say which step the next :meth:`advance` takes, and what it multiplies by."""
         self._set_step(step)

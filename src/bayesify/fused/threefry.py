@@ -55,7 +55,7 @@ def threefry(
     return x0, x1
 
 
-def counter_key(key: NoiseKey, sample: int = 0) -> tuple[int, int]:
+def counter_key(key: NoiseKey, sample: int = 0, place: int = 0) -> tuple[int, int]:
     """The two words of a generator's key, as int32; the step of ``key`` is no part of them.
 
     Example:
@@ -67,7 +67,9 @@ def counter_key(key: NoiseKey, sample: int = 0) -> tuple[int, int]:
         False
     """
     text = b"threefry" + key.seed.to_bytes(16, "little", signed=True)
-    digest = hashlib.shake_256(text + struct.pack("<qq", key.stream, sample)).digest(8)
+    # Place 0, that of the weights, is left out: old runs go on with their noise.
+    which = (key.stream, sample, place) if place else (key.stream, sample)
+    digest = hashlib.shake_256(text + struct.pack(f"<{len(which)}q", *which)).digest(8)
     word0, word1 = struct.unpack("<ii", digest)
     return word0, word1
 

@@ -75,6 +75,11 @@ class Trainee:
         self._count = posterior.num_weights if kept is None else int(kept.sum())
         self._ready: tuple[int, int, int] | None = None
 
+    @property
+    def kernel_on_cpu(self) -> Kernel | None:
+        """What draws other noise, too; a GPU has a generator that is as fast as any."""
+        return self._kernel if self._leaf.device.type == "cpu" else None
+
     def begin(self) -> None:
         """Have the leaf ready for the step that the objective is at."""
         self._step = self.elbo.step
