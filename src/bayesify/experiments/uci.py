@@ -3,7 +3,7 @@
 Hernandez-Lobato and Adams (2015) set the protocol: one hidden layer of 50 ReLU units (protein:
 100), random splits into 90 % and 10 % (protein: 5 of them), inputs and targets standardised by
 the training part. The settings are the same for all nine tables. They were chosen on parts of
-the training parts, see docs/reproductions.md; no test part was looked at.
+the training parts, by no test part; see docs/reproductions.md.
 """
 
 from __future__ import annotations
