@@ -18,8 +18,7 @@ from tests.test_resume import timeless
 from tests.test_tables_load import messy
 
 from bayesify.cli.table import EpochTable
-from bayesify.runs import Run, RunConfig
-from bayesify.tabular import TableRecipe
+from bayesify.runs import Run
 
 QUICK = ["--epochs", "2", "--passes", "2", "--hidden", "4", "--test-samples", "3"]
 
@@ -258,24 +257,13 @@ def test_options(tmp_path: Path, options: list[str]) -> None:
         assert "--drop city --drop when --keep id" in run.command
 
 
-def test_defaults_are_those_of_the_recipe() -> None:
-    """The recipe is tested where it is; a run must train what it does."""
-    recipe = TableRecipe.for_rows(100)
-    config = RunConfig.of("a.csv", target="y", num_rows=100)
-    for name in (
-        "hidden",
-        "batch_size",
-        "lr",
-        "rho_lr_scale",
-        "init_std",
-        "prior_std",
-        "kl_warmup",
-    ):
-        assert getattr(config, name) == getattr(recipe, name), name
-    assert config.epochs * config.passes == recipe.steps
-    module = recipe.module(3, 1, noise="learned", seed=0)
-    assert config.make_prior() == module.prior
-    assert config.make_perturbation() == module.perturbation
-    many = RunConfig.of("a.csv", target="y", num_rows=2_000_000)
-    steps = many.epochs * many.passes * -(-2_000_000 // many.batch_size)
-    assert steps == TableRecipe.for_rows(2_000_000).steps
+def test_predictions_far_from_0_keep_their_digits(tmp_path: Path) -> None:
+    rows = [f"{i / 7},{1e9 + 1e-4 * ((i * 37) % 60):.6f}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    said = bayesify("train", tmp_path / "t.csv", "--target", "y", *_out(tmp_path), *QUICK)
+    assert said.code == 0, said.err
+    out = tmp_path / "p.csv"
+    assert bayesify("predict", tmp_path / "run", tmp_path / "t.csv", "--out", out).code == 0
+    for row in rows_of(out):
+        std = float(row["std"])
+        assert 2.0 * std < float(row["upper_95"]) - float(row["lower_95"]) < 6.0 * std

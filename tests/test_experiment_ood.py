@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.places import idx, put, sha256
+from tests.test_cli import bayesify
 from tests.test_experiments import Silent
 from torch import Tensor
 
@@ -272,7 +273,7 @@ def test_the_table_says_who_wins_and_where_we_lose() -> None:
     assert lines[4].startswith("| Bayes by Backprop, defaults | 2 | 1.51 +- 0.01 | **0.0500")
     assert lines[5].startswith("| SGD | 2 | 1.60 +- 0.10 |")
     assert lines[6].startswith("| ensemble of 5 | 1 | **1.20** |")
-    assert "| **0.990** |" in lines[7]
+    assert "| **0.9900** |" in lines[7]
     assert lines[-1] == (
         "Bayes by Backprop, defaults loses to SGD on nothing; to ensemble of 5 on error %; to MC "
         "dropout on AUROC by entropy."
@@ -280,3 +281,19 @@ def test_the_table_says_who_wins_and_where_we_lose() -> None:
     close = [row("Bayes by Backprop", s, 1.5 + 0.2 * s, 0.9) for s in (0, 1)]
     close += [row("MC dropout", s, 1.45 + 0.2 * s, 0.9) for s in (0, 1)]
     assert "to MC dropout on error % (within two standard errors)." in ood_table(close)
+
+
+def test_a_run_shows_images_of_another_kind_that_are_at_hand(
+    two_sets: Path, tmp_path: Path
+) -> None:
+    tiny = ["--hidden", "9", "--epochs", "1", "--test-samples", "3", "--threads", "1"]
+    said = bayesify("train", ood.INSIDE, "--out", tmp_path / "run", "--data-dir", two_sets, *tiny)
+    assert said.code == 0, said.err
+    picture, page = (tmp_path / "run" / name for name in ("out_of_distribution.png", "report.html"))
+    assert 'id="out_of_distribution"' in page.read_text(encoding="utf-8")
+    picture.unlink()
+    for path in (two_sets / ood.OUTSIDE).iterdir():
+        path.rename(path.with_name(f"not-{path.name}"))
+    assert bayesify("report", tmp_path / "run").code == 0
+    assert "out_of_distribution" not in page.read_text(encoding="utf-8")
+    assert not picture.exists()

@@ -26,6 +26,22 @@ def test_the_report_shows_the_images_on_which_the_votes_are_split_most():
     assert int(fewest[0]) < 60  # they do disagree
 
 
+def test_the_report_orders_the_answers_by_their_uncertainty():
+    bnn = network(init_std=0.5)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(40, 36, generator=generator)
+    targets = torch.randint(4, (40,), generator=generator)
+    predictive = bnn.predict(images, 5)
+    lines = figures_of(bnn)["risk_coverage"].axes[0].lines
+    wrong = (predictive.mean.argmax(-1) != targets).double()
+    for line, order in zip(lines, (predictive.total, predictive.epistemic, wrong), strict=False):
+        curve = risk_coverage(order, 100.0 * wrong)
+        np.testing.assert_allclose(line.get_xdata(), 100.0 * curve.coverage)
+        np.testing.assert_allclose(line.get_ydata(), curve.risk)
+    assert lines[0].get_ydata()[-1] == pytest.approx(100.0 * float(wrong.mean()))
+    assert 0.0 < float(wrong.mean()) < 1.0
+
+
 def test_the_report_measures_images_of_another_kind():
     bnn = network(init_std=0.3)
     images = torch.rand(40, 36, generator=torch.Generator().manual_seed(1))

@@ -100,6 +100,33 @@ def test_units_of_the_targets_do_not_matter() -> None:
     np.testing.assert_allclose(scaled_std / 1e9, std, rtol=1e-4)
 
 
+def test_a_scale_whose_square_overflows_has_a_standard_deviation() -> None:
+    x, y = np.linspace(-1.0, 1.0, 20)[:, None], np.linspace(-1.0, 1.0, 20)
+    one = BayesianMLPRegressor(steps=20, hidden_layer_sizes=np.array([5]), random_state=0)
+    expected = one.fit(x, y).predict(x, return_std=True)[1]
+    for size in (1e200, 1e-200):
+        std = one.fit(x, size * y).predict(x, return_std=True)[1]
+        np.testing.assert_allclose(std, size * expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [10, 40])
+def test_few_rows_are_not_predicted_worse_than_without_their_columns(num_rows: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(num_rows + 300, 5))
+    y = 2.0 * x[:, 0] + 0.1 * rng.normal(size=len(x))
+    model = BayesianMLPRegressor(random_state=0).fit(x[:num_rows], y[:num_rows])
+    rest = torch.from_numpy(y[num_rows:])
+    nll = -model.predictive(x[num_rows:]).log_prob(rest).mean().item()
+    known = torch.distributions.Normal(y[:num_rows].mean(), y[:num_rows].std())
+    assert nll < -known.log_prob(rest).mean().item() + 0.25
+
+
+def test_an_unknown_noise_is_refused() -> None:
+    for noise in ("gamma", None):
+        with pytest.raises(ValueError, match='noise must be "learned" or "input-dependent"'):
+            BayesianMLPRegressor(noise=noise).fit(X3, [0.0, 1.0, 0.0])  # type: ignore[arg-type]
+
+
 def test_input_dependent_noise_is_found() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-2.0, 2.0, (600, 1))
@@ -199,9 +226,15 @@ def test_one_row_and_one_value_are_enough(kind: Any) -> None:
         ({"num_samples": 0}, "num_samples must be an integer of at least 1, got 0"),
         ({"num_samples": 2.5}, "num_samples must be an integer of at least 1"),
         ({"validation_fraction": 1.0}, "validation_fraction must lie strictly between 0 and 1"),
-        ({"hidden_layer_sizes": ()}, "hidden must be positive numbers of units"),
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"learning_rate_init": -1.0}, "lr must be positive and finite"),
+        ({"hidden_layer_sizes": ()}, "hidden_layer_sizes must be positive numbers"),
+        ({"hidden_layer_sizes": "50"}, "hidden_layer_sizes must be positive numbers"),
+        ({"hidden_layer_sizes": (5.5,)}, "hidden_layer_sizes must be positive numbers"),
+        ({"steps": 10.5}, "steps must be an integer of at least 1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        ({"validation_fraction": "a"}, "validation_fraction must lie strictly between 0 and 1"),
+        ({"learning_rate_init": "a"}, "learning_rate_init must be positive and finite"),
+        ({"steps": 0}, "steps must be an integer of at least 1"),
+        ({"learning_rate_init": -1.0}, "learning_rate_init must be positive and finite"),
     ],
 )
 def test_wrong_settings(kind: Any, settings: Any, message: str) -> None:

@@ -84,6 +84,7 @@ def test_the_kind_is_found(case: str, pieces: int) -> None:
         ([str(i * 7919 % 1009) for i in range(50)], "customer_id", "it identifies rows"),
         ([f"person {i}" for i in range(12)], "who", "identifies rows or is free text"),
         (["1,234", "950", "5,001"], "price", "may part thousands"),
+        ([f"${i}.50" for i in range(12)], "price", "write the numbers alone"),
     ],
 )
 def test_columns_that_say_nothing_are_dropped(texts: list[str], name: str, reason: str) -> None:
@@ -131,6 +132,16 @@ def test_strays_and_infinities_are_said() -> None:
         "column: 1 value is no number, such as 'oops', and counts as missing",
         "column: 2 values are infinite and count as missing",
     ]
+
+
+def test_amounts_that_are_taken_for_categories_are_said() -> None:
+    for texts in (["12 %", "7.5%", "3%"] * 5, ["€1.5", "-$2", "+£3"] * 5):
+        scan = scanned(texts)
+        assert scan.column().kind == "category"
+        assert any("write the numbers alone" in remark for remark in scan.remarks)
+    plain = scanned(["c1", "$", "lot 3"] * 5)
+    plain.column()
+    assert not plain.remarks
 
 
 def test_numbers_are_standardised_by_training() -> None:

@@ -236,3 +236,23 @@ def test_the_schema_is_plain_json(path: Path, tmp_path: Path) -> None:
         (tmp_path / "table.json").read_text(), parse_constant=lambda name: pytest.fail(name)
     )
     assert stored["versions"].keys() == {"numpy", "pandas"}
+
+
+@pytest.mark.parametrize("texts", [["3.5", "3.50"], ["0", "-0.0"], ["2,5", "2,50"]])
+def test_one_number_written_in_two_ways_is_one_value(path: Path, texts: list[str]) -> None:
+    rows = "".join(f"{i / 7};{texts[i % 2]}\n" for i in range(40))
+    path.write_text("x;y\n" + rows)
+    with pytest.raises(TableError, match="one value only"):
+        fit_table(path, "y")
+
+
+@pytest.mark.parametrize("prefix", ["", "c"], ids=["numbers", "20 classes"])
+def test_what_measuring_takes_is_counted_before_training(
+    path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    path.write_text("x,y\n" + "".join(f"{i / 7},{prefix}{i % 20}.5\n" for i in range(60)))
+    monkeypatch.setattr(load, "available_memory", lambda: 60 * 600)
+    with pytest.raises(TableError, match="GB of memory"):
+        fit_table(path, "y")
+    monkeypatch.setattr(load, "available_memory", lambda: 60 * 1200)
+    assert fit_table(path, "y")[0].train_inputs.shape == (48, 1)

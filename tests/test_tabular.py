@@ -12,6 +12,7 @@ from torch.distributions import Normal, kl_divergence
 import bayesify as bf
 from bayesify.noise import NoiseKey, Stream
 from bayesify.posteriors import MeanFieldGaussian
+from bayesify.softplus import inverse_softplus
 from bayesify.tabular import (
     Scaling,
     Silent,
@@ -43,6 +44,12 @@ def test_scaling_of_a_large_offset_keeps_its_digits() -> None:
     x = 1e9 + torch.arange(100.0, dtype=D).unsqueeze(-1)
     scaled = Scaling.of(x).standardised(x)
     torch.testing.assert_close(scaled.std(correction=0), torch.ones((), dtype=D))
+
+
+def test_scaling_sees_what_varies_little_far_from_0() -> None:
+    x = 1e9 + 1e-6 * torch.arange(1000.0, dtype=D).unsqueeze(-1)
+    scaled = Scaling.of(x).standardised(x)
+    torch.testing.assert_close(scaled.std(correction=0).item(), 1.0, rtol=1e-3, atol=0.0)
 
 
 def test_a_constant_column_far_from_0_is_constant() -> None:
@@ -251,3 +258,18 @@ def test_the_key_of_noise_is_of_the_seed() -> None:
     key = NoiseKey(one.seed, Stream.PREDICTION, 0)
     assert torch.equal(one.posterior.noise(key, range(2)), one.posterior.noise(key, range(2)))
     assert torch.equal(one.predict(x).mean, one.predict(x).mean)
+
+
+def test_functions_of_the_prior_vary_as_standardised_targets_do() -> None:
+    x = torch.randn(300, 40, dtype=D, generator=torch.Generator().manual_seed(0))
+    for hidden in ((20,), (500,)):
+        bnn = TableRecipe(hidden=hidden).module(40, 1, noise="learned", seed=0)
+        with torch.no_grad():  # the posterior becomes the prior
+            bnn.posterior.mean.zero_()
+            scales = bnn.layout.unflatten(bnn.posterior.rho)
+            priors = dict(bnn.prior.groups)
+            for name, part in scales.items():
+                std = priors.get(name, priors["*"]).std
+                part.copy_(inverse_softplus(torch.tensor(std, dtype=D)))
+        spread = bnn.predict(x, 400).epistemic.mean().sqrt().item()
+        assert 1.0 < spread < 2.5

@@ -35,7 +35,8 @@ CAPTIONS: dict[str, tuple[str, str]] = {
         "Images of another kind",
         "The epistemic uncertainty of test images and of images of another data set, which the "
         "network was not trained for. The further apart, the better a threshold tells them apart: "
-        "AUROC is the share of pairs that it puts in the right order, 0.5 by chance.",
+        "AUROC is the share of pairs that it puts in the right order, 0.5 by chance. The first bin "
+        "holds all that lies below its left end.",
     ),
     "one_column": (
         "What is predicted",

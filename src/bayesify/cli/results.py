@@ -218,7 +218,7 @@ def report(
         each.metrics()
     data = _data(run, data_dir)
     with Console(stderr=True).status("measuring and drawing ..."):
-        path = rewrite_report(run, data, others)
+        path = rewrite_report(run, data, others, data_dir=data_dir)
     typer.echo(json.dumps({"report": str(path)}) if as_json else f"report: {path}")
 
 

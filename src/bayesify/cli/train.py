@@ -74,7 +74,8 @@ def train(
     prior_std: Annotated[
         float | None,
         _option(
-            "Its standard deviation (gaussian, laplace).",
+            "Its standard deviation (gaussian, laplace); where a table's target is a number, "
+            "a weight's is this over the root of its layer's inputs.",
             f"{_DEFAULT.prior_std}; tables {_TABLE_DEFAULT.prior_std}",
             _POSTERIOR,
         ),

@@ -17,9 +17,9 @@ _COLUMNS: dict[tuple[str, str], tuple[str, int, bool]] = {
     ("test", "nll"): ("nll", 4, False),
     ("test", "brier"): ("Brier", 4, False),
     ("test", "ece"): ("ECE", 4, False),
-    ("auroc", "entropy"): ("AUROC by entropy", 3, True),
-    ("auroc", "mutual_information"): ("AUROC by mutual information", 3, True),
-    ("auroc", "max_probability"): ("AUROC by largest probability", 3, True),
+    ("auroc", "entropy"): ("AUROC by entropy", 4, True),
+    ("auroc", "mutual_information"): ("AUROC by mutual information", 4, True),
+    ("auroc", "max_probability"): ("AUROC by largest probability", 4, True),
 }
 _OURS = "Bayes by Backprop"
 #: By unit: what its networks are called when each is asked alone, with point weights.

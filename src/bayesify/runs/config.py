@@ -43,7 +43,8 @@ class RunConfig:
         net: ``"mlp"`` or ``"lenet5"``; ``"table"`` for a table, see ``bayesify.tabular``.
         hidden: units of each hidden layer of the MLP.
         prior: ``"gaussian"``, ``"scale-mixture"`` or ``"laplace"``.
-        prior_std: standard deviation of the Gaussian or Laplace prior.
+        prior_std: standard deviation of the Gaussian or Laplace prior; of a table's numbers that
+            of weights, as of the mixture, is divided by the root of their layer's inputs.
         pi: weight of the mixture's component with ``std1``.
         std1: its standard deviation.
         std2: the other component's.
@@ -193,13 +194,13 @@ class RunConfig:
             for name, value in settings.items()
         }
 
-    def make_prior(self) -> Prior:
-        """The prior that the settings name."""
+    def make_prior(self, width: float = 1.0) -> Prior:
+        """The prior that the settings name, so many times as wide."""
         if self.prior == "gaussian":
-            return Gaussian(self.prior_std)
+            return Gaussian(width * self.prior_std)
         if self.prior == "laplace":
-            return Laplace(self.prior_std / math.sqrt(2.0))
-        return ScaleMixture(self.pi, self.std1, self.std2)
+            return Laplace(width * self.prior_std / math.sqrt(2.0))
+        return ScaleMixture(self.pi, width * self.std1, width * self.std2)
 
     def make_perturbation(self) -> Perturbation:
         """The estimator that the settings name."""

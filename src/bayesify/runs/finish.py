@@ -50,13 +50,16 @@ def finish(run: Run, data: RunData, trained: Trained) -> tuple[dict[str, Any], P
     return metrics, _report(run, data, bnn, history, metrics, predictive)
 
 
-def rewrite_report(run: Run, data: RunData, beside: Sequence[Run] = ()) -> Path:
+def rewrite_report(
+    run: Run, data: RunData, beside: Sequence[Run] = (), *, data_dir: str | None = None
+) -> Path:
     """Draw the figures and write the report of a finished run again, from its files.
 
     Args:
         run: the run.
         data: its data set.
         beside: other finished runs, to show their curves, weights and metrics too.
+        data_dir: where to look for images of another kind; None looks where the run's data were.
 
     Raises:
         RunError: a run is not finished.
@@ -64,7 +67,7 @@ def rewrite_report(run: Run, data: RunData, beside: Sequence[Run] = ()) -> Path:
     bnn = run.load_module()
     metrics = run.metrics()
     _, predictive = evaluate(bnn, data, num_samples=run.config.test_samples, with_train=False)
-    return _report(run, data, bnn, run.history(), metrics, predictive, beside)
+    return _report(run, data, bnn, run.history(), metrics, predictive, beside, data_dir)
 
 
 def _report(
@@ -75,6 +78,7 @@ def _report(
     metrics: dict[str, Any],
     predictive: Predictive,
     beside: Sequence[Run] = (),
+    data_dir: str | None = None,
 ) -> Path:
     pruning: list[dict[str, Any]] = []
     if not isinstance(bnn.posterior, Delta):
@@ -91,7 +95,7 @@ def _report(
         image_shape=data.image_shape,
         baselines={_label(other): other.history() for other in beside},
         baseline_weights={_label(other): other.load_module().posterior.mean for other in beside},
-        outside=_outside(run, data, bnn),
+        outside=_outside(run, data, bnn, data_dir or run.data_dir),
         truth=_truth(run, data),
     )
     curve = one_column(run, data, bnn)
@@ -112,14 +116,16 @@ def _report(
     )
 
 
-def _outside(run: Run, data: RunData, bnn: BayesianModule) -> tuple[str, Predictive] | None:
+def _outside(
+    run: Run, data: RunData, bnn: BayesianModule, data_dir: str | None
+) -> tuple[str, Predictive] | None:
     """What the network says of images of another kind, where some are at hand."""
     if data.image_shape is None or isinstance(bnn.posterior, Delta):
         return None
     for name in IMAGE_DATASETS:
         if name == data.name:
             continue
-        inputs = find_test_inputs(name, run.data_dir)
+        inputs = find_test_inputs(name, data_dir)
         if inputs is not None:
             return name, bnn.predict(inputs[:_MOST_OUTSIDE], run.config.test_samples)
     return None

@@ -20,7 +20,7 @@ from bayesify.posteriors import Delta, MeanFieldGaussian
 from bayesify.runs.config import ConfigError, RunConfig
 from bayesify.runs.data import RunData
 from bayesify.runs.environment import commit, hardware, versions
-from bayesify.tabular import TableNet
+from bayesify.tabular import TableNet, prior_by_inputs
 from bayesify.tabular.network import NOISE
 from bayesify.training.checkpoint import CHECKPOINT_NAME
 from bayesify.training.history import History
@@ -155,14 +155,16 @@ class Run:
         config = self.config
         common: dict[str, Any] = {"likelihood": CategoricalLikelihood(), "seed": config.seed}
         if config.task == "regression":
-            # A learned noise is a parameter of the network's, with no uncertainty of its own.
-            common["likelihood"] = GaussianLikelihood(input_dependent=True)
-            common["exclude"] = (NOISE,) if config.noise == "learned" else None
+            # The level of the noise is a parameter with no uncertainty of its own.
+            common |= {"likelihood": GaussianLikelihood(input_dependent=True), "exclude": (NOISE,)}
         if config.baseline is not None:
             return BayesianModule(self._net(), posterior=Delta, **common)
+        net, prior = self._net(), config.make_prior()
+        if config.task == "regression":
+            prior = prior_by_inputs(net, config.make_prior)
         return BayesianModule(
-            self._net(),
-            prior=config.make_prior(),
+            net,
+            prior=prior,
             posterior=MeanFieldGaussian,
             init_std=config.init_std,
             perturbation=config.make_perturbation(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -90,9 +91,17 @@ class Predictions:
             if not all(bool(part.isfinite().all()) for part in numbers):
                 raise RunError("the network's answer is not finite: values are too far outside")
             self._count(predictive, len(piece))
-            digits = 7 if self.class_names else 10  # those were computed in float32
-            texts = [[f"{value:.{digits}g}" for value in part.tolist()] for part in numbers]
+            texts = [[f"{value:.{self._digits}g}" for value in part.tolist()] for part in numbers]
             yield from (list(cells) for cells in zip(*first, *texts, strict=True))
+
+    @property
+    def _digits(self) -> int:
+        """Digits of a number, of which float32 computed seven; more where it lies far from 0."""
+        if self.run.table is None or self.class_names:
+            return 7
+        target = self.run.table.target
+        distance = abs(target.shift) / target.scale
+        return min(17, 10 + math.ceil(math.log10(max(1.0, distance))))
 
     def _predictive(self, inputs: Tensor) -> Predictive:
         predictive = self.bnn.predict(inputs, self.samples)

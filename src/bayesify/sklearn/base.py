@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -47,22 +48,31 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     def _check_settings(self) -> None:
         """Refuse settings that are out of range, before anything is changed."""
-        for name in ("num_samples", "n_iter_no_change"):
+        for name in ("num_samples", "n_iter_no_change", "steps", "batch_size"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            if not (_is_count(value) or (value is None and name in ("steps", "batch_size"))):
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-        if not 0.0 < self.validation_fraction < 1.0:
+        sizes = self.hidden_layer_sizes
+        units = [sizes] if np.ndim(sizes) == 0 else list(sizes)
+        if not units or not all(map(_is_count, units)):
             raise ValueError(
-                "validation_fraction must lie strictly between 0 and 1, got "
-                f"{self.validation_fraction}"
+                f"hidden_layer_sizes must be positive numbers of units such as (50,), got {sizes!r}"
             )
+        rate = self.learning_rate_init
+        if rate is not None and not (isinstance(rate, Real) and 0.0 < rate < math.inf):
+            raise ValueError(
+                f"learning_rate_init must be positive and finite, or None, got {rate!r}"
+            )
+        part = self.validation_fraction
+        if not (isinstance(part, Real) and 0.0 < part < 1.0):
+            raise ValueError(f"validation_fraction must lie strictly between 0 and 1, got {part!r}")
 
     def _begin(self, rows: Rows, num_outputs: int, noise: Noise | None) -> None:
         """A new network for these rows."""
         self._check_settings()
         self.recipe_ = TableRecipe.for_rows(
             len(rows.weights),
-            hidden=self.hidden_layer_sizes,
+            hidden=tuple(np.atleast_1d(self.hidden_layer_sizes).tolist()),
             steps=self.steps,
             batch_size=self.batch_size,
             lr=self.learning_rate_init,
@@ -131,6 +141,11 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         outputs = math.prod(self.bnn_.mean_outputs(inputs[:1]).shape[1:])
         for part in inputs.split(max(1, _HELD // (self.num_samples * outputs))):
             yield self._predictive(part)
+
+
+def _is_count(value: Any) -> bool:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return whole and int(value) >= 1
 
 
 class _Counting(Silent):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, get_args, overload
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from bayesify.predictive import GaussianPredictive
+from bayesify.predictive import GaussianPredictive, Predictive
 from bayesify.sklearn.base import BayesianMLP
 from bayesify.sklearn.rows import Array, Rows, checked_weights
 from bayesify.tabular import Noise, Scaling
@@ -128,6 +128,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, *, streaming: bool) -> Self:  # noqa: N803
         first = not (streaming and hasattr(self, "bnn_"))
+        if self.noise not in get_args(Noise):
+            raise ValueError(f'noise must be "learned" or "input-dependent", got {self.noise!r}')
         table, targets = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first
         )
@@ -170,9 +172,18 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         Returns:
             The mean, of y's shape; with ``return_std`` mean and standard deviation.
         """
-        pieces = [(piece.mean, piece.total.sqrt()) for piece in self._pieces(X)]
-        mean, std = (torch.cat(parts).numpy() for parts in zip(*pieces, strict=True))
-        return (mean, std) if return_std else mean
+        pieces = [
+            (piece.mean, self._std(piece) if return_std else None) for piece in self._pieces(X)
+        ]
+        mean, std = zip(*pieces, strict=True)
+        whole: Array = torch.cat(mean).numpy()
+        return (whole, torch.cat(std).numpy()) if return_std else whole
+
+    def _std(self, piece: Predictive) -> Tensor:
+        """The standard deviation, where its square may overflow, too."""
+        assert isinstance(piece, GaussianPredictive)
+        unit = self.target_scaling_.scale.reshape(self._target_shape)
+        return GaussianPredictive(piece.means / unit, piece.noise_std / unit).total.sqrt() * unit
 
     def predict_interval(self, X: Any, level: float = 0.95) -> tuple[Array, Array]:  # noqa: N803
         """Where the target lies with probability ``level``: lower and upper ends, of y's shape.

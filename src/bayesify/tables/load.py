@@ -101,7 +101,7 @@ def fit_table(
             f"{path} has no column to predict {target!r} from ({said or 'it is the only one'}); "
             "bring one back with --keep NAME, or add columns"
         )
-    _check_memory(path, rows, columns)
+    _check_memory(path, rows, columns, len(found.classes))
     draft = TableSchema(
         tuple(columns),
         found,
@@ -162,9 +162,12 @@ def _check_names(file: TableFile, target: str, drop: Sequence[str], keep: Sequen
             )
 
 
-def _check_memory(path: Path, rows: int, columns: Sequence[Column]) -> None:
+def _check_memory(path: Path, rows: int, columns: Sequence[Column], classes: int) -> None:
     inputs = sum(len(column.own_features) + 1 for column in columns)
-    needed = rows * (8 * (len(columns) + 1) + 8 * inputs)
+    reading = 8 * (len(columns) + 1) + 8 * inputs
+    # Measured: the network's answers for all rows, and what is computed of them.
+    answering = 4 * inputs + (64 + 48 * classes if classes else 640)
+    needed = rows * max(reading, answering)
     free = available_memory()
     if free is not None and needed > free:
         raise TableError(

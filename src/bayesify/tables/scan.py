@@ -36,6 +36,8 @@ _ID_NAME = re.compile(
     r"(?:^|[_\W])(?:id|idx|index|uuid|guid|key|row|row_?n(?:r|o|um|umber)?)$"
     r"|^unnamed: \d+$|[a-z]ID$|^ID$"
 )
+#: A number with the sign of a currency, or of percent.
+_AMOUNT = re.compile(r"[+-]?(?:[$€£¥] ?[+-]?[\d.,]*\d|[\d.,]*\d ?[$€£¥%])")
 #: A number whose commas may part thousands.
 _GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
 
@@ -157,6 +159,8 @@ class ColumnScan:
                 "the commas in its numbers may part thousands or be decimal points; write them "
                 "without"
             )
+        if self.all_different and (amounts := self._amounts()):
+            return amounts
         if self.count > 1 and (
             self.all_different
             or (len(self.texts) > MOST_LEVELS and len(self.texts) > 0.5 * self.count)
@@ -209,10 +213,19 @@ class ColumnScan:
             return DateColumn(name=name, form=form)
         if (words := self._flag_words()) is not None:
             return FlagColumn(name=name, words=words)
+        if amounts := self._amounts():
+            self.remarks.append(f"{name}: {amounts}; they were taken for categories")
         levels = sorted(self.texts, key=lambda text: (-self.texts[text], text))
         seen_twice = sum(self.texts[level] > 1 for level in levels)
         kept = len(levels) if len(levels) <= 2 else max(1, min(MOST_LEVELS, seen_twice))
         return CategoryColumn(name=name, levels=tuple(levels), kept=kept)
+
+    def _amounts(self) -> str:
+        """That the cells are numbers with a sign that hides it, or nothing."""
+        fits = sum(size for text, size in self.texts.items() if _AMOUNT.fullmatch(text))
+        if fits < _MOSTLY * self.count:
+            return ""
+        return f"its cells look like {_shown(next(iter(self.texts)))}; write the numbers alone"
 
     def _remark(self, count: int, what: str) -> None:
         verb = "is" if count == 1 else "are"

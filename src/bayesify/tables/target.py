@@ -98,7 +98,11 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
             "points; write them without"
         )
     labels = sorted({_label(text) for text in scan.texts}, key=_in_order)
-    if len(labels) == 1:
+    numbers = as_numbers(np.array(labels, dtype=object), decimal_comma=scan.decimal_comma)
+    if 1 in (
+        len(labels),
+        len(set(numbers.tolist())),
+    ):  # 3.5 and 3.50 are one; no nan equals another
         raise TableError(
             f"the target {name!r} has one value only, {labels[0]!r} (rows: {scan.count:,}), so "
             "there is nothing to learn; use another column for --target, or add rows with others"
@@ -127,8 +131,9 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
 
 
 def _label(text: str) -> str:
-    """One label for 1 and 1.0; other text as it is."""
-    return text.partition(".")[0] if re.fullmatch(r"[+-]?\d+\.0+", text) else text
+    """One label for 1 and 1.0, and one for 0 and -0.0; other text as it is."""
+    whole = text.partition(".")[0] if re.fullmatch(r"[+-]?\d+\.0+", text) else text
+    return "0" if whole == "-0" else whole
 
 
 def _in_order(label: str) -> tuple[float, str]:

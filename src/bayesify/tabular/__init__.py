@@ -1,6 +1,6 @@
 """How a small network is trained on a table of numbers: settings by size, scaling, weights."""
 
-from bayesify.tabular.network import Noise, TableNet
+from bayesify.tabular.network import Noise, TableNet, prior_by_inputs
 from bayesify.tabular.recipe import Silent, TableRecipe
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.streaming import StreamingELBO
@@ -14,4 +14,5 @@ __all__ = [
     "TableNet",
     "TableRecipe",
     "WeightedLikelihood",
+    "prior_by_inputs",
 ]

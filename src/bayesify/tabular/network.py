@@ -1,16 +1,19 @@
-"""The network for a table: a multilayer perceptron with a linear path beside it."""
+"""The network for a table: a multilayer perceptron with a linear path beside it; its prior."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from bayesify.groups import ByGroup
 from bayesify.networks import mlp
+from bayesify.priors import Prior
 
-__all__ = ["NOISE", "Noise", "TableNet"]
+__all__ = ["NOISE", "Noise", "TableNet", "prior_by_inputs"]
 
 #: Of numbers: one standard deviation for each target, or one that the network says for each row.
 Noise = Literal["learned", "input-dependent"]
@@ -18,9 +21,8 @@ NOISE = "noise"
 
 # softplus of it is 1, the standard deviation of a standardised target.
 _ONE = 0.5413248546129181
-# How far, in the prior, the noise of a row departs from that of all, beside means from 0: the
-# outputs of 50 units whose weights are N(0, 1) spread over several times too much.
-_NOISE_SCALE = 0.25
+# How far, in the prior, the noise of a row departs from that of all, beside means from 0.
+_NOISE_SCALE = 0.5
 
 
 class TableNet(nn.Module):
@@ -86,3 +88,26 @@ class TableNet(nn.Module):
             return torch.stack([outputs, self.noise.expand_as(outputs)], dim=-1)
         means, departures = outputs.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([means, self.noise + _NOISE_SCALE * departures], dim=-1)
+
+
+def prior_by_inputs(net: nn.Module, prior_of: Callable[[float], Prior]) -> ByGroup:
+    """A prior under which a layer's outputs spread as much whatever the number of its inputs.
+
+    The weights of a layer of F inputs are narrower by the root of F (Neal 1996, section 2.1). For
+    standardised targets a function of the prior then varies about as much as they do; under
+    N(0, 1) for every weight it would vary many times more, and where the data are few, so that the
+    posterior stays near the prior, intervals would be wider than all the targets.
+
+    Args:
+        net: its linear layers count.
+        prior_of: the prior of a relative width; of biases it is 1.
+
+    Example:
+        >>> from bayesify.priors import Gaussian
+        >>> prior_by_inputs(TableNet(4, (25,), 1), Gaussian).groups[1:]
+        (('hidden.0.weight', Gaussian(std=0.5)), ('hidden.2.weight', Gaussian(std=0.2)), \
+('*', Gaussian(std=1.0)))
+    """
+    layers = {n: m.in_features for n, m in net.named_modules() if isinstance(m, nn.Linear)}
+    widths = {f"{name}.weight": 1.0 / math.sqrt(inputs) for name, inputs in layers.items()}
+    return ByGroup({name: prior_of(width) for name, width in {**widths, "*": 1.0}.items()})

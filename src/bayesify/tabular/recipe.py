@@ -19,7 +19,7 @@ from bayesify.likelihoods import CategoricalLikelihood, GaussianLikelihood
 from bayesify.module import BayesianModule
 from bayesify.perturbations import LocalReparameterization
 from bayesify.priors import Gaussian
-from bayesify.tabular.network import NOISE, Noise, TableNet
+from bayesify.tabular.network import NOISE, Noise, TableNet, prior_by_inputs
 from bayesify.tabular.streaming import StreamingELBO
 from bayesify.tabular.weights import WeightedLikelihood
 from bayesify.training import fit
@@ -64,7 +64,9 @@ class TableRecipe:
         lr: learning rate of Adam at the start; it falls to 0 by half a cosine.
         rho_lr_scale: learning rate of rho as a multiple of ``lr``.
         init_std: the posterior's standard deviation at the start.
-        prior_std: standard deviation of the Gaussian prior of every weight and bias.
+        prior_std: standard deviation of the Gaussian prior of every weight and bias; of numbers
+            that of weights is divided by the root of their layer's inputs, see
+            :func:`prior_by_inputs`.
         kl_warmup: part of the steps over which the KL's weight rises from 0 to 1.
 
     Raises:
@@ -145,7 +147,9 @@ class TableRecipe:
                 if noise is None
                 else GaussianLikelihood(input_dependent=True)
             ),
-            prior=Gaussian(self.prior_std),
+            prior=Gaussian(self.prior_std)
+            if noise is None
+            else prior_by_inputs(net, lambda width: Gaussian(width * self.prior_std)),
             init_std=self.init_std,
             perturbation=LocalReparameterization(),
             exclude=None if noise is None else (NOISE,),
