@@ -164,10 +164,9 @@ def _check_names(file: TableFile, target: str, drop: Sequence[str], keep: Sequen
 
 def _check_memory(path: Path, rows: int, columns: Sequence[Column], classes: int) -> None:
     inputs = sum(len(column.own_features) + 1 for column in columns)
-    reading = 8 * (len(columns) + 1) + 8 * inputs
-    # Measured: the network's answers for all rows, and what is computed of them.
+    # In the end the network's answers for all rows, and what is computed of them: measured.
     answering = 4 * inputs + (64 + 48 * classes if classes else 640)
-    needed = rows * max(reading, answering)
+    needed = rows * max(8 * (len(columns) + 1 + inputs), answering)
     free = available_memory()
     if free is not None and needed > free:
         raise TableError(
@@ -209,8 +208,8 @@ def _split(
     generator.manual_seed(derived_seed(seed, Stream.SHUFFLE, 0, 1))
     order = places[torch.randperm(count, generator=generator).numpy()]
     held = max(1, min(round(fraction * count), MOST_TEST_ROWS, count - 2))
+    test = np.zeros(len(targets), dtype=np.bool_)
     if task == "classification":
-        test = np.zeros(len(targets), dtype=np.bool_)
         labels = targets[order].astype(np.int64)
         sizes = np.bincount(labels)
         # The place of each row within its class, in the order of chance.
@@ -227,7 +226,6 @@ def _split(
                 "--task regression, or another target"
             )
     else:
-        test = np.zeros(len(targets), dtype=np.bool_)
         test[order[:held]] = True
     return np.flatnonzero(known & ~test), np.flatnonzero(test)
 
