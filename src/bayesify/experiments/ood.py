@@ -83,7 +83,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
 }
 #: Seconds on one core.
-_SECONDS = {"bayes": 120.0, "bayes-wide": 120.0, "plain": 450.0, "dropout": 180.0}
+_SECONDS = {"bayes": 120.0, "bayes-wide": 120.0, "plain": 420.0, "dropout": 250.0}
 _QUICK = {"hidden": [50], "epochs": 2, "limit": 2000}
 _QUICK_SAMPLES = 10
 #: How many of the ordered uncertainties a row keeps, for the histogram.
