@@ -282,7 +282,8 @@ def _generator(device: torch.device, key: _Key) -> torch.Generator:
     state = _seeded_state().copy()
     words = state[_MT_HEADER_BYTES : _MT_HEADER_BYTES + 8 * _MT_WORDS].view(np.int64)
     words[:] = np.frombuffer(_digest(4 * _MT_WORDS, key), dtype="<u4")
-    generator.set_state(torch.from_numpy(state))
+    with torch._C._DisableFuncTorch():  # in a transform it would be a tensor without memory
+        generator.set_state(torch.from_numpy(state))
     return generator
 
 

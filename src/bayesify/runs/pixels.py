@@ -76,7 +76,8 @@ def read_pixels(path: Path, shape: Sequence[int], scale: float) -> Tensor:
 
 def _from_npy(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     try:
-        pixels = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            pixels = np.lib.format.read_array(file, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not (np.issubdtype(pixels.dtype, np.floating) or np.issubdtype(pixels.dtype, np.integer)):
