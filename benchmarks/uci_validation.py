@@ -35,12 +35,13 @@ from bayesify.storage import atomic_write
 SPLITS, STEPS = 10, 4000
 LEVERS: dict[str, dict[str, Any]] = {
     "as taken, but 4,000 steps": {},
+    "rate .01": {"lr": 0.01},
+    "rate .0025": {"lr": 0.0025},
+    "warm-up 0": {"kl_warmup": 0.0},
+    "warm-up 0.5": {"kl_warmup": 0.5},
     "gain 1": {"prior_gain": 1.0},
     "gain 2": {"prior_gain": 2.0},
     "gain 8": {"prior_gain": 8.0},
-    "warm-up 0": {"kl_warmup": 0.0},
-    "warm-up 0.5": {"kl_warmup": 0.5},
-    "rate .003": {"lr": 0.003},
     "2,000 steps": {"steps": 2000},
 }
 INTRODUCTION = (
