@@ -149,14 +149,18 @@ def test_steps_are_counted_modulo_two_to_the_32() -> None:
 
 
 def check_no_overlap(key_of: Callable[..., tuple[int, int]] = counter_key) -> None:
-    """No two seeds, streams, samples or steps share a number."""
+    """No two seeds, streams, samples, places or steps share a number."""
     keys = itertools.product((0, 1, -1, 2**32, -(2**100)), Stream)
     vectors = [
         normals(
-            *key_of(NoiseKey(seed, stream, 0), sample), step, 40, dtype=torch.float64, device="cpu"
+            *key_of(NoiseKey(seed, stream, 0), sample, place),
+            step,
+            40,
+            dtype=torch.float64,
+            device="cpu",
         )
         for seed, stream in keys
-        for sample in range(2)
+        for sample, place in ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2))
         for step in (0, 1, 2**31)
     ]
     values = torch.cat(vectors)
@@ -170,11 +174,12 @@ def test_no_two_keys_share_a_number() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda key, _: counter_key(key),
-        lambda key, sample: counter_key(NoiseKey(key.seed % 2**32, key.stream, 0), sample),
-        lambda key, sample: counter_key(NoiseKey(key.seed, Stream.TRAINING, 0), sample),
+        lambda key, _, place: counter_key(key, 0, place),
+        lambda key, sample, _: counter_key(key, sample),
+        lambda key, *rest: counter_key(NoiseKey(key.seed % 2**32, key.stream, 0), *rest),
+        lambda key, *rest: counter_key(NoiseKey(key.seed, Stream.TRAINING, 0), *rest),
     ],
-    ids=["sample", "seed to 32 bits", "stream"],
+    ids=["sample", "place", "seed to 32 bits", "stream"],
 )
 def test_a_key_that_ignores_a_part_is_caught(wrong: Callable[..., tuple[int, int]]) -> None:
     with pytest.raises(AssertionError, match="equal"):

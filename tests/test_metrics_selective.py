@@ -90,9 +90,11 @@ def test_the_threshold_keeps_its_risk_where_it_is_used() -> None:
     kept = p.abstain(curve.threshold_for(10.0))
     assert float(wrong[kept.answered].mean()) <= 10.0
     assert 0.1 < kept.coverage < 0.9
-    order = torch.randperm(500, generator=torch.Generator().manual_seed(1))
-    shuffled = metrics.risk_coverage(p.total[order], wrong)
-    assert curve.aurc < 0.85 * shuffled.aurc
+    # Better than any of 999 orders by chance, which luck would be once in a thousand times.
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(999):
+        order = torch.randperm(500, generator=generator)
+        assert curve.aurc < metrics.risk_coverage(p.total[order], wrong).aurc
 
 
 def test_auroc_of_scores_of_any_size() -> None:

@@ -175,7 +175,9 @@ class BayesianModule(RandomNetwork):
         batch_size: int | None = None,
         max_memory: int | str | None = None,
     ) -> Predictive:
-        """The answer of the single network with the mean weights, at that network's price.
+        """The answer of the single network with the mean weights, in one pass of it.
+
+        For few data the calls around that pass cost as much again; see docs/prediction.md.
 
         Args:
             inputs: as for :meth:`predict`.
