@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import textwrap
 import time
@@ -35,13 +34,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from prediction_memory import NETWORKS, made, memory
 from torch import Tensor, nn
 
 import bayesify as bf
 import bayesify.module
 from bayesify import stateless
 from bayesify.footprint import Footprint
-from bayesify.networks import lenet5, mlp
 from bayesify.noise import NoiseKey, Stream
 from bayesify.pieces import Pieces
 from bayesify.prediction import SampledOutputs
@@ -49,38 +48,8 @@ from bayesify.runs.environment import commit, hardware, versions
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "prediction.md"
 PARTS = ("price", "mean", "batches", "sharing", "memory")
-CAPS = ("64 MB", "1 GB")
 MOST_SHARED = 500_000
 KEY = NoiseKey(0, Stream.PREDICTION, 0)
-
-
-def conv_net() -> nn.Sequential:
-    """Two convolutions of 32 channels with batch normalisation, on 3 x 32 x 32."""
-    layers: list[nn.Module] = []
-    for channels in (3, 32):
-        layers += [nn.Conv2d(channels, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
-
-
-#: Each network with the shape of a datum.
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "13-50-1": (lambda: mlp(13, (50,), 1), (13,)),
-    "13-50-50-1": (lambda: mlp(13, (50, 50), 1), (13,)),
-    "20-100-100-2": (lambda: mlp(20, (100, 100), 2), (20,)),
-    "50-200-200-10": (lambda: mlp(50, (200, 200), 10), (50,)),
-    "784-100-10": (lambda: mlp(784, (100,), 10), (784,)),
-    "784-400-400-10": (lambda: mlp(784, (400, 400), 10), (784,)),
-    "lenet5": (lenet5, (784,)),
-    "conv": (conv_net, (3, 32, 32)),
-}
-
-
-def made(name: str, num_data: int) -> tuple[nn.Module, bf.BayesianModule, Tensor]:
-    """A plain network, the same made Bayesian, and data."""
-    torch.manual_seed(0)
-    make, shape = NETWORKS[name]
-    net = make().eval()
-    return net, bf.BayesianModule(net), torch.rand(num_data, *shape)
 
 
 def in_turn(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -243,38 +212,6 @@ def pieces_of(bnn: bf.BayesianModule, x: Tensor, samples: int = 1) -> Pieces:
         return Pieces.of(bnn, x, {}, num_samples=samples)
 
 
-def memory(samples: int) -> list[dict[str, Any]]:
-    """Growth of the peak of resident memory, each in a process of its own."""
-    rows = []
-    for name, num_data in (("784-400-400-10", 10_000), ("lenet5", 10_000), ("conv", 1000)):
-        for cap in CAPS:
-            for start in ("fresh", "warm"):
-                for count in (samples // 10, samples) if name == "784-400-400-10" else (5,):
-                    command = [sys.executable, __file__, "--threads", str(torch.get_num_threads())]
-                    command += ["--grow", name, str(num_data), cap, start, str(count)]
-                    answer = subprocess.run(command, check=True, capture_output=True, text=True)
-                    row = {"network": name, "data": num_data, "cap": cap, "start": start}
-                    rows.append({**row, "samples": count, "growth_mb": float(answer.stdout)})
-    return rows
-
-
-def grow(name: str, num_data: str, cap: str, start: str, samples: str) -> float:
-    """By how many MB a prediction raises this process's peak of resident memory."""
-    _, bnn, x = made(name, int(num_data))
-    if start == "warm":
-        bnn.predict(x[:2], 2)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
-    before = resident("VmRSS")
-    bnn.predict(x, int(samples), max_memory=cap)
-    return (resident("VmHWM") - before) / 1e6
-
-
-def resident(what: str) -> int:
-    """A line of the kernel's account of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(what)).split()[1])
-
-
 def report(document: dict[str, Any]) -> None:
     """Write what was measured into the documentation, between its marks."""
     metrics = document["metrics"]
@@ -316,12 +253,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--report", type=Path, metavar="JSON", help="write docs/prediction.md")
-    parser.add_argument("--grow", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.grow:
-        print(grow(*options.grow))
-        return
     if options.report:
         report(json.loads(options.report.read_text()))
         return
