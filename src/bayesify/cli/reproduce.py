@@ -61,8 +61,9 @@ def reproduce(
     """Reproduce a table or a figure of the literature, and set ours beside it.
 
     Each finished piece of work is a JSON file in the folder --out; beside them come table.md and
-    the figures. A run that was stopped or killed at any moment goes on with the same command, and
-    what is there already is not run again.
+    the figures. A run that was stopped or killed at any moment goes on with the same command, from
+    its last epoch, and what is there already is not run again. The same command in a second
+    terminal takes its share of the work.
     """
     if list_ == (name is not None):
         raise ConfigError("reproduce needs the name of an experiment, or --list and no name")
@@ -183,6 +184,10 @@ class _Watcher:
         """Move the bar."""
         if self._task is not None:
             self._bar.update(self._task, completed=part)
+
+    def on_wait(self, unit: Unit) -> None:
+        """Say what is waited for."""
+        self._say(f"{unit.name}, seed {unit.seed}: another process is at it; waiting for it")
 
     def on_done(self, unit: Unit, row: Row) -> None:
         """Say that it is stored."""

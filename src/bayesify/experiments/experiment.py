@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bayesify.training.history import History
 from bayesify.training.history import Row as HistoryRow
@@ -13,7 +13,7 @@ from bayesify.training.history import Row as HistoryRow
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Context", "Experiment", "Progress", "Row", "Unit"]
+__all__ = ["Context", "Experiment", "GoThrough", "Progress", "Row", "Take", "Unit", "in_turn"]
 
 #: A finished unit, as its file holds it: the keys that ``reproducing.row_of`` gives.
 Row = Mapping[str, Any]
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Unit:
-    """One piece of work, after which a run can be stopped without loss.
+    """One piece of work, whose result is a file.
 
     Args:
         name: what it is called, and its file; seed and experiment are not part of it.
@@ -54,11 +54,31 @@ class Context:
         data_dir: look for data in this directory and in no other.
         on_progress: told which part of the unit is done, from 0 to 1.
         on_download: told how a download gets on, see ``bayesify.datasets.Progress``.
+        work: a folder of the unit's own for the state of its training, from which it goes on
+            after it was killed; it is removed with all that it holds when the unit is done. None
+            keeps nothing.
     """
 
     data_dir: str | Path | None = None
     on_progress: Callable[[float], None] | None = None
     on_download: Callable[[str, int, int | None], None] | None = None
+    work: Path | None = None
+
+    def part(self, name: str, place: int, count: int) -> Context:
+        """What the ``place``-th of ``count`` equal parts of the unit is run with.
+
+        Example:
+            >>> told = []
+            >>> Context(on_progress=told.append).part("second", 1, 4).on_progress(0.5)
+            >>> told
+            [0.375]
+        """
+        tell = self.on_progress
+        return replace(
+            self,
+            on_progress=None if tell is None else lambda part: tell((place + part) / count),
+            work=None if self.work is None else self.work / name,
+        )
 
 
 class Progress:
@@ -84,6 +104,28 @@ class Progress:
             self._context.on_progress(float(row["epoch"] or 0) / self._epochs)
 
 
+class Take(Protocol):
+    """Has a unit done, once for all processes that share a folder of results."""
+
+    def __call__(self, unit: Unit, *, wait: bool) -> Row | None:
+        """Its row, as it is there or after running it here.
+
+        Args:
+            unit: which.
+            wait: for another process that is at it; else None is returned.
+        """
+
+
+#: How units are gone through: with ``take``, in a folder of results.
+GoThrough = Callable[[Sequence[Unit], Path, Take], None]
+
+
+def in_turn(units: Sequence[Unit], folder: Path, take: Take) -> None:  # noqa: ARG001
+    """One after the other; those that other processes are at last."""
+    for unit in [unit for unit in units if take(unit, wait=False) is None]:
+        take(unit, wait=True)
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A table or a figure of the literature, as this library reproduces it.
@@ -98,6 +140,7 @@ class Experiment:
         table: Markdown of the rows, in which the reported numbers stand beside ours; it may be
             given a part of them.
         figures: by name, of the rows; likewise.
+        go_through: in which order its units are run.
     """
 
     name: str
@@ -108,6 +151,7 @@ class Experiment:
     run: Callable[[Unit, Context], dict[str, Any]]
     table: Callable[[Sequence[Row]], str]
     figures: Callable[[Sequence[Row]], dict[str, Figure]]
+    go_through: GoThrough = in_turn
 
     def seconds(self, *, quick: bool = False) -> float:
         """What its units cost, about; see :class:`Unit`."""

@@ -9,11 +9,7 @@ Brier score and calibration error on MNIST's test images, and how well its uncer
 
 from __future__ import annotations
 
-import tempfile
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,14 +17,13 @@ from torch import Tensor
 
 from bayesify.baselines import DeepEnsemble, MCDropout
 from bayesify.datasets import ImageData, load_images
-from bayesify.experiments.experiment import Context, Experiment, Progress, Row, Unit
+from bayesify.experiments.experiment import Context, Experiment, Row, Unit
+from bayesify.experiments.networks import trained
 from bayesify.experiments.ood_table import ood_table, ordered
 from bayesify.metrics import brier, error_percent, expected_calibration_error, nll, ood_auroc
 from bayesify.module import BayesianModule
 from bayesify.predictive import CategoricalPredictive
 from bayesify.runs import RunConfig
-from bayesify.runs.folder import Run
-from bayesify.runs.train import train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,7 +123,7 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
     for member in range(count):
         # No two networks of the experiment have the same initial values.
         made = RunConfig.of(config["inside"], **settings, seed=count * unit.seed + member)
-        found.append(_trained(made, inside, _part_of(context, member, count)))
+        found.append(trained(made, inside, context.part(f"network-{member}", member, count)))
     bnns = [bnn for bnn, _ in found]
     if count > 1:
         metrics = measure(DeepEnsemble(bnns), inside, outside, 1)
@@ -138,9 +133,9 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
         metrics = measure(bnns[0], inside, outside, settings["test_samples"])
     if "baseline" in settings:  # networks of point weights, which can be asked one by one
         metrics["alone"] = [measure(bnn, inside, outside, 1, epistemic=False) for bnn in bnns]
-    metrics["train_nll"] = [last["nll"] for _, last in found]
+    metrics["train_nll"] = [history[-1]["nll"] for _, history in found]
     if "baseline" not in settings:
-        metrics["kl_nats"] = found[0][1]["kl"]
+        metrics["kl_nats"] = found[0][1][-1]["kl"]
     return metrics
 
 
@@ -216,24 +211,6 @@ def _doubt(predictive: CategoricalPredictive) -> Tensor:
     """
     probs = predictive.log_mean.double().exp()
     return probs.scatter(-1, probs.argmax(-1, keepdim=True), 0.0).sum(-1)
-
-
-def _trained(
-    config: RunConfig, data: ImageData, context: Context
-) -> tuple[BayesianModule, Mapping[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        progress = Progress(context, config.epochs)
-        bnn, history, notes = train(Run(Path(folder), config), data, progress)
-    for note in notes:
-        warnings.warn(note, UserWarning, stacklevel=2)  # which the row keeps
-    return bnn, history[-1]
-
-
-def _part_of(context: Context, member: int, count: int) -> Context:
-    tell = context.on_progress
-    if tell is None:
-        return context
-    return replace(context, on_progress=lambda part: tell((member + part) / count))
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:

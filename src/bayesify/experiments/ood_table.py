@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
+from bayesify.experiments.cells import cell, standard_error
 from bayesify.experiments.experiment import Row
 
 __all__ = ["ood_table", "ordered"]
@@ -42,7 +43,7 @@ def ood_table(rows: Sequence[Row]) -> str:
     for method, of in found.items():
         cells = []
         for column, value in best.items():
-            text = _cell(of.get(column, []), _COLUMNS[column][1])
+            text = cell(of.get(column, []), _COLUMNS[column][1])
             won = column in of and mean(of[column]) == value
             cells.append(f"**{text}**" if won else text)
         count = len(of["test", "error"])
@@ -104,16 +105,5 @@ def _is_close(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether the means differ by no more than two standard errors; of one network, unknown."""
     if len(one) < 2 or len(other) < 2:
         return False
-    error = math.hypot(_error(one), _error(other))
+    error = math.hypot(standard_error(one), standard_error(other))
     return abs(mean(one) - mean(other)) <= 2.0 * error
-
-
-def _error(values: Sequence[float]) -> float:
-    return stdev(values) / math.sqrt(len(values))
-
-
-def _cell(values: Sequence[float], digits: int) -> str:
-    if not values:
-        return "-"
-    text = f"{mean(values):.{digits}f}"
-    return text if len(values) == 1 else f"{text} +- {_error(values):.{digits}f}"

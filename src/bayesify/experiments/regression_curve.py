@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from statistics import mean, stdev
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from bayesify import (
     fit,
 )
 from bayesify.datasets import Passes, TensorLoader
+from bayesify.experiments.cells import cell
 from bayesify.experiments.experiment import Context, Experiment, Progress, Row, Unit
 from bayesify.networks import mlp
 from bayesify.noise import Stream, derived_seed
@@ -156,6 +157,8 @@ def train(x: Tensor, y: Tensor, config: Any, seed: int, context: Context) -> Bay
         optimizer=partial(torch.optim.Adam, lr=config["lr"]),
         scheduler=cosine,
         kl_warmup_epochs=warmup * epochs,
+        checkpoint_dir=context.work,
+        resume=True,
         callback=Progress(context, epochs),
     )
     return bnn
@@ -176,9 +179,9 @@ def table(rows: Sequence[Row]) -> str:
         ratios = [min(each["iqr_beyond"]) / each["iqr_on_data"] for each in found]
         cells = []
         for prefix in ("", "line_"):
-            cells.append(_cell([each[f"{prefix}iqr_on_data"] for each in found]))
+            cells.append(cell([each[f"{prefix}iqr_on_data"] for each in found], 3))
             beyond = zip(*(each[f"{prefix}iqr_beyond"] for each in found), strict=True)
-            cells.extend(map(_cell, beyond))
+            cells.extend(cell(each, 3) for each in beyond)
         cells.insert(3, f"{min(ratios):.1f}")
         lines.append(f"| {method} | {len(found)} | {' | '.join(cells)} |")
     return (
@@ -209,12 +212,6 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 def _noise_std_of(bnn: BayesianModule) -> float:
     assert isinstance(bnn.likelihood, GaussianLikelihood)
     return float(bnn.likelihood.std.detach())
-
-
-def _cell(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
-    return f"{mean(values):.3f} +- {stdev(values) / len(values) ** 0.5:.3f}"
 
 
 def _at(axis: Tensor, values: Tensor, place: float) -> float:

@@ -220,6 +220,8 @@ def train(
         optimizer=partial(torch.optim.Adam, lr=config["lr"], fused=True),
         scheduler=cosine,
         kl_warmup_epochs=config["kl_warmup"] * epochs,
+        checkpoint_dir=context.work,
+        resume=True,
         callback=Progress(context, epochs),
     )
     return bnn, history[-1]
