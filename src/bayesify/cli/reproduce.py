@@ -150,6 +150,7 @@ class _Watcher:
     def __init__(self, console: Console, experiment: Experiment, out: Path, *, quick: bool) -> None:
         self._console, self._experiment, self._out = console, experiment, out
         self._quick = quick
+        self._noted: set[str] = set()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=40),
@@ -196,7 +197,9 @@ class _Watcher:
         took = duration(float(row["seconds"]))
         self._say(f"{self._done}/{self._total} {unit.name}, seed {unit.seed}: {took}")
         for note in row["notes"]:
-            self._say(f"    note: {note}")
+            if note not in self._noted:  # many runs of a kind have the same to say
+                self._say(f"    note: {note}")
+        self._noted.update(row["notes"])
 
     def close(self) -> None:
         """Take the bar away."""

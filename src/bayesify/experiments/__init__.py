@@ -1,6 +1,6 @@
 """Tables and figures of the literature, each reproduced by one command and one file."""
 
-from bayesify.experiments import ood, regression_curve, uci
+from bayesify.experiments import koca_dittmann, ood, regression_curve, uci
 from bayesify.experiments.experiment import Context, Experiment, Row, Unit
 from bayesify.experiments.reproducing import Outcome, Watcher, read_row, read_rows, reproduce
 
@@ -20,7 +20,7 @@ __all__ = [
 
 #: By name. To add one: a file with an ``EXPERIMENT``, and its row here.
 EXPERIMENTS: dict[str, Experiment] = {
-    each.EXPERIMENT.name: each.EXPERIMENT for each in (regression_curve, uci, ood)
+    each.EXPERIMENT.name: each.EXPERIMENT for each in (koca_dittmann, regression_curve, uci, ood)
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from bayesify.plots.style import COLOURS, Floats, decibels, plain, styled
 from bayesify.priors import Prior
 
-__all__ = ["snr_density_and_cdf", "weight_densities", "weight_posteriors"]
+__all__ = ["binned_densities", "snr_density_and_cdf", "weight_densities", "weight_posteriors"]
 
 # A weight of this ratio is a hundred-thousandth of its own std.
 _FLOOR_DB = -100.0
@@ -108,13 +109,46 @@ def weight_densities(weights: Mapping[str, Tensor]) -> Figure:
     fewest = min(array.size for array in arrays.values())
     bins = np.linspace(-limit, limit, _num_bins(fewest) + 1)
 
+    return _densities(
+        {
+            name: np.histogram(array, bins)[0] / array.size / np.diff(bins)
+            for name, array in arrays.items()
+        },
+        bins,
+    )
+
+
+@styled
+def binned_densities(densities: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """The same, of densities that were counted before, all on one grid.
+
+    Args:
+        densities: by name, each with ``limit``, the grid's ends, and ``density`` in its bins, per
+            unit of weight.
+
+    Raises:
+        ValueError: there are none, or their grids differ.
+
+    Example:
+        >>> density = {"limit": 0.3, "density": [0.0, 2.0, 0.0]}
+        >>> figure = binned_densities({"SGD": density, "dropout": density})
+        >>> figure.axes[0].get_xlim()
+        (-0.3, 0.3)
+    """
+    grids = {(float(each["limit"]), len(each["density"])) for each in densities.values()}
+    if len(grids) != 1:
+        raise ValueError(f"densities must be on one grid, got limits and bins {sorted(grids)}")
+    [(limit, count)] = grids
+    arrays = {name: np.array(each["density"], float) for name, each in densities.items()}
+    return _densities(arrays, np.linspace(-limit, limit, count + 1))
+
+
+def _densities(densities: Mapping[str, Floats], bins: Floats) -> Figure:
     figure = Figure(figsize=(7.6, 4.2), layout="constrained")
     ax = figure.subplots()
-    peaks = []
-    for (name, array), colour in zip(arrays.items(), _cycle(len(arrays)), strict=True):
-        density = np.histogram(array, bins)[0] / array.size / np.diff(bins)
+    for (name, density), colour in zip(densities.items(), _cycle(len(densities)), strict=True):
         _outline(ax, bins, density, colour, name)
-        peaks.append(density.max())
+    peaks = [float(density.max()) for density in densities.values()]
     if max(peaks) > 8.0 * min(peaks) > 0.0:
         ax.set_yscale("log")
         ax.set_ylim(bottom=1e-4 * max(peaks))
@@ -127,9 +161,9 @@ def weight_densities(weights: Mapping[str, Tensor]) -> Figure:
         title="Trained weights",
         xlabel="weight",
         ylabel="density (per unit of weight)",
-        xlim=(-limit, limit),
+        xlim=(bins[0], bins[-1]),
     )
-    if len(arrays) > 1:
+    if len(densities) > 1:
         ax.legend(loc="upper right")
     return figure
 
