@@ -24,7 +24,7 @@ from rich.progress import track
 from torch import Tensor
 
 import bayesify as bf
-from bayesify.noise import NoiseKey, Stream
+from bayesify.experiments.estimators import gradient_variance
 from bayesify.runs import Run
 
 #: Name, estimator, weight samples a step.
@@ -39,26 +39,6 @@ ESTIMATORS: list[tuple[str, bf.Perturbation, int]] = [
     ("Flipout, S = 2", bf.Flipout(), 2),
     ("Flipout, antithetic pair", bf.Flipout(antithetic=True), 2),
 ]
-
-
-def variances(
-    bnn: bf.BayesianModule, samples: int, inputs: Tensor, targets: Tensor, repeats: int
-) -> dict[str, float]:
-    """Variance of the nll's gradient over the noise, summed over coordinates, in nats^2."""
-    vectors = {"mean": bnn.posterior.mean, "rho": bnn.posterior.get_parameter("rho")}
-    sums = {name: torch.zeros(2, vector.numel()).double() for name, vector in vectors.items()}
-    for repeat in range(repeats):
-        outputs, _ = bnn.sample_outputs(
-            inputs, NoiseKey(bnn.seed, Stream.TRAINING, repeat), range(samples)
-        )
-        nll = -bnn.likelihood.log_prob(outputs, targets).mean()
-        gradients = torch.autograd.grad(nll, list(vectors.values()))
-        for name, gradient in zip(vectors, gradients, strict=True):
-            sums[name] += torch.stack([gradient, gradient.square()]).double()
-    return {
-        name: float((squares - total.square() / repeats).sum() / (repeats - 1))
-        for name, (total, squares) in sums.items()
-    }
 
 
 def stepper(net: torch.nn.Module, loss: Callable[[], Tensor]) -> Callable[[], float]:
@@ -134,7 +114,7 @@ def main() -> None:
         found = {}
         for state, bnn in states.items():
             bnn.perturbation = perturbation
-            found[state] = variances(bnn, samples, inputs, targets, options.repeats)
+            found[state] = gradient_variance(bnn, inputs, targets, options.repeats, samples)
         rows.append(
             {
                 "estimator": name,

@@ -64,8 +64,8 @@ LAYERS = (
     "sklearn",
     "tables",
     "runs",
-    "experiments",
     "bench",
+    "experiments",
     "cli",
 )
 

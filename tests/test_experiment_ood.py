@@ -100,13 +100,13 @@ def test_it_learns_and_knows_what_it_does_not_know(two_sets: Path) -> None:
 
 def test_no_two_networks_begin_alike(monkeypatch: pytest.MonkeyPatch, two_sets: Path) -> None:
     seen: list[tuple[str | None, int]] = []
-    whole = ood._trained
+    whole = ood.trained
 
     def trained(config: RunConfig, *rest: Any) -> Any:
         seen.append((config.baseline, config.seed))
         return whole(config, *rest)
 
-    monkeypatch.setattr(ood, "_trained", trained)
+    monkeypatch.setattr(ood, "trained", trained)
     for seed in (0, 1, 2):
         ood.run(small("plain", seed, epochs=1), Context(data_dir=two_sets))
     assert len(set(seen)) == len(seen) == 15
@@ -116,7 +116,7 @@ def test_no_two_networks_begin_alike(monkeypatch: pytest.MonkeyPatch, two_sets: 
 def test_missing_data_are_named_before_anything_is_trained(
     two_sets: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    monkeypatch.setattr(ood, "_trained", None)
+    monkeypatch.setattr(ood, "trained", None)
     for path in (two_sets / missing).iterdir():
         path.unlink()
     mend = rf"train-images\.gz of {missing} .*'bayesify data get {missing} --data-dir"

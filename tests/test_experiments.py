@@ -64,7 +64,7 @@ def toy(fail_at: str = "", size: int = 3) -> Experiment:
         figure.add_subplot().plot([row["metrics"]["value"] for row in rows])
         return {"toy": figure}
 
-    return Experiment("toy", "a test", "nothing", (0, 1), units, run, table, figures)
+    return Experiment("toy", "a test", "nothing", (0, 1), 100, units, run, table, figures)
 
 
 def test_each_unit_is_a_file(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def trains() -> Experiment:
     def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         return {}
 
-    return Experiment("trains", "a test", "nothing", (0, 1), units, run, table, figures)
+    return Experiment("trains", "a test", "nothing", (0, 1), 100, units, run, table, figures)
 
 
 RUN = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,18 +114,27 @@ SETUPS = {
         case=Case("laplace", "mean-field", "categorical"),
         fit=(("perturbation", LocalReparameterization()),),
     ),
+    "two samples, dropout": Setup(
+        with_dropout,
+        Case("scale-mixture", "mean-field", "gaussian-learned"),
+        elbo=(("num_samples", 2),),
+        fit=(("scheduler", cosine), ("rho_lr_scale", 3.0)),
+    ),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "step"),
-    [*((name, "fused") for name in SETUPS), ("adam", "plain"), ("pruned, momentum", "plain")],
+    [
+        *((name, "fused") for name in SETUPS),
+        *((name, "plain") for name in ("adam", "pruned, momentum", "two samples, dropout")),
+    ],
 )
 def test_resumed_is_uninterrupted(step: str, name: str, tmp_path: Path) -> None:
     if step == "fused" and not has_compiler:
         pytest.skip("there is no C++ compiler here")
     setup = SETUPS[name]
-    setup = Setup(setup.net, setup.case, None, setup.pruned, (), (*setup.fit, ("step", step)))
+    setup = replace(setup, fit=(*setup.fit, ("step", step)))
     test_resume.test_resumed_is_uninterrupted(setup, tmp_path)
 
 

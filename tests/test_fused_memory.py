@@ -54,10 +54,10 @@ def address(tensor: Tensor) -> int:
 Make = Callable[[ELBO, Optimizer], TrainingStep]
 
 
-def check_memory(make: Make, prior: Prior, perturbation: Any) -> None:
+def check_memory(make: Make, prior: Prior, perturbation: Any = None, num_samples: int = 1) -> None:
     net = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
     bnn = BayesianModule(net, prior=prior, perturbation=perturbation)
-    elbo = ELBO(bnn, num_data=10)
+    elbo = ELBO(bnn, num_data=10, num_samples=num_samples)
     step = make(elbo, Adam(elbo.parameters(), fused=True))
     x, y = torch.randn(4, WIDTH), torch.zeros(4, dtype=torch.long)
     for _ in range(2):  # the first step makes the optimiser's state
@@ -86,6 +86,13 @@ def test_the_plain_step_allocates_blocks_only(prior: Prior, perturbation: Any) -
 @each_perturbation
 def test_so_does_the_fused_step(prior: Prior, perturbation: Any) -> None:
     check_memory(FusedStep, prior, perturbation)
+
+
+@needs_compiler
+@each_prior
+@pytest.mark.parametrize("make", [DirectStep, FusedStep])
+def test_so_does_a_step_of_many_samples(make: Make, prior: Prior) -> None:
+    check_memory(make, prior, num_samples=7)
 
 
 @each_perturbation

@@ -162,6 +162,9 @@ def test_what_does_not_go_together_is_refused() -> None:
             fit_replicas(**arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="each network needs its own"):
         fit_replicas(made, loader(), optimizer=torch.optim.Adam(made[0].parameters()))  # type: ignore[arg-type]
+    made[1].num_samples = 2
+    with pytest.raises(ValueError, match=r"network 1 .*: its step takes 2 weight samples, not one"):
+        fit_replicas(made, loader())
     made[1].bnn.perturbation = bf.LocalReparameterization()
     with pytest.raises(ValueError, match="network 1 cannot be trained with others at once"):
         fit_replicas(made, loader())

@@ -140,7 +140,6 @@ def two_groups(momentum: tuple[float, float], parameters: Any) -> Optimizer:
     return SGD(groups, lr=0.1)
 
 
-PAIR = {"perturbation": WeightSampling(antithetic=True)}
 LOCAL = {"perturbation": LocalReparameterization()}
 OBJECTIVES = {
     "student-t": Case("the prior is StudentT", {"prior": StudentT()}),
@@ -169,8 +168,6 @@ OBJECTIVES = {
     "compiled": Case("the objective was compiled", change=lambda e: e.compile(backend="eager")),
     "bfloat16": Case("the weights are bfloat16", dtype=torch.bfloat16),
     "float16": Case("the weights are float16", dtype=torch.float16),
-    "two samples": Case("the weights of a step are several samples", elbo={"num_samples": 2}),
-    "pair": Case("the weights of a step are several samples", PAIR, {"num_samples": 2}),
     "two samples, local": Case(
         "the KL of a step is averaged over several samples",
         LOCAL,

@@ -29,7 +29,7 @@ def test_the_list_is_as_promised(with_toy: Path) -> None:
     for row in rows:
         assert row.keys() == {"name", "source", "reported", "cost", "stored"}
         assert all(isinstance(value, str) for value in row.values())
-    assert rows[-1]["cost"] == "8.0 s on one core; --quick 4.0 s"
+    assert rows[-1]["cost"] == "8.0 s on one core, 100 MB; --quick 4.0 s"
     assert rows[-1]["stored"] == "0 of 4 in results/toy"
     assert bayesify("reproduce", "toy", "--seeds", "1").code == 0
     rows = as_json("reproduce", "--list")["experiments"]
@@ -43,7 +43,7 @@ def test_it_says_what_it_costs_and_what_it_did(with_toy: Path) -> None:
     said = bayesify("reproduce", "toy")
     assert said.code == 0
     lines = said.err.splitlines()
-    assert lines[0] == "toy (a test): 4 runs; about 8.0 s on one core"
+    assert lines[0] == "toy (a test): 4 runs; about 8.0 s on one core and 100 MB"
     assert lines[1] == "results in results/toy; stop at any time, the same command goes on"
     assert re.fullmatch(r"4/4 b, seed 1: [\d.]+ s", lines[5])
     assert lines[6:] == ["results/toy/table.md", "results/toy/toy.png"]

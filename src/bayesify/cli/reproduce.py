@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from bayesify.cli.data import download_bar
@@ -60,10 +60,10 @@ def reproduce(
 ) -> None:
     """Reproduce a table or a figure of the literature, and set ours beside it.
 
-    Each finished piece of work is a JSON file in the folder --out; beside them come table.md and
-    the figures. A run that was stopped or killed at any moment goes on with the same command, from
-    its last epoch, and what is there already is not run again. The same command in a second
-    terminal takes its share of the work.
+    Each finished piece of work is a JSON file in the folder --out; beside them come table.md,
+    the figures and, of some, a CSV. A run that was stopped or killed at any moment goes on with
+    the same command, from its last epoch, and what is there already is not run again. The same
+    command in a second terminal takes its share of the work.
     """
     if list_ == (name is not None):
         raise ConfigError("reproduce needs the name of an experiment, or --list and no name")
@@ -101,11 +101,12 @@ def reproduce(
             "rows": list(outcome.rows),
             "table": str(outcome.table),
             "figures": [str(path) for path in outcome.figures],
+            "files": [str(path) for path in outcome.files],
         }
         typer.echo(json.dumps(document))
         return
     typer.echo(outcome.table.read_text(encoding="utf-8"))
-    for path in (outcome.table, *outcome.figures):
+    for path in (outcome.table, *outcome.figures, *outcome.files):
         console.print(Text(str(path)), soft_wrap=True)
 
 
@@ -123,7 +124,7 @@ def _list(*, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"experiments": rows}))
         return
-    table = Table("name", "source", "reported", "cost", "stored")
+    table = Table(Column("name", no_wrap=True), "source", "reported", "cost", "stored")
     for row in rows:
         table.add_row(row["name"], row["source"], row["reported"], row["cost"], row["stored"])
     Console().print(table)
@@ -138,7 +139,7 @@ def _describe(experiment: Experiment) -> dict[str, Any]:
         "name": experiment.name,
         "source": experiment.source,
         "reported": experiment.reported,
-        "cost": f"{duration(experiment.seconds())} on one core; --quick "
+        "cost": f"{duration(experiment.seconds())} on one core, {experiment.memory_mb} MB; --quick "
         f"{duration(experiment.seconds(quick=True))}",
         "stored": f"{stored} of {len(units)} in {_RESULTS / experiment.name}",
     }
@@ -171,7 +172,7 @@ class _Watcher:
         there = f", {self._done} of them there already" if self._done else ""
         self._say(
             f"{self._experiment.name}{quick} ({self._experiment.source}): {len(units)} runs{there}"
-            f"; about {duration(seconds)} on one core"
+            f"; about {duration(seconds)} on one core and {self._experiment.memory_mb} MB"
         )
         self._say(f"results in {self._out}; stop at any time, the same command goes on")
 

@@ -1,6 +1,16 @@
 """Tables and figures of the literature, each reproduced by one command and one file."""
 
-from bayesify.experiments import koca_dittmann, ood, regression_curve, uci
+from bayesify.experiments import (
+    estimators,
+    koca_dittmann,
+    ood,
+    rahmanto_grid,
+    rahmanto_widths,
+    regression_curve,
+    straight_dope_gluon,
+    straight_dope_scratch,
+    uci,
+)
 from bayesify.experiments.experiment import Context, Experiment, Row, Unit
 from bayesify.experiments.reproducing import Outcome, Watcher, read_row, read_rows, reproduce
 
@@ -20,7 +30,18 @@ __all__ = [
 
 #: By name. To add one: a file with an ``EXPERIMENT``, and its row here.
 EXPERIMENTS: dict[str, Experiment] = {
-    each.EXPERIMENT.name: each.EXPERIMENT for each in (koca_dittmann, regression_curve, uci, ood)
+    each.EXPERIMENT.name: each.EXPERIMENT
+    for each in (
+        straight_dope_scratch,
+        straight_dope_gluon,
+        koca_dittmann,
+        rahmanto_grid,
+        rahmanto_widths,
+        estimators,
+        regression_curve,
+        uci,
+        ood,
+    )
 }
 
 

@@ -13,7 +13,10 @@ from bayesify.training.history import Row as HistoryRow
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Context", "Experiment", "GoThrough", "Progress", "Row", "Take", "Unit", "in_turn"]
+__all__ = [
+    *("Context", "Experiment", "GoThrough", "Progress", "Row", "Take", "Unit"),
+    *("in_turn", "no_files"),
+]
 
 #: A finished unit, as its file holds it: the keys that ``reproducing.row_of`` gives.
 Row = Mapping[str, Any]
@@ -126,6 +129,11 @@ def in_turn(units: Sequence[Unit], folder: Path, take: Take) -> None:  # noqa: A
         take(unit, wait=True)
 
 
+def no_files(rows: Sequence[Row]) -> dict[str, str]:  # noqa: ARG001
+    """None beside table and figures."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A table or a figure of the literature, as this library reproduces it.
@@ -135,23 +143,28 @@ class Experiment:
         source: the paper or document, with the number of its table or figure.
         reported: what that says, in one line.
         seeds: those of the full run, unless others are asked for.
+        memory_mb: about the most that a full run takes, in megabytes.
         units: the work for some seeds, in full or quick.
         run: one unit's metrics, as JSON.
         table: Markdown of the rows, in which the reported numbers stand beside ours; it may be
             given a part of them.
         figures: by name, of the rows; likewise.
         go_through: in which order its units are run.
+        files: further results as text, by file name, of the rows; likewise. Its tables have a
+            column that says of each line whether it is quick.
     """
 
     name: str
     source: str
     reported: str
     seeds: tuple[int, ...]
+    memory_mb: int
     units: Callable[[Sequence[int], bool], list[Unit]]
     run: Callable[[Unit, Context], dict[str, Any]]
     table: Callable[[Sequence[Row]], str]
     figures: Callable[[Sequence[Row]], dict[str, Figure]]
     go_through: GoThrough = in_turn
+    files: Callable[[Sequence[Row]], dict[str, str]] = no_files
 
     def seconds(self, *, quick: bool = False) -> float:
         """What its units cost, about; see :class:`Unit`."""

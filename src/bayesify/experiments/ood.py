@@ -239,6 +239,7 @@ EXPERIMENT = Experiment(
     source="no one paper: the usual test of inputs of another kind",
     reported="ours only: error, nll, Brier, ECE and AUROC, beside SGD, dropout and an ensemble",
     seeds=(0, 1, 2),
+    memory_mb=700,
     units=units,
     run=run,
     table=ood_table,

@@ -231,6 +231,7 @@ EXPERIMENT = Experiment(
     source="Blundell et al. 2015, Figure 5",
     reported="median and interquartile range, wide beyond the data; beside a plain network",
     seeds=(0, 1, 2, 3, 4),
+    memory_mb=400,
     units=units,
     run=run,
     table=table,

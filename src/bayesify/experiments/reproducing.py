@@ -6,6 +6,7 @@ there is held by the process that is at it, and by no process once that has ende
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import time
@@ -59,6 +60,7 @@ class Outcome(NamedTuple):
     rows: list[Row]
     table: Path
     figures: list[Path]
+    files: list[Path]
 
 
 def reproduce(
@@ -70,7 +72,7 @@ def reproduce(
     quick: bool = False,
     context: Context | None = None,
 ) -> Outcome:
-    """Run what is missing of an experiment, then write its table and figures.
+    """Run what is missing of an experiment, then write its table, figures and other files.
 
     Each finished unit is one file, written whole or not at all: a run that was killed at any
     moment goes on with the unit that it was in, from its last epoch. Several processes can share a
@@ -99,14 +101,13 @@ def reproduce(
     desk = _Desk(experiment, out, watcher, context or Context(), quick=quick)
     done = [unit for unit in units if desk.stored(unit) is not None]  # all are looked at first
     watcher.on_start(units, [unit for unit in units if unit not in done])
-    if len(done) < len(units):
-        out.mkdir(parents=True, exist_ok=True)
-        experiment.go_through(units, out, desk.take)
-        for unit in units:
-            shutil.rmtree(desk.work(unit), ignore_errors=True)
-        # With a folder in it, another process is at units that were not asked for.
-        if not any(path.is_dir() for path in (out / _WORK).glob("*")):
-            shutil.rmtree(out / _WORK, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    experiment.go_through(units, out, desk.take)
+    for unit in units:
+        shutil.rmtree(desk.work(unit), ignore_errors=True)
+    # With a folder in it, another process is at units that were not asked for.
+    if not any(path.is_dir() for path in (out / _WORK).glob("*")):
+        shutil.rmtree(out / _WORK, ignore_errors=True)
     rows = [row for unit in units if (row := desk.stored(unit)) is not None]
     return _summarise(experiment, out, rows, quick=quick)
 
@@ -273,14 +274,15 @@ def _summarise(experiment: Experiment, out: Path, rows: list[Row], *, quick: boo
         if quick:
             figure.suptitle(QUICK_NOTE, color="#D55E00", fontsize=9)
         path = out / f"{name}.png"
-        temporary = path.with_name(f".{path.name}.part")
-        try:
-            figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=150, metadata={"Software": None})
+        atomic_write(path, drawn.getvalue())  # several processes may be at it
         paths.append(path)
-    return Outcome(rows, table, paths)
+    files = []
+    for name, text in experiment.files(rows).items():
+        atomic_write(out / name, text)
+        files.append(out / name)
+    return Outcome(rows, table, paths, files)
 
 
 @contextmanager

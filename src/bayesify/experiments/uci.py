@@ -281,6 +281,7 @@ EXPERIMENT = Experiment(
     source="Hernandez-Lobato and Adams 2015; Wu et al. 2019, tables of test log-likelihood",
     reported="nine tables, test nll and RMSE of Graves VI, PBP, MC dropout, ensembles, MCVI, DVI",
     seeds=(0,),
+    memory_mb=600,
     units=units,
     run=run,
     table=table,

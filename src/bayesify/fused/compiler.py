@@ -46,7 +46,7 @@ def find_compiler() -> str | None:
 
 @cache
 def compiled_library(
-    prior: str, exact: bool, optimizer: str, leaf: str, dtype: torch.dtype
+    prior: str, exact: bool, optimizer: str, leaf: str, dtype: torch.dtype, several: bool = False
 ) -> ctypes.CDLL:
     """The compiled kernel, from the user's cache if it was compiled there before.
 
@@ -67,6 +67,7 @@ def compiled_library(
         f"-DEXACT={int(exact)}",
         f"-DOPTIMIZER={_OPTIMIZERS.index(optimizer)}",
         f"-DLEAF={_LEAVES.index(leaf)}",
+        f"-DSEVERAL={int(several)}",
     )
     sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
     identity = (*sources, *_FLAGS, *macros, _processor(), _version(command))

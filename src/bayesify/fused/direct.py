@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bayesify.elbo import ELBO
-from bayesify.fused.formulas import gradients, prior_form
+from bayesify.fused.formulas import gradients, of_sample, prior_form
 from bayesify.fused.leaves import Leaves
+from bayesify.fused.samples import SamplePasses, sources
 from bayesify.fused.support import leaf_kind, refuse, signature, why_no_closed_forms
 from bayesify.fused.values import StepValues
 from bayesify.inputs import Inputs
@@ -63,6 +64,11 @@ class DirectStep:
         self._variances = torch.empty_like(mean) if kind == "variances" else None
         leaf = next(v for v in (self._weights, self._variances, self._std) if v is not None)
         self._leaves = Leaves(elbo, leaf, kind)
+        self._sources = sources(elbo)
+        # Over the samples of a step but the last: of the derivatives in mean and in log std.
+        several = len(self._sources) > 1
+        self._sums = tuple(torch.empty_like(mean) for _ in range(2)) if several else ()
+        self._passes = SamplePasses(elbo, self._leaves, self, self._optimizer)
         self._size = mean.numel()
         # Of a block, for what lies between the gradients of the network and those of mean and rho.
         self._scratch = mean.new_empty(4, min(_BLOCK, self._size))
@@ -72,28 +78,21 @@ class DirectStep:
         self, inputs: Inputs, targets: Tensor, *, batch_index: int, kl_scale: float, values: bool
     ) -> StepValues:
         """See ``TrainingStep.evaluate``."""
-        elbo = self._elbo
-        if self._made_for != signature(elbo):
+        if self._made_for != signature(self._elbo):
             self._make()
-        step = elbo.step
-        self._refresh(step)
-        outputs = self._leaves.outputs(inputs)
-        self._nll = elbo.nll(outputs, targets)
-        self._factor = elbo.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
-        complexity = None
-        if values:
-            with torch.no_grad():
-                complexity = elbo.complexity(self._draw(step), step, range(elbo.num_samples))
-        elbo.count_step()
-        return StepValues(self._nll.detach(), outputs.detach(), self._factor, complexity)
+        self._step = self._elbo.step
+        self._refresh()
+        said = self._passes.forward(
+            inputs, targets, batch_index=batch_index, kl_scale=kl_scale, values=values
+        )
+        self._factor = said.factor
+        return said
 
     @torch.no_grad()
     def update(self, *, residual: bool) -> float | None:
         """See ``TrainingStep.update``."""
-        self._optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
-            self._leaves.backward(self._nll)
-        in_mean, in_spread = self._leaves.take_gradients()
+            in_mean, in_spread = self._passes.backward()
         starts = self._elbo.bnn.layout.starts
         _gather(self._in_mean, starts, in_mean)
         if self._moments:
@@ -108,19 +107,64 @@ class DirectStep:
         count = self._size if kept is None else int(kept.sum())
         return total / count if residual and count else None
 
+    def forget_gradients(self) -> None:
+        """See ``SampledStep.forget_gradients``."""
+        self._optimizer.zero_grad(set_to_none=True)
+
     @torch.no_grad()
-    def _refresh(self, step: int) -> None:
-        posterior, weights = self._posterior, self._weights
-        softplus(posterior.rho, out=self._std)
+    def accumulate(self, in_mean: Sequence[Tensor | None], sample: int, factor: float) -> None:
+        """See ``SampledStep.accumulate``."""
+        assert self._weights is not None
+        bnn = self._elbo.bnn
+        prior_mean = bnn.prior_mean
+        _gather(self._in_mean, bnn.layout.starts, in_mean)
+        if sample == 0:
+            for each in self._sums:
+                each.zero_()
+        share = factor / len(self._sources)
+        for part in self._blocks():
+            in_sample, weights = self._in_mean[part], self._weights[part]
+            score, deviation, place, spare = self._scratch[:, : len(weights)]
+            torch.sub(weights, self._posterior.mean[part], out=deviation)
+            if prior_mean is not None:
+                weights = torch.sub(weights, prior_mean[part], out=place)
+            made = of_sample(self._prior, in_sample, weights, share, (in_sample, score, spare))
+            self._sums[0][part].add_(made)
+            self._sums[1][part].addcmul_(made, deviation)
+        self._sample(sample + 1)
+
+    def draw(self, sample: int) -> WeightDraw | None:
+        """See ``SampledStep.draw``."""
+        if self._weights is None:
+            return None
+        noise = torch.empty_like(self._weights)
+        self._fill_noise(noise, sample)
+        return WeightDraw(self._weights.unsqueeze(0), noise.unsqueeze(0))
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        softplus(self._posterior.rho, out=self._std)
         if self._variances is not None:
             torch.square(self._std, out=self._variances)
+        self._sample(0)
+
+    def _sample(self, sample: int) -> None:
+        """Draw the noise of one weight sample, and make its weights of it."""
+        posterior, weights = self._posterior, self._weights
         if self._noise is not None:
-            stream = Stream.DIVERGENCE if self._moments else Stream.TRAINING
-            NoiseKey(self._elbo.bnn.seed, stream, step).fill_normals(self._noise, sample=0)
+            self._fill_noise(self._noise, sample)
         if weights is not None:
             torch.addcmul(posterior.mean, self._std, weights, out=weights)
             if posterior.kept is not None:
                 weights.mul_(posterior.kept)
+
+    def _fill_noise(self, vector: Tensor, sample: int) -> None:
+        source = self._sources[sample]
+        stream = Stream.DIVERGENCE if self._moments else Stream.TRAINING
+        key = NoiseKey(self._elbo.bnn.seed, stream, self._step)
+        key.fill_normals(vector, source.sample)
+        if source.opposite:
+            vector.neg_()
 
     def _fill(self, part: slice) -> Tensor:
         """Turn the gradients of one block into those of mean and rho, in place."""
@@ -152,6 +196,8 @@ class DirectStep:
             std=std,
             deviation=deviation,
             kl_factor=self._factor,
+            num_samples=len(self._sources),
+            sums=tuple(each[part] for each in self._sums),
             out=(in_mean, in_rho, total, spare),
         )
         if posterior.kept is None:
@@ -160,12 +206,6 @@ class DirectStep:
         in_mean.mul_(kept)
         in_rho.mul_(kept)
         return made.in_log_std.mul_(kept)
-
-    def _draw(self, step: int) -> WeightDraw | None:
-        if self._weights is None:
-            return None
-        key = NoiseKey(self._elbo.bnn.seed, Stream.TRAINING, step)
-        return WeightDraw(self._weights.unsqueeze(0), self._posterior.noise(key, range(1)))
 
     def _blocks(self) -> list[slice]:
         return [slice(i, min(i + _BLOCK, self._size)) for i in range(0, self._size, _BLOCK)]

@@ -24,6 +24,7 @@ __all__ = [
     "Rates",
     "gradients",
     "moved",
+    "of_sample",
     "prior_form",
 ]
 
@@ -97,6 +98,8 @@ def gradients(
     std: Tensor,
     deviation: Tensor | None,
     kl_factor: Scalar,
+    num_samples: int = 1,
+    sums: tuple[Tensor, ...] = (),
     out: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> Gradients:
     """The gradients of ``nll + kl_factor * KL`` (Blundell et al. 2015, eqs 3 and 4).
@@ -113,6 +116,10 @@ def gradients(
         std: the standard deviation, softplus(rho).
         deviation: w - mean; not needed where the KL is exact and ``in_log_std`` is given.
         kl_factor: what multiplies the KL in the loss.
+        num_samples: S, how many weight samples the loss is averaged over. Of several these are
+            the last one's; its nll bears 1 / S already.
+        sums: what :func:`of_sample` says of the samples before it, summed, in the mean and in the
+            logarithm of the standard deviation; none where there is one sample.
         out: what to write the three into instead of new tensors where ``kl_factor`` is a number,
             and one to spare; the first may be ``in_mean``, the third ``in_log_std``.
 
@@ -129,16 +136,25 @@ def gradients(
     mean_out, rho_out, log_std_out, spare = (None,) * 4 if out is None else out
     if not prior.exact:
         assert deviation is not None
-        score = _score(prior, centred, rho_out, spare)
-        total_mean = _plus(in_mean, kl_factor, score, mean_out)
         if in_log_std is None:
+            total_mean = of_sample(
+                prior, in_mean, centred, kl_factor / num_samples, (mean_out, rho_out, spare)
+            )
             total = torch.mul(total_mean, deviation, out=log_std_out)
+            if sums:
+                total_mean = torch.add(total_mean, sums[0], out=mean_out)
+                total = torch.add(total, sums[1], out=log_std_out)
         else:
+            score = _score(prior, centred, rho_out, spare)
+            total_mean = _plus(in_mean, kl_factor, score, mean_out)
             total = _plus(in_log_std, kl_factor, score.mul_(deviation), log_std_out)
     else:
         if in_log_std is None:
             assert deviation is not None
             in_log_std = torch.mul(in_mean, deviation, out=log_std_out)
+            if sums:
+                in_mean = torch.add(in_mean, sums[0], out=mean_out)
+                in_log_std = torch.add(in_log_std, sums[1], out=log_std_out)
         if prior.kind == "gaussian":
             kl_mean = torch.mul(centred, prior.numbers[0], out=spare)
             kl_log_std = torch.mul(std, std, out=rho_out).mul_(prior.numbers[0])
@@ -150,6 +166,34 @@ def gradients(
         total_mean = _plus(in_mean, kl_factor, kl_mean, mean_out)
     total.sub_(kl_factor)
     return Gradients(total_mean, softplus_ratio(std, rho_out, spare).mul_(total), total)
+
+
+def of_sample(
+    prior: PriorForm,
+    in_mean: Tensor,
+    centred: Tensor,
+    kl_share: Scalar,
+    out: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
+) -> Tensor:
+    """What one weight sample adds to the gradient in the mean.
+
+    Times w - mean it is what it adds to the one in log std.
+
+    Args:
+        prior: a KL that is exact adds nothing here.
+        in_mean: derivative of its part of the nll.
+        centred: the sampled weights less the prior's mean.
+        kl_share: what multiplies its part of the KL's estimate in the loss.
+        out: what to write the result into, and two to spare; the first may be ``in_mean``.
+
+    Example:
+        >>> form = PriorForm("gaussian", False, (4.0, 0.0, 0.0))
+        >>> of_sample(form, torch.ones(1), torch.ones(1), 0.5)
+        tensor([3.])
+    """
+    if prior.exact:
+        return in_mean
+    return _plus(in_mean, kl_share, _score(prior, centred, out[1], out[2]), out[0])
 
 
 def _score(prior: PriorForm, weights: Tensor, out: Tensor | None, spare: Tensor | None) -> Tensor:

@@ -40,9 +40,10 @@ class CudaRecorder:
 class GraphedStep:
     """A fused step whose passes and kernel are launched as one.
 
-    The first steps are ordinary ones; so is every step that needs more than the gradients, or
-    whose minibatch has another shape than the captured one, as the last of an epoch may have. The
-    network must not choose its way by the data: a captured graph goes the same way always.
+    The first steps are ordinary ones; so is every step of several weight samples, or that needs
+    more than the gradients, or whose minibatch has another shape than the captured one, as the
+    last of an epoch may have. The network must not choose its way by the data: a captured graph
+    goes the same way always.
 
     Where the loss is not finite, the parameters have moved by the time that it is seen.
 
@@ -71,9 +72,10 @@ class GraphedStep:
         shapes = [part.shape for part in parts]
         self._replayed = False
         ready = self._ordinary >= _WARM_UP and not values and not self._refused
+        ready = ready and self._step.can_be_captured
         if self._replay is None and ready:
             self._capture(parts, structure)
-        if self._replay is None or values or shapes != self._shapes:
+        if self._replay is None or not ready or shapes != self._shapes:
             self._ordinary += 1
             return self._step.evaluate(
                 inputs, targets, batch_index=batch_index, kl_scale=kl_scale, values=values

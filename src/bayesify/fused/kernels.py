@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from bayesify.fused.formulas import LeafKind, OptimizerRule, PriorForm, Rates
 
-__all__ = ["Kernel", "Recipe", "Vectors"]
+__all__ = ["Kernel", "Recipe", "SampleNoise", "Vectors"]
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,24 @@ class Recipe:
         optimizer: which rule moves mean and rho.
         leaf: what the network runs on.
         dtype: of the vectors, float32 or float64.
+        num_samples: S, weight samples a step; more than one only where the leaf is weights.
     """
 
     prior: PriorForm
     optimizer: OptimizerRule
     leaf: LeafKind
     dtype: torch.dtype
+    num_samples: int = 1
+
+
+class SampleNoise(NamedTuple):
+    """Where the noise of one of a step's weight samples comes from.
+
+    ``opposite`` is whether it is the negative of the key's, as in an antithetic pair.
+    """
+
+    key: tuple[int, int]
+    opposite: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,8 @@ class Vectors:
         starts: where each parameter begins, and the end.
         prior_mean: or None for zeros.
         kept: or None where nothing was pruned.
+        sums: over the weight samples of a step but the last, of the loss's derivatives in mean and
+            log std; none where a step has one sample.
     """
 
     mean: Tensor
@@ -54,13 +68,36 @@ class Vectors:
     starts: tuple[int, ...]
     prior_mean: Tensor | None
     kept: Tensor | None
+    sums: tuple[Tensor, ...] = ()
 
 
 class Kernel(Protocol):
-    """Two functions on the vectors that it was made for, in place, and its noise."""
+    """Functions on the vectors that it was made for, in place, and its noise."""
 
     def refresh(self, step: int) -> None:
-        """Fill ``leaf`` for a step."""
+        """Fill ``leaf`` for a step, with its first sample."""
+
+    def accumulate(
+        self,
+        in_mean: Sequence[Tensor | None],
+        *,
+        step: int,
+        kl_factor: float,
+        first: bool,
+        then: SampleNoise,
+    ) -> None:
+        """Add to ``sums`` what one of several weight samples says, and fill ``leaf`` with the next.
+
+        :meth:`update` is for the last of them, and reads the sums.
+
+        Args:
+            in_mean: as for :meth:`update`, of the sample's part of the averaged nll.
+            step: whose samples they are.
+            kl_factor: as for :meth:`update`; where the KL is estimated at the weights, a sample
+                adds its part of the estimate.
+            first: whether the sums begin with this sample.
+            then: noise of the next.
+        """
 
     def update(
         self,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayesify.fused.compiler import compiled_library
 from bayesify.fused.formulas import Rates
-from bayesify.fused.kernels import Recipe, Vectors
+from bayesify.fused.kernels import Recipe, SampleNoise, Vectors
 
 __all__ = ["NativeKernel"]
 
@@ -32,10 +32,14 @@ class NativeKernel:
     """
 
     def __init__(self, recipe: Recipe, vectors: Vectors, key: tuple[int, int]) -> None:
+        several = recipe.num_samples > 1
         library = compiled_library(
-            recipe.prior.kind, recipe.prior.exact, recipe.optimizer, recipe.leaf, recipe.dtype
+            *(recipe.prior.kind, recipe.prior.exact, recipe.optimizer, recipe.leaf, recipe.dtype),
+            several=several,
         )
         self._refresh, self._update, self._draw = library.refresh, library.update, library.draw
+        self._accumulate = library.accumulate if several else None
+        self._noise = SampleNoise(key)
         self._draw.argtypes = [*[ctypes.c_uint32] * 3, *[ctypes.c_int64] * 2, ctypes.c_void_p]
         count = len(vectors.starts) - 1
         self._vectors = vectors  # their memory is what the addresses below point to
@@ -44,7 +48,7 @@ class NativeKernel:
         self._in_spread = (ctypes.c_void_p * count)()
         moments = [([*m, None, None])[:2] for m in (vectors.of_mean, vectors.of_rho)]
         tensors = [vectors.mean, vectors.rho, vectors.leaf, *moments[0], *moments[1]]
-        tensors += [vectors.prior_mean, vectors.kept]
+        tensors += [vectors.prior_mean, vectors.kept, *([*vectors.sums, None, None])[:2]]
         _check(tensors, recipe.dtype)
         addresses = zip(_VECTORS, tensors, strict=True)
         self._arguments = _Step(
@@ -53,16 +57,34 @@ class NativeKernel:
             starts=ctypes.addressof(self._starts),
             in_mean=ctypes.addressof(self._in_mean),
             in_spread=ctypes.addressof(self._in_spread),
-            key0=key[0] % 2**32,
-            key1=key[1] % 2**32,
+            part=1.0 / recipe.num_samples,
             prior=(ctypes.c_double * 3)(*map(float, recipe.prior.numbers)),
             **{name: None if v is None else v.data_ptr() for name, v in addresses},
         )
 
     def refresh(self, step: int) -> None:
         """See :meth:`~bayesify.fused.kernels.Kernel.refresh`."""
-        self._at(step - 1)
+        self._at(step, then=step, noise=self._noise)
         self._refresh(ctypes.byref(self._arguments))
+
+    def accumulate(
+        self,
+        in_mean: Sequence[Tensor | None],
+        *,
+        step: int,
+        kl_factor: float,
+        first: bool,
+        then: SampleNoise,
+    ) -> None:
+        """See :meth:`~bayesify.fused.kernels.Kernel.accumulate`."""
+        if self._accumulate is None:
+            raise ValueError("this kernel was made for one weight sample a step")
+        arguments = self._arguments
+        held = _point(self._in_mean, in_mean, self._vectors.mean.dtype)
+        arguments.kl_factor, arguments.first = kl_factor, first
+        self._at(step, then=step, noise=then)
+        self._accumulate(ctypes.byref(arguments))
+        held.clear()
 
     def update(
         self,
@@ -82,7 +104,7 @@ class NativeKernel:
         ]
         arguments.kl_factor = kl_factor
         arguments.of_mean, arguments.of_rho = (_Rates(*map(float, each)) for each in rates)
-        self._at(step)
+        self._at(step, then=step + 1, noise=self._noise)
         self._update(ctypes.byref(arguments))
         held.clear()
         return float(arguments.in_log_std)
@@ -94,9 +116,13 @@ class NativeKernel:
         self._draw(*words, size, torch.get_num_threads(), made.data_ptr())
         return made
 
-    def _at(self, step: int) -> None:
-        self._arguments.step, self._arguments.next = step % 2**32, (step + 1) % 2**32
-        self._arguments.num_threads = torch.get_num_threads()
+    def _at(self, step: int, *, then: int, noise: SampleNoise) -> None:
+        """The step, that whose noise the leaf gets, and where this comes from."""
+        arguments = self._arguments
+        arguments.step, arguments.next = step % 2**32, then % 2**32
+        arguments.key0, arguments.key1 = (word % 2**32 for word in noise.key)
+        arguments.sign = -1.0 if noise.opposite else 1.0
+        arguments.num_threads = torch.get_num_threads()
 
 
 def _check(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> None:
@@ -139,6 +165,7 @@ class _Rates(ctypes.Structure):
 _VECTORS = (
     *("mean", "rho", "leaf"),
     *("mean_first", "mean_second", "rho_first", "rho_second", "prior_mean", "kept"),
+    *("sum_mean", "sum_log_std"),
 )
 
 
@@ -157,8 +184,11 @@ class _Step(ctypes.Structure):
         ("key1", ctypes.c_uint32),
         ("step", ctypes.c_uint32),
         ("next", ctypes.c_uint32),
+        ("first", ctypes.c_int64),
         ("kl_factor", ctypes.c_double),
         ("prior", ctypes.c_double * 3),
+        ("part", ctypes.c_double),
+        ("sign", ctypes.c_double),
         ("of_mean", _Rates),
         ("of_rho", _Rates),
         ("in_log_std", ctypes.c_double),

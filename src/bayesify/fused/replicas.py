@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 
 from bayesify import stateless
 from bayesify.elbo import ELBO
+from bayesify.fused.samples import judge
 from bayesify.fused.support import leaf_kind, why_not_fused
 from bayesify.fused.trainee import Trainee
 from bayesify.fused.values import StepValues
@@ -81,15 +83,19 @@ class ReplicaStep:
             trainee.begin()
         outputs = self._outputs(inputs, separate=separate)
         judged = [
-            trainee.judge(
+            judge(
+                elbo,
                 outputs[k].unsqueeze(0),
                 targets[k] if separate else targets,
                 batch_index=batch_index,
                 kl_scale=kl_scale,
-                values=values,
+                draw=partial(trainee.draw, 0) if values else None,
             )
-            for k, trainee in enumerate(self._trainees)
+            for k, (elbo, trainee) in enumerate(zip(self._elbos, self._trainees, strict=True))
         ]
+        for elbo in self._elbos:
+            elbo.count_step()
+        self._factors = [said.factor for _, said in judged]
         self._nll = torch.stack([nll for nll, _ in judged]).sum()
         return [said for _, said in judged]
 
@@ -107,8 +113,8 @@ class ReplicaStep:
                 for own, gradient in zip(self._own, tensor.grad, strict=True):
                     own[name].grad = gradient
         return [
-            trainee.move([None if g is None else g[k] for g in gradients], [])
-            for k, trainee in enumerate(self._trainees)
+            trainee.move([None if g is None else g[k] for g in gradients], [], factor)
+            for k, (trainee, factor) in enumerate(zip(self._trainees, self._factors, strict=True))
         ]
 
     def release(self) -> None:
@@ -177,6 +183,8 @@ def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
         reason = why_not_fused(elbo, optimizer)
         if reason is None and leaf_kind(elbo) != "weights":
             reason = f"the estimator is {elbo.bnn.perturbation}, not WeightSampling()"
+        if reason is None and elbo.num_samples > 1:
+            reason = f"its step takes {elbo.num_samples} weight samples, not one"
         if reason is not None:
             raise ValueError(f"network {number} cannot be trained with others at once: {reason}")
         bnn = elbo.bnn

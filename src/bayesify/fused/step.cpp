@@ -12,6 +12,7 @@
 //   OPTIMIZER  0 SGD, 1 SGD with momentum, 2 Adam
 //   LEAF       0 where the network runs on sampled weights, 1 on means and standard deviations,
 //              2 on means and variances
+//   SEVERAL    1 where the gradient is averaged over several weight samples (LEAF 0 only)
 
 #include <algorithm>
 #include <cmath>
@@ -21,6 +22,7 @@
 
 #include "elementary.h"
 #include "noise.h"
+#include "score.h"
 
 namespace {
 
@@ -72,8 +74,12 @@ struct Step {
   Real *mean_first, *mean_second, *rho_first, *rho_second;
   const Real* prior_mean;  // or null for zeros
   const uint8_t* kept;     // or null where nothing was pruned
+  Real *sum_mean, *sum_log_std;  // over the samples before this one; read and written if SEVERAL
   uint32_t key0, key1, step, next;
+  int64_t first;  // whether no sample came before
   double kl_factor, prior[3];
+  double part;  // of the KL's estimate that one sample bears: 1 / S
+  double sign;  // -1 for the opposite of the key's noise
   Rates of_mean, of_rho;
   double in_log_std;  // out: the sum of the loss's derivatives in log std
 };
@@ -122,6 +128,10 @@ inline void fill_leaf(const Step* s, int64_t base, int64_t size, [[maybe_unused]
 #else
   const Real* mean = s->mean + base;
   normals(s->key0, s->key1, s->next, base / kBlock, noise);
+#if SEVERAL
+  const Real sign = Real(s->sign);
+  for (int64_t j = 0; j < size; ++j) noise[j] *= sign;
+#endif
 #pragma omp simd
   for (int64_t j = 0; j < size; ++j) leaf[j] = mean[j] + softplus(rho[j]) * noise[j];
 #endif
@@ -152,9 +162,50 @@ extern "C" void draw(uint32_t key0, uint32_t key1, uint32_t step, int64_t size, 
   }
 }
 
+#if SEVERAL
+// Add to the sums what one weight sample says, and fill the leaf with the next.
+extern "C" void accumulate(const Step* s) {
+  [[maybe_unused]] const Real strength = Real(s->kl_factor) * Real(s->part);
+  [[maybe_unused]] const Real prior[3] = {Real(s->prior[0]), Real(s->prior[1]), Real(s->prior[2])};
+#pragma omp parallel for schedule(static) num_threads(s->num_threads)
+  for (int64_t start = 0; start < s->num_weights; start += kChunk) {
+    Real noise[kBlock], gradient[kBlock], centre[kBlock] = {};
+    Parts in_mean(s->starts, s->num_parameters, s->in_mean, start);
+    const int64_t stop = std::min(start + kChunk, s->num_weights);
+    for (int64_t base = start; base < stop; base += kBlock) {
+      const int64_t size = std::min(kBlock, stop - base);
+      in_mean.copy(base, size, gradient);
+      if (s->prior_mean) std::copy_n(s->prior_mean + base, size, centre);
+      const Real *mean = s->mean + base, *leaf = s->leaf + base;
+      Real *sum_mean = s->sum_mean + base, *sum_log_std = s->sum_log_std + base;
+      if (s->first) {
+        std::fill_n(sum_mean, size, Real(0));
+        std::fill_n(sum_log_std, size, Real(0));
+      }
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) {
+        const Real deviation = leaf[j] - mean[j];
+        Real total = gradient[j];
+#if !EXACT
+        const Real weight = mean[j] - centre[j] + deviation;
+        total += strength * SCORE(weight, prior);
+#endif
+        sum_mean[j] += total;
+        sum_log_std[j] += total * deviation;
+      }
+      if (s->kept)
+        for (int64_t j = 0; j < size; ++j)
+          if (!s->kept[base + j]) sum_mean[j] = sum_log_std[j] = Real(0);
+      fill_leaf(s, base, size, noise);
+    }
+  }
+}
+#endif
+
 extern "C" void update(Step* s) {
   const Mover move_mean(s->of_mean), move_rho(s->of_rho);
   const Real kl_factor = Real(s->kl_factor);
+  [[maybe_unused]] const Real part = Real(s->part);
   [[maybe_unused]] const Real prior[3] = {Real(s->prior[0]), Real(s->prior[1]), Real(s->prior[2])};
   double total = 0.0;
 #pragma omp parallel for schedule(static) num_threads(s->num_threads) reduction(+ : total)
@@ -186,6 +237,9 @@ extern "C" void update(Step* s) {
         }
       Real *mean = s->mean + base, *rho = s->rho + base;
       [[maybe_unused]] const Real* leaf = s->leaf + base;
+#if SEVERAL
+      const Real *sum_mean = s->sum_mean + base, *sum_log_std = s->sum_log_std + base;
+#endif
       Real *mean_first = s->mean_first + base, *rho_first = s->rho_first + base;
       Real *mean_second = s->mean_second + base, *rho_second = s->rho_second + base;
       Real sum = 0;
@@ -212,22 +266,19 @@ extern "C" void update(Step* s) {
         kl_log_std = prior[0] * q.std * Real(0.7978845608028654) * exp_negative(Real(-0.5) * z * z);
 #else
         const Real weight = centred + deviation;
-#if PRIOR == 0
-        kl_mean = weight * prior[0];
-#elif PRIOR == 1
-        kl_mean = weight > 0 ? prior[0] : (weight < 0 ? -prior[0] : Real(0));
-#else
-        // The odds of the narrow component; weighed by what it adds, so that nothing cancels.
-        const Real odds = weight * weight * Real(0.5) * (prior[0] - prior[1]) - prior[2];
-        const Real e = exp_negative(-std::fabs(odds));
-        const Real narrow = (odds > 0 ? Real(1) : e) / (Real(1) + e);
-        kl_mean = weight * (prior[0] + (prior[1] - prior[0]) * narrow);
+        kl_mean = SCORE(weight, prior);
+#if SEVERAL
+        kl_mean *= part;
 #endif
         kl_log_std = kl_mean * deviation;
 #endif
-        const Real in_log_std = of_nll + (kl_log_std - Real(1)) * strength[j];
-        mean[j] = move_mean(mean[j], grad_mean[j] + kl_mean * strength[j], mean_first + j,
-                            mean_second + j);
+        Real total_mean = grad_mean[j] + kl_mean * strength[j];
+        Real in_log_std = of_nll + (kl_log_std - Real(1)) * strength[j];
+#if SEVERAL
+        total_mean += sum_mean[j];
+        in_log_std += sum_log_std[j];
+#endif
+        mean[j] = move_mean(mean[j], total_mean, mean_first + j, mean_second + j);
         rho[j] = move_rho(rho[j], in_log_std * q.ratio, rho_first + j, rho_second + j);
         sum += in_log_std;
       }

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from bayesify.elbo import ELBO
 from bayesify.fused.leaves import Leaves
+from bayesify.fused.samples import SamplePasses, num_passes
 from bayesify.fused.support import leaf_kind, refuse, signature, why_not_fused
 from bayesify.fused.trainee import Trainee
 from bayesify.fused.values import StepValues
@@ -21,8 +22,9 @@ class FusedStep:
 
     The kernel goes over the weights once: it turns the network's gradients into those of mean and
     rho, moves both as the optimiser would (its state is the optimiser's own), and leaves behind
-    the weights of the next step. Noise comes from a counter-based generator, so that its numbers
-    are others than the objective's own.
+    the weights of the next step. Of several weight samples each but the last has its gradients
+    added up by the kernel, which then leaves behind the next sample. Noise comes from a
+    counter-based generator, so that its numbers are others than the objective's own.
 
     Args:
         elbo: the objective.
@@ -45,6 +47,7 @@ class FusedStep:
         leaf = torch.empty_like(elbo.bnn.posterior.mean.detach())
         self._trainee = Trainee(elbo, optimizer, leaf, compiled=self._compiled)
         self._leaves = Leaves(elbo, leaf, leaf_kind(elbo), self._trainee.kernel_on_cpu)
+        self._passes = SamplePasses(elbo, self._leaves, self._trainee, optimizer)
         self.description = f"fused ({self._trainee.description})"
         self._made_for = signature(elbo, optimizer)
 
@@ -54,11 +57,16 @@ class FusedStep:
         """See ``TrainingStep.evaluate``."""
         self.keep_up()
         self._trainee.begin()
-        outputs = self._leaves.outputs(inputs)
-        self._nll, said = self._trainee.judge(
-            outputs, targets, batch_index=batch_index, kl_scale=kl_scale, values=values
+        said = self._passes.forward(
+            inputs, targets, batch_index=batch_index, kl_scale=kl_scale, values=values
         )
+        self._factor = said.factor
         return said
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether :meth:`run_on_device` takes the step: of several weight samples it does not."""
+        return num_passes(self._elbo) == 1
 
     def keep_up(self) -> None:
         """Begin anew where the objective or the optimiser was changed since the last step.
@@ -71,9 +79,7 @@ class FusedStep:
 
     def update(self, *, residual: bool) -> float | None:  # noqa: ARG002
         """See ``TrainingStep.update``."""
-        self._trainee.forget_gradients()
-        self._leaves.backward(self._nll)
-        return self._trainee.move(*self._leaves.take_gradients())
+        return self._trainee.move(*self._passes.backward(), self._factor)
 
     def prepare(self, batch_size: int, *, batch_index: int, kl_scale: float) -> float:
         """Count a step that :meth:`run_on_device` takes; returns what multiplies the KL."""

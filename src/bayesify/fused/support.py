@@ -58,8 +58,6 @@ def why_no_closed_forms(elbo: ELBO) -> str | None:
             return "the network is pruned"
         if elbo.num_samples > 1 and not form.exact:
             return "the KL of a step is averaged over several samples"
-    elif elbo.num_samples > 1 or elbo.bnn.perturbation.antithetic:
-        return "the weights of a step are several samples"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "several processes train together"
     return None

@@ -19,8 +19,9 @@ from bayesify.fused.formulas import (
     Rates,
     gradients,
     moved,
+    of_sample,
 )
-from bayesify.fused.kernels import Recipe, Vectors
+from bayesify.fused.kernels import Recipe, SampleNoise, Vectors
 from bayesify.fused.threefry import normals
 from bayesify.softplus import softplus
 
@@ -55,21 +56,45 @@ class TensorKernel:
             of_rho=vectors.of_rho,
             prior_mean=vectors.prior_mean,
             kept=vectors.kept,
+            sums=vectors.sums,
             key=torch.tensor(key, dtype=torch.int32, device=device),
+            sign=vectors.mean.new_ones(()),
             step=torch.zeros((), dtype=torch.int32, device=device),
             numbers=torch.zeros(_NUMBERS, dtype=torch.float64, device=device),
             total=torch.zeros((), dtype=torch.float64, device=device),
         )
+        self._noise = SampleNoise(key)
         prior = recipe.prior
-        self._refresh, self._advance = _functions(
-            _Rule(prior.kind, prior.exact, recipe.optimizer, recipe.leaf), compiled
+        self._refresh, self._accumulate, self._advance = _functions(
+            _Rule(prior.kind, prior.exact, recipe.optimizer, recipe.leaf, recipe.num_samples),
+            compiled,
         )
 
     @torch.no_grad()
     def refresh(self, step: int) -> None:
         """See :meth:`~bayesify.fused.kernels.Kernel.refresh`."""
         self._set_step(step)
+        self._set_noise(self._noise)
         self._refresh(self._state)
+
+    @torch.no_grad()
+    def accumulate(
+        self,
+        in_mean: Sequence[Tensor | None],
+        *,
+        step: int,
+        kl_factor: float,
+        first: bool,
+        then: SampleNoise,
+    ) -> None:
+        """See :meth:`~bayesify.fused.kernels.Kernel.accumulate`."""
+        self._set_step(step)
+        self._set_numbers(kl_factor)
+        self._set_noise(then)
+        if first:
+            for each in self._state.sums:
+                each.zero_()
+        self._accumulate(self._state, self._joined(in_mean))
 
     def update(
         self,
@@ -93,8 +118,8 @@ class TensorKernel:
     def prepare(self, step: int, kl_factor: float, rates: tuple[Rates, Rates]) -> None:
         """Say which step the next :meth:`advance` takes, and what it multiplies by."""
         self._set_step(step)
-        numbers = [kl_factor, *self._prior, *map(float, rates[0]), *map(float, rates[1])]
-        self._state.numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
+        self._set_noise(self._noise)
+        self._set_numbers(kl_factor, *map(float, rates[0]), *map(float, rates[1]))
 
     @property
     def total(self) -> float:
@@ -121,6 +146,15 @@ class TensorKernel:
         # As a signed word.
         self._state.step.fill_((step + 2**31) % 2**32 - 2**31)
 
+    def _set_noise(self, noise: SampleNoise) -> None:
+        if self._state.sums:  # else it is always the same
+            self._state.key.copy_(torch.tensor(noise.key, dtype=torch.int32))
+            self._state.sign.fill_(-1.0 if noise.opposite else 1.0)
+
+    def _set_numbers(self, kl_factor: float, *rates: float) -> None:
+        numbers = torch.tensor([kl_factor, *self._prior, *rates], dtype=torch.float64)
+        self._state.numbers[: len(numbers)].copy_(numbers)
+
 
 class _Rule(NamedTuple):
     """What compiled code is made for; all else it is given."""
@@ -129,6 +163,7 @@ class _Rule(NamedTuple):
     exact: bool
     optimizer: OptimizerRule
     leaf: LeafKind
+    num_samples: int
 
 
 class _State(NamedTuple):
@@ -139,7 +174,9 @@ class _State(NamedTuple):
     of_rho: tuple[Tensor, ...]
     prior_mean: Tensor | None
     kept: Tensor | None
+    sums: tuple[Tensor, ...]
     key: Tensor
+    sign: Tensor
     step: Tensor
     numbers: Tensor
     total: Tensor
@@ -147,7 +184,8 @@ class _State(NamedTuple):
     def normals(self) -> Tensor:
         key0, key1 = self.key.unbind()
         mean = self.mean
-        return normals(key0, key1, self.step, mean.numel(), dtype=mean.dtype, device=mean.device)
+        made = normals(key0, key1, self.step, mean.numel(), dtype=mean.dtype, device=mean.device)
+        return made * self.sign if self.sums else made
 
 
 #: kl_factor, the prior's numbers, and the rates of mean and of rho.
@@ -157,22 +195,30 @@ _NUMBERS = 4 + 2 * len(Rates._fields)
 @cache
 def _functions(
     rule: _Rule, compiled: bool
-) -> tuple[Callable[[_State], None], Callable[[_State, Tensor, Tensor | None], None]]:
-    """Compiled once for all networks; for each number of weights anew."""
-    functions = partial(_fill_leaf, rule), partial(_advance, rule)
+) -> tuple[
+    Callable[[_State], None],
+    Callable[[_State, Tensor], None],
+    Callable[[_State, Tensor, Tensor | None], None],
+]:
+    """Compiled once for all networks, when first called; for each number of weights anew."""
+    functions = partial(_fill_leaf, rule), partial(_accumulate, rule), partial(_advance, rule)
     if not compiled:
         return functions
-    first, second = (torch.compile(f, fullgraph=True, dynamic=False) for f in functions)
+    first, second, third = (torch.compile(f, fullgraph=True, dynamic=False) for f in functions)
 
     def refresh(state: _State) -> None:
         with _many_sizes():
             first(state)
 
+    def accumulate(state: _State, in_mean: Tensor) -> None:
+        with _many_sizes():
+            second(state, in_mean)
+
     def advance(state: _State, in_mean: Tensor, in_spread: Tensor | None) -> None:
         with _many_sizes():
-            second(state, in_mean, in_spread)
+            third(state, in_mean, in_spread)
 
-    return refresh, advance
+    return refresh, accumulate, advance
 
 
 def _many_sizes() -> AbstractContextManager[None]:
@@ -190,9 +236,25 @@ def _fill_leaf(rule: _Rule, state: _State) -> None:
     state.leaf.copy_(leaf if state.kept is None else torch.where(state.kept, leaf, 0.0))
 
 
-def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_spread: Tensor | None) -> None:
+def _accumulate(rule: _Rule, state: _State, in_mean: Tensor) -> None:
+    prior, kl_factor, _ = _numbers(rule, state)
+    deviation = state.leaf - state.mean
+    centred = state.leaf if state.prior_mean is None else state.leaf - state.prior_mean
+    made = of_sample(prior, in_mean, centred, kl_factor / rule.num_samples)
+    for total, each in zip(state.sums, (made, made * deviation), strict=True):
+        total.add_(each if state.kept is None else torch.where(state.kept, each, 0.0))
+    _fill_leaf(rule, state)
+
+
+def _numbers(rule: _Rule, state: _State) -> tuple[PriorForm, Tensor, tuple[Tensor, ...]]:
+    """The prior, what multiplies the KL, and the rates."""
     kl_factor, *rest = state.numbers.unbind()
     prior = PriorForm(rule.kind, rule.exact, (rest[0], rest[1], rest[2]))  # type: ignore[arg-type]
+    return prior, kl_factor, tuple(rest[3:])
+
+
+def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_spread: Tensor | None) -> None:
+    prior, kl_factor, both_rates = _numbers(rule, state)
     half = len(Rates._fields)
     std, deviation = softplus(state.rho), None
     in_log_std, place = None, state.mean
@@ -213,13 +275,15 @@ def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_spread: Tensor | No
         std=std,
         deviation=deviation,
         kl_factor=kl_factor,
+        num_samples=rule.num_samples,
+        sums=state.sums,
     )
     if state.kept is not None:
         made = Gradients(*(torch.where(state.kept, each, 0.0) for each in made))
     state.total.copy_(made.in_log_std.sum(dtype=torch.float64))
     for value, gradient, moments, rates in (
-        (state.mean, made.in_mean, state.of_mean, Rates(*rest[3 : 3 + half])),
-        (state.rho, made.in_rho, state.of_rho, Rates(*rest[3 + half :])),
+        (state.mean, made.in_mean, state.of_mean, Rates(*both_rates[:half])),
+        (state.rho, made.in_rho, state.of_rho, Rates(*both_rates[half:])),
     ):
         new_values = moved(rule.optimizer, value, gradient, moments, rates)
         for old, new in zip((value, *moments), new_values, strict=True):

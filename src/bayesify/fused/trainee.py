@@ -11,12 +11,12 @@ from torch.optim import Adam, Optimizer
 
 from bayesify.elbo import ELBO
 from bayesify.fused.formulas import OptimizerRule, Rates, prior_form
-from bayesify.fused.kernels import Kernel, Recipe, Vectors
+from bayesify.fused.kernels import Kernel, Recipe, SampleNoise, Vectors
 from bayesify.fused.native import NativeKernel
+from bayesify.fused.samples import sources
 from bayesify.fused.support import group_of, leaf_kind
 from bayesify.fused.tensors import TensorKernel
 from bayesify.fused.threefry import counter_key, normals
-from bayesify.fused.values import StepValues
 from bayesify.noise import NoiseKey, Stream
 from bayesify.posteriors import MeanFieldGaussian, WeightDraw
 
@@ -47,6 +47,14 @@ class Trainee:
         self._moved = Moved(optimizer, posterior.mean), Moved(optimizer, posterior.rho)
         assert self._moved[0].rule == self._moved[1].rule
         self._kind = leaf_kind(elbo)
+        stream = Stream.TRAINING if self._kind == "weights" else Stream.DIVERGENCE
+        key = NoiseKey(elbo.bnn.seed, stream, 0)
+        #: Of each weight sample.
+        self._noises = [
+            SampleNoise(counter_key(key, source.sample), source.opposite)
+            for source in sources(elbo)
+        ]
+        several = len(self._noises) > 1
         vectors = Vectors(
             mean=posterior.mean.detach(),
             rho=posterior.rho.detach(),
@@ -56,15 +64,14 @@ class Trainee:
             starts=elbo.bnn.layout.starts,
             prior_mean=elbo.bnn.prior_mean,
             kept=posterior.kept,
+            sums=(torch.empty_like(leaf), torch.empty_like(leaf)) if several else (),
         )
-        recipe = Recipe(form, self._moved[0].rule, self._kind, leaf.dtype)
-        stream = Stream.TRAINING if self._kind == "weights" else Stream.DIVERGENCE
-        self._key = counter_key(NoiseKey(elbo.bnn.seed, stream, 0))
+        recipe = Recipe(form, self._moved[0].rule, self._kind, leaf.dtype, len(self._noises))
         self._kernel: Kernel
         if compiled and leaf.device.type == "cpu":
-            self._kernel, kind = NativeKernel(recipe, vectors, self._key), "C++"
+            self._kernel, kind = NativeKernel(recipe, vectors, self._noises[0].key), "C++"
         else:
-            self._kernel = TensorKernel(recipe, vectors, self._key, compiled=compiled)
+            self._kernel = TensorKernel(recipe, vectors, self._noises[0].key, compiled=compiled)
             kind = "torch.compile" if compiled else "not compiled, slow"
         self.description = f"{kind}; {recipe.optimizer}, {form.kind} prior"
         held = [p for group in optimizer.param_groups for p in group["params"]]
@@ -86,34 +93,43 @@ class Trainee:
         if self._ready != self._state():  # the first step, or somebody changed the posterior
             self._kernel.refresh(self._step)
 
-    def judge(
-        self, outputs: Tensor, targets: Tensor, *, batch_index: int, kl_scale: float, values: bool
-    ) -> tuple[Tensor, StepValues]:
-        """The nll of outputs (S, B_i, ...) with its graph, and what the step says of them."""
-        elbo = self.elbo
-        nll = elbo.nll(outputs, targets)
-        self._factor = elbo.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
-        complexity = None
-        if values:
-            with torch.no_grad():
-                complexity = elbo.complexity(self._draw(), self._step, range(elbo.num_samples))
-        elbo.count_step()
-        return nll, StepValues(nll.detach(), outputs.detach(), self._factor, complexity)
+    def draw(self, sample: int) -> WeightDraw | None:
+        """See ``SampledStep.draw``."""
+        if self._kind != "weights":
+            return None
+        leaf, (key, opposite) = self._leaf, self._noises[sample]
+        noise = normals(*key, self._step, leaf.numel(), dtype=leaf.dtype, device=leaf.device)
+        noise = -noise if opposite else noise
+        return WeightDraw(leaf.unsqueeze(0), noise.unsqueeze(0))
 
     def forget_gradients(self) -> None:
         """Before the backward pass."""
         if self._others or not self._called:
             self.optimizer.zero_grad(set_to_none=True)
 
+    def accumulate(self, in_mean: Sequence[Tensor | None], sample: int, factor: float) -> None:
+        """See ``SampledStep.accumulate``."""
+        self._ready = None  # until the step is done the leaf is no step's first sample
+        self._kernel.accumulate(
+            in_mean,
+            step=self._step,
+            kl_factor=factor,
+            first=sample == 0,
+            then=self._noises[sample + 1],
+        )
+
     def move(
-        self, in_mean: Sequence[Tensor | None], in_spread: Sequence[Tensor | None]
+        self,
+        in_mean: Sequence[Tensor | None],
+        in_spread: Sequence[Tensor | None],
+        factor: float,
     ) -> float | None:
         """Move all parameters; see ``TrainingStep.update`` for the result."""
         total = self._kernel.update(
             in_mean,
             in_spread,
             step=self._step,
-            kl_factor=self._factor,
+            kl_factor=factor,
             rates=(self._moved[0].next_rates(), self._moved[1].next_rates()),
         )
         return self._concluded(total)
@@ -121,11 +137,11 @@ class Trainee:
     def prepare(self, batch_size: int, *, batch_index: int, kl_scale: float) -> float:
         """Count a step whose passes and :meth:`advance` follow; returns what multiplies the KL."""
         self.begin()
-        self._factor = self.elbo.kl_factor(batch_size, batch_index=batch_index, kl_scale=kl_scale)
+        factor = self.elbo.kl_factor(batch_size, batch_index=batch_index, kl_scale=kl_scale)
         rates = self._moved[0].next_rates(), self._moved[1].next_rates()
-        self._on_device().prepare(self._step, self._factor, rates)
+        self._on_device().prepare(self._step, factor, rates)
         self.elbo.count_step()
-        return self._factor
+        return factor
 
     def advance(self, in_mean: Sequence[Tensor | None], in_spread: Sequence[Tensor | None]) -> None:
         """Move mean and rho with nothing asked of the processor, as a captured graph needs it."""
@@ -158,13 +174,6 @@ class Trainee:
         """What the leaf was made for; the kernel's own writes do not count as versions."""
         posterior = self._posterior
         return self.elbo.step, posterior.mean._version, posterior.rho._version
-
-    def _draw(self) -> WeightDraw | None:
-        if self._kind != "weights":
-            return None
-        leaf = self._leaf
-        noise = normals(*self._key, self._step, leaf.numel(), dtype=leaf.dtype, device=leaf.device)
-        return WeightDraw(leaf.unsqueeze(0), noise.unsqueeze(0))
 
 
 class Moved:

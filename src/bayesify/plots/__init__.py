@@ -6,6 +6,7 @@ pyplot, so that nothing global is opened or left changed.
 
 # First, for it says what to install where matplotlib is missing.
 from bayesify.plots.style import COLOURS, STYLE, Row  # isort: skip
+from bayesify.plots.compared import Curve, curves_compared, pruning_compared
 from bayesify.plots.curves import learning_curves, pruning_curve, reliability_diagram
 from bayesify.plots.gallery import digit_gallery, votes_gallery
 from bayesify.plots.intervals import interval_coverage, predicted_against_true
@@ -19,13 +20,16 @@ from bayesify.plots.weights import snr_density_and_cdf, weight_densities, weight
 __all__ = [
     "COLOURS",
     "STYLE",
+    "Curve",
     "Row",
+    "curves_compared",
     "digit_gallery",
     "epistemic_histogram",
     "epistemic_histograms",
     "interval_coverage",
     "learning_curves",
     "predicted_against_true",
+    "pruning_compared",
     "pruning_curve",
     "reliability_diagram",
     "risk_coverage_curve",

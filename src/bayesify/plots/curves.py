@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from bayesify.metrics import Reliability
 from bayesify.plots.style import COLOURS, Floats, Row, compact, plain, scale_y, styled
 
-__all__ = ["learning_curves", "pruning_curve", "reliability_diagram"]
+__all__ = ["learning_curves", "logit_places", "pruning_curve", "reliability_diagram"]
 
 
 class _Line(NamedTuple):
@@ -178,7 +178,7 @@ def pruning_curve(
     if not table:
         raise ValueError("a pruning curve needs at least one row, got none")
     rows = sorted(table, key=lambda row: _number(row, "fraction"))
-    places = _logit_places([_number(row, "fraction") for row in rows])
+    places = logit_places([_number(row, "fraction") for row in rows])
     sizes = _points(places, rows, "file_bytes")
 
     figure = Figure(figsize=(8.6, 6.0 if len(sizes) else 4.2), layout="constrained")
@@ -249,7 +249,7 @@ def _left_label(row: Row) -> str:
     return share if left is None else f"{share}\n{compact(left)}"
 
 
-def _logit_places(fractions: Sequence[float]) -> list[float]:
+def logit_places(fractions: Sequence[float]) -> list[float]:
     """log(f / (1 - f)), with 0 and 1, which would be infinitely far, one step outside."""
     inner = [math.log(f / (1.0 - f)) for f in fractions if 0.0 < f < 1.0] or [0.0]
     return [

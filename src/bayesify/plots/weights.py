@@ -173,7 +173,7 @@ def weight_posteriors(
     means: Sequence[float],
     stds: Sequence[float],
     names: Sequence[str],
-    prior: Prior | None = None,
+    prior: Prior | Sequence[Prior] | None = None,
 ) -> Figure:
     """The Gaussian posterior of several single weights, with zero marked.
 
@@ -184,7 +184,8 @@ def weight_posteriors(
         means: posterior mean of each weight.
         stds: posterior standard deviation of each, positive.
         names: what to call each.
-        prior: drawn beside the posterior, cut off where it is much higher.
+        prior: drawn beside the posterior, cut off where it is much higher; one for all, or one
+            for each weight.
 
     Raises:
         ValueError: the lengths differ, there are none, or a standard deviation is not positive.
@@ -199,12 +200,17 @@ def weight_posteriors(
             "posteriors need as many means as positive stds and names, at least one, got "
             f"{len(means)} means, {len(names)} names and stds {list(stds)}"
         )
+    priors = prior if isinstance(prior, Sequence) else [prior] * len(means)
+    if len(priors) != len(means):
+        raise ValueError(f"priors must be one for all or {len(means)}, got {len(priors)}")
     columns = min(3, len(means))
     rows = math.ceil(len(means) / columns)
-    figure = Figure(figsize=(3.1 * columns, 2.9 * rows), layout="constrained")
-    for place, (mean, std, name) in enumerate(zip(means, stds, names, strict=True), start=1):
+    width = max(5.0, 3.1 * columns)  # a note above one panel needs its room, too
+    figure = Figure(figsize=(width, 2.9 * rows), layout="constrained")
+    panels = zip(means, stds, names, priors, strict=True)
+    for place, (mean, std, name, own) in enumerate(panels, start=1):
         ax = figure.add_subplot(rows, columns, place)
-        _posterior_panel(ax, float(mean), float(std), prior)
+        _posterior_panel(ax, float(mean), float(std), own)
         ax.set_title(name, fontsize=9)
         ax.set_xlabel("weight")
         if place % columns == 1 or columns == 1:

@@ -179,4 +179,5 @@ def _fused_step(elbo: ELBO, optimizer: Optimizer) -> TrainingStep:
     fused = FusedStep(elbo, optimizer)
     # Noise of PyTorch's generators cannot be captured: each replay would have the same.
     on_gpu = elbo.bnn.posterior.mean.device.type == "cuda"
-    return GraphedStep(fused) if on_gpu and leaf_kind(elbo) == "weights" else fused
+    graphed = on_gpu and leaf_kind(elbo) == "weights" and fused.can_be_captured
+    return GraphedStep(fused) if graphed else fused

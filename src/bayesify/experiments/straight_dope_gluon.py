@@ -1,0 +1,172 @@
+"""The Straight Dope, "Bayes by Backprop with gluon": a method for training, not an architecture.
+
+An ordinary network is wrapped and trained; nothing in it knows of that. The prior is a scale
+mixture, the optimiser Adam, as in the document. Its configuration says pi = .25, but that is never
+passed to the loss, whose default is .5: ours is trained with either.
+
+The document's text stores no outputs, so that there is nothing to compare with. It has lost lines,
+too: the closing of the configuration and of the network, the loaders, the initialisation, the
+backward pass and the optimiser's step. The network as printed ends with the second hidden layer;
+labels of ten classes and a pruning that cuts the last block of weights to 400 x 10 say that an
+output layer of ten units belongs there, and here it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import bayesify as bf
+from bayesify.datasets import TensorLoader, load_images
+from bayesify.experiments.cells import cell
+from bayesify.experiments.experiment import Context, Experiment, Row, Unit
+from bayesify.experiments.straight_dope import (
+    TrainAccuracy,
+    accuracy_figure,
+    accuracy_table,
+    measured,
+    pruning_figure,
+    pruning_table,
+    weight_figure,
+)
+from bayesify.noise import Stream, derived_seed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["EXPERIMENT"]
+
+PROTOCOL: dict[str, Any] = {
+    "hidden": 400,
+    "std1": 0.75,
+    "std2": 0.01,
+    "init_std": math.log1p(math.exp(-3.0)),
+    "mean_init_std": 0.1,
+    "lr": 1e-3,
+    "batch_size": 128,
+    "epochs": 10,
+    "test_samples": 20,
+    "fractions": [0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 1.0],
+    "limit": None,
+}
+_QUICK = {"hidden": 50, "epochs": 2, "limit": 3000, "test_samples": 5}
+_PI = {"loss-default": 0.5, "config": 0.25}
+_UNITS = {"loss-default": "pi .5, as it runs", "config": "pi .25, as it is configured"}
+
+
+def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
+    """Two for each seed: pi as the document's loss has it, and as its configuration says."""
+    protocol, seconds = ({**PROTOCOL, **_QUICK}, 3.0) if quick else (PROTOCOL, 55.0)
+    return [
+        Unit(name, seed, {"pi": pi, **protocol}, seconds)
+        for seed in seeds
+        for name, pi in _PI.items()
+    ]
+
+
+def run(unit: Unit, context: Context) -> dict[str, Any]:
+    """Make an ordinary network Bayesian, train it, and prune it."""
+    config, seed = unit.config, unit.seed
+    data = load_images(
+        "mnist", context.data_dir, limit=config["limit"], progress=context.on_download
+    )
+
+    # An ordinary network, with initial values as the document draws them.
+    net = nn.Sequential(
+        *(nn.Linear(784, config["hidden"]), nn.ReLU()),
+        *(nn.Linear(config["hidden"], config["hidden"]), nn.ReLU()),
+        nn.Linear(config["hidden"], 10),
+    )
+    generator = torch.Generator().manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=config["mean_init_std"], generator=generator)
+
+    # Its parameters become random variables; they start at those values.
+    bnn = bf.BayesianModule(
+        net,
+        likelihood=bf.CategoricalLikelihood(),
+        prior=_prior(config),
+        init_std=config["init_std"],
+        seed=seed,
+    )
+
+    # Adam takes no notice of whether the loss of a minibatch is summed or averaged.
+    train_accuracy = TrainAccuracy(bnn, data, context, config["epochs"])
+    history = bf.fit(
+        bf.ELBO(bnn, num_data=len(data.train_targets)),
+        TensorLoader(data.train_inputs, data.train_targets, config["batch_size"], seed=seed),
+        TensorLoader(data.test_inputs, data.test_targets, 2048, shuffle=False),
+        epochs=config["epochs"],
+        optimizer=partial(torch.optim.Adam, lr=config["lr"], fused=True),
+        checkpoint_dir=context.work,
+        resume=True,
+        callback=train_accuracy,
+    )
+    return measured(
+        *(bnn, data, history, train_accuracy.percent),
+        fractions=config["fractions"],
+        test_samples=config["test_samples"],
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Accuracy by epoch and pruned; nothing is reported to stand beside it."""
+    parts = [
+        "Reported: nothing. The document stores no output of its code. Ours: accuracy of the mean "
+        "weights in percent, mean +- standard error over seeds.",
+        accuracy_table(rows, _UNITS),
+        "Test accuracy with a share of all weights removed, those of the lowest |mean| / std:",
+        pruning_table(rows, _UNITS),
+        _averaged(rows),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Accuracy by epoch, pruning, and one weight's posterior."""
+    return {
+        "accuracy": accuracy_figure(rows, _UNITS),
+        "pruning": pruning_figure(rows, _UNITS),
+        "weight": weight_figure(rows, _UNITS, lambda row: _prior(row["config"])),
+    }
+
+
+def _prior(config: Any) -> bf.ScaleMixture:
+    return bf.ScaleMixture(pi=config["pi"], std1=config["std1"], std2=config["std2"])
+
+
+def _averaged(rows: Sequence[Row]) -> str:
+    """What averaging over weight samples says, which the document does not do."""
+    said = []
+    for unit, name in _UNITS.items():
+        found = [row["metrics"] for row in rows if row["unit"] == unit]
+        if found:
+            nll, error = (
+                cell([metrics["test"][key] for metrics in found], digits)
+                for key, digits in (("nll", 4), ("error_predictive", 2))
+            )
+            kl = cell([metrics["kl_nats"] for metrics in found], 0)
+            samples = found[0]["test_samples"]
+            said.append(
+                f"{name}: test nll {nll} nats and error {error} % averaged over {samples} weight "
+                f"samples, KL {kl} nats"
+            )
+    return f"{'; '.join(said)}."
+
+
+EXPERIMENT = Experiment(
+    name="straight-dope-gluon",
+    source='The Straight Dope, "Bayes by Backprop with gluon (NN, classification)"',
+    reported="nothing: its text has no outputs; an unmodified network, scale mixture, pruning",
+    seeds=(0, 1, 2),
+    memory_mb=600,
+    units=units,
+    run=run,
+    table=table,
+    figures=figures,
+)

@@ -1,0 +1,142 @@
+"""Figures of repeated runs beside each other and beside what others reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from bayesify.plots.curves import logit_places
+from bayesify.plots.style import COLOURS, Floats, scale_y, styled
+
+__all__ = ["Curve", "curves_compared", "pruning_compared"]
+
+_OURS = (("blue", "o"), ("vermillion", "s"), ("green", "^"), ("orange", "D"), ("purple", "v"))
+_REPORTED = (("ink", "--"), ("grey", ":"), ("sky", "-."))
+_MOST_MARKERS = 15
+_Placed = Callable[[Sequence[float]], Sequence[float]]
+
+
+class Curve(NamedTuple):
+    """One thing measured along an axis, in several runs.
+
+    ``values`` holds a run each, with as many numbers as ``x``. Curves of one name look the same in
+    every panel; ``reported`` ones, of others, are dashed.
+    """
+
+    name: str
+    x: Sequence[float]
+    values: Sequence[Sequence[float]]
+    reported: bool = False
+
+
+@styled
+def curves_compared(
+    panels: Mapping[str, Sequence[Curve]], *, xlabel: str = "epoch", ylabel: str
+) -> Figure:
+    """Lines over epochs, or over anything, a panel each: means of runs, and reported ones.
+
+    A band is the mean +- one standard error over the runs; a single run has none. The vertical
+    axis is logarithmic where the values span much.
+
+    Args:
+        panels: by title, the curves of each.
+        xlabel: what is along the axis.
+        ylabel: what the values are, with their unit.
+
+    Raises:
+        ValueError: there is nothing to draw, or a run has not as many values as its axis.
+
+    Example:
+        >>> ours = Curve("ours", [1, 2], [[90.0, 95.0], [91.0, 96.0]])
+        >>> paper = Curve("paper", [1, 2], [[89.0, 94.0]], reported=True)
+        >>> drawn = curves_compared({"Test": [paper, ours]}, ylabel="accuracy (%)")
+        >>> [line.get_ydata().tolist() for line in drawn.axes[0].lines]
+        [[89.0, 94.0], [90.5, 95.5]]
+    """
+    figure, axes = _drawn(panels, lambda x: x)
+    whole = all(float(x).is_integer() for curves in panels.values() for c in curves for x in c.x)
+    for ax in axes:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=whole, nbins=8, min_n_ticks=1))
+        ax.set_xlabel(xlabel)
+    axes[0].set_ylabel(ylabel)
+    return figure
+
+
+@styled
+def pruning_compared(curves: Sequence[Curve], *, ylabel: str = "test error (%)") -> Figure:
+    """The error as weights are removed, of several runs and as reported.
+
+    As ``plots.pruning_curve``, the share removed is on a logit axis; bands as in
+    :func:`curves_compared`.
+
+    Args:
+        curves: whose ``x`` is the share removed, from 0 to 1.
+        ylabel: what the values are, with their unit.
+
+    Raises:
+        ValueError: as :func:`curves_compared`.
+
+    Example:
+        >>> curve = Curve("ours", [0.5, 0.95], [[2.0, 3.0]])
+        >>> drawn = pruning_compared([curve])
+        >>> [label.get_text() for label in drawn.axes[0].get_xticklabels()]
+        ['50 %', '95 %']
+    """
+    shares = sorted({float(share) for curve in curves for share in curve.x})
+    place_of = dict(zip(shares, logit_places(shares), strict=True))
+    title = "Pruning by signal-to-noise ratio"
+    figure, (ax,) = _drawn({title: curves}, lambda shares: [place_of[share] for share in shares])
+    ax.set_xticks([*place_of.values()], [f"{100.0 * share:.4g} %" for share in shares])
+    ax.set(xlabel="share of the weights removed", ylabel=ylabel)
+    return figure
+
+
+def _drawn(panels: Mapping[str, Sequence[Curve]], placed: _Placed) -> tuple[Figure, list[Axes]]:
+    names = dict.fromkeys((c.reported, c.name) for curves in panels.values() for c in curves)
+    if not names:
+        raise ValueError("curves to compare need at least one, got none")
+    ours = [name for reported, name in names if not reported]
+    theirs = [name for reported, name in names if reported]
+    width = 4.6 if len(panels) > 1 else 6.8
+    figure = Figure(figsize=(width * len(panels), 4.2), layout="constrained")
+    axes = list(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0])
+    shown, handles = [], dict[str, Artist]()
+    for ax, (title, curves) in zip(axes, panels.items(), strict=True):
+        for curve in curves:
+            values = _values(curve)
+            x, mean = placed(curve.x), values.mean(0)
+            few = len(x) <= _MOST_MARKERS
+            if curve.reported:
+                colour, dashes = _REPORTED[theirs.index(curve.name) % len(_REPORTED)]
+                marker = "x"
+            else:
+                colour, marker = _OURS[ours.index(curve.name) % len(_OURS)]
+                dashes = "-"
+            colour = COLOURS[colour]
+            (handles[curve.name],) = ax.plot(
+                x, mean, dashes, color=colour, marker=marker if few else "", ms=4, label=curve.name
+            )
+            shown.append(mean)
+            if len(values) > 1:
+                error = values.std(0, ddof=1) / len(values) ** 0.5
+                ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
+        ax.set_title(title)
+    flat = np.concatenate(shown)
+    scale_y(axes[0], flat[np.isfinite(flat)])
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    return figure, axes
+
+
+def _values(curve: Curve) -> Floats:
+    if not len(curve.values) or any(len(run) != len(curve.x) for run in curve.values):
+        raise ValueError(
+            f"{curve.name} needs at least one run, each of {len(curve.x)} values as its axis has, "
+            f"got runs of {[len(run) for run in curve.values]}"
+        )
+    return np.array(curve.values, dtype=np.float64)

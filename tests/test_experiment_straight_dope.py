@@ -1,0 +1,367 @@
+"""The experiments on The Straight Dope: what is trained, measured, stored and said."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.test_experiments import Silent
+from torch import nn
+
+import bayesify as bf
+from bayesify.datasets import ImageData, TensorLoader, load_images
+from bayesify.experiments import Context, Experiment, Row, Unit, find_experiment, reproduce
+from bayesify.experiments import straight_dope_gluon as gluon
+from bayesify.experiments import straight_dope_scratch as scratch
+from bayesify.experiments.networks import settings_of, trained
+from bayesify.experiments.straight_dope import TrainAccuracy
+from bayesify.networks import mlp
+from bayesify.plots import weight_posteriors
+from bayesify.runs import RunConfig
+from bayesify.storage import StorageError
+
+pytestmark = pytest.mark.filterwarnings("ignore:the posterior's standard deviations")
+NAMES = ("straight-dope-scratch", "straight-dope-gluon")
+TINY = {"epochs": 3, "limit": 400, "test_samples": 2}
+
+
+class Quiet(Silent):
+    """Whose rows have other metrics."""
+
+    def on_done(self, unit: Unit, row: Row) -> None:
+        self.said.append(f"end {unit.name} {row['seed']}")
+
+
+def tiny(name: str) -> Experiment:
+    """The experiment with networks that train in a moment, and no figures."""
+    experiment = find_experiment(name)
+
+    def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
+        return [
+            replace(unit, config=smaller(unit.config)) for unit in experiment.units(seeds, True)
+        ]
+
+    return replace(experiment, units=units, figures=lambda _: {})
+
+
+def smaller(config: Any) -> dict[str, Any]:
+    if "settings" in config:
+        return {**config, "settings": {**config["settings"], **TINY, "hidden": [20, 20]}}
+    return {**config, **TINY, "hidden": 20}
+
+
+def without_times(row: Row) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "seconds"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_quick_runs_differ_in_their_times_only(name: str, tmp_path: Path) -> None:
+    watcher = Quiet()
+    experiment = find_experiment(name)
+    one = reproduce(experiment, tmp_path / "one", watcher, quick=True)
+    other = reproduce(experiment, tmp_path / "other", Quiet(), quick=True)
+    assert json.dumps([*map(without_times, one.rows)]) == json.dumps(
+        [*map(without_times, other.rows)]
+    )
+    assert len(one.rows) == 2
+    assert one.table.read_bytes() == other.table.read_bytes()
+    assert one.table.read_text().startswith("**Quick run")
+    assert all(path.stat().st_size > 10_000 for path in one.figures)
+    assert {"0.5", "1"} <= set(watcher.said)  # of two epochs each
+    for row in one.rows:
+        metrics = row["metrics"]
+        assert len(metrics["test_accuracy"]) == len(metrics["train_accuracy"]) == 2
+        assert metrics["test_accuracy"][-1] == pytest.approx(
+            100.0 - metrics["test"]["error_mean_weights"], abs=1e-3
+        )
+        assert metrics["test_accuracy"][-1] > 40.0  # of chance's 10
+        whole, *_, nothing = metrics["pruning"]
+        assert whole["error_mean_weights"] == pytest.approx(
+            100.0 - metrics["test_accuracy"][-1], abs=1e-3
+        )
+        assert (nothing["weights_left"], nothing["error_mean_weights"]) == (0, 90.2)
+
+
+def test_the_network_as_described_is_what_train_trains() -> None:
+    (unit,) = tiny(NAMES[0]).units((3,), True)[:1]
+    metrics = scratch.run(unit, Context())
+    config = RunConfig.of("mnist", **settings_of(unit.config["settings"], seed=3))
+    _, history = trained(config, load_images("mnist", limit=400), Context())
+    errors = [100.0 - accuracy for accuracy in metrics["test_accuracy"]]
+    assert errors == pytest.approx([row["validation_error"] for row in history], abs=1e-3)
+    assert metrics["loss"] == [row["loss"] for row in history]
+
+
+def test_the_second_layer_counts_and_does_nothing() -> None:
+    net = mlp(6, (5, 5), 3, init_std=0.1)
+    skips = scratch.SkipsItsSecondLayer(copy.deepcopy(net))
+    inputs = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
+    before = skips(inputs)
+    with torch.no_grad():
+        skips.net[2].weight.normal_()
+        skips.net[2].bias.normal_()
+    assert torch.equal(skips(inputs), before)
+    assert not torch.equal(net(inputs), before)
+    assert bf.BayesianModule(skips).layout.num_weights == bf.BayesianModule(net).layout.num_weights
+
+
+def test_as_run_says_how_many_weights_are_of_no_use() -> None:
+    (unit,) = tiny(NAMES[0]).units((0,), True)[1:]
+    pruning = scratch.run(unit, Context())["pruning"]
+    assert pruning[0]["unused_left"] == 20 * 20 + 20
+    assert pruning[0]["weights_left"] == 784 * 20 + 20 + 20 * 20 + 20 + 20 * 10 + 10
+    left = [line["unused_left"] for line in pruning]
+    assert left == sorted(left, reverse=True)
+    assert 0 < left[3] < left[0]  # as many go as of the others: no datum tells them apart
+    assert left[-1] == 0
+
+
+def test_the_library_is_given_what_the_document_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit(elbo: bf.ELBO, *_: Any, optimizer: Any, **options: Any) -> None:
+        seen.append((elbo, optimizer([nn.Parameter(torch.zeros(1))]), options))
+        raise KeyboardInterrupt
+
+    seen: list[tuple[bf.ELBO, torch.optim.Optimizer, dict[str, Any]]] = []
+    monkeypatch.setattr(bf, "fit", fit)
+    for unit in gluon.units((0,), False):
+        with pytest.raises(KeyboardInterrupt):
+            gluon.run(unit, Context())
+    for (elbo, adam, options), pi in zip(seen, (0.5, 0.25), strict=True):
+        bnn = elbo.bnn
+        assert elbo.num_data == 60_000
+        assert elbo.temperature == 1.0
+        assert bnn.prior == bf.ScaleMixture(pi=pi, std1=0.75, std2=0.01)
+        assert [type(part).__name__ for part in bnn.net] == ["Linear", "ReLU"] * 2 + ["Linear"]
+        assert bnn.layout.num_weights == 784 * 400 + 400 + 400 * 400 + 400 + 400 * 10 + 10
+        rho = torch.full_like(bnn.posterior.rho, -3.0)
+        torch.testing.assert_close(bnn.posterior.rho.detach(), rho)
+        # Of 478,410 normal numbers the std is within 0.5 % of its own, at over 4 standard errors.
+        assert float(bnn.posterior.mean.detach().std()) == pytest.approx(0.1, rel=5e-3)
+        assert isinstance(adam, torch.optim.Adam)
+        assert adam.param_groups[0]["lr"] == 1e-3
+        assert options["epochs"] == 10
+
+
+def test_the_settings_are_those_of_the_document() -> None:
+    (unit, _) = scratch.units((0,), False)
+    config = RunConfig.of("mnist", **settings_of(unit.config["settings"]))
+    assert config.make_prior() == bf.Gaussian(1.0)
+    assert config.lr / config.batch_size == pytest.approx(1e-3)  # on the summed loss
+    assert math.log(math.expm1(config.init_std)) == pytest.approx(-3.0)
+    assert (config.optimizer, config.momentum, config.schedule) == ("sgd", 0.0, "constant")
+    assert (config.hidden, config.epochs, config.batch_size) == ((400, 400), 10, 128)
+    assert (config.kl_warmup, config.rho_lr_scale, config.temperature) == (0.0, 1.0, 1.0)
+
+
+# -------------------------------------------------------------------------------------- interrupted
+
+KILLED = """
+    import os, signal, sys, warnings
+    warnings.simplefilter("ignore")
+    from pathlib import Path
+    from tests.test_experiment_straight_dope import Quiet, tiny
+    from bayesify.experiments import reproduce
+    from bayesify.experiments.straight_dope import TrainAccuracy
+
+    def die(self, row=None, *, epoch=1, batch=2):
+        if (row["epoch"] if row else epoch) == int(sys.argv[3]) and batch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if row:
+            whole(self, row)
+
+    whole = getattr(TrainAccuracy, sys.argv[2])
+    setattr(TrainAccuracy, sys.argv[2], die)
+    reproduce(tiny(sys.argv[1]), Path(sys.argv[4]), Quiet())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "moment", "epoch"),
+    # In the middle of the third epoch; between the second's checkpoint and its measurement.
+    [(NAMES[0], "on_step", 2), (NAMES[1], "on_epoch", 2)],
+)
+def test_a_killed_run_gives_the_same_rows(
+    name: str, moment: str, epoch: int, tmp_path: Path
+) -> None:
+    root = Path(__file__).resolve().parents[1]
+    path = os.pathsep.join([str(root), *sys.path])
+    script = textwrap.dedent(KILLED)
+    arguments = [name, moment, str(epoch), str(tmp_path / "killed")]
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments], env={**os.environ, "PYTHONPATH": path}
+    )
+    assert ended.returncode == -signal.SIGKILL
+    (kept,) = (path for path in (tmp_path / "killed" / ".work").iterdir() if path.is_dir())
+    assert (kept / "checkpoint.safetensors").exists()
+    resumed = reproduce(tiny(name), tmp_path / "killed", Quiet(), seeds=(0,))
+    whole = reproduce(tiny(name), tmp_path / "whole", Quiet(), seeds=(0,))
+    assert [*map(without_times, resumed.rows)] == [*map(without_times, whole.rows)]
+    assert resumed.table.read_bytes() == whole.table.read_bytes()
+
+
+def made_up() -> tuple[bf.BayesianModule, ImageData]:
+    inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    targets = (inputs.sum(1) > 0).long()
+    data = ImageData("made up", inputs, targets, inputs, targets, ("a", "b"))
+    return bf.BayesianModule(mlp(3, (5,), 2), seed=1), data
+
+
+def train(work: Path | None, epochs: int, kept: list[torch.Tensor] | None = None) -> TrainAccuracy:
+    bnn, data = made_up()
+    watcher = TrainAccuracy(bnn, data, Context(work=work), epochs)
+    bf.fit(
+        bf.ELBO(bnn, num_data=40),
+        TensorLoader(data.train_inputs, data.train_targets, 8),
+        epochs=epochs,
+        optimizer=partial(torch.optim.Adam, lr=0.05),
+        checkpoint_dir=work,
+        resume=True,
+        callback=watcher,
+    )
+    if kept is not None:
+        kept.append(bnn.mean_outputs(data.train_inputs))
+    return watcher
+
+
+def test_the_train_accuracy_is_of_the_mean_weights(tmp_path: Path) -> None:
+    outputs: list[torch.Tensor] = []
+    by_epoch = train(None, 4, outputs).percent
+    right = outputs[0].argmax(-1) == made_up()[1].train_targets
+    assert by_epoch[-1] == pytest.approx(100.0 * float(right.double().mean()))
+    assert len(set(by_epoch)) > 1
+    # In parts, of which the last has nothing to train, it is the same.
+    assert [train(tmp_path, epochs).percent for epochs in (2, 4, 4)][1:] == [by_epoch, by_epoch]
+
+
+@pytest.mark.parametrize("content", [None, "[50.0]", "{"])
+def test_a_lost_measurement_is_named(tmp_path: Path, content: str | None) -> None:
+    train(tmp_path, 3)
+    path = tmp_path / "train-accuracy.json"
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    with pytest.raises(StorageError, match=r"train-accuracy\.json .*remove "):
+        train(tmp_path, 4)
+
+
+# ------------------------------------------------------------------------------ tables and figures
+
+
+def test_the_reported_numbers_are_the_documents() -> None:
+    # As its log prints them.
+    test = "0.9455 0.9593 0.9641 0.9684 0.9723 0.9733 0.9756 0.9749 0.9765 0.9775"
+    train = "0.945617 0.962783 0.969783 0.9753 0.978633 0.980483 0.9823 0.984 0.985883 0.9878"
+    pruned = "0.1 0.9777 0.25 0.9779 0.5 0.9756 0.75 0.9602 0.95 0.7259 0.99 0.3753 1.0 0.098"
+    for part, log in (("test", test), ("train", train)):
+        typed = [100.0 * float(word) for word in log.split()]
+        assert scratch.REPORTED[part] == pytest.approx(typed, abs=1e-9)
+    words = [float(word) for word in pruned.split()]
+    shares = {share: 100.0 * value for share, value in zip(words[::2], words[1::2], strict=True)}
+    assert scratch.REPORTED["pruned"] == pytest.approx({0.0: 97.75, **shares})
+    assert scratch.units((0,), False)[0].config["fractions"] == [*shares]
+
+
+def row(unit: str, seed: int, last: float, config: Any, epochs: int = 10) -> Row:
+    fractions = config["fractions"]
+    accuracy = [last - 0.1 * (epochs - epoch - 1) for epoch in range(epochs)]
+    pruning = [
+        {
+            "fraction": share,
+            "weights_left": round(1000 * (1.0 - share)),
+            "error_mean_weights": 100.0 - last + share,
+            **({"unused_left": round(300 * (1.0 - share))} if unit == "as-run" else {}),
+        }
+        for share in (0.0, *fractions)
+    ]
+    metrics = {
+        **{"test_accuracy": accuracy, "train_accuracy": accuracy, "pruning": pruning},
+        **{"loss": [20.0] * epochs, "nll": [0.1] * epochs, "kl_nats": 1000.0, "test_samples": 20},
+        "weight": {"mean": -0.02, "std": 0.05},
+        "test": {"error_predictive": 100.0 - last, "nll": 0.08},
+    }
+    return {"unit": unit, "seed": seed, "config": config, "metrics": metrics}
+
+
+def rows_of(experiment: Experiment, accuracies: Sequence[float]) -> list[Row]:
+    units = experiment.units(range(len(accuracies)), False)
+    return [row(unit.name, unit.seed, accuracies[unit.seed], unit.config) for unit in units]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "said"),
+    [
+        (
+            (97.8, 98.0),
+            "97.90 +- 0.10 % after 10 epochs (seeds: 2) against 97.75 % reported: beaten.",
+        ),
+        (
+            (97.75, 97.5),
+            "97.62 +- 0.12 % after 10 epochs (seeds: 2) against 97.75 % reported: matched",
+        ),
+        ((97.5,), "97.50 % after 10 epochs (seeds: 1) against 97.75 % reported: not reached."),
+    ],
+)
+def test_the_table_says_whether_the_document_is_reached(
+    accuracies: Sequence[float], said: str
+) -> None:
+    experiment = find_experiment(NAMES[0])
+    text = experiment.table(rows_of(experiment, accuracies))
+    assert f"**The network as described: {said}" in text
+    lines = text.splitlines()
+    (tenth,) = (line for line in lines if line.startswith("| 10 |"))
+    assert tenth.startswith("| 10 | 97.75 | ")
+    (half,) = (line for line in lines if line.startswith("| 50 % |"))
+    assert half.startswith("| 50 % | 97.56 | ")
+    assert "300 of 1,000 weights, 30 %, belong to the hidden layer that is not used" in text
+    width = {line.count("|") for line in lines if line.startswith("| ")}
+    assert width == {5, 8}  # the head has a space first, too
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("unit", [0, 1])
+def test_a_part_of_the_rows_is_a_table_and_figures(name: str, unit: int) -> None:
+    experiment = find_experiment(name)
+    part = rows_of(experiment, (97.0, 97.2))[unit::2]
+    text = experiment.table(part)
+    assert "nan" not in text
+    assert "97.10 +- 0.10" in text
+    figures = experiment.figures(part)
+    assert set(figures) == {"accuracy", "pruning", "weight"}
+    assert len(figures["weight"].axes) == 1
+    axes = figures["accuracy"].axes
+    assert [len(ax.lines) for ax in axes] == [2 if name == NAMES[0] else 1] * 2
+    assert experiment.table(rows_of(experiment, (97.0,))[unit : unit + 1])
+
+
+def test_of_the_other_document_nothing_is_reported() -> None:
+    experiment = find_experiment(NAMES[1])
+    rows = rows_of(experiment, (97.0, 97.2))
+    text = experiment.table(rows)
+    assert text.startswith("Reported: nothing.")
+    assert "reported" not in text.split("\n", 1)[1]
+    # Each weight beside the prior that it was trained with.
+    peaks = [
+        max(line.get_ydata().max() for line in ax.lines if line.get_label() == "prior")
+        for ax in experiment.figures(rows)["weight"].axes
+    ]
+    density = [
+        math.exp(float(bf.ScaleMixture(pi, 0.75, 0.01).log_prob(torch.zeros(()))))
+        for pi in (0.5, 0.25)
+    ]
+    assert peaks == pytest.approx(density, rel=1e-6)
+    with pytest.raises(ValueError, match="priors must be one for all or 1, got 2"):
+        weight_posteriors([0.0], [1.0], ["w"], [bf.Gaussian(), bf.Gaussian()])
