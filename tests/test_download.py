@@ -122,9 +122,10 @@ def test_offline_the_message_says_all_that_is_needed(places: Places, tmp_path: P
     # Port 1 of this machine: nothing listens there.
     addresses = ("http://127.0.0.1:1/a/tiny-idx.gz", "http://127.0.0.1:1/b/tiny-idx.gz")
     with pytest.raises(DataError) as caught:
-        get_file(replace(places.file, addresses=addresses))
+        get_file(replace(places.file, addresses=addresses, package="dataset-tiny"))
     message = str(caught.value)
     assert "\n" not in message
+    assert "; install Debian's package dataset-tiny, or put the file" in message
     assert f"is not in {places.env}, {places.repository} (no such directory)" in message
     for part in (
         "tiny-idx.gz of tiny",

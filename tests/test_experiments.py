@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from bayesify.datasets import DataError
 from bayesify.experiments import (
     EXPERIMENTS,
     Context,
@@ -152,7 +154,6 @@ def test_seeds_are_checked(tmp_path: Path, seeds: tuple[int, ...]) -> None:
 
 def test_what_is_warned_of_is_stored(tmp_path: Path) -> None:
     import warnings
-    from dataclasses import replace
 
     experiment = toy()
 
@@ -176,6 +177,22 @@ def test_experiments_are_well_formed(name: str) -> None:
         assert {unit.seed for unit in units} == {0, 5}
         json.dumps([dict(unit.config) for unit in units], allow_nan=False)
     assert experiment.seconds(quick=True) < 100.0 < experiment.seconds()
+
+
+def test_missing_data_are_named_before_anything_is_run(tmp_path: Path) -> None:
+    experiment = toy()
+    units = experiment.units
+
+    def with_data(seeds: Sequence[int], quick: bool) -> list[Unit]:
+        *first, last = units(seeds, quick)
+        return [*first, replace(last, datasets=("mnist",))]
+
+    nowhere = Context(data_dir=tmp_path / "nowhere")
+    watcher = Silent()
+    with pytest.raises(DataError, match=r"train-images.* of mnist .* is not in .*nowhere"):
+        reproduce(replace(experiment, units=with_data), tmp_path / "out", watcher, context=nowhere)
+    assert watcher.said == ["4 of 4"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_experiment_lists_the_known() -> None:

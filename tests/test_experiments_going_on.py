@@ -186,7 +186,7 @@ def test_an_earlier_commit_is_noted(
     assert start(tmp_path, KILL_AT="a 0 3 0").wait() == -signal.SIGKILL
     path = tmp_path / ".work" / "a-seed-0" / "unit.json"
     begun = json.loads(path.read_text())["commit"]
-    monkeypatch.setattr("bayesify.experiments.reproducing.commit", lambda: "another")
+    monkeypatch.setattr("bayesify.experiments.desk.commit", lambda: "another")
     first = reproduce(trains(), tmp_path, Silent3()).rows[0]
     assert first["commit"] == "another"
     assert f"begun at commit {begun}" in first["notes"]

@@ -150,4 +150,6 @@ def test_the_catalog_is_whole() -> None:
             assert all(address.endswith(f"/{file.name}.gz") for address in file.addresses)
     assert len(checksums) == 8
     debian = (Path("/usr/share/datasets/fashion-mnist"),)
-    assert all(f.system_directories == debian for f in IMAGE_DATASETS["fashion-mnist"].files)
+    for file in IMAGE_DATASETS["fashion-mnist"].files:
+        assert file.system_directories == debian
+        assert file.package == "dataset-fashion-mnist"

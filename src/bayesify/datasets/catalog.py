@@ -70,6 +70,7 @@ def _idx_files(
     *,
     mirrors: tuple[str, ...],
     system_directories: tuple[Path, ...] = (),
+    package: str | None = None,
 ) -> tuple[DataFile, ...]:
     names = (
         "train-images-idx3-ubyte",
@@ -84,6 +85,7 @@ def _idx_files(
             checksum,
             addresses=tuple(f"{mirror}{name}.gz" for mirror in mirrors),
             system_directories=system_directories,
+            package=package,
         )
         for name, checksum in zip(names, sha256, strict=True)
     )
@@ -139,7 +141,8 @@ _FASHION_MNIST = DataSet(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         ),
-        # Debian's package dataset-fashion-mnist: the same images in other gzip headers.
+        # The same images in other gzip headers.
+        package="dataset-fashion-mnist",
         system_directories=(Path("/usr/share/datasets/fashion-mnist"),),
     ),
 )

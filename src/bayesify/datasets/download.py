@@ -76,9 +76,10 @@ def get_file(
         except (OSError, http.client.HTTPException, DataError) as error:
             failures.append(f"{address} ({_reason(error)})")
     tried = "could not be downloaded from " + " or ".join(failures)
+    packaged = "" if file.package is None else f"install Debian's package {file.package}, or "
     raise DataError(
-        f"{missing} and {tried if failures else 'has no address to download it from'}; put the "
-        "file into a directory and name that with --data-dir or the environment variable "
+        f"{missing} and {tried if failures else 'has no address to download it from'}; {packaged}"
+        "put the file into a directory and name that with --data-dir or the environment variable "
         "BAYESIFY_DATA"
     )
 

@@ -42,6 +42,7 @@ class DataFile:
             headers around the same data.
         addresses: where it can be downloaded, tried in turn; gzip if they end in ``.gz``.
         system_directories: where packages of an operating system install it.
+        package: the name of Debian's that does, if there is one.
         folders: names of its folder within a data directory, that of downloads first; None is
             that of its data set.
 
@@ -56,6 +57,7 @@ class DataFile:
     addresses: tuple[str, ...] = ()
     system_directories: tuple[Path, ...] = ()
     folders: tuple[str, ...] | None = None
+    package: str | None = None
 
     @property
     def folder_names(self) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ from bayesify.experiments import (
     straight_dope_scratch,
     uci,
 )
-from bayesify.experiments.experiment import Context, Experiment, Row, Unit
-from bayesify.experiments.reproducing import Outcome, Watcher, read_row, read_rows, reproduce
+from bayesify.experiments.desk import read_row, read_rows
+from bayesify.experiments.experiment import Context, Experiment, Row, Unit, Watcher
+from bayesify.experiments.reproducing import Outcome, reproduce
 
 __all__ = [
     "EXPERIMENTS",

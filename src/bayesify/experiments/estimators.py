@@ -75,6 +75,7 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
             seed,
             {"settings": {**settings, "estimator": name}, "variance": variance},
             5.0 if quick else _SECONDS[name],
+            ("mnist",),
         )
         for seed in seeds
         for name in METHODS
@@ -227,7 +228,7 @@ EXPERIMENT = Experiment(
     name="estimators",
     source="Blundell et al. 2015, Kingma et al. 2015 and Wen et al. 2018, side by side",
     reported="lower variance of the gradients; no common table",
-    seeds=(0, 1, 2),
+    seeds=(0, 1),
     memory_mb=700,
     units=units,
     run=run,

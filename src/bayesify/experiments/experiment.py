@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    *("Context", "Experiment", "GoThrough", "Progress", "Row", "Take", "Unit"),
+    *("Context", "Experiment", "GoThrough", "Progress", "Row", "Take", "Unit", "Watcher"),
     *("in_turn", "no_files"),
 ]
 
@@ -31,12 +31,14 @@ class Unit:
         seed: what all its randomness is a function of.
         config: everything else that determines it, as JSON.
         seconds: about what it costs on one core of the machine that it was measured on.
+        datasets: names of what it needs, as in ``bayesify data list``.
     """
 
     name: str
     seed: int
     config: Mapping[str, Any]
     seconds: float
+    datasets: tuple[str, ...] = ()
 
     @property
     def file_name(self) -> str:
@@ -47,6 +49,25 @@ class Unit:
             'yacht-seed-0.json'
         """
         return f"{self.name}-seed-{self.seed}.json"
+
+
+class Watcher(Protocol):
+    """Told how an experiment gets on."""
+
+    def on_start(self, units: Sequence[Unit], left: Sequence[Unit]) -> None:
+        """Of these units so many are still to be run."""
+
+    def on_unit(self, unit: Unit) -> None:
+        """A unit begins."""
+
+    def on_progress(self, part: float) -> None:
+        """Such a part of the unit is done, from 0 to 1."""
+
+    def on_wait(self, unit: Unit) -> None:
+        """Another process is at it, and nothing else is left."""
+
+    def on_done(self, unit: Unit, row: Row) -> None:
+        """It is finished, and stored."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,8 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
                 width, epochs, seconds = width // 10, _QUICK_EPOCHS, 3.0
                 settings["limit"] = _QUICK_IMAGES
             settings |= {"hidden": [width, width], "epochs": epochs}
-            made.append(Unit(name, seed, {"dataset": data, "settings": settings}, seconds))
+            config = {"dataset": data, "settings": settings}
+            made.append(Unit(name, seed, config, seconds, (data,)))
     return made
 
 
@@ -260,7 +261,7 @@ EXPERIMENT = Experiment(
     name="koca-dittmann",
     source="Koca and Dittmann 2021, table of results and densities of the weights",
     reported="test error 2.16 to 2.76 % (MNIST), 1.63 % after 228 epochs, 12.6 to 13.2 % (Fashion)",
-    seeds=(0, 1, 2),
+    seeds=(0, 1),
     memory_mb=700,
     units=units,
     run=run,

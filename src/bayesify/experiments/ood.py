@@ -99,7 +99,7 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
                         holder[key] = _QUICK_SAMPLES
                 config["settings"] = settings
                 seconds = 5.0
-            made.append(Unit(name, seed, config, seconds))
+            made.append(Unit(name, seed, config, seconds, (INSIDE, OUTSIDE)))
     return made
 
 

@@ -101,7 +101,7 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
                 },
             }
             name = f"pi-{pi:g}-sigma1-{sigma1:.3g}-sigma2-{sigma2:.3g}"
-            made.append(Unit(name, seed, config, 2.0 if quick else _SECONDS))
+            made.append(Unit(name, seed, config, 2.0 if quick else _SECONDS, ("mnist",)))
     return made
 
 

@@ -81,7 +81,7 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
                 if quick:
                     settings, seconds = {**settings, **_QUICK}, 2.0
                 config = {"method": method, "width": width, "settings": settings}
-                made.append(Unit(f"{method}-{width}", seed, config, seconds))
+                made.append(Unit(f"{method}-{width}", seed, config, seconds, ("mnist",)))
     return made
 
 
@@ -196,7 +196,7 @@ EXPERIMENT = Experiment(
     name="rahmanto-widths",
     source="Rahmanto 2025, table 2",
     reported="test accuracy after 300 epochs: Bayes 98.00 to 98.07 %, dropout 98.43 to 98.61 %",
-    seeds=(0, 1, 2),
+    seeds=(0, 1),
     memory_mb=800,
     units=units,
     run=run,

@@ -63,7 +63,7 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
     """Two for each seed: pi as the document's loss has it, and as its configuration says."""
     protocol, seconds = ({**PROTOCOL, **_QUICK}, 3.0) if quick else (PROTOCOL, 55.0)
     return [
-        Unit(name, seed, {"pi": pi, **protocol}, seconds)
+        Unit(name, seed, {"pi": pi, **protocol}, seconds, ("mnist",))
         for seed in seeds
         for name, pi in _PI.items()
     ]

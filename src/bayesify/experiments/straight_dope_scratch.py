@@ -112,7 +112,7 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
     """Two for each seed: the network as it is described, and as it is run."""
     settings, seconds = ({**SETTINGS, **_QUICK}, 3.0) if quick else (SETTINGS, 50.0)
     return [
-        Unit(name, seed, {"fractions": _FRACTIONS, "settings": settings}, seconds)
+        Unit(name, seed, {"fractions": _FRACTIONS, "settings": settings}, seconds, ("mnist",))
         for seed in seeds
         for name in _UNITS
     ]

@@ -92,7 +92,7 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
                     continue
                 config |= {"splits": 2, **_QUICK}
                 seconds = 10.0
-            made.append(Unit(name, seed, config, seconds))
+            made.append(Unit(name, seed, config, seconds, (name,)))
     return made
 
 
