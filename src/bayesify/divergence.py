@@ -155,12 +155,32 @@ class _Part(NamedTuple):
     kept: Tensor | None
 
     @property
+    def std_is_softplus(self) -> bool:
+        return True
+
+    @property
     def full_std(self) -> Tensor:
         return softplus(self.rho)
 
     @property
     def log_std(self) -> Tensor:
         return log_softplus(self.rho)
+
+
+class _OwnPart(NamedTuple):
+    """The same of one whose std is another function of its parameters."""
+
+    mean: Tensor
+    full_std: Tensor
+    kept: Tensor | None
+
+    @property
+    def std_is_softplus(self) -> bool:
+        return False
+
+    @property
+    def log_std(self) -> Tensor:
+        return self.full_std.log()
 
 
 _ClosedForm = Callable[[Any, Any], Tensor]
@@ -177,7 +197,10 @@ def _priors(p: Prior) -> tuple[Prior, ...]:
 
 def _forms(q: Posterior, p: Prior) -> list[_ClosedForm | None]:
     """For each prior the closed form of its KL, if there is one."""
-    return [_CLOSED_FORMS.get((type(q), type(prior))) for prior in _priors(p)]
+    # What another class of posterior means by its rho is not known, unless it says so.
+    own_std = isinstance(q, MeanFieldGaussian) and not q.std_is_softplus
+    kind = MeanFieldGaussian if own_std else type(q)
+    return [_CLOSED_FORMS.get((kind, type(prior))) for prior in _priors(p)]
 
 
 def _cut(p: Prior, vector: Tensor) -> Sequence[Tensor]:
@@ -201,9 +224,11 @@ def _exact_terms(
         return []
     parts: Sequence[Any] = (q,)
     if isinstance(p, Blocks) or prior_mean is not None:
-        rho = cast("MeanFieldGaussian", q).rho  # the only posterior with closed forms
-        pieces = zip(_cut(p, _centred(q, prior_mean)), _cut(p, rho), _cut_kept(q, p), strict=True)
-        parts = [_Part(*piece) for piece in pieces]
+        q = cast("MeanFieldGaussian", q)  # the only posteriors with closed forms
+        made: Callable[..., Any] = _Part if q.std_is_softplus else _OwnPart
+        own = q.rho if q.std_is_softplus else q.full_std
+        pieces = zip(_cut(p, _centred(q, prior_mean)), _cut(p, own), _cut_kept(q, p), strict=True)
+        parts = [made(*piece) for piece in pieces]
     return [
         _total(part.kept, form(part, prior))
         for part, form, prior in zip(parts, forms, _priors(p), strict=True)

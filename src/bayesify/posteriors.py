@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.layout import ParameterLayout
 from bayesify.noise import NoiseKey
-from bayesify.softplus import inverse_softplus, log_softplus, softplus
+from bayesify.softplus import inverse_softplus, log_softplus, softplus, softplus_ratio
 
 __all__ = [
     "Delta",
@@ -124,6 +124,9 @@ class MeanFieldGaussian(Posterior):
 
     default_init_std = 0.02
     gives_variances = False
+    #: A class with another std overrides ``full_std``, ``log_std`` and ``log_std_slope``, and says
+    #: False: its KL is then the closed form in its mean and std.
+    std_is_softplus: ClassVar[bool] = True
     rho: nn.Parameter
 
     def __init__(self, mean: Tensor, std: float | Tensor) -> None:
@@ -152,6 +155,11 @@ class MeanFieldGaussian(Posterior):
     def log_std(self) -> Tensor:
         """log softplus(rho), shape (D,), finite for every finite rho, pruned weights included."""
         return log_softplus(self.rho)
+
+    @property
+    def log_std_slope(self) -> Tensor:
+        """d log std / d rho, shape (D,), pruned weights included."""
+        return softplus_ratio(self.full_std)
 
     def moments_of(self, layout: ParameterLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Mean and standard deviation of each parameter, by its first name, zero where pruned.

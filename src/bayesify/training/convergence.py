@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from bayesify.posteriors import MeanFieldGaussian
-from bayesify.softplus import softplus_ratio
 
 __all__ = [
     "STD_RESIDUAL_LIMIT",
@@ -53,7 +52,7 @@ def std_residual(posterior: MeanFieldGaussian, scale: float) -> float | None:
     gradient = posterior.rho.grad
     if gradient is None:
         return None
-    per_log_std = gradient / softplus_ratio(posterior.full_std)
+    per_log_std = gradient / posterior.log_std_slope
     if posterior.kept is not None:
         per_log_std = per_log_std[posterior.kept]
     return scale * float(per_log_std.mean()) if per_log_std.numel() else None

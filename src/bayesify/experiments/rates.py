@@ -1,0 +1,142 @@
+"""Gaussian weights whose standard deviations share a learned rate, layer by layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.layout import ParameterLayout
+from bayesify.posteriors import MeanFieldGaussian
+
+__all__ = ["LEAST_SCALE", "RATE_LIMITS", "RatedGaussian", "layer_sizes"]
+
+#: Every scale is larger.
+LEAST_SCALE = 0.01
+#: Every rate that is learned is between these.
+RATE_LIMITS = (0.1, 1.0)
+
+
+class RatedGaussian(MeanFieldGaussian):
+    """Independent Gaussians, w_i ~ N(mean_i, (rate_l scale_i)^2) for the weights i of layer l.
+
+    The scale of each weight is ``LEAST_SCALE + exp(rho_i)``, so that its logarithm moves at one
+    speed wherever it is. The rate is that of Gaussian dropout (Kingma et al. 2015, section 3), one
+    for all weights of a layer: within ``RATE_LIMITS`` by a sigmoid of its logit, or fixed at 1.
+
+    Args:
+        mean: initial means, shape (D,).
+        scale: initial scale of all weights, above ``LEAST_SCALE``.
+        sizes: how many neighbouring weights each of the layers has, D in all.
+        rates: the initial rate of each layer, within the limits; None for one without, fixed at 1.
+
+    Raises:
+        ValueError: a scale, a size or a rate is out of its range.
+
+    Example:
+        >>> q = RatedGaussian(torch.zeros(3), scale=0.5, sizes=(2, 1), rates=(0.25, None))
+        >>> q.std.detach()
+        tensor([0.1250, 0.1250, 0.5000])
+        >>> q.rates.detach()
+        tensor([0.2500, 1.0000])
+    """
+
+    std_is_softplus: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        mean: Tensor,
+        scale: float,
+        sizes: Sequence[int],
+        rates: Sequence[float | None],
+    ) -> None:
+        low, high = RATE_LIMITS
+        if not (scale > LEAST_SCALE and math.isfinite(scale)):
+            raise ValueError(f"scale must be finite and above {LEAST_SCALE}, got {scale}")
+        if len(sizes) != len(rates) or min(sizes) < 1 or sum(sizes) != mean.numel():
+            raise ValueError(
+                f"sizes must be those of {len(rates)} layers, as rates has, with {mean.numel()} "
+                f"weights in all, got {list(sizes)}"
+            )
+        if not all(rate is None or low < rate < high for rate in rates):
+            raise ValueError(f"rates must be between {low} and {high}, got {list(rates)}")
+        super().__init__(mean, scale)
+        self.sizes = tuple(sizes)
+        self.learned = tuple(rate is not None for rate in rates)
+        with torch.no_grad():
+            self.rho.fill_(math.log(scale - LEAST_SCALE))
+        shares = [(rate - low) / (high - low) for rate in rates if rate is not None]
+        #: What gives the rates that are learned, in order: log(share / (1 - share)).
+        self.rate_logits = nn.Parameter(torch.tensor(shares, dtype=torch.float64).logit().to(mean))
+
+    @property
+    def rates(self) -> Tensor:
+        """The rate of each layer, those that are fixed included."""
+        low, high = RATE_LIMITS
+        found = iter((low + (high - low) * self.rate_logits.sigmoid()).unbind())
+        one = self.rate_logits.new_ones(())
+        return torch.stack([next(found) if learned else one for learned in self.learned])
+
+    @property
+    def full_std(self) -> Tensor:
+        """Rate times scale, shape (D,), pruned weights included."""
+        std: Tensor = _Std.apply(self.rho, self.rates, self.sizes)  # type: ignore[no-untyped-call]
+        return std
+
+    @property
+    def log_std(self) -> Tensor:
+        """Its logarithm, shape (D,), which is finite for every finite rho."""
+        return self.full_std.log()
+
+    @property
+    def log_std_slope(self) -> Tensor:
+        """d log std / d rho, shape (D,)."""
+        above = self.rho.exp()
+        return above / (LEAST_SCALE + above)
+
+
+class _Std(torch.autograd.Function):
+    """With a backward of its own: half the passes over D numbers of what autograd would record."""
+
+    @staticmethod
+    def forward(rho: Tensor, rates: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        std = rho.exp().add_(LEAST_SCALE)
+        for part, rate in zip(std.split(sizes), rates, strict=True):
+            part.mul_(rate)
+        return std
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor, tuple[int, ...]], output: Tensor
+    ) -> None:
+        _, rates, ctx.sizes = inputs
+        ctx.save_for_backward(rates, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        rates, std = ctx.saved_tensors
+        # grad std, of which the sum over a layer is rate d / d rate; less what is constant in rho.
+        in_rho = grad * std
+        parts = zip(in_rho.split(ctx.sizes), grad.split(ctx.sizes), rates, strict=True)
+        in_rates = []
+        for part, of_std, rate in parts:
+            in_rates.append(part.sum() / rate)
+            part.sub_(LEAST_SCALE * rate * of_std)
+        return in_rho, torch.stack(in_rates), None
+
+
+def layer_sizes(layout: ParameterLayout) -> tuple[int, ...]:
+    """How many weights each module of a network has, its bias included.
+
+    Example:
+        >>> layer_sizes(ParameterLayout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))))
+        (8, 3)
+    """
+    sizes: dict[str, int] = {}
+    for name, size in zip(layout.names, layout.sizes, strict=True):
+        module = name.rpartition(".")[0]
+        sizes[module] = sizes.get(module, 0) + size
+    return tuple(sizes.values())
