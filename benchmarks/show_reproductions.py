@@ -17,7 +17,7 @@ from bayesify.experiments import EXPERIMENTS, read_rows
 from bayesify.storage import atomic_write
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = ("reproductions.md", "calibration.md")
+PAGES = ("documents.md", "reproductions.md", "calibration.md")
 
 
 def main() -> None:
@@ -37,6 +37,8 @@ def _filled(page: str) -> str:
         # Made anew, so that a change of the table's form needs no new run.
         table = experiment.table(rows).rstrip("\n") + "\n"
         atomic_write(RESULTS / name / "table.md", table)
+        for title, text in experiment.files(rows).items():
+            atomic_write(RESULTS / name / title, text)
         for title, figure in experiment.figures(rows).items():
             path = RESULTS / name / f"{title}.png"
             figure.savefig(path, format="png", dpi=150, metadata={"Software": None})

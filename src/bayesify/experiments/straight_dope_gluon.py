@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPERIMENT"]
 
+_NAME = "straight-dope-gluon"
 PROTOCOL: dict[str, Any] = {
     "hidden": 400,
     "std1": 0.75,
@@ -130,9 +131,9 @@ def table(rows: Sequence[Row]) -> str:
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Accuracy by epoch, pruning, and one weight's posterior."""
     return {
-        "accuracy": accuracy_figure(rows, _UNITS),
-        "pruning": pruning_figure(rows, _UNITS),
-        "weight": weight_figure(rows, _UNITS, lambda row: _prior(row["config"])),
+        f"{_NAME}-accuracy": accuracy_figure(rows, _UNITS),
+        f"{_NAME}-pruning": pruning_figure(rows, _UNITS),
+        f"{_NAME}-weight": weight_figure(rows, _UNITS, lambda row: _prior(row["config"])),
     }
 
 
@@ -160,7 +161,7 @@ def _averaged(rows: Sequence[Row]) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="straight-dope-gluon",
+    name=_NAME,
     source='The Straight Dope, "Bayes by Backprop with gluon (NN, classification)"',
     reported="nothing: its text has no outputs; an unmodified network, scale mixture, pruning",
     seeds=(0, 1, 2),

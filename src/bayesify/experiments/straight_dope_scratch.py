@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPERIMENT", "REPORTED", "SkipsItsSecondLayer"]
 
+_NAME = "straight-dope-scratch"
+
 #: Of the document's one run: accuracies in percent, by epoch and by the share of weights removed,
 #: and its moving average of the loss of a minibatch, in nats.
 REPORTED: dict[str, Any] = {
@@ -174,9 +176,9 @@ def table(rows: Sequence[Row]) -> str:
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Accuracy by epoch, pruning, and one weight's posterior."""
     return {
-        "accuracy": accuracy_figure(rows, _UNITS, REPORTED),
-        "pruning": pruning_figure(rows, _UNITS, REPORTED["pruned"]),
-        "weight": weight_figure(rows, _UNITS, _prior_of),
+        f"{_NAME}-accuracy": accuracy_figure(rows, _UNITS, REPORTED),
+        f"{_NAME}-pruning": pruning_figure(rows, _UNITS, REPORTED["pruned"]),
+        f"{_NAME}-weight": weight_figure(rows, _UNITS, _prior_of),
     }
 
 
@@ -272,7 +274,7 @@ def _last_table(rows: Sequence[Row]) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="straight-dope-scratch",
+    name=_NAME,
     source='The Straight Dope, "Bayes by Backprop from scratch (NN, classification)"',
     reported="MNIST, test accuracy by epoch to 97.75 %; pruned 50 % 97.56, 95 % 72.59; a weight",
     seeds=(0, 1, 2, 3, 4),
