@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_experiments_going_on import Silent3
+from tests.killable import Silent3
 
 from bayesify import BayesianModule, Flipout, LocalReparameterization, WeightSampling
 from bayesify.experiments import Context, Experiment, Row, Unit, find_experiment, reproduce
@@ -82,12 +82,13 @@ def test_the_table_of_widths_sets_ours_beside_theirs() -> None:
     text = table(rows)
     assert (
         "| MNIST, 2x400 | 10 | 2.33 | 2.30 +- 0.10 | 2.40 +- 0.10 | 0.0700 +- 0.0000 | 2.00 | 2.10 "
-        "| 0.0700 | 2 |"
+        "| 0.0700 | 2 and 1 |"
     ) in text
     assert "| MNIST, plain, Adam | 50 | 1.74 | 1.80 |  | 0.0700 |  |  |  | 1 |" in text
     assert (
-        "With the study's settings no higher than reported: 1 of 2; higher: plain. With less noise "
-        "no higher than reported: 1 of 1."
+        "With the study's settings: no higher than reported in 1 of 1. With a smaller start and a "
+        "falling rate: no higher than reported in 1 of 1. Plain and dropout networks: no higher "
+        "than reported in 0 of 1; higher: plain."
     ) in text
     assert KOCA["mnist-400"] == 2.33
     assert KOCA["mnist-400-long"] == 1.63
@@ -100,7 +101,9 @@ def test_what_diverged_is_said_and_is_no_success() -> None:
     assert "| Fashion-MNIST, 2x800 | 10 | 12.81 | diverges |" in table([koca_row(unit, 0, None)])
     both = table([koca_row(unit, 0, None), koca_row(unit, 1, 12.0)])
     assert "| 12.00 (1 diverged) | 12.10 |" in both
-    assert "no higher than reported: 0 of 1; higher: fashion-mnist-800." in both
+    assert "no higher than reported in 0 of 1; diverged: fashion-mnist-800." in both
+    alone = table([koca_row("mnist-200-less-noise", 0, 2.0)])
+    assert "| MNIST, 2x200 | 10 | 2.51 |  |  |  | 2.00 | 2.10 | 0.0700 | 1 |" in alone
     assert find_experiment("koca-dittmann").figures([koca_row(unit, 0, None)]) == {}
 
 

@@ -121,19 +121,10 @@ def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
 
 def test_results_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
     reproduce(toy(), tmp_path, Silent())
-    with pytest.raises(StorageError, match=r"its config must be .*'size': 4.* got .*'size': 3"):
+    with pytest.raises(StorageError, match=r"its config.size must be 4, got 3"):
         reproduce(toy(size=4), tmp_path, Silent())
     with pytest.raises(StorageError, match="its quick must be True, got False"):
         reproduce(toy(), tmp_path, Silent(), quick=True)
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"experiment": "toy"}'])
-def test_a_damaged_result_is_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / "b-seed-0.json").write_text(content)
-    watcher = Silent()
-    with pytest.raises(StorageError, match=r"b-seed-0\.json .*remove it"):
-        reproduce(toy(), tmp_path, watcher)
-    assert watcher.said == []  # before anything is run
 
 
 def test_quick_is_written_everywhere(tmp_path: Path) -> None:

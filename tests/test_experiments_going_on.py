@@ -6,107 +6,21 @@ The units train a tiny network by ``fit``, as the true experiments do.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from filelock import FileLock
-from matplotlib.figure import Figure
-from tests.test_experiments import Silent
+from tests.killable import EPOCHS, Silent3, start, trains
 
-from bayesify import ELBO, BayesianModule, fit
-from bayesify.datasets import TensorLoader
-from bayesify.experiments import Context, Experiment, Row, Unit, read_rows, reproduce
-from bayesify.experiments.experiment import Progress
+from bayesify.experiments import Row, Unit, read_rows, reproduce
 from bayesify.storage import StorageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:the posterior's standard deviations")
-EPOCHS = 6
-
-
-class Counting(Progress):
-    """Writes a line for each epoch that was trained, and may end the process in the middle."""
-
-    def __init__(self, context: Context, unit: Unit) -> None:
-        super().__init__(context, EPOCHS)
-        self._unit = unit
-
-    def on_epoch(self, row: Any) -> None:
-        super().on_epoch(row)
-        with Path(os.environ["EPOCHS_DONE"]).open("a") as file:
-            file.write(f"{self._unit.name} {self._unit.seed} {row['epoch']}\n")
-
-    def on_step(self, *, epoch: int, batch: int) -> None:
-        if os.environ.get("KILL_AT") == f"{self._unit.name} {self._unit.seed} {epoch} {batch}":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def trains() -> Experiment:
-    def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
-        return [Unit(name, seed, {"size": 3}, 1.0) for seed in seeds for name in ("a", "b")]
-
-    def run(unit: Unit, context: Context) -> dict[str, Any]:
-        drawn = torch.randn(40, 4, generator=torch.Generator().manual_seed(unit.seed))
-        inputs, targets = drawn[:, :3], (drawn[:, 3] > 0).long()
-        bnn = BayesianModule(torch.nn.Linear(3, 2), seed=unit.seed)
-        with torch.no_grad():
-            bnn.posterior.mean.zero_()
-        history = fit(
-            ELBO(bnn, num_data=40),
-            TensorLoader(inputs, targets, 10, seed=unit.seed),
-            epochs=EPOCHS,
-            checkpoint_dir=context.work,
-            resume=True,
-            callback=Counting(context, unit),
-        )
-        return {"value": float(bnn.posterior.mean[0].detach()), "nll": history[-1]["nll"]}
-
-    def table(rows: Sequence[Row]) -> str:
-        return "".join(f"| {row['unit']} | {row['metrics']['value']:.9f} |\n" for row in rows)
-
-    def figures(rows: Sequence[Row]) -> dict[str, Figure]:
-        return {}
-
-    return Experiment("trains", "a test", "nothing", (0, 1), 100, units, run, table, figures)
-
-
-RUN = """
-    import sys, warnings
-    warnings.simplefilter("ignore")
-    from pathlib import Path
-    from tests.test_experiments import Silent
-    from tests.test_experiments_going_on import trains
-    from bayesify.experiments import reproduce
-    reproduce(trains(), Path(sys.argv[1]), Silent())
-"""
-
-
-def start(out: Path, **more: str) -> subprocess.Popen[bytes]:
-    root = Path(__file__).resolve().parents[1]
-    path = os.pathsep.join([str(root), *sys.path])
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(RUN), str(out)],
-        env={**os.environ, "PYTHONPATH": path, **more},
-    )
-
-
-@pytest.fixture
-def epochs_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "epochs"
-    path.touch()
-    monkeypatch.setenv("EPOCHS_DONE", str(path))
-    monkeypatch.delenv("KILL_AT", raising=False)
-    return path
 
 
 def without_times(row: Row) -> dict[str, Any]:
@@ -130,11 +44,6 @@ def test_a_killed_run_loses_one_epoch(tmp_path: Path, epochs_done: Path) -> None
     whole = reproduce(trains(), tmp_path / "whole", Silent3())
     assert [*map(without_times, outcome.rows)] == [*map(without_times, whole.rows)]
     assert outcome.table.read_bytes() == whole.table.read_bytes()
-
-
-class Silent3(Silent):
-    def on_done(self, unit: Unit, row: Row) -> None:
-        self.said.append(f"end {unit.name} {unit.seed} {row['seed']}")
 
 
 def test_processes_share_the_work(tmp_path: Path, epochs_done: Path) -> None:
@@ -175,7 +84,7 @@ def test_a_beginning_of_other_settings_is_not_gone_on_with(
 ) -> None:
     assert start(tmp_path, KILL_AT="a 0 3 0").wait() == -signal.SIGKILL
     other = replace(trains(), units=lambda seeds, quick: [Unit("a", 0, {"size": 4}, 1.0)])  # noqa: ARG005
-    with pytest.raises(StorageError, match=r"unit\.json holds the beginning .* config must be"):
+    with pytest.raises(StorageError, match=r"unit\.json holds the beginning .* config\.size must"):
         reproduce(other, tmp_path, Silent3())
     assert epochs_done.read_text().count("\n") == 3
 

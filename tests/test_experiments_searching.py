@@ -80,6 +80,21 @@ def test_a_line_that_was_not_finished_is_cut_off(tmp_path: Path) -> None:
         assert states(tmp_path, "s")["COMPLETE"] == 4, cut
 
 
+def test_a_process_that_dies_writing_takes_no_other_with_it(tmp_path: Path) -> None:
+    class Dying(Desk):
+        """Meanwhile another process is killed within a line of the journal."""
+
+        def __call__(self, unit: Unit, *, wait: bool) -> Row | None:
+            with (tmp_path / "journal.log").open("ab") as journal:
+                journal.write(b'{"op_code":4,"wor')
+            return super().__call__(unit, wait=wait)
+
+    desk = Dying()
+    grid_search({"s": points(1.0, 2.0)}, tmp_path, desk, lambda row: float(row["value"]))
+    assert states(tmp_path, "s") == {"COMPLETE": 4}
+    assert sorted(go(tmp_path, points(1.0, 2.0)).done) == sorted(desk.done)
+
+
 def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
     go(tmp_path, points(1.0, 2.0))
     journal = tmp_path / "journal.log"

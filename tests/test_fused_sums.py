@@ -104,8 +104,28 @@ def test_pairs_of_an_odd_number_are_refused(kind: str) -> None:
     step = step_of(kind, elbo, task.optimizer_of(elbo))
     elbo.num_samples = 3
     x, y, told = task.minibatches()[0]
-    with pytest.raises(ValueError, match="even"):
-        step.evaluate(x, y, **told, values=False)
+    for _ in range(2):  # as often as it is asked
+        with pytest.raises(ValueError, match="even"):
+            step.evaluate(x, y, **told, values=False)
+
+
+@each_kind
+def test_under_autocast_each_sample_has_its_own_weights(kind: str) -> None:
+    """Autocast keeps the cast of a leaf, which is written anew for each sample."""
+    task = several(Task("scale-mixture-wide", dtype=torch.float32), 3)
+    elbo, specified = task.objective(), task.objective()
+    if kind != "direct":
+        use_counter_noise(specified)
+    step = step_of(kind, elbo, task.optimizer_of(elbo))
+    x, y, told = task.minibatches()[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        values = step.evaluate(x, y, **told, values=False)
+        torch.clear_autocast_cache()
+        terms = specified(x, y, **told)
+    one, two, three = values.outputs
+    assert not torch.equal(one, two)
+    assert not torch.equal(two, three)
+    assert torch.allclose(values.outputs.float(), terms.outputs.float(), rtol=0.02, atol=0.02)
 
 
 @needs_compiler

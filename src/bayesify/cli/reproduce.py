@@ -23,10 +23,11 @@ from bayesify.experiments import (
     Row,
     Unit,
     find_experiment,
-    read_rows,
+    stored_row,
 )
 from bayesify.experiments import reproduce as run_experiment
 from bayesify.runs import ConfigError
+from bayesify.storage import StorageError
 
 __all__ = ["reproduce"]
 
@@ -131,17 +132,21 @@ def _list(*, as_json: bool) -> None:
 
 
 def _describe(experiment: Experiment) -> dict[str, Any]:
-    rows = read_rows(_RESULTS / experiment.name)
-    units = experiment.units(experiment.seeds, False)
-    names = {(unit.name, unit.seed) for unit in units}
-    stored = len(names & {(row["unit"], row["seed"]) for row in rows if not row["quick"]})
+    units, folder = experiment.units(experiment.seeds, False), _RESULTS / experiment.name
+    stored, other = 0, 0
+    for unit in units:
+        try:
+            stored += stored_row(experiment, folder, unit, quick=False) is not None
+        except StorageError:
+            other += 1
+    damaged = f", {other} damaged or of other settings" if other else ""
     return {
         "name": experiment.name,
         "source": experiment.source,
         "reported": experiment.reported,
         "cost": f"{duration(experiment.seconds())} on one core, {experiment.memory_mb} MB; --quick "
         f"{duration(experiment.seconds(quick=True))}",
-        "stored": f"{stored} of {len(units)} in {_RESULTS / experiment.name}",
+        "stored": f"{stored} of {len(units)} in {folder}{damaged}",
     }
 
 

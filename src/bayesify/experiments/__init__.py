@@ -12,7 +12,7 @@ from bayesify.experiments import (
     straight_dope_scratch,
     uci,
 )
-from bayesify.experiments.desk import read_row, read_rows
+from bayesify.experiments.desk import read_row, read_rows, stored_row
 from bayesify.experiments.experiment import Context, Experiment, Row, Unit, Watcher
 from bayesify.experiments.reproducing import Outcome, reproduce
 
@@ -28,6 +28,7 @@ __all__ = [
     "read_row",
     "read_rows",
     "reproduce",
+    "stored_row",
 ]
 
 #: By name. To add one: a file with an ``EXPERIMENT``, and its row here.

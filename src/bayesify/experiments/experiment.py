@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ __all__ = [
     *("in_turn", "no_files"),
 ]
 
-#: A finished unit, as its file holds it: the keys that ``reproducing.row_of`` gives.
+#: A finished unit, as its file holds it: see ``desk.read_row``.
 Row = Mapping[str, Any]
 
 
@@ -116,16 +117,25 @@ class Progress:
     def __init__(self, context: Context, epochs: int) -> None:
         self._context, self._epochs = context, epochs
 
-    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
-        """Say nothing."""
+    def on_start(self, *, epochs: int, batches: int, history: History) -> None:  # noqa: ARG002
+        """Tell where it goes on."""
+        self._tell(len(history))
+
+    def on_note(self, text: str) -> None:
+        """Warn where the fused step was not taken, for its noise is another: a row keeps that."""
+        if "not fused:" in text:
+            warnings.warn(text, UserWarning, stacklevel=2)
 
     def on_step(self, *, epoch: int, batch: int) -> None:
         """Say nothing."""
 
     def on_epoch(self, row: HistoryRow) -> None:
         """Tell of the epoch."""
+        self._tell(int(row["epoch"] or 0))
+
+    def _tell(self, done: int) -> None:
         if self._context.on_progress is not None:
-            self._context.on_progress(float(row["epoch"] or 0) / self._epochs)
+            self._context.on_progress(done / self._epochs)
 
 
 class Take(Protocol):

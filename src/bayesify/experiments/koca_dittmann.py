@@ -4,8 +4,8 @@ Bayes by Backprop with a N(0, 1) prior and plain SGD, errors of the mean weights
 MNIST and three on Fashion-MNIST for 10 epochs, 2x400 for 228, and the densities of the weights of
 2x400 after 50 epochs beside those of plain and dropout networks trained by Adam.
 
-Each of the short runs is made twice: with the study's settings, and with less noise at the start
-and a rate that falls to zero, all else being the same.
+Each of the short runs is made twice: with the study's settings, and with a smaller start, of means
+and of standard deviations, and a rate that falls to zero, all else being the same.
 """
 
 from __future__ import annotations
@@ -153,28 +153,26 @@ def table(rows: Sequence[Row]) -> str:
     """Test error by width and by method, theirs beside ours."""
     found = _by_unit(rows)
     lines = [
-        "| | epochs | reported | bayesify, mean weights | averaged | nll, nats | less noise: mean "
-        "weights | averaged | nll, nats | seeds |",
+        "| | epochs | reported | bayesify, mean weights | averaged | nll, nats | smaller start, "
+        "falling rate: mean weights | averaged | nll, nats | seeds |",
         "|---" * 10 + "|",
     ]
-    for name, of in found.items():
-        if name.endswith(_SUFFIX):
-            continue
-        settings = of[0]["config"]["settings"]
-        cells = [*_cells(of), *_cells(found.get(name + _SUFFIX, []))]
+    for name in dict.fromkeys(name.removesuffix(_SUFFIX) for name in found):
+        ours, other = found.get(name, []), found.get(name + _SUFFIX, [])
+        settings = (ours or other)[0]["config"]["settings"]
+        counts = dict.fromkeys(str(len(of)) for of in (ours, other) if of)
         lines.append(
             f"| {_title(name, settings)} | {settings['epochs']} | {REPORTED.get(name, '')} | "
-            f"{' | '.join(cells)} | {len(of)} |"
+            f"{' | '.join([*_cells(ours), *_cells(other)])} | {' and '.join(counts)} |"
         )
     std, less = _BAYES["init_std"], _LESS_NOISE["init_std"]
     return (
         "Test error in percent at the last epoch, mean +- standard error over seeds; theirs is of "
-        "the mean weights and of one run. Averaged: over "
-        f"{_BAYES['test_samples']} weight samples, as is the nll. The first three columns of ours "
-        f"have the study's settings, with a std of {std} at the start; those of less noise begin "
-        f"with {less} and PyTorch's initial means, and the rate falls to zero as a cosine.\n\n"
-        + "\n".join(lines)
-        + f"\n\n{_verdict(found)}\n"
+        f"the mean weights and of one run. Averaged: over {_BAYES['test_samples']} weight samples, "
+        "as is the nll but of plain and dropout networks. The first three columns of ours have the "
+        f"study's settings, with a std of {std} and means from N(0, {_BAYES['mean_init_std']}^2) "
+        f"at the start; the others begin with {less} and PyTorch's initial means, and the rate "
+        "falls to zero as a cosine.\n\n" + "\n".join(lines) + f"\n\n{_verdict(found)}\n"
     )
 
 
@@ -194,14 +192,23 @@ def _cells(of: Sequence[Row]) -> list[str]:
 def _verdict(found: Mapping[str, Sequence[Row]]) -> str:
     """How many of their errors ours are no higher than, and which are."""
     said = []
-    for suffix, settings in (("", "With the study's settings"), (_SUFFIX, "With less noise")):
-        compared = [name for name in REPORTED if name + suffix in found]
-        level = [name for name in compared if _mean(found[name + suffix]) <= REPORTED[name]]
-        if not compared:
+    baselines = [name for name in ("plain", "dropout") if name in found]
+    bayes = [name for name in REPORTED if name not in baselines]
+    for names, suffix, settings in (
+        (bayes, "", "With the study's settings"),
+        (bayes, _SUFFIX, "With a smaller start and a falling rate"),
+        (baselines, "", "Plain and dropout networks"),
+    ):
+        means = {name: _mean(found[name + suffix]) for name in names if name + suffix in found}
+        if not means:
             continue
-        higher = [name for name in compared if name not in level]
-        text = f"{settings} no higher than reported: {len(level)} of {len(compared)}"
-        said.append(f"{text}; higher: {', '.join(higher)}." if higher else f"{text}.")
+        level = [name for name, error in means.items() if error <= REPORTED[name]]
+        higher = [n for n, error in means.items() if n not in level and math.isfinite(error)]
+        lost = [name for name, error in means.items() if not math.isfinite(error)]
+        text = f"{settings}: no higher than reported in {len(level)} of {len(means)}"
+        text += f"; higher: {', '.join(higher)}" if higher else ""
+        text += f"; diverged: {', '.join(lost)}" if lost else ""
+        said.append(f"{text}.")
     return " ".join(said)
 
 

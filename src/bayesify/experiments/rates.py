@@ -24,8 +24,9 @@ class RatedGaussian(MeanFieldGaussian):
     """Independent Gaussians, w_i ~ N(mean_i, (rate_l scale_i)^2) for the weights i of layer l.
 
     The scale of each weight is ``LEAST_SCALE + exp(rho_i)``, so that its logarithm moves at one
-    speed wherever it is. The rate is that of Gaussian dropout (Kingma et al. 2015, section 3), one
-    for all weights of a layer: within ``RATE_LIMITS`` by a sigmoid of its logit, or fixed at 1.
+    speed wherever it is. The rate is one factor for all weights of a layer, not the alpha of
+    variational dropout (Kingma et al. 2015), whose noise is proportional to the mean: within
+    ``RATE_LIMITS`` by a sigmoid of its logit, or fixed at 1.
 
     Args:
         mean: initial means, shape (D,).

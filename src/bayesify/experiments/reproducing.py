@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bayesify.datasets import find_dataset, get_file
 from bayesify.experiments.desk import Desk
 from bayesify.experiments.experiment import Context, Experiment, Row, Watcher
-from bayesify.storage import atomic_write
+from bayesify.storage import StorageError, atomic_write
 
 __all__ = ["Outcome", "reproduce"]
 
@@ -63,8 +63,10 @@ def reproduce(
         )
     units, context = experiment.units(seeds, quick), context or Context()
     desk = Desk(experiment, out, watcher, context, quick=quick)
-    done = [unit for unit in units if desk.stored(unit) is not None]  # all are looked at first
-    left = [unit for unit in units if unit not in done]
+    left = [unit for unit in units if desk.stored(unit) is None]  # all are looked at first
+    for unit in left:
+        desk.check_beginning(unit)
+    _check_folder(out)
     watcher.on_start(units, left)
     for name in dict.fromkeys(name for unit in left for name in unit.datasets):
         for file in find_dataset(name).files:  # before hours are spent
@@ -76,23 +78,33 @@ def reproduce(
     return _summarise(experiment, out, rows, quick=quick)
 
 
+def _check_folder(out: Path) -> None:
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            raise StorageError(
+                f"results need a folder, but {path} is a file; choose another with --out"
+            )
+
+
 def _summarise(experiment: Experiment, out: Path, rows: list[Row], *, quick: bool) -> Outcome:
-    text = experiment.table(rows)
-    if quick:
-        text = f"**{QUICK_NOTE}**\n\n{text}"
-    table = out / "table.md"
-    atomic_write(table, text.rstrip("\n") + "\n")
-    paths = []
-    for name, figure in experiment.figures(rows).items():
+    try:
+        table = experiment.table(rows)
+        figures, files = experiment.figures(rows), experiment.files(rows)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise StorageError(
+            f"the results in {out} lack what the table needs ({type(error).__name__}: {error}); "
+            "they were altered, or written by another version: remove them"
+        ) from error
+    text = f"**{QUICK_NOTE}**\n\n{table}" if quick else table
+    written = [out / name for name in files]
+    for name, content in {"table.md": text.rstrip("\n") + "\n", **files}.items():
+        atomic_write(out / name, content)
+    drawn = []
+    for name, figure in figures.items():
         if quick:
             figure.suptitle(QUICK_NOTE, color="#D55E00", fontsize=9)
-        path = out / f"{name}.png"
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="png", dpi=150, metadata={"Software": None})
-        atomic_write(path, drawn.getvalue())  # several processes may be at it
-        paths.append(path)
-    files = []
-    for name, text in experiment.files(rows).items():
-        atomic_write(out / name, text)
-        files.append(out / name)
-    return Outcome(rows, table, paths, files)
+        image = io.BytesIO()
+        figure.savefig(image, format="png", dpi=150, metadata={"Software": None})
+        drawn.append(out / f"{name}.png")
+        atomic_write(drawn[-1], image.getvalue())  # several processes may be at it
+    return Outcome(rows, out / "table.md", drawn, written)

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from bayesify.experiments.experiment import Row, Take, Unit
+from bayesify.experiments.locks import ProcessLock
 from bayesify.storage import StorageError
 
 try:
@@ -90,26 +89,34 @@ class _Search:
                 f"the points of {name} must be all combinations of their parameters' values, got "
                 f"{len(points)} points of {self._grid}"
             )
-        self._lock = _Lock(folder / _LOCKS / "search.lock")
+        self._lock = _JournalLock(folder / _LOCKS / "search.lock")
         self._journal = folder / JOURNAL
-        with self._lock.held():
+        with self._journal_held():
+            self._study = optuna.create_study(
+                study_name=name,
+                direction="maximize",
+                storage=JournalStorage(JournalFileBackend(str(self._journal), lock_obj=self._lock)),
+                # One seed for all processes: it shuffles what the numbers of the grid mean.
+                sampler=_Sampler(self._grid, seed=0),
+                load_if_exists=True,
+            )
+
+    @contextmanager
+    def _journal_held(self) -> Iterator[None]:
+        """The journal is whole and nobody else's meanwhile."""
+        self._lock.acquire()
+        try:
             _mend(self._journal)
-            try:
-                self._study = optuna.create_study(
-                    study_name=name,
-                    direction="maximize",
-                    storage=JournalStorage(
-                        JournalFileBackend(str(self._journal), lock_obj=self._lock)
-                    ),
-                    # One seed for all processes: it shuffles what the numbers of the grid mean.
-                    sampler=_Sampler(self._grid, seed=0),
-                    load_if_exists=True,
-                )
-            except (ValueError, KeyError, TypeError) as error:
-                raise StorageError(
-                    f"{self._journal} is damaged ({error}); remove it, it is made again from the "
-                    "results beside it"
-                ) from error
+            yield
+        except StorageError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageError(
+                f"{self._journal} is damaged ({error}); remove it, it is made again from the "
+                "results beside it"
+            ) from error
+        finally:
+            self._lock.release()
 
     def go_on(self) -> None:
         """Do points until each is done or another process's."""
@@ -118,8 +125,9 @@ class _Search:
             try:
                 row = self._take(unit, wait=True)
                 assert row is not None
-                with self._lock.held():
-                    self._study.tell(trial, self._value(row), skip_if_finished=True)
+                value = self._value(row)
+                with self._journal_held():
+                    self._study.tell(trial, value, skip_if_finished=True)
             finally:
                 claim.release()
 
@@ -128,9 +136,9 @@ class _Search:
         for unit in self._units.values():
             self._take(unit, wait=True)
 
-    def _begin(self) -> tuple[Trial, Unit, _Lock] | None:
+    def _begin(self) -> tuple[Trial, Unit, ProcessLock] | None:
         """A trial of a point at which no process is, and what shows that this process is at it."""
-        with self._lock.held():
+        with self._journal_held():
             states = self._settled()
             taken = [found for found in states.values() if found - {TrialState.WAITING}]
             if len(taken) == len(self._units):
@@ -142,7 +150,7 @@ class _Search:
             }
             unit = self._units[_key(place)]
             claim = self._claim(unit)
-            claim.acquire(timeout=0.0)
+            claim.acquire(wait=False)
             return trial, unit, claim
 
     def _settled(self) -> Mapping[int, set[TrialState]]:
@@ -175,12 +183,15 @@ class _Search:
         if unit is None:  # it died before it knew what to do
             return True
         claim = self._claim(unit)
-        free = claim.acquire(timeout=0.0)
-        claim.release()
+        free = claim.acquire(wait=False)
+        if free:
+            claim.release()
         return free
 
-    def _claim(self, unit: Unit) -> _Lock:
-        return _Lock(self._folder / _LOCKS / f"{unit.file_name.removesuffix('.json')}.trial.lock")
+    def _claim(self, unit: Unit) -> ProcessLock:
+        return ProcessLock(
+            self._folder / _LOCKS / f"{unit.file_name.removesuffix('.json')}.trial.lock"
+        )
 
 
 class _Sampler(GridSampler):
@@ -196,40 +207,20 @@ class _Sampler(GridSampler):
         """Do nothing."""
 
 
-class _Lock(JournalFileOpenLock):
-    """Held by one process, and by none once that has ended, however it did.
-
-    Optuna's own locks are files that stay when their process is killed.
-    """
+class _JournalLock(JournalFileOpenLock):
+    """Ours for the journal: Optuna's own are files that stay when their process is killed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
-        self._path, self._lock = path, FileLock(path)
+        self._held = ProcessLock(path)
 
-    def acquire(self, timeout: float = -1.0) -> bool:
-        """Whether it is held after so many seconds; -1 is however long it takes."""
-        while True:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock.acquire(timeout=timeout)
-            except Timeout:
-                return False
-            except FileNotFoundError:  # a process that has done all tidies up
-                continue
-            return True
+    def acquire(self) -> bool:
+        """Whether it is held, which is when this returns."""
+        return self._held.acquire()
 
     def release(self) -> None:
         """Let it go, once for each time that it was acquired."""
-        self._lock.release()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold it meanwhile."""
-        self.acquire()
-        try:
-            yield
-        finally:
-            self.release()
+        self._held.release()
 
 
 def _key(place: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
@@ -238,8 +229,13 @@ def _key(place: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
 
 def _mend(journal: Path) -> None:
     """Cut off a line that its writer could not finish, for the next would be joined to it."""
-    if journal.exists() and (held := journal.read_bytes()) and not held.endswith(b"\n"):
-        os.truncate(journal, held.rfind(b"\n") + 1)
+    if not journal.exists() or not journal.stat().st_size:
+        return
+    with journal.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read() == b"\n":
+            return
+    os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
 
 
 @contextmanager

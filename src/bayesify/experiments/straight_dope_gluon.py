@@ -96,7 +96,7 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
         seed=seed,
     )
 
-    # Adam takes no notice of whether the loss of a minibatch is summed or averaged.
+    # Adam takes no notice of whether a minibatch is summed or averaged, but for its epsilon.
     train_accuracy = TrainAccuracy(bnn, data, context, config["epochs"])
     history = bf.fit(
         bf.ELBO(bnn, num_data=len(data.train_targets)),

@@ -45,7 +45,6 @@ class DirectStep:
     def _make(self) -> None:
         elbo = self._elbo
         refuse(why_no_closed_forms(elbo))
-        self._made_for = signature(elbo)
         posterior, form = elbo.bnn.posterior, prior_form(elbo.bnn.weight_prior, elbo.kl)
         assert isinstance(posterior, MeanFieldGaussian)
         assert form is not None
@@ -73,6 +72,7 @@ class DirectStep:
         # Of a block, for what lies between the gradients of the network and those of mean and rho.
         self._scratch = mean.new_empty(4, min(_BLOCK, self._size))
         self._factor = 0.0
+        self._made_for = signature(elbo)  # last, for what was said against it to be said again
 
     def evaluate(
         self, inputs: Inputs, targets: Tensor, *, batch_index: int, kl_scale: float, values: bool

@@ -129,6 +129,8 @@ class SamplePasses:
         self._gradients: list[Tensor | None] = [None] * len(self._others)
         found: list[StepValues] = []
         for sample in range(self._count):
+            if sample:  # under autocast, the casts of the sample before
+                torch.clear_autocast_cache()
             # An exact KL is no average: once is enough.
             wanted = values and (sample == last or not self._exact)
             nll, said = judge(
