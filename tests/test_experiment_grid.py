@@ -242,7 +242,7 @@ def test_the_table_sets_ours_beside_the_reported() -> None:
     assert "of 24 that are done" in text
     best = text.split("Our four best.")[1].split("On 10,000")[0].strip().splitlines()[2:]
     assert [line.split(" | ")[3] for line in best] == ["95.75", "95.50", "95.25", "95.00"]
-    assert f"standard error of {math.sqrt(95.75 * 4.25 / 10_000):.2f}; " in text
+    assert f"standard error of {math.sqrt(95.75 * 4.25 / 10_000):.2f} by itself" in text
     assert len(text.split("The whole grid.")[1].strip().splitlines()) == 2 + 24
 
 

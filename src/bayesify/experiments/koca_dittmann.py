@@ -241,9 +241,10 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     names = {"plain": "plain, Adam", "dropout": "dropout, Adam", _DENSITY: "Bayes by Backprop"}
     seed = min(row["seed"] for row in rows)
     shown = {
-        names[row["unit"]]: row["metrics"]["density"]
+        name: row["metrics"]["density"]
+        for unit, name in names.items()
         for row in rows
-        if row["seed"] == seed and "density" in row["metrics"]
+        if (row["unit"], row["seed"]) == (unit, seed) and "density" in row["metrics"]
     }
     if shown:
         made["koca-dittmann-densities"] = binned_densities(shown)
