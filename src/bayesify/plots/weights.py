@@ -132,8 +132,8 @@ def binned_densities(densities: Mapping[str, Mapping[str, Any]]) -> Figure:
     Example:
         >>> density = {"limit": 0.3, "density": [0.0, 2.0, 0.0]}
         >>> figure = binned_densities({"SGD": density, "dropout": density})
-        >>> figure.axes[0].get_xlim()
-        (-0.3, 0.3)
+        >>> [float(end) for end in figure.axes[0].get_xlim()]
+        [-0.3, 0.3]
     """
     grids = {(float(each["limit"]), len(each["density"])) for each in densities.values()}
     if len(grids) != 1:
