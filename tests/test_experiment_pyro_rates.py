@@ -71,6 +71,18 @@ def test_bounds_hold_after_any_steps(sign: float) -> None:
     assert bool((q.full_std >= 0.1 * 0.01 * (1 - 1e-6)).all())
 
 
+def test_log_std_and_its_slope_hold_far_out() -> None:
+    q = posterior(dtype=torch.float32)
+    with torch.no_grad():
+        q.rho.copy_(torch.linspace(-100.0, 100.0, sum(SIZES)))
+    (slope,) = torch.autograd.grad(q.log_std.sum(), q.rho)
+    assert bool(q.log_std.isfinite().all())
+    given = q.log_std_slope.detach()
+    torch.testing.assert_close(given, slope)
+    assert float(given[0]) < 1e-35
+    assert float(given[-1]) == 1.0
+
+
 def test_the_kl_is_that_of_torch() -> None:
     q = posterior()
     p = prior_of(q)

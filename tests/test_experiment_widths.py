@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,13 @@ import pytest
 import torch
 from tests.killable import Silent3
 
-from bayesify import BayesianModule, Flipout, LocalReparameterization, WeightSampling
+from bayesify import BayesianModule, Delta, Flipout, LocalReparameterization, WeightSampling
+from bayesify.datasets import load_images
 from bayesify.experiments import Context, Experiment, Row, Unit, find_experiment, reproduce
 from bayesify.experiments.estimators import gradient_variance
 from bayesify.experiments.koca_dittmann import REPORTED as KOCA
+from bayesify.experiments.koca_dittmann import _weights
+from bayesify.experiments.networks import held_out
 from bayesify.experiments.rahmanto_widths import REPORTED as RAHMANTO
 from bayesify.networks import mlp
 
@@ -56,6 +60,10 @@ def test_quick_runs_are_whole_and_repeat(name: str, tmp_path: Path) -> None:
     assert all(path.stat().st_size > 10_000 for path in outcome.figures)
     assert outcome.table.read_text().startswith("**Quick run: ")
     json.dumps(outcome.rows, allow_nan=False)
+    if name == "estimators":
+        for row in outcome.rows[:3]:
+            for state in row["metrics"]["gradient_variance"].values():
+                assert (state["own"] == state["sampling"]) == (row["unit"] == "sampling")
     again = find_experiment(name).units((0,), True)
     for number, unit in enumerate(unit for unit in again if unit.name in SHOWN[name]):
         row = outcome.rows[number]
@@ -63,6 +71,56 @@ def test_quick_runs_are_whole_and_repeat(name: str, tmp_path: Path) -> None:
             # By another way, too: with nothing kept in between.
             metrics = json.loads(json.dumps(experiment.run(unit, Context())))
             assert without_times(metrics) == without_times(row["metrics"])
+
+
+def test_the_settings_are_those_of_the_documents() -> None:
+    units = {unit.name: unit for unit in find_experiment("koca-dittmann").units((0,), False)}
+    for name in ("mnist-1200", "fashion-mnist-200", "mnist-400-long"):
+        settings = units[name].config["settings"]
+        assert (settings["prior"], settings["prior_std"]) == ("gaussian", 1.0)
+        assert (settings["optimizer"], settings["schedule"]) == ("sgd", "constant")
+        assert settings["lr"] == pytest.approx(0.001 * settings["batch_size"])
+        assert settings["init_std"] == pytest.approx(math.log1p(math.exp(-3.0)), abs=1e-4)
+        assert (settings["mean_init_std"], settings["kl_warmup"]) == (0.1, 0.0)
+    lengths = {name: unit.config["settings"]["epochs"] for name, unit in units.items()}
+    assert (lengths["mnist-200"], lengths["mnist-400-long"], lengths["dropout"]) == (10, 228, 50)
+    assert {name: units[name].config["settings"]["hidden"][0] for name in KOCA} == {
+        name: int(parts[-1]) if (parts := re.findall(r"\d+", name)) else 400 for name in KOCA
+    }
+    for unit in find_experiment("rahmanto-widths").units((0,), False):
+        settings = unit.config["settings"]
+        if unit.config["method"] == "bayes":
+            mixture = (settings["pi"], settings["std1"], settings["std2"])
+            assert mixture == pytest.approx((0.25, 1.0, math.exp(-8.0)), rel=2e-3)
+            assert settings["train_samples"] == 5
+        assert settings["hidden"] == [unit.config["width"]] * 2
+
+
+def test_what_is_held_out_is_not_trained_on() -> None:
+    data = load_images("mnist", limit=60)
+    for generator in (None, torch.Generator().manual_seed(0)):
+        parts = held_out(data, 25, generator)
+        inside, outside = parts.train_inputs, parts.test_inputs
+        assert (len(inside), len(outside)) == (35, 25)
+        both = torch.cat([inside, outside])
+        assert torch.equal(both.sort(0).values, data.train_inputs.sort(0).values)
+        ordered = torch.equal(both, data.train_inputs)
+        assert ordered == (generator is None)
+        for images, targets in (
+            (inside, parts.train_targets),
+            (outside, parts.test_targets),
+        ):
+            places = [int((data.train_inputs == image).all(1).nonzero()) for image in images]
+            assert torch.equal(targets, data.train_targets[places])
+
+
+def test_the_density_of_weights_is_of_a_sample() -> None:
+    """Of the means alone it would be narrower: N(0, .3^2) against N(0, .4^2 + .3^2)."""
+    net = mlp(300, (300,), 10, init_std=0.3)
+    drawn = _weights(BayesianModule(net, init_std=0.4), seed=0).detach()
+    assert float(drawn.std()) == pytest.approx(0.5, rel=0.01)
+    plain = BayesianModule(net, posterior=Delta)
+    assert torch.equal(_weights(plain, seed=0), plain.posterior.mean)
 
 
 def koca_row(unit: str, seed: int, error: float | None) -> Row:

@@ -23,11 +23,10 @@ def gaussian_gaussian(q: MeanFieldGaussian, p: Gaussian) -> Tensor:
         >>> gaussian_gaussian(MeanFieldGaussian(torch.ones(2), std=1.0), Gaussian(1.0)).tolist()
         [0.5, 0.5]
     """
-    value: Tensor
-    if q.std_is_softplus:
-        value = _GaussianGaussian.apply(q.mean, q.rho, p.std)  # type: ignore[no-untyped-call]
-    else:
-        value = _GaussianOfStd.apply(q.mean, q.full_std, p.std)  # type: ignore[no-untyped-call]
+    if not q.std_is_softplus:
+        squares = 0.5 / p.std**2 * (q.full_std.square() + q.mean.square())
+        return squares - q.log_std + (math.log(p.std) - 0.5)
+    value: Tensor = _GaussianGaussian.apply(q.mean, q.rho, p.std)  # type: ignore[no-untyped-call]
     return value
 
 
@@ -58,32 +57,6 @@ class _GaussianGaussian(torch.autograd.Function):
         std = softplus(rho)
         in_rho = (std.square() * precision).sub_(1.0) * softplus_ratio(std)
         return grad * (precision * mean), grad * in_rho, None
-
-
-class _GaussianOfStd(torch.autograd.Function):
-    """The same of a std that is any function of the posterior's parameters."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
-        squares = torch.addcmul(std.square(), mean, mean).mul_(0.5 / prior_std**2)
-        return squares.sub_(std.log()).add_(math.log(prior_std) - 0.5)
-
-    @staticmethod
-    def setup_context(
-        ctx: Any,
-        inputs: tuple[Tensor, Tensor, float],
-        output: Tensor,  # noqa: ARG004
-    ) -> None:
-        mean, std, ctx.prior_std = inputs
-        ctx.save_for_backward(mean, std)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        mean, std = ctx.saved_tensors
-        precision = 1.0 / ctx.prior_std**2
-        return grad * (precision * mean), grad * (precision * std - 1.0 / std), None
 
 
 def gaussian_empirical(q: MeanFieldGaussian, p: EmpiricalGaussian) -> Tensor:

@@ -218,7 +218,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         for method, called in METHODS.items():
             runs = [row["metrics"][key] for row in rows if row["unit"] == method]
             if runs:
-                curves.append(Curve(called, range(1, len(runs[0]) + 1), runs))
+                curves.append(Curve.by_epoch(called, runs))
         if curves:
             made[f"estimators-{name}"] = curves_compared({title: curves}, ylabel=unit)
     return made

@@ -226,17 +226,12 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     made = {}
     long = [row["metrics"] for row in rows if row["unit"] == _LONG and "test" in row["metrics"]]
     if long:
-        epochs = range(1, len(long[0]["test_error_by_epoch"]) + 1)
-        ends = [epochs[0], epochs[-1]]
-        curves = [
-            Curve("reported, last epoch", ends, [[REPORTED[_LONG]] * 2], reported=True),
-            *(
-                Curve(name, epochs, [each[f"{key}_error_by_epoch"] for each in long])
-                for name, key in (("test, mean weights", "test"), ("train, sampled", "train"))
-            ),
-        ]
+        epochs = len(long[0]["test_error_by_epoch"])
+        curves = [Curve.level("reported, last epoch", epochs, REPORTED[_LONG])]
+        for name, key in (("test, mean weights", "test"), ("train, sampled", "train")):
+            curves.append(Curve.by_epoch(name, [each[f"{key}_error_by_epoch"] for each in long]))
         made["koca-dittmann-long"] = curves_compared(
-            {f"2x400 for {len(epochs)} epochs": curves}, ylabel="error (%)"
+            {f"2x400 for {epochs} epochs": curves}, ylabel="error (%)"
         )
     names = {"plain": "plain, Adam", "dropout": "dropout, Adam", _DENSITY: "Bayes by Backprop"}
     seed = min(row["seed"] for row in rows)

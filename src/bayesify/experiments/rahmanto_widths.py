@@ -181,12 +181,10 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
             found = [row for row in rows if row["unit"] == f"{method}-{width}"]
             if found:
                 runs = [row["metrics"]["curves"]["test_accuracy"] for row in found]
-                epochs = range(1, len(runs[0]) + 1)
-                drawn.append(Curve(title, epochs, runs))
+                drawn.append(Curve.by_epoch(title, runs))
                 if method == "bayes":
-                    ends = [epochs[0], epochs[-1]]
-                    at = [[REPORTED[method][place]] * 2]
-                    drawn.append(Curve("reported, Bayes, epoch 300", ends, at, reported=True))
+                    reported = "reported, Bayes, epoch 300"
+                    drawn.append(Curve.level(reported, len(runs[0]), REPORTED[method][place]))
         if drawn:
             panels[f"2x{width}"] = drawn
     return {"rahmanto-widths": curves_compared(panels, ylabel="test accuracy (%)")}

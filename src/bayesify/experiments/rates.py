@@ -89,14 +89,16 @@ class RatedGaussian(MeanFieldGaussian):
 
     @property
     def log_std(self) -> Tensor:
-        """Its logarithm, shape (D,), which is finite for every finite rho."""
-        return self.full_std.log()
+        """Its logarithm, shape (D,), finite for every finite rho where the std itself overflows."""
+        least = self.rho.new_tensor(math.log(LEAST_SCALE))
+        log_scale = torch.logaddexp(self.rho, least)
+        parts = zip(log_scale.split(self.sizes), self.rates.log(), strict=True)
+        return torch.cat([part + log_rate for part, log_rate in parts])
 
     @property
     def log_std_slope(self) -> Tensor:
-        """d log std / d rho, shape (D,)."""
-        above = self.rho.exp()
-        return above / (LEAST_SCALE + above)
+        """d log std / d rho, shape (D,), from 0 to 1."""
+        return torch.sigmoid(self.rho - math.log(LEAST_SCALE))
 
 
 class _Std(torch.autograd.Function):

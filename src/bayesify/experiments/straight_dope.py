@@ -223,7 +223,7 @@ def accuracy_figure(
             curves.append(Curve("reported", range(1, len(values) + 1), [values], reported=True))
         for unit, name in _shown(rows, units).items():
             runs = series(rows, unit, f"{part}_accuracy")
-            curves.append(Curve(name, range(1, len(runs[0]) + 1), runs))
+            curves.append(Curve.by_epoch(name, runs))
         panels[title] = curves
     return curves_compared(panels, ylabel="accuracy of the mean weights (%)")
 

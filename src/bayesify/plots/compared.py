@@ -34,6 +34,21 @@ class Curve(NamedTuple):
     values: Sequence[Sequence[float]]
     reported: bool = False
 
+    @classmethod
+    def by_epoch(cls, name: str, runs: Sequence[Sequence[float]]) -> Curve:
+        """Of runs with a number for each epoch, from the first.
+
+        Example:
+            >>> Curve.by_epoch("ours", [[3.0, 2.0]]).x
+            range(1, 3)
+        """
+        return cls(name, range(1, len(runs[0]) + 1), runs)
+
+    @classmethod
+    def level(cls, name: str, epochs: int, value: float) -> Curve:
+        """One reported number, drawn across so many epochs."""
+        return cls(name, [1, epochs], [[value, value]], reported=True)
+
 
 @styled
 def curves_compared(
