@@ -87,6 +87,8 @@ BAD_OPTIONS = {
     "--kl-weighting foo": "kl-weighting must be one of uniform, geometric, got foo",
     "--kl-warmup 1.5": "kl-warmup must be at least 0 and",
     "--kl-warmup nan": "kl-warmup must be at least 0 and",
+    "--kl-warmup-power 0": "kl-warmup-power must be positive and finite, got 0.0",
+    "--kl-warmup 0 --kl-warmup-power 2": "kl-warmup-power would do nothing here",
     "--optimizer lbfgs": "optimizer must be one of sgd, adam, got lbfgs",
     "--schedule foo": "schedule must be one of cosine, constant, got foo",
     "--baseline foo": "baseline must be one of sgd, dropout, got foo",

@@ -99,7 +99,8 @@ def test_each_network_is_what_it_becomes_alone(
     make: Callable[[], nn.Module], rule: str, separate: bool
 ) -> None:
     loaders = [loader(k if separate else 0) for k in range(COUNT)]
-    settings = {"epochs": EPOCHS, "kl_warmup_epochs": 1, "rho_lr_scale": 2.0}
+    settings = {"epochs": EPOCHS, "rho_lr_scale": 2.0}
+    settings |= {"kl_warmup_epochs": 1, "kl_warmup_power": 2.0}
     joint = elbos(make)
     histories = fit_replicas(
         joint,

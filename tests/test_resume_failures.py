@@ -248,6 +248,7 @@ OTHERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "rate": (other_case(), {"rho_lr_scale": 2.0}, r"another schedule.*lr is \[0.001, 0.002\] here"),
     "warm-up": (other_case(), {"kl_warmup_epochs": 1}, "another schedule.*kl_warmup_epochs is 1 "),
+    "power": (other_case(), {"kl_warmup_power": 2.0}, "another schedule.*kl_warmup_power is 2.0 "),
 }  # fmt: skip
 
 

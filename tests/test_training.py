@@ -156,6 +156,9 @@ def test_the_warm_up_rises_and_then_the_objective_is_the_elbo(
     assert max(rising) < 1.0
     steps = [b - a for a, b in itertools.pairwise(rising)]
     assert steps == pytest.approx([1 / (3 * warmup + 1)] * len(steps))
+    curved = Recorder(CASE.bnn())
+    fit(curved, loader(), epochs=4, kl_warmup_epochs=warmup, kl_warmup_power=3.0)
+    assert curved.scales == pytest.approx([scale**3 for scale in scales])
 
 
 def test_rho_has_a_learning_rate_of_its_own() -> None:
@@ -226,6 +229,7 @@ def flat_sgd(groups: list[dict[str, Any]]) -> Optimizer:
         ({"epochs": -1}, "epochs must be at least 0, got -1"),
         ({"kl_warmup_epochs": -0.5}, "kl_warmup_epochs must be at least 0, got -0.5"),
         ({"kl_warmup_epochs": math.nan}, "kl_warmup_epochs must be at least 0, got nan"),
+        ({"kl_warmup_power": 0.0}, "kl_warmup_power must be positive and finite, got 0.0"),
         ({"rho_lr_scale": 0.0}, "rho_lr_scale must be positive and finite, got 0.0"),
         ({"rho_lr_scale": math.inf}, "rho_lr_scale must be positive and finite, got inf"),
         ({"optimizer": "instance", "rho_lr_scale": 2.0}, "rho_lr_scale needs fit to make the opti"),

@@ -125,6 +125,10 @@ def train(
             _TRAINING,
         ),
     ] = None,
+    kl_warmup_power: Annotated[
+        float | None,
+        _option("It rises as this power of a straight line.", _DEFAULT.kl_warmup_power, _TRAINING),
+    ] = None,
     temperature: Annotated[
         float | None,
         _option("Factor on the KL; 1 is the ELBO.", _DEFAULT.temperature, _TRAINING),

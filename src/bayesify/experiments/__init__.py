@@ -1,6 +1,8 @@
 """Tables and figures of the literature, each reproduced by one command and one file."""
 
 from bayesify.experiments import (
+    blundell_pruning,
+    blundell_table1,
     estimators,
     koca_dittmann,
     ood,
@@ -35,6 +37,8 @@ __all__ = [
 EXPERIMENTS: dict[str, Experiment] = {
     each.EXPERIMENT.name: each.EXPERIMENT
     for each in (
+        blundell_table1,
+        blundell_pruning,
         straight_dope_scratch,
         straight_dope_gluon,
         koca_dittmann,

@@ -112,10 +112,13 @@ class Progress:
     Args:
         context: told of it.
         epochs: in all.
+        then: called after each epoch.
     """
 
-    def __init__(self, context: Context, epochs: int) -> None:
-        self._context, self._epochs = context, epochs
+    def __init__(
+        self, context: Context, epochs: int, then: Callable[[], None] | None = None
+    ) -> None:
+        self._context, self._epochs, self._then = context, epochs, then
 
     def on_start(self, *, epochs: int, batches: int, history: History) -> None:  # noqa: ARG002
         """Tell where it goes on."""
@@ -132,6 +135,8 @@ class Progress:
     def on_epoch(self, row: HistoryRow) -> None:
         """Tell of the epoch."""
         self._tell(int(row["epoch"] or 0))
+        if self._then is not None:
+            self._then()
 
     def _tell(self, done: int) -> None:
         if self._context.on_progress is not None:

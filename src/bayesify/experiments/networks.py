@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,22 @@ from bayesify.training.history import History
 __all__ = ["curve", "held_out", "histogram", "settings_of", "trained"]
 
 
-def trained(config: RunConfig, data: ImageData, context: Context) -> tuple[BayesianModule, History]:
+def trained(
+    config: RunConfig,
+    data: ImageData,
+    context: Context,
+    after_epoch: Callable[[Path], None] | None = None,
+) -> tuple[BayesianModule, History]:
     """A network trained as ``bayesify train`` would, from where its last epoch left it.
 
-    Its notes become warnings, which the experiment's row keeps.
+    Its notes become warnings, which the experiment's row keeps. ``after_epoch`` is given the
+    folder with the checkpoint of each epoch that is run here.
     """
     with ExitStack() as stack:
         folder = context.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         run = Run(folder, config)
-        bnn, history, notes = train(run, data, Progress(context, config.epochs))
+        then = None if after_epoch is None else partial(after_epoch, folder)
+        bnn, history, notes = train(run, data, Progress(context, config.epochs, then))
     for note in notes:
         warnings.warn(note, UserWarning, stacklevel=2)
     return bnn, history

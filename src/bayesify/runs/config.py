@@ -56,7 +56,8 @@ class RunConfig:
             ``"local"``, ``"local-per-position"`` or ``"flipout"``.
         kl: how the KL is computed.
         kl_weighting: how it is spread over minibatches.
-        kl_warmup: part of the epochs over which the KL's weight rises from 0 to 1.
+        kl_warmup: part of the epochs over which the KL's weight rises from 0 to 1,
+        kl_warmup_power: as this power of a straight line.
         temperature: factor on the KL; 1 is the ELBO.
         train_samples: weight samples a step.
         test_samples: weight samples of the averaged predictions.
@@ -109,6 +110,7 @@ class RunConfig:
     kl: str = "auto"
     kl_weighting: str = "uniform"
     kl_warmup: float = 0.75
+    kl_warmup_power: float = 1.0
     temperature: float = 1.0
     train_samples: int = 1
     test_samples: int = 100

@@ -37,7 +37,10 @@ _CHOICES = {
     "step": ("auto", "plain", "fused"),
 }
 _COUNTS = ("train_samples", "test_samples", "epochs", "passes", "batch_size", "limit", "threads")
-_POSITIVE = ("prior_std", "std1", "std2", "init_std", "mean_init_std", "lr", "rho_lr_scale")
+_POSITIVE = (
+    *("prior_std", "std1", "std2", "init_std", "mean_init_std"),
+    *("lr", "rho_lr_scale", "kl_warmup_power"),
+)
 # Of units, epochs, samples or data: far beyond use, and still an integer to torch.
 _MOST = 2**31 - 1
 _MOST_THREADS = 1024
@@ -137,6 +140,7 @@ def idle(config: Any) -> list[str]:
         names += ["mean_init_std"]
     if config.baseline is not None:
         names += ["prior", "init_std", "estimator", "kl", "kl_weighting", "kl_warmup"]
+        names += ["kl_warmup_power"]
         names += ["temperature", "train_samples", "test_samples", "rho_lr_scale", "step"]
     if config.baseline != "dropout":
         names += ["dropout_input", "dropout_hidden"]
@@ -144,6 +148,8 @@ def idle(config: Any) -> list[str]:
         names += ["pi", "std1", "std2"]
     if config.baseline is not None or config.prior == "scale-mixture":
         names += ["prior_std"]
+    if config.kl_warmup == 0.0:
+        names += ["kl_warmup_power"]
     if config.optimizer != "sgd":
         names += ["momentum"]
     return names

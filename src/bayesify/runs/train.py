@@ -55,6 +55,7 @@ def train(run: Run, data: RunData, callback: Callback) -> Trained:
             scheduler=cosine if config.schedule == "cosine" else constant,
             rho_lr_scale=config.rho_lr_scale if config.baseline is None else 1.0,
             kl_warmup_epochs=0 if config.baseline else config.kl_warmup * config.epochs,
+            kl_warmup_power=config.kl_warmup_power,
             step=config.step,  # type: ignore[arg-type]
             checkpoint_dir=run.folder,
             resume=True,

@@ -24,7 +24,6 @@ def check_arguments(
     loader: Loader,
     validation_loader: Loader | None,
     epochs: int,
-    kl_warmup_epochs: float,
 ) -> None:
     """Raise TypeError or ValueError where ``fit`` was given what cannot be."""
     if not isinstance(elbo, ELBO):
@@ -38,9 +37,8 @@ def check_arguments(
                 f"a loader must bring minibatches (inputs, targets), got a {type(each).__name__}; "
                 "use bayesify.datasets.TensorLoader or torch.utils.data.DataLoader"
             )
-    for name, value in (("epochs", epochs), ("kl_warmup_epochs", kl_warmup_epochs)):
-        if not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be at least 0, got {value}")
+    if not (epochs >= 0 and math.isfinite(epochs)):
+        raise ValueError(f"epochs must be at least 0, got {epochs}")
     if len(loader) < 1:
         raise ValueError("the training loader must bring at least one minibatch, got none")
     if validation_loader is not None and len(validation_loader) < 1:

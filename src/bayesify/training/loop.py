@@ -25,7 +25,7 @@ from bayesify.training.history import EpochMeter, History, validation_row
 from bayesify.training.interrupt import deferred_interrupt
 from bayesify.training.minibatches import Loader, kept_generators, minibatches
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
-from bayesify.training.schedules import ScheduleFactory, constant, kl_warmup
+from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
 from bayesify.training.steps import StepKind, check_step, make_step
 
 __all__ = ["fit"]
@@ -41,6 +41,7 @@ def fit(
     scheduler: LRScheduler | ScheduleFactory | None = None,
     rho_lr_scale: float = 1.0,
     kl_warmup_epochs: float = 0,
+    kl_warmup_power: float = 1.0,
     perturbation: Perturbation | None = None,
     step: StepKind = "auto",
     checkpoint_dir: str | Path | None = None,
@@ -66,8 +67,9 @@ def fit(
         scheduler: a scheduler, or a function of optimiser and total number of steps, as in
             ``bayesify.training.schedules``. It is stepped after every minibatch.
         rho_lr_scale: learning rate of rho as a multiple of the others'.
-        kl_warmup_epochs: the KL's weight rises linearly from 0 to 1 over so many epochs; from
-            then on the objective is the ELBO.
+        kl_warmup_epochs: the KL's weight rises from 0 to 1 over so many epochs; from then on the
+            objective is the ELBO.
+        kl_warmup_power: it rises as this power of a straight line: above 1 late and steeply.
         perturbation: how noise enters, such as ``Flipout()``; the network keeps it. None leaves
             the network's own.
         step: ``"fused"`` for the network's passes and one compiled kernel for all else, on noise
@@ -109,7 +111,8 @@ def fit(
         [1, 2]
     """
     batches = len(train_loader)
-    check_arguments(elbo, train_loader, validation_loader, epochs, kl_warmup_epochs)
+    check_arguments(elbo, train_loader, validation_loader, epochs)
+    warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
     check_step(step)
     if perturbation is not None:
         elbo.bnn.perturbation = perturbation
@@ -118,7 +121,7 @@ def fit(
     if not isinstance(schedule, LRScheduler):
         schedule = schedule(made, max(1, epochs * batches))
     settings = {
-        "kl_warmup_epochs": kl_warmup_epochs,
+        **warmup.settings,
         "lr": [float(group.get("initial_lr", group["lr"])) for group in made.param_groups],
     }
     path = None if checkpoint_dir is None else Path(checkpoint_dir) / CHECKPOINT_NAME
@@ -153,7 +156,7 @@ def fit(
             )
             with closing(epoch_of_data):
                 for batch, (inputs, targets) in epoch_of_data:
-                    kl_scale = kl_warmup(epoch * batches + batch, kl_warmup_epochs * batches)
+                    kl_scale = warmup.scale(epoch * batches + batch, batches)
                     # Under autocast, the casts of parameters as they were before the last step.
                     torch.clear_autocast_cache()
                     last = batch + 1 == batches

@@ -31,7 +31,7 @@ from bayesify.training.history import EpochMeter, History, validation_row
 from bayesify.training.interrupt import deferred_interrupt
 from bayesify.training.minibatches import Loader, kept_generators, minibatches
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
-from bayesify.training.schedules import ScheduleFactory, constant, kl_warmup
+from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
 
 __all__ = ["fit_replicas"]
 
@@ -46,6 +46,7 @@ def fit_replicas(
     scheduler: ScheduleFactory | None = None,
     rho_lr_scale: float = 1.0,
     kl_warmup_epochs: float = 0,
+    kl_warmup_power: float = 1.0,
     checkpoint_dir: str | Path | None = None,
     resume: bool = False,
     callback: Callback | None = None,
@@ -67,7 +68,8 @@ def fit_replicas(
             or Adam; None is Adam with rate 1e-3.
         scheduler: a function of optimiser and total number of steps.
         rho_lr_scale: learning rate of rho as a multiple of the others'.
-        kl_warmup_epochs: the KL's weight rises linearly from 0 to 1 over so many epochs.
+        kl_warmup_epochs: the KL's weight rises from 0 to 1 over so many epochs.
+        kl_warmup_power: as this power of a straight line.
         checkpoint_dir: where ``replica-K/checkpoint.safetensors`` are written after every epoch.
         resume: go on from these if they are there.
         callback: told of every step, and of the first network's epochs; None prints a line each.
@@ -99,8 +101,9 @@ def fit_replicas(
     loaders = list(train_loader) if isinstance(train_loader, Sequence) else [train_loader]
     separate = isinstance(train_loader, Sequence)
     _check(elbos, loaders, optimizer, separate=separate)
+    warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
     for elbo, loader in zip(elbos, loaders if separate else loaders * len(elbos), strict=True):
-        check_arguments(elbo, loader, validation_loader, epochs, kl_warmup_epochs)
+        check_arguments(elbo, loader, validation_loader, epochs)
     batches = len(loaders[0])
     factories = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * len(elbos)
     members = [
@@ -109,7 +112,7 @@ def fit_replicas(
             make_optimizer(elbo, factory, rho_lr_scale),
             constant if scheduler is None else scheduler,
             max(1, epochs * batches),
-            {"kl_warmup_epochs": kl_warmup_epochs},
+            warmup.settings,
             None if checkpoint_dir is None else Path(checkpoint_dir) / f"replica-{number}",
             resume=resume,
         )
@@ -145,7 +148,7 @@ def fit_replicas(
                         targets,
                         separate=separate,
                         batch_index=batch,
-                        kl_scale=kl_warmup(epoch * batches + batch, kl_warmup_epochs * batches),
+                        kl_scale=warmup.scale(epoch * batches + batch, batches),
                         values=batch + 1 == batches,
                     )
                     for member, values in zip(members, said, strict=True):
@@ -273,11 +276,7 @@ def _joint_minibatches(
 
 
 def _check(
-    elbos: Sequence[ELBO],
-    loaders: Sequence[Loader],
-    optimizer: object,
-    *,
-    separate: bool,
+    elbos: Sequence[ELBO], loaders: Sequence[Loader], optimizer: object, *, separate: bool
 ) -> None:
     if not elbos:
         raise ValueError("there must be at least one objective, got none")

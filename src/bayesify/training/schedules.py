@@ -1,14 +1,15 @@
-"""Learning-rate schedules, stepped once a minibatch."""
+"""Learning-rate schedules, stepped once a minibatch, and the warm-up of the KL."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-__all__ = ["ScheduleFactory", "constant", "cosine", "kl_warmup"]
+__all__ = ["KLWarmup", "ScheduleFactory", "constant", "cosine"]
 
 #: Makes a scheduler for an optimiser and the number of steps of the whole run.
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
@@ -43,11 +44,40 @@ def cosine(optimizer: Optimizer, total_steps: int) -> LRScheduler:
     return LambdaLR(optimizer, factor)
 
 
-def kl_warmup(step: int, warmup_steps: float) -> float:
-    """The factor on the KL at a step (from 0) of its linear warm-up.
+@dataclass(frozen=True)
+class KLWarmup:
+    """How the KL's weight rises from 0 to 1 as training begins.
+
+    Args:
+        epochs: over so many, at least 0.
+        power: as this power of a straight line, positive.
+
+    Raises:
+        ValueError: one is out of its range.
 
     Example:
-        >>> [kl_warmup(step, 2) for step in range(3)]
-        [0.3333333333333333, 0.6666666666666666, 1.0]
+        >>> [KLWarmup(1).scale(step, batches=3) for step in range(4)]
+        [0.25, 0.5, 0.75, 1.0]
+        >>> [KLWarmup(1, power=2.0).scale(step, batches=3) for step in range(4)]
+        [0.0625, 0.25, 0.5625, 1.0]
     """
-    return 1.0 if step >= warmup_steps else (step + 1) / (warmup_steps + 1)
+
+    epochs: float
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.epochs >= 0 and math.isfinite(self.epochs)):
+            raise ValueError(f"kl_warmup_epochs must be at least 0, got {self.epochs}")
+        if not (self.power > 0 and math.isfinite(self.power)):
+            raise ValueError(f"kl_warmup_power must be positive and finite, got {self.power}")
+
+    def scale(self, step: int, batches: int) -> float:
+        """The factor on the KL at a step, from 0, of epochs of so many minibatches."""
+        steps = self.epochs * batches
+        return 1.0 if step >= steps else float(((step + 1) / (steps + 1)) ** self.power)
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """As a checkpoint has them: a straight line needs no power, as before there was one."""
+        settings = {"kl_warmup_epochs": self.epochs}
+        return settings if self.power == 1.0 else {**settings, "kl_warmup_power": self.power}

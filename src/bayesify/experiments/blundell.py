@@ -1,0 +1,214 @@
+"""What the experiments on the paper's digits share: one network trained, measured and pruned.
+
+Blundell et al. 2015, section 5.1: two hidden layers of ReLU units on MNIST, pixels divided by 126.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.baselines import DeepEnsemble
+from bayesify.datasets import ImageData, load_images
+from bayesify.experiments.averages import TrajectoryMean
+from bayesify.experiments.experiment import Context, Row, Unit
+from bayesify.experiments.networks import curve, held_out, histogram, settings_of, trained
+from bayesify.metrics import classification_metrics
+from bayesify.module import BayesianModule
+from bayesify.noise import NoiseKey, Stream, derived_seed
+from bayesify.posteriors import Delta
+from bayesify.pruning import snr_decibels
+from bayesify.runs import RunConfig
+from bayesify.runs.measure import evaluate, prune_table
+from bayesify.training.history import History
+
+__all__ = [
+    *("FRACTIONS", "GAUSSIAN", "PRUNABLE", "REPORTED", "REPORTED_PRUNED", "SCALE_MIXTURE"),
+    *("TEMPERED", "WIDTHS", "by_unit", "images", "network_unit", "run_network"),
+]
+
+WIDTHS = (400, 800, 1200)
+#: Table 1: test error in percent, by method, in the order of the widths.
+REPORTED: dict[str, tuple[float, float, float]] = {
+    "sgd": (1.83, 1.84, 1.88),
+    "dropout": (1.51, 1.33, 1.36),
+    "gaussian": (1.82, 1.99, 2.04),
+    "scale-mixture": (1.36, 1.34, 1.32),
+}
+#: Table 2, as others quote it: test error in percent of 2x1200 with a share of weights removed.
+REPORTED_PRUNED = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
+
+_COMMON: dict[str, Any] = {
+    "estimator": "sampling",
+    "optimizer": "adam",
+    "lr": 1.5e-3,
+    "schedule": "cosine",
+    "batch_size": 256,
+    "precision": "bfloat16",
+    "test_samples": 100,
+}
+#: The recipes, as ``blundell_recipe`` found them.
+SCALE_MIXTURE: dict[str, Any] = {
+    **_COMMON,
+    "prior": "scale-mixture",
+    "pi": 0.25,
+    "std1": 1.0,
+    "std2": math.exp(-8.0),
+    "init_std": 0.02,
+    "rho_lr_scale": 2.0,
+    "kl_warmup": 0.95,
+    "epochs": 100,
+}
+GAUSSIAN: dict[str, Any] = {
+    **_COMMON,
+    "prior": "gaussian",
+    "prior_std": 0.4,
+    "init_std": 0.02,
+    "rho_lr_scale": 2.0,
+    "kl_warmup": 0.95,
+    "epochs": 40,
+}
+TEMPERED: dict[str, Any] = {
+    **SCALE_MIXTURE,
+    "pi": 0.75,
+    "init_std": 0.04,
+    "kl_warmup": 0.2,
+    "temperature": 0.1,
+}
+#: A spike that a weight can fall into: one of exp(-8) is out of reach of any std at the start.
+PRUNABLE: dict[str, Any] = {
+    **SCALE_MIXTURE,
+    "pi": 0.1,
+    "std2": 0.01,
+    "kl_warmup": 0.2,
+    "temperature": 0.03,
+}
+FRACTIONS = (0.5, 0.75, 0.95, 0.98, 0.99)
+#: Weight samples behind each averaged error of a pruned network.
+_PRUNED_SAMPLES = 10
+#: Of the signal-to-noise ratios in decibels, evenly spaced in probability.
+_QUANTILES = 2001
+#: Beyond it lie next to no weights.
+_LIMIT = 0.3
+_QUICK: dict[str, Any] = {"epochs": 2, "limit": 2000, "batch_size": 32}
+
+
+def network_unit(
+    name: str, seed: int, settings: Mapping[str, Any], seconds: float, *, quick: bool, **more: Any
+) -> Unit:
+    """A unit that trains one network, or a few; ``more`` is the rest of its settings.
+
+    Args:
+        name: of the unit.
+        seed: of all its randomness.
+        settings: of a run, see ``RunConfig``.
+        seconds: what it costs.
+        quick: a small network on few images instead.
+        more: ``held_out``: so many training images take the place of the test images;
+            ``members``: an ensemble of so many; ``average_last``: the posterior's parameters
+            averaged over such a part of the epochs, the last; ``with_snr``: the distribution of
+            the signal-to-noise ratio.
+    """
+    chosen = dict(settings)
+    if quick:
+        chosen |= {**_QUICK, "hidden": [width // 20 for width in chosen["hidden"]]}
+        if "baseline" not in chosen:
+            chosen["test_samples"] = 5
+        seconds = 3.0 * more.get("members", 1)
+        more |= {"held_out": 500} if "held_out" in more else {}
+    return Unit(name, seed, {"settings": chosen, **more}, seconds, ("mnist",))
+
+
+def images(unit: Unit, context: Context) -> ImageData:
+    """All of MNIST, or its training images alone in two parts, the same for every seed."""
+    limit = unit.config["settings"].get("limit")
+    data = load_images("mnist", context.data_dir, limit=limit, progress=context.on_download)
+    if "held_out" not in unit.config:
+        return data
+    generator = torch.Generator().manual_seed(derived_seed(0, Stream.SHUFFLE, 0))
+    return held_out(data, unit.config["held_out"], generator)
+
+
+def run_network(unit: Unit, context: Context) -> dict[str, Any]:
+    """Train what the unit says, and measure it at the last epoch."""
+    data = images(unit, context)
+    if unit.config.get("members", 1) > 1:
+        return _ensemble(unit, context, data)
+    config = RunConfig.of("mnist", **settings_of(unit.config["settings"]), seed=unit.seed)
+    if "average_last" in unit.config:
+        average = TrajectoryMean(config.epochs, unit.config["average_last"])
+        # The epochs before a stop would be missing from the mean: begun anew, it has them all.
+        bnn, history = trained(config, data, replace(context, work=None), average.add)
+        average.install(bnn)
+    else:
+        bnn, history = trained(config, data, context)
+    measured, _ = evaluate(bnn, data, num_samples=config.test_samples, with_train=False)
+    metrics: dict[str, Any] = {
+        "test": measured["test"],
+        "curves": _curves(history),
+        "density": histogram(_sampled_weights(bnn, unit.seed), _LIMIT),
+    }
+    if isinstance(bnn.posterior, Delta):
+        return metrics
+    metrics |= {
+        "kl_nats": measured["kl_nats"],
+        "std_median": history[-1]["std_median"],
+        "std_residual": history[-1]["std_residual"],
+        "pruned": prune_table(bnn, data, FRACTIONS, num_samples=_PRUNED_SAMPLES),
+    }
+    if unit.config.get("with_snr"):
+        metrics["snr_decibels"] = _quantiles(snr_decibels(bnn))
+    return metrics
+
+
+def _ensemble(unit: Unit, context: Context, data: ImageData) -> dict[str, Any]:
+    """Several networks that share nothing, and what they say together."""
+    members, count = [], unit.config["members"]
+    settings = settings_of(unit.config["settings"])
+    for number in range(count):
+        seed = derived_seed(unit.seed, Stream.INITIALIZATION, number)
+        config = RunConfig.of("mnist", **settings, seed=seed)
+        bnn, _ = trained(config, data, context.part(f"member-{number}", number, count))
+        members.append(bnn)
+    together = DeepEnsemble(members).predict(data.test_inputs, config.test_samples)
+    at_means = DeepEnsemble([_at_its_mean(bnn) for bnn in members]).predict(data.test_inputs, 1)
+    test = classification_metrics(together, at_means.mean, data.test_targets)
+    return {"test": test}
+
+
+def _at_its_mean(bnn: BayesianModule) -> BayesianModule:
+    net = bnn.to_module()
+    return BayesianModule(net, likelihood=bnn.likelihood, posterior=Delta, seed=bnn.seed)
+
+
+def _curves(history: History) -> dict[str, list[float]]:
+    names = {"test_error": "validation_error", "test_nll": "validation_nll", "train_nll": "nll"}
+    return {ours: curve(history, key) for ours, key in names.items()}
+
+
+def _sampled_weights(bnn: BayesianModule, seed: int) -> Tensor:
+    """One sample of q; of a point its only one."""
+    noise = bnn.posterior.noise(NoiseKey(seed, Stream.PREDICTION, 0), range(1))
+    weights = bnn.posterior.draw(noise).weights
+    assert weights is not None
+    return weights[0]
+
+
+def _quantiles(decibels: Tensor) -> list[float]:
+    """So many of them, in order; -inf, a mean of exactly 0, as a number that JSON has."""
+    ordered = decibels.double().clamp_min(-1e3).sort().values
+    places = torch.linspace(0, len(ordered) - 1, _QUANTILES, dtype=torch.float64).round().long()
+    return [round(value, 3) for value in ordered[places].tolist()]
+
+
+def by_unit(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each unit, in the order in which they come."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["unit"], []).append(row)
+    return found

@@ -1,0 +1,139 @@
+"""Pruning by signal-to-noise: table 2 of Blundell et al. 2015, and figure 4.
+
+One network is trained, then a share of its weights is removed, those of the lowest |mean| / std;
+nothing is trained again after that. The bound itself gives networks of which either the error or
+the pruned error is good, see ``blundell_recipe``; so a tempered one with a wider spike stands here
+beside the network of table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from bayesify.experiments.blundell import (
+    FRACTIONS,
+    PRUNABLE,
+    REPORTED_PRUNED,
+    SCALE_MIXTURE,
+    by_unit,
+    network_unit,
+    run_network,
+)
+from bayesify.experiments.cells import cell
+from bayesify.experiments.experiment import Experiment, Row, Unit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["EXPERIMENT"]
+
+#: By unit: settings, width, seconds an epoch on one core.
+_NETWORKS: dict[str, tuple[dict[str, Any], int, float]] = {
+    "tempered-1200": (PRUNABLE, 1200, 17.0),
+    "tempered-400": (PRUNABLE, 400, 3.4),
+    "bound-400": (SCALE_MIXTURE, 400, 3.4),
+}
+
+
+def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
+    """2x1200 for the first seed, 2x400 for each."""
+    made = []
+    for seed in seeds:
+        for name, (settings, width, cost) in _NETWORKS.items():
+            if width > 400 and seed != seeds[0]:
+                continue
+            chosen = {**settings, "hidden": [width, width]}
+            seconds = 10.0 + cost * settings["epochs"] * settings.get("train_samples", 1)
+            made.append(network_unit(name, seed, chosen, seconds, quick=quick, with_snr=True))
+    return made
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Test error with a share of the weights removed, the paper's beside ours."""
+    fractions = (0.0, *FRACTIONS)
+    found = by_unit(rows)
+    heads = [_title(of[0]) for of in found.values()]
+    lines = [
+        "| removed | 2x1200, paper (quoted) | " + " | ".join(heads) + " |",
+        "|---" * (2 + len(heads)) + "|",
+    ]
+    for fraction in fractions:
+        paper = f"{REPORTED_PRUNED[fraction]:.2f}" if fraction in REPORTED_PRUNED else ""
+        cells = [_error(of, fraction) for of in found.values()]
+        lines.append(f"| {100 * fraction:g} % | {paper} | {' | '.join(cells)} |")
+    left = [
+        f"| weights left at {100 * FRACTIONS[-2]:g} %, file | | "
+        + " | ".join(_left(of, FRACTIONS[-2]) for of in found.values())
+        + " |"
+    ]
+    seeds = ", ".join(
+        f"{title}: {len(of)}" for title, of in zip(heads, found.values(), strict=True)
+    )
+    return (
+        "Test error in percent of the mean weights with the weights of the lowest signal-to-noise "
+        "ratio removed and nothing trained after that; mean +- standard error over seeds "
+        f"({seeds}).\n\n" + "\n".join([*lines, *left]) + "\n"
+    )
+
+
+def _title(row: Row) -> str:
+    settings = row["config"]["settings"]
+    temperature = settings.get("temperature", 1.0)
+    prior = f"pi {settings['pi']:g}, spike {settings['std2']:.2g}"
+    return f"2x{settings['hidden'][0]}, temperature {temperature:g}, {prior}"
+
+
+def _parts(of: Sequence[Row], fraction: float) -> list[dict[str, Any]]:
+    return [p for row in of for p in row["metrics"]["pruned"] if p["fraction"] == fraction]
+
+
+def _error(of: Sequence[Row], fraction: float) -> str:
+    return cell([part["error_mean_weights"] for part in _parts(of, fraction)], 2)
+
+
+def _left(of: Sequence[Row], fraction: float) -> str:
+    parts = _parts(of, fraction)
+    size = mean(part["file_bytes"] for part in parts) / 1e6
+    return f"{parts[0]['weights_left']:,}, {size:.2g} MB"
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """The pruning curve, and figure 4 of the widest tempered network."""
+    import torch
+
+    from bayesify.plots.compared import Curve, pruning_compared
+    from bayesify.plots.weights import snr_density_and_cdf
+
+    found = by_unit(rows)
+    curves = [
+        Curve(
+            "paper, 2x1200 (quoted)",
+            list(REPORTED_PRUNED),
+            [list(REPORTED_PRUNED.values())],
+            reported=True,
+        )
+    ]
+    fractions = (0.0, *FRACTIONS)
+    for of in found.values():
+        runs = [[part["error_mean_weights"] for part in row["metrics"]["pruned"]] for row in of]
+        curves.append(Curve(_title(of[0]), fractions, runs))
+    made = {"blundell-pruning": pruning_compared(curves)}
+    first = next((of[0] for name, of in found.items() if name in _NETWORKS), rows[0])
+    quantiles = first["metrics"]["snr_decibels"]
+    made["blundell-snr"] = snr_density_and_cdf(torch.tensor(quantiles))
+    return made
+
+
+EXPERIMENT = Experiment(
+    name="blundell-pruning",
+    source="Blundell et al. 2015, table 2 and figure 4",
+    reported="test error of 2x1200: 1.24 % whole, 1.29 % with 95 % removed, 1.39 % with 98 %",
+    seeds=(0, 1, 2),
+    memory_mb=1200,
+    units=units,
+    run=run_network,
+    table=table,
+    figures=figures,
+)

@@ -1,0 +1,186 @@
+"""Test error on MNIST by method and width: table 1 of Blundell et al. 2015, figures 2 and 3.
+
+Every number is of the last epoch of a run whose length was fixed before; settings were chosen on
+10,000 of the training images, see ``blundell_recipe``. What is no single network trained on the
+bound itself has rows of its own: tempered ones, and an ensemble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bayesify.experiments.blundell import (
+    GAUSSIAN,
+    REPORTED,
+    SCALE_MIXTURE,
+    TEMPERED,
+    WIDTHS,
+    by_unit,
+    network_unit,
+    run_network,
+)
+from bayesify.experiments.cells import cell
+from bayesify.experiments.experiment import Experiment, Row, Unit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["EXPERIMENT", "METHODS"]
+
+#: Seconds an epoch on one core of the forward and backward passes of a plain network, by width.
+_PLAIN_SECONDS = {400: 2.0, 800: 5.0, 1200: 10.0}
+
+
+class Method(NamedTuple):
+    """A row of the table: settings of its runs, and what an epoch costs beside the plain one's."""
+
+    title: str
+    settings: dict[str, Any]
+    cost: float
+    members: int = 1
+    widths: tuple[int, ...] = WIDTHS
+
+
+_PLAIN: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "schedule": "cosine", "batch_size": 128}
+METHODS: dict[str, Method] = {
+    "sgd": Method("SGD", {"baseline": "sgd", **_PLAIN, "epochs": 40}, 1.0),
+    "dropout": Method(
+        "SGD, dropout", {"baseline": "dropout", **_PLAIN, "lr": 0.05, "epochs": 60}, 1.2
+    ),
+    "gaussian": Method("Bayes by Backprop, Gaussian prior", GAUSSIAN, 1.7),
+    "scale-mixture": Method("Bayes by Backprop, scale mixture", SCALE_MIXTURE, 1.7),
+    "tempered": Method("scale mixture, tempered", TEMPERED, 1.7, widths=(400,)),
+    "ensemble": Method(
+        "scale mixture, ensemble of 3", SCALE_MIXTURE, 1.7, members=3, widths=(400,)
+    ),
+}
+
+
+def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
+    """At 2x400 each method for every seed, the ensemble for the first; wider ones likewise."""
+    made = []
+    for seed in seeds:
+        for name, method in METHODS.items():
+            for width in method.widths:
+                if seed != seeds[0] and (width != WIDTHS[0] or method.members > 1):
+                    continue
+                settings = {**method.settings, "hidden": [width, width]}
+                epochs = method.members * settings["epochs"] * settings.get("train_samples", 1)
+                seconds = 6.0 + method.cost * epochs * _PLAIN_SECONDS[width]
+                more = {"members": method.members} if method.members > 1 else {}
+                made.append(
+                    network_unit(f"{name}-{width}", seed, settings, seconds, quick=quick, **more)
+                )
+    return made
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Test errors by method and width, the paper's beside ours; then what lies behind them."""
+    lines = [
+        "| | " + " | ".join(f"2x{width}, paper | ours" for width in WIDTHS) + " |",
+        "|---" * (1 + 2 * len(WIDTHS)) + "|",
+    ]
+    found = by_unit(rows)
+    for name in METHODS:
+        cells = []
+        for place, width in enumerate(WIDTHS):
+            runs = found.get(f"{name}-{width}", [])
+            paper = f"{REPORTED[name][place]:.2f}" if name in REPORTED else ""
+            errors = [row["metrics"]["test"]["error_mean_weights"] for row in runs]
+            cells += [paper, cell(errors, 2) if runs else ""]
+        if any(cells[1::2]):
+            lines.append(f"| {_title(name, found)} | {' | '.join(cells)} |")
+    behind = [
+        "| | epochs | seeds | mean weights | averaged | nll, nats | calibration error | KL, nats "
+        "| 95 % removed |",
+        "|---" * 9 + "|",
+    ]
+    behind += [
+        _behind(f"{_title(name, found)}, 2x{width}", found[f"{name}-{width}"])
+        for name in METHODS
+        for width in WIDTHS
+        if f"{name}-{width}" in found
+    ]
+    return (
+        "Test error in percent of the mean weights at the last epoch, mean +- standard error over "
+        "seeds where there are several; the paper's is of one run.\n\n"
+        + "\n".join(lines)
+        + "\n\nThe same runs: averaged over weight samples; nll, calibration error (15 bins) and "
+        "KL; the error of the mean weights with 95 % of them removed by signal-to-noise.\n\n"
+        + "\n".join(behind)
+        + "\n"
+    )
+
+
+def _title(name: str, found: dict[str, list[Row]]) -> str:
+    """A tempered row says its temperature."""
+    title = METHODS[name].title
+    of = [row for unit, rows in found.items() if unit.startswith(f"{name}-") for row in rows]
+    temperatures = {row["config"]["settings"].get("temperature", 1.0) for row in of}
+    if temperatures - {1.0}:
+        title += f" (temperature {', '.join(f'{t:g}' for t in sorted(temperatures))})"
+    return title
+
+
+def _behind(title: str, of: Sequence[Row]) -> str:
+    settings, metrics = of[0]["config"]["settings"], [row["metrics"] for row in of]
+    test = [each["test"] for each in metrics]
+    plain = "baseline" in settings
+    pruned = [
+        part["error_mean_weights"]
+        for each in metrics
+        for part in each.get("pruned", [])
+        if part["fraction"] == 0.95
+    ]
+    kl = [each["kl_nats"] for each in metrics if "kl_nats" in each]
+    cells = [
+        str(settings["epochs"]),
+        str(len(of)),
+        cell([each["error_mean_weights"] for each in test], 2),
+        "" if plain else cell([each["error_predictive"] for each in test], 2),
+        cell([each["nll"] for each in test], 4),
+        cell([each["ece"] for each in test], 4),
+        cell(kl, 0) if kl else "",
+        cell(pruned, 2) if pruned else "",
+    ]
+    return f"| {title} | {' | '.join(cells)} |"
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Figure 2, test error by epoch; figure 3, densities of the trained weights."""
+    from bayesify.plots.compared import Curve, curves_compared
+    from bayesify.plots.weights import binned_densities
+
+    found, made = by_unit(rows), {}
+    panels, densities = {}, {}
+    for width in WIDTHS:
+        curves = []
+        for name in REPORTED:
+            if of := found.get(f"{name}-{width}"):
+                runs = [row["metrics"]["curves"]["test_error"] for row in of]
+                curves.append(Curve.by_epoch(METHODS[name].title, runs))
+                if name != "gaussian":
+                    densities[width, METHODS[name].title] = of[0]["metrics"]["density"]
+        if curves:
+            panels[f"2x{width}"] = curves
+    if panels:
+        made["blundell-error"] = curves_compared(panels, ylabel="test error (%)")
+    if densities:
+        widest = max(width for width, _ in densities)
+        shown = {title: each for (width, title), each in densities.items() if width == widest}
+        made["blundell-densities"] = binned_densities(shown)
+    return made
+
+
+EXPERIMENT = Experiment(
+    name="blundell-table1",
+    source="Blundell et al. 2015, table 1, figures 2 and 3",
+    reported="test error on MNIST: scale mixture 1.32 to 1.36 %, dropout 1.33 to 1.51, SGD 1.83",
+    seeds=(0, 1, 2),
+    memory_mb=1200,
+    units=units,
+    run=run_network,
+    table=table,
+    figures=figures,
+)
