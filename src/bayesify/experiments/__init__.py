@@ -2,6 +2,7 @@
 
 from bayesify.experiments import (
     blundell_pruning,
+    blundell_recipe,
     blundell_table1,
     estimators,
     koca_dittmann,
@@ -39,6 +40,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for each in (
         blundell_table1,
         blundell_pruning,
+        blundell_recipe,
         straight_dope_scratch,
         straight_dope_gluon,
         koca_dittmann,

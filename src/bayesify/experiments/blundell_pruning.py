@@ -1,9 +1,8 @@
 """Pruning by signal-to-noise: table 2 of Blundell et al. 2015, and figure 4.
 
 One network is trained, then a share of its weights is removed, those of the lowest |mean| / std;
-nothing is trained again after that. The bound itself gives networks of which either the error or
-the pruned error is good, see ``blundell_recipe``; so a tempered one with a wider spike stands here
-beside the network of table 1.
+nothing is trained again after that. A network trained on the bound itself stands beside tempered
+ones, which keep more weights.
 """
 
 from __future__ import annotations
