@@ -17,7 +17,10 @@ from bayesify.experiments import EXPERIMENTS, read_rows
 from bayesify.storage import atomic_write
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = ("documents.md", "reproductions.md", "calibration.md")
+PAGES = (
+    *("paper.md", "recipe.md", "bandits.md"),
+    *("documents.md", "reproductions.md", "calibration.md"),
+)
 
 
 def main() -> None:

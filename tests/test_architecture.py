@@ -60,6 +60,7 @@ LAYERS = (
     "report_page",
     "report",
     "datasets",
+    "bandits",
     "tabular",
     "sklearn",
     "tables",

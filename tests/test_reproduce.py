@@ -117,7 +117,10 @@ def test_a_damaged_result_is_refused_before_any_work(with_toy: Path) -> None:
     check_refused(bayesify("reproduce", "toy", "--out", "out"), "a-seed-0.json", "remove it")
 
 
-PAGES = ("documents.md", "reproductions.md", "calibration.md")
+PAGES = (
+    *("paper.md", "recipe.md", "bandits.md"),
+    *("documents.md", "reproductions.md", "calibration.md"),
+)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

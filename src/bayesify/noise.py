@@ -43,7 +43,8 @@ class Stream(IntEnum):
 
     Example:
         >>> [stream.name for stream in Stream]
-        ['INITIALIZATION', 'TRAINING', 'PREDICTION', 'CALL', 'SHUFFLE', 'DROPOUT', 'DIVERGENCE']
+        ['INITIALIZATION', 'TRAINING', 'PREDICTION', 'CALL', 'SHUFFLE', 'DROPOUT', 'DIVERGENCE',
+         'ACTING', 'ENVIRONMENT']
     """
 
     INITIALIZATION = 0
@@ -53,6 +54,8 @@ class Stream(IntEnum):
     SHUFFLE = 4
     DROPOUT = 5
     DIVERGENCE = 6
+    ACTING = 7
+    ENVIRONMENT = 8
 
 
 @dataclass(frozen=True)

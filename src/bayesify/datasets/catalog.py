@@ -8,7 +8,10 @@ from pathlib import Path
 
 from bayesify.datasets.files import DataError, DataFile
 
-__all__ = ["IMAGE_DATASETS", "REGRESSION_DATASETS", "DataSet", "find_dataset", "known_datasets"]
+__all__ = [
+    *("IMAGE_DATASETS", "MUSHROOM", "REGRESSION_DATASETS"),
+    *("DataSet", "find_dataset", "known_datasets"),
+]
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class DataSet:
         license: as its authors state it, or as it is usually quoted.
         num_bytes: of the download, compressed.
         class_names: of label 0, 1, ...; none for regression.
-        files: for images: training images, training labels, test images, test labels; for
-            regression one table.
+        files: for images: training images, training labels, test images, test labels; else
+            one table.
     """
 
     name: str
@@ -40,7 +43,7 @@ def known_datasets() -> dict[str, DataSet]:
         >>> list(known_datasets())[:4]
         ['mnist', 'fashion-mnist', 'boston', 'concrete']
     """
-    return {**IMAGE_DATASETS, **REGRESSION_DATASETS}
+    return {**IMAGE_DATASETS, **REGRESSION_DATASETS, MUSHROOM.name: MUSHROOM}
 
 
 def find_dataset(name: str, among: Mapping[str, DataSet] | None = None) -> DataSet:
@@ -251,3 +254,23 @@ REGRESSION_DATASETS: dict[str, DataSet] = {
         ),
     )
 }
+
+#: The mushrooms of the bandit of Blundell et al. 2015.
+MUSHROOM = DataSet(
+    name="mushroom",
+    description="8,124 x 22 letters, mushrooms edible and poisonous (Schlimmer 1981)",
+    license=_CC_BY,
+    num_bytes=373_704,
+    class_names=("edible", "poisonous"),
+    files=(
+        DataFile(
+            "mushroom",
+            "agaricus-lepiota.data",
+            "e65d082030501a3ebcbcd7c9f7c71aa9d28fdfff463bf4cf4716a3fe13ac360e",
+            addresses=(
+                "https://archive.ics.uci.edu/ml/machine-learning-databases/mushroom/"
+                "agaricus-lepiota.data",
+            ),
+        ),
+    ),
+)

@@ -6,6 +6,7 @@ from bayesify.experiments import (
     blundell_table1,
     estimators,
     koca_dittmann,
+    mushroom,
     ood,
     pyro_local,
     rahmanto_grid,
@@ -51,6 +52,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         regression_curve,
         uci,
         ood,
+        mushroom,
     )
 }
 

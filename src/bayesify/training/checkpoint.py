@@ -18,7 +18,10 @@ from bayesify.saving import model_meta, unpacked
 from bayesify.storage import StorageError, read_tensors, write_tensors
 from bayesify.training.history import History
 
-__all__ = ["CHECKPOINT_NAME", "Position", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    *("CHECKPOINT_NAME", "Position", "check_same", "load_trained", "objective_meta"),
+    *("read_checkpoint", "trained_parts", "write_checkpoint"),
+]
 
 CHECKPOINT_NAME = "checkpoint.safetensors"
 
@@ -61,27 +64,11 @@ def write_checkpoint(
         OSError: the file cannot be written; the last checkpoint is then left as it was.
         TypeError: the scheduler's state cannot be stored without pickle.
     """
-    optimizer_state = optimizer.state_dict()
-    # Whole, where a saved model is compact: an optimiser may still move what pruning masks.
-    tensors: dict[str, Tensor] = dict(elbo.bnn.state_dict())
-    scalars: dict[str, dict[str, Any]] = {}
-    for index, entries in optimizer_state["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer.{index}.{name}"] = value
-            else:
-                scalars.setdefault(str(index), {})[name] = value
+    tensors, trained = trained_parts(elbo, optimizer)
     meta = {
         "kind": "checkpoint",
-        "model": model_meta(elbo.bnn),
-        "objective": objective_meta(elbo),
+        **trained,
         "training": settings,
-        "step": elbo.step,
-        "optimizer": {
-            "type": type(optimizer).__name__,
-            "groups": optimizer_state["param_groups"],
-            "scalars": scalars,
-        },
         "scheduler": scheduler_meta(scheduler),
         "position": dataclasses.asdict(position),
     }
@@ -104,20 +91,60 @@ def read_checkpoint(
     tensors, meta = read_tensors(path)
     if meta.get("kind") != "checkpoint":
         raise StorageError(f"{path} holds a network but not the state of a run; use bayesify.load")
-    groups = meta["optimizer"]["groups"]
-    _check_same(path, "network", model_meta(elbo.bnn), meta["model"])
-    _check_same(path, "objective", objective_meta(elbo), meta["objective"])
-    _check_same(path, "schedule", settings, meta["training"])
-    _check_same(path, "optimizer", type(optimizer).__name__, meta["optimizer"]["type"])
-    state = unpacked(elbo.bnn, tensors)
-    _check_same(path, "set of tensors", _shapes(elbo.bnn.state_dict()), _shapes(state))
-    _check_same(path, "grouping of parameters", _members(optimizer.param_groups), _members(groups))
-    elbo.bnn.load_state_dict(state)
-    elbo.step = meta["step"]
-    optimizer.load_state_dict({"state": _optimizer_state(tensors, meta), "param_groups": groups})
+    check_same(path, "schedule", settings, meta["training"])
+    load_trained(path, elbo, optimizer, tensors, meta)
     scheduler.load_state_dict(meta["scheduler"])
     # Runs from before there were others had the generator's noise.
     return Position(**{"noise": "generator", **meta["position"]})
+
+
+def trained_parts(elbo: ELBO, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """All that training changes, as tensors and JSON, and what it must be loaded into."""
+    optimizer_state = optimizer.state_dict()
+    # Whole, where a saved model is compact: an optimiser may still move what pruning masks.
+    tensors: dict[str, Tensor] = dict(elbo.bnn.state_dict())
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, entries in optimizer_state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{index}.{name}"] = value
+            else:
+                scalars.setdefault(str(index), {})[name] = value
+    return tensors, {
+        "model": model_meta(elbo.bnn),
+        "objective": objective_meta(elbo),
+        "step": elbo.step,
+        "optimizer": {
+            "type": type(optimizer).__name__,
+            "groups": optimizer_state["param_groups"],
+            "scalars": scalars,
+        },
+    }
+
+
+def load_trained(
+    path: Path,
+    elbo: ELBO,
+    optimizer: Optimizer,
+    tensors: dict[str, Tensor],
+    meta: dict[str, Any],
+) -> None:
+    """Bring network, optimiser and step counter to what :func:`trained_parts` gave.
+
+    Raises:
+        StorageError: it is of another architecture, objective or optimiser; nothing has then been
+            changed.
+    """
+    groups = meta["optimizer"]["groups"]
+    check_same(path, "network", model_meta(elbo.bnn), meta["model"])
+    check_same(path, "objective", objective_meta(elbo), meta["objective"])
+    check_same(path, "optimizer", type(optimizer).__name__, meta["optimizer"]["type"])
+    state = unpacked(elbo.bnn, tensors)
+    check_same(path, "set of tensors", _shapes(elbo.bnn.state_dict()), _shapes(state))
+    check_same(path, "grouping of parameters", _members(optimizer.param_groups), _members(groups))
+    elbo.bnn.load_state_dict(state)
+    elbo.step = meta["step"]
+    optimizer.load_state_dict({"state": _optimizer_state(tensors, meta), "param_groups": groups})
 
 
 def objective_meta(elbo: ELBO) -> dict[str, Any]:
@@ -170,7 +197,8 @@ def _members(groups: list[dict[str, Any]]) -> list[int]:
     return [len(group["params"]) for group in groups]
 
 
-def _check_same(path: Path, part: str, wanted: Any, stored: Any) -> None:
+def check_same(path: Path, part: str, wanted: Any, stored: Any) -> None:
+    """Raise StorageError, naming the difference, where a run's part is not what was stored."""
     wanted = json.loads(json.dumps(wanted))
     if wanted == stored:
         return

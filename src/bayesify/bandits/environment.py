@@ -1,0 +1,55 @@
+"""What a bandit is: Gymnasium's interface, without Gymnasium."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, SupportsFloat
+
+__all__ = ["Discrete", "Environment"]
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """The actions 0 to n - 1.
+
+    Args:
+        n: how many, at least 1.
+
+    Raises:
+        ValueError: ``n`` is below 1.
+
+    Example:
+        >>> Discrete(2).n
+        2
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        """Check the number."""
+        if self.n < 1:
+            raise ValueError(f"there must be at least 1 action, got n={self.n}")
+
+
+class Environment(Protocol):
+    """Gymnasium's ``Env``, as far as :func:`bayesify.bandits.play` needs it.
+
+    An observation is the context of the next action: a vector of shape (d,), array or tensor. The
+    ``info`` of a step may hold ``"best_reward"``: what the best action for that context, chosen
+    without knowledge of chance, would have got then. Regret is measured against it.
+
+    To play with a checkpoint an environment also has ``state_dict()``, which returns its state as
+    JSON, and ``load_state_dict(state)``.
+    """
+
+    @property
+    def action_space(self) -> Any:
+        """A space with attribute ``n``: of actions 0 to n - 1, or from ``start`` if it has one."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin, anew where a seed is given; returns the first observation and ``info``."""
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Act; returns the next observation, reward, terminated, truncated and ``info``."""

@@ -1,0 +1,83 @@
+"""Figures of agents: what they missed, summed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from bayesify.plots.style import COLOURS, Floats, plain, styled
+
+__all__ = ["RegretCurves", "cumulative_regret"]
+
+_COLOURS = ("blue", "vermillion", "orange", "green", "purple", "sky")
+#: The share of the interactions from which on the vertical axis shows all.
+_BEGINNING = 0.005
+
+
+class RegretCurves(NamedTuple):
+    """One agent's cumulative regret in several runs, each with as many numbers as the axis."""
+
+    name: str
+    interactions: Sequence[int]
+    runs: Sequence[Sequence[float]]
+
+
+@styled
+def cumulative_regret(curves: Sequence[RegretCurves]) -> Figure:
+    """Regret on a logarithmic axis over interactions: the mean thick, each run thin.
+
+    Where a regret is not positive, as after good luck, nothing is drawn, and the axis begins where
+    the first few interactions are over.
+
+    Args:
+        curves: one for each agent.
+
+    Raises:
+        ValueError: there is none, or a run has not as many values as its axis.
+
+    Example:
+        >>> greedy = RegretCurves("greedy", [1, 10], [[5.0, 40.0], [0.0, 60.0]])
+        >>> cumulative_regret([greedy]).axes[0].lines[-1].get_ydata().tolist()
+        [2.5, 50.0]
+    """
+    if not curves:
+        raise ValueError("regret needs the runs of at least one agent, got none")
+    figure = Figure(figsize=(6.8, 4.4), layout="constrained")
+    ax = figure.subplots()
+    lowest = math.inf
+    for place, (name, interactions, runs) in enumerate(curves):
+        if not len(runs) or any(len(run) != len(interactions) for run in runs):
+            raise ValueError(
+                f"{name} needs at least one run, each of {len(interactions)} values as its axis "
+                f"has, got runs of {[len(run) for run in runs]}"
+            )
+        colour = COLOURS[_COLOURS[place % len(_COLOURS)]]
+        values = np.array(runs, dtype=np.float64)
+        if len(runs) > 1:
+            for run in values:
+                ax.plot(interactions, _positive(run), color=colour, lw=0.7, alpha=0.45)
+        mean = _positive(values.mean(0))
+        ax.plot(interactions, mean, color=colour, lw=2.2, label=name)
+        shown = mean[np.array(interactions) >= _BEGINNING * interactions[-1]]
+        lowest = min([lowest, *shown[np.isfinite(shown)]])
+    ax.set_yscale("log")
+    if math.isfinite(lowest):  # the first few would take half of the axis
+        ax.set_ylim(bottom=0.8 * lowest)
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=15))
+    ax.yaxis.set_minor_locator(NullLocator())
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(FuncFormatter(plain))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+    ax.set_xlim(left=0)
+    ax.set(xlabel="interactions", ylabel="cumulative regret", title="Cumulative regret")
+    ax.legend(loc="lower right")
+    return figure
+
+
+def _positive(values: Floats) -> Floats:
+    return np.where(values > 0.0, values, np.nan)
