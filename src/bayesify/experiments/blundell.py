@@ -28,8 +28,17 @@ from bayesify.runs.measure import evaluate, prune_table
 from bayesify.training.history import History
 
 __all__ = [
-    *("FRACTIONS", "GAUSSIAN", "PRUNABLE", "REPORTED", "REPORTED_PRUNED", "SCALE_MIXTURE"),
-    *("TEMPERED", "WIDTHS", "by_unit", "images", "network_unit", "run_network"),
+    *("DROPOUT", "FRACTIONS", "GAUSSIAN", "PRUNABLE", "REPORTED", "REPORTED_PRUNED"),
+    *(
+        "SCALE_MIXTURE",
+        "SGD",
+        "TEMPERED",
+        "WIDTHS",
+        "by_unit",
+        "images",
+        "network_unit",
+        "run_network",
+    ),
 ]
 
 WIDTHS = (400, 800, 1200)
@@ -43,13 +52,22 @@ REPORTED: dict[str, tuple[float, float, float]] = {
 #: Table 2, as others quote it: test error in percent of 2x1200 with a share of weights removed.
 REPORTED_PRUNED = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
 
+_ALL: dict[str, Any] = {"schedule": "cosine", "batch_size": 256, "precision": "bfloat16"}
+SGD: dict[str, Any] = {**_ALL, "baseline": "sgd", "lr": 0.1, "momentum": 0.9, "epochs": 40}
+DROPOUT: dict[str, Any] = {
+    **_ALL,
+    "baseline": "dropout",
+    "dropout_input": 0.2,
+    "dropout_hidden": 0.5,
+    "lr": 0.1,
+    "momentum": 0.9,
+    "epochs": 100,
+}
 _COMMON: dict[str, Any] = {
+    **_ALL,
     "estimator": "sampling",
     "optimizer": "adam",
     "lr": 1.5e-3,
-    "schedule": "cosine",
-    "batch_size": 256,
-    "precision": "bfloat16",
     "test_samples": 100,
 }
 #: The bound itself, as ``blundell_recipe`` found it best. Its spike is one that a weight can fall

@@ -12,9 +12,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bayesify.experiments.blundell import (
+    DROPOUT,
     GAUSSIAN,
     PRUNABLE,
     SCALE_MIXTURE,
+    SGD,
     TEMPERED,
     by_unit,
     network_unit,
@@ -32,13 +34,6 @@ _HELD_OUT = 10_000
 #: Shorter than the recipes' own, to see more of them.
 EPOCHS = 60
 _SECONDS = 2.0
-_PLAIN: dict[str, Any] = {
-    "baseline": "sgd",
-    "lr": 0.1,
-    "momentum": 0.9,
-    "schedule": "cosine",
-    "batch_size": 128,
-}
 
 
 class Trial(NamedTuple):
@@ -56,10 +51,9 @@ def _trials() -> dict[str, Trial]:
     bound = {**SCALE_MIXTURE, "epochs": EPOCHS}
     cold = {**TEMPERED, "epochs": EPOCHS}
     sparse = {**PRUNABLE, "epochs": EPOCHS}
-    sgd = {**_PLAIN, "epochs": EPOCHS}
     made = {
-        "plain": Trial("no prior", "plain network, SGD", sgd),
-        "dropout": Trial("no prior", "dropout .2, .5", {**sgd, "baseline": "dropout", "lr": 0.05}),
+        "plain": Trial("no prior", "plain network, SGD", {**SGD, "epochs": EPOCHS}),
+        "dropout": Trial("no prior", "dropout .2, .5", {**DROPOUT, "epochs": EPOCHS}),
         "bound": Trial("-", "the recipe of the bound", bound),
         "gaussian": Trial("prior", "N(0, .4^2)", {**GAUSSIAN, "epochs": EPOCHS}),
         "narrow-slab": Trial("prior", "slab of std .37", {**bound, "std1": math.exp(-1.0)}),
@@ -77,6 +71,8 @@ def _trials() -> dict[str, Trial]:
             "samples", "a pair a step", {**bound, "estimator": "antithetic", "train_samples": 2}
         ),
         "flipout": Trial("estimator", "Flipout", {**bound, "estimator": "flipout"}, cost=2.5),
+        "small-batch": Trial("minibatches", "of 64", {**bound, "batch_size": 64}, cost=2.5),
+        "longer": Trial("epochs", "200", {**bound, "epochs": 200}),
         "constant-rate": Trial("schedule", "constant", {**bound, "schedule": "constant"}),
         "averaged-weights": Trial(
             "schedule",
