@@ -4,7 +4,7 @@ bayesify reproduce uci
 python benchmarks/show_reproductions.py
 
 What stands between an experiment's two marks in a page of PAGES is its table; its figure goes to
-docs/images.
+docs/images. README shows the first table of blundell-table1.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from pathlib import Path
 from records import RESULTS
 
 from bayesify.experiments import EXPERIMENTS, read_rows
+from bayesify.experiments.blundell_table1 import headline
 from bayesify.storage import atomic_write
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, README = ROOT / "docs", ROOT / "README.md"
 PAGES = (
     *("paper.md", "recipe.md", "bandits.md"),
     *("documents.md", "reproductions.md", "calibration.md"),
@@ -28,6 +30,11 @@ def main() -> None:
     for name in PAGES:
         path = DOCS / name
         atomic_write(path, _filled(path.read_text(encoding="utf-8")))
+    if rows := read_rows(RESULTS / "blundell-table1"):
+        page = README.read_text(encoding="utf-8")
+        before, begin, rest = page.partition("<!-- headline: begin -->")
+        _, end, after = rest.partition("<!-- headline: end -->")
+        atomic_write(README, f"{before}{begin}\n\n{headline(rows)}\n\n{end}{after}")
 
 
 def _filled(page: str) -> str:

@@ -11,7 +11,8 @@ from tests.test_cli import as_json, bayesify
 from tests.test_cli_errors import check_refused
 from tests.test_experiments import toy
 
-from bayesify.experiments import EXPERIMENTS
+from bayesify.experiments import EXPERIMENTS, read_rows
+from bayesify.experiments.blundell_table1 import headline
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -137,3 +138,11 @@ def test_the_page_shows_what_is_stored(name: str) -> None:
     assert figures
     for drawn in figures:
         assert (ROOT / "docs" / "images" / drawn.name).read_bytes() == drawn.read_bytes()
+
+
+def test_readme_shows_the_stored_table_of_the_paper() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, _, rest = page.partition("<!-- headline: begin -->")
+    inside, mark, _ = rest.partition("<!-- headline: end -->")
+    assert mark
+    assert inside.strip() == headline(read_rows(ROOT / "results" / "blundell-table1"))

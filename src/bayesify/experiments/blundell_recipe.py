@@ -33,6 +33,7 @@ __all__ = ["EXPERIMENT"]
 _HELD_OUT = 10_000
 #: Shorter than the recipes' own, to see more of them.
 EPOCHS = 60
+_MOMENTUM: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "batch_size": 128}
 _SECONDS = 2.0
 
 
@@ -72,6 +73,12 @@ def _trials() -> dict[str, Trial]:
         ),
         "flipout": Trial("estimator", "Flipout", {**bound, "estimator": "flipout"}, cost=2.5),
         "small-batch": Trial("minibatches", "of 64", {**bound, "batch_size": 64}, cost=2.5),
+        "sgd": Trial(
+            "optimiser",
+            "SGD .1, momentum .9, rho x50, minibatches of 128",
+            {**bound, **_MOMENTUM, "rho_lr_scale": 50.0},
+            cost=1.5,
+        ),
         "longer": Trial("epochs", "200", {**bound, "epochs": 200}),
         "constant-rate": Trial("schedule", "constant", {**bound, "schedule": "constant"}),
         "averaged-weights": Trial(

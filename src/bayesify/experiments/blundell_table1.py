@@ -28,7 +28,7 @@ from bayesify.experiments.experiment import Experiment, Row, Unit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "METHODS"]
+__all__ = ["EXPERIMENT", "METHODS", "headline"]
 
 #: Seconds an epoch on one core of the forward and backward passes of a plain network, by width.
 _PLAIN_SECONDS = {400: 1.2, 800: 2.6, 1200: 4.8}
@@ -76,8 +76,8 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
     return made
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Test errors by method and width, the paper's beside ours; then what lies behind them."""
+def headline(rows: Sequence[Row]) -> str:
+    """Test errors by method and width, the paper's beside ours."""
     lines = [
         "| | " + " | ".join(f"2x{width}, paper | ours" for width in WIDTHS) + " |",
         "|---" * (1 + 2 * len(WIDTHS)) + "|",
@@ -92,6 +92,12 @@ def table(rows: Sequence[Row]) -> str:
             cells += [paper, cell(errors, 2) if runs else ""]
         if any(cells[1::2]):
             lines.append(f"| {_title(name, found)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The same, and what lies behind it."""
+    found = by_unit(rows)
     behind = [
         "| | epochs | seeds | mean weights | averaged | nll, nats | calibration error | KL, nats "
         "| 95 % removed | 98 % removed |",
@@ -106,7 +112,7 @@ def table(rows: Sequence[Row]) -> str:
     return (
         "Test error in percent of the mean weights at the last epoch, mean +- standard error over "
         "seeds where there are several; the paper's is of one run.\n\n"
-        + "\n".join(lines)
+        + headline(rows)
         + "\n\nThe same runs: averaged over weight samples; nll, calibration error (15 bins) and "
         "KL; the error of the mean weights with 95 and 98 % of them removed by signal-to-noise.\n\n"
         + "\n".join(behind)
