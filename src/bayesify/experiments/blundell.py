@@ -61,7 +61,7 @@ DROPOUT: dict[str, Any] = {
     "dropout_hidden": 0.5,
     "lr": 0.1,
     "momentum": 0.9,
-    "epochs": 100,
+    "epochs": 60,
 }
 _COMMON: dict[str, Any] = {
     **_ALL,
