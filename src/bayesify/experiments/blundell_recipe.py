@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bayesify.experiments.blundell import (
-    DROPOUT,
     GAUSSIAN,
     PRUNABLE,
     SCALE_MIXTURE,
@@ -51,52 +50,38 @@ class Trial(NamedTuple):
 def _trials() -> dict[str, Trial]:
     bound = {**SCALE_MIXTURE, "epochs": EPOCHS}
     cold = {**TEMPERED, "epochs": EPOCHS}
+    dense = {**bound, "pi": 0.75, "std2": math.exp(-8.0), "init_std": 0.04}
     sparse = {**PRUNABLE, "epochs": EPOCHS}
     made = {
         "plain": Trial("no prior", "plain network, SGD", {**SGD, "epochs": EPOCHS}),
-        "dropout": Trial("no prior", "dropout .2, .5", {**DROPOUT, "epochs": EPOCHS}),
         "bound": Trial("-", "the recipe of the bound", bound),
-        "gaussian": Trial("prior", "N(0, .4^2)", {**GAUSSIAN, "epochs": EPOCHS}),
-        "narrow-slab": Trial("prior", "slab of std .37", {**bound, "std1": math.exp(-1.0)}),
-        "far-spike": Trial("prior", "spike of std exp(-8)", {**bound, "std2": math.exp(-8.0)}),
-        "paper-prior": Trial(
-            "prior",
-            "pi .75, spike of std exp(-8), std .04 at the start",
-            {**bound, "pi": 0.75, "std2": math.exp(-8.0), "init_std": 0.04},
-        ),
+        "longer": Trial("epochs", "200", {**bound, "epochs": 200}),
         "no-warmup": Trial("KL warm-up", "none", _without_warmup(bound)),
-        "linear-warmup": Trial("KL warm-up", "straight line", _linear(bound)),
+        "linear-warmup": Trial("KL warm-up", "a straight line", {**bound, "kl_warmup_power": 1.0}),
+        "paper-prior": Trial("prior", "T 1, spike exp(-8), pi .75, std .04 at the start", dense),
+        "gaussian": Trial("prior", "N(0, .4^2)", {**GAUSSIAN, "epochs": EPOCHS}),
         "slow-rho": Trial("rate of rho", "x0.2", {**bound, "rho_lr_scale": 0.2}),
         "wide-start": Trial("std at the start", ".1", {**bound, "init_std": 0.1}),
         "antithetic": Trial(
             "samples", "a pair a step", {**bound, "estimator": "antithetic", "train_samples": 2}
         ),
-        "flipout": Trial("estimator", "Flipout", {**bound, "estimator": "flipout"}, cost=2.5),
-        "small-batch": Trial("minibatches", "of 64", {**bound, "batch_size": 64}, cost=2.5),
         "sgd": Trial(
             "optimiser",
             "SGD .1, momentum .9, rho x50, minibatches of 128",
             {**bound, **_MOMENTUM, "rho_lr_scale": 50.0},
             cost=1.5,
         ),
-        "longer": Trial("epochs", "200", {**bound, "epochs": 200}),
-        "constant-rate": Trial("schedule", "constant", {**bound, "schedule": "constant"}),
         "averaged-weights": Trial(
             "schedule",
             "constant, weights averaged over the last half",
             {**bound, "schedule": "constant"},
             more={"average_last": 0.5},
         ),
-        "wider": Trial("width", "2x800", bound, width=800),
         "ensemble": Trial("ensemble", "3 networks", bound, cost=3.0, more={"members": 3}),
     }
-    for temperature in (0.3, 0.1, 0.03):
-        settings = {**cold, "temperature": temperature}
-        made[f"tempered-{temperature:g}"] = Trial("temperature", f"T {temperature:g}", settings)
-    for temperature in (0.1, 0.03):
-        settings = {**sparse, "temperature": temperature}
-        title = f"T {temperature:g}, spike of std .01"
-        made[f"sparse-{temperature:g}"] = Trial("temperature", title, settings)
+    for name, settings, spike in (("sparse", sparse, ".01"), ("dense", cold, "exp(-8)")):
+        tempered = {**settings, "temperature": 0.1}
+        made[f"{name}-0.1"] = Trial("temperature", f"T .1, spike {spike}", tempered)
     return made
 
 
@@ -105,16 +90,12 @@ def _without_warmup(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "kl_warmup": 0.0}
 
 
-def _linear(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {**settings, "kl_warmup_power": 1.0}
-
-
 #: A change from a recipe each, or the recipe itself.
 TRIALS: Mapping[str, Trial] = MappingProxyType(_trials())
 
 
 #: One of each kind of unit.
-_QUICK = ("plain", "averaged-weights", "ensemble", "tempered-0.1")
+_QUICK = ("plain", "averaged-weights", "ensemble", "dense-0.1")
 
 
 def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
@@ -180,18 +161,21 @@ def _cells(of: Sequence[Row]) -> str:
     )
 
 
+_DRAWN = ("bound", "paper-prior", "sparse-0.1", "dense-0.1")
+
+
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Pruning by temperature: the frontier between the error and what can be removed."""
     from bayesify.plots.compared import Curve, pruning_compared
 
     curves = [
         Curve(
-            TRIALS[name].what,
+            "T 1, spike .01" if name == "bound" else TRIALS[name].what,
             [part["fraction"] for part in of[0]["metrics"]["pruned"]],
             [[part["error_mean_weights"] for part in row["metrics"]["pruned"]] for row in of],
         )
         for name, of in by_unit(rows).items()
-        if name in TRIALS and TRIALS[name].lever == "temperature"
+        if name in _DRAWN
     ]
     return {"blundell-recipe": pruning_compared(curves)} if curves else {}
 
