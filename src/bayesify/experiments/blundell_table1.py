@@ -50,6 +50,9 @@ METHODS: dict[str, Method] = {
     "tempered": Method("scale mixture, tempered", TEMPERED, 1.7),
 }
 
+#: Wider networks take longer an epoch, and fewer of them to end where they end.
+_WIDE_EPOCHS = {"sgd": 20, "dropout": 30, "gaussian": 20}
+
 
 def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
     """The paper's methods: at 2x400 for every seed, wider for the first; tempered once."""
@@ -60,6 +63,8 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
                 if place and name not in REPORTED:
                     continue
                 settings = {**method.settings, "hidden": [width, width]}
+                if width > WIDTHS[0]:
+                    settings["epochs"] = _WIDE_EPOCHS.get(name, settings["epochs"])
                 seconds = 6.0 + method.cost * settings["epochs"] * _PLAIN_SECONDS[width]
                 made.append(network_unit(f"{name}-{width}", seed, settings, seconds, quick=quick))
     return made
