@@ -14,6 +14,15 @@ OURS = Curve("ours", [1, 2, 3], [[90.0, 95.0, 96.0], [92.0, 95.0, 98.0]])
 PAPER = Curve("paper", [1, 2], [[89.0, 94.0]], reported=True)
 
 
+def test_a_top_cuts_the_first_epochs_off() -> None:
+    curve = Curve.by_epoch("ours", [[50.0, 2.0, 1.0]])
+    [ax] = curves_compared({"a": [curve]}, ylabel="error (%)", top=3.0).axes
+    assert ax.get_yscale() == "linear"
+    assert ax.get_ylim() == pytest.approx((0.9, 3.0))
+    [ax] = curves_compared({"a": [curve]}, ylabel="error (%)", top=0.5).axes
+    assert ax.get_ylim()[1] > 50.0
+
+
 def test_a_band_is_one_standard_error() -> None:
     (ax,) = curves_compared({"Test": [PAPER, OURS]}, ylabel="accuracy (%)").axes
     paper, ours = ax.lines

@@ -52,7 +52,11 @@ class Curve(NamedTuple):
 
 @styled
 def curves_compared(
-    panels: Mapping[str, Sequence[Curve]], *, xlabel: str = "epoch", ylabel: str
+    panels: Mapping[str, Sequence[Curve]],
+    *,
+    xlabel: str = "epoch",
+    ylabel: str,
+    top: float | None = None,
 ) -> Figure:
     """Lines over epochs, or over anything, a panel each: means of runs, and reported ones.
 
@@ -63,6 +67,7 @@ def curves_compared(
         panels: by title, the curves of each.
         xlabel: what is along the axis.
         ylabel: what the values are, with their unit.
+        top: where a linear vertical axis ends, if some of the means lie below; None shows all.
 
     Raises:
         ValueError: there is nothing to draw, or a run has not as many values as its axis.
@@ -80,6 +85,11 @@ def curves_compared(
         ax.xaxis.set_major_locator(MaxNLocator(integer=whole, nbins=8, min_n_ticks=1))
         ax.set_xlabel(xlabel)
     axes[0].set_ylabel(ylabel)
+    lowest = min(float(_values(c).mean(0).min()) for curves in panels.values() for c in curves)
+    if top is not None and lowest < top:
+        axes[0].set_yscale("linear")
+        axes[0].set_ylim(lowest - 0.05 * (top - lowest), top)
+        axes[0].yaxis.set_major_locator(MaxNLocator(nbins=8))
     return figure
 
 
