@@ -2,7 +2,7 @@
 
 Every number is of the last epoch of a run whose length was fixed before; settings were chosen on
 10,000 of the training images, see ``blundell_recipe``. What is no single network trained on the
-bound itself has a row of its own: the tempered one.
+bound itself has a row of its own: the tempered one, and an ensemble.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Method(NamedTuple):
     title: str
     settings: dict[str, Any]
     cost: float
+    members: int = 1
 
 
 METHODS: dict[str, Method] = {
@@ -47,7 +48,8 @@ METHODS: dict[str, Method] = {
     "dropout": Method("SGD, dropout", DROPOUT, 1.6),
     "gaussian": Method("Bayes by Backprop, Gaussian prior", GAUSSIAN, 1.7),
     "scale-mixture": Method("Bayes by Backprop, scale mixture", SCALE_MIXTURE, 1.7),
-    "tempered": Method("scale mixture, tempered", TEMPERED, 1.7),
+    "tempered": Method("scale mixture, tempered", TEMPERED, 2.5),
+    "ensemble": Method("scale mixture, ensemble of 3", SCALE_MIXTURE, 1.7, members=3),
 }
 
 #: Figure 2 of the paper ends there: the first epochs would take all of the axis.
@@ -57,7 +59,7 @@ _WIDE_EPOCHS = {"sgd": 20, "dropout": 30, "gaussian": 20}
 
 
 def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
-    """The paper's methods: at 2x400 for every seed, wider for the first; tempered once."""
+    """The paper's methods: at 2x400 for every seed, wider for the first; the others once."""
     made = []
     for place, seed in enumerate(seeds):
         for name, method in METHODS.items():
@@ -67,8 +69,12 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
                 settings = {**method.settings, "hidden": [width, width]}
                 if width > WIDTHS[0]:
                     settings["epochs"] = _WIDE_EPOCHS.get(name, settings["epochs"])
-                seconds = 6.0 + method.cost * settings["epochs"] * _PLAIN_SECONDS[width]
-                made.append(network_unit(f"{name}-{width}", seed, settings, seconds, quick=quick))
+                epochs = method.members * settings["epochs"]
+                seconds = 6.0 + method.cost * epochs * _PLAIN_SECONDS[width]
+                more = {"members": method.members} if method.members > 1 else {}
+                made.append(
+                    network_unit(f"{name}-{width}", seed, settings, seconds, quick=quick, **more)
+                )
     return made
 
 
