@@ -145,7 +145,8 @@ def stop_at(step: int) -> Callable[[int], None]:
 
 def state_of(agent: Any) -> dict[str, torch.Tensor]:
     tensors, meta = agent.parts()
-    return {**tensors, "acts": torch.tensor(meta["acts"])}
+    kept = {name: value.clone() for name, value in tensors.items()}  # loading writes in place
+    return {**kept, "acts": torch.tensor(meta["acts"])}
 
 
 def check_equal(one: tuple[Any, Record], other: tuple[Any, Record]) -> None:
@@ -238,6 +239,7 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
         (lambda: thompson(prior=bf.Gaussian(0.7)), "another network"),
         (lambda: thompson(Learning(buffer_size=9, batch_size=4, updates=2)), "way of learning"),
         (lambda: thompson(Learning(8, 4, 2, optimizer=torch.optim.SGD)), "another optimizer"),
+        (lambda: thompson(Learning(8, 4, 2)), r"another optimizer.*lr is \[0.001, .* and \[0.01, "),
     ],
 )
 def test_a_checkpoint_of_another_agent_is_refused(
@@ -250,6 +252,7 @@ def test_a_checkpoint_of_another_agent_is_refused(
     with pytest.raises(StorageError, match=message):
         play(agent, MushroomBandit(few()), 9, checkpoint=path)
     after = state_of(agent)
+    assert before.keys() == after.keys()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.bandits.environment import context_of
 from bayesify.bandits.learning import Learning, RewardModel
 from bayesify.noise import NoiseKey, Stream, derived_seed
 from bayesify.posteriors import Delta
@@ -22,8 +23,8 @@ _UNIT = 2.0**-63
 class RewardAgent(ABC):
     """Takes the action whose reward it thinks the highest, of equal ones any.
 
-    Everything random is a function of the network's seed and of how often the agent acted and
-    learnt.
+    Everything random is a function of the network's seed, 0 for a plain one, and of how often the
+    agent acted and learnt.
 
     Args:
         model: see :class:`~bayesify.bandits.learning.RewardModel`.
@@ -48,9 +49,9 @@ class RewardAgent(ABC):
 
         Raises:
             ValueError: the context is no vector of finite numbers.
+            NonFiniteLossError: the network answers with NaN or infinity.
         """
-        context = torch.as_tensor(context)
-        action = self._chosen(context)
+        action = self._chosen(context_of(context))
         self.acts += 1
         return action
 
@@ -60,7 +61,7 @@ class RewardAgent(ABC):
         Raises:
             ValueError: context or reward is not finite, or there is no such action.
         """
-        self.rewards.observe(torch.as_tensor(context), action, reward)
+        self.rewards.observe(context_of(context), action, reward)
 
     def learn(self) -> None:
         """Train on minibatches of what is remembered.

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsFloat
 
-__all__ = ["Discrete", "Environment"]
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Discrete", "Environment", "context_of"]
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,24 @@ class Environment(Protocol):
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Act; returns the next observation, reward, terminated, truncated and ``info``."""
+
+
+def context_of(observation: Any) -> Tensor:
+    """An observation as a tensor of its own: an environment may write the next in its place.
+
+    Raises:
+        ValueError: it is not made of numbers.
+
+    Example:
+        >>> context_of(np.arange(3.0)[::-1])
+        tensor([2., 1., 0.], dtype=torch.float64)
+    """
+    if isinstance(observation, Tensor):
+        return observation.detach().clone()
+    try:
+        return torch.from_numpy(np.array(observation, order="C"))
+    except (TypeError, ValueError):
+        raise ValueError(
+            "an observation must be a vector of numbers, array or tensor, got "
+            f"{type(observation).__name__}; flatten it, as by a wrapper of the environment"
+        ) from None

@@ -17,14 +17,14 @@ from bayesify import stateless
 from bayesify.bandits.replay import ReplayBuffer
 from bayesify.elbo import ELBO
 from bayesify.fused import TrainingStep
-from bayesify.likelihoods import GaussianLikelihood
+from bayesify.likelihoods import CategoricalLikelihood, GaussianLikelihood
 from bayesify.module import BayesianModule
 from bayesify.noise import Stream, derived_seed
 from bayesify.posteriors import Delta
 from bayesify.random_network import as_tensor
 from bayesify.training import NonFiniteLossError
 from bayesify.training.checkpoint import check_same, load_trained, trained_parts
-from bayesify.training.minibatches import kept_generators
+from bayesify.training.minibatches import generators_seed, kept_generators
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.steps import make_step
 
@@ -51,6 +51,7 @@ class Learning:
             there are, each with a 64th of the KL: 4096.
 
     Raises:
+        TypeError: a number that must be whole is not.
         ValueError: a number is out of its range.
 
     Example:
@@ -72,7 +73,11 @@ class Learning:
         """Check the numbers that no other part does."""
         for name in ("buffer_size", "batch_size", "updates", "num_samples", "least_data"):
             value = getattr(self, name)
-            if not callable(value) and value < 1:
+            if name == "updates" and callable(value):
+                continue
+            if not isinstance(value, int):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+            if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not (self.reward_scale > 0.0 and math.isfinite(self.reward_scale)):
             raise ValueError(f"reward_scale must be positive and finite, got {self.reward_scale}")
@@ -98,7 +103,7 @@ class RewardModel:
 
     Raises:
         TypeError: ``model`` is no network.
-        ValueError: ``num_actions`` is below 1.
+        ValueError: ``num_actions`` is below 1, or the likelihood is of classes.
 
     Example:
         >>> rewards = RewardModel(nn.Linear(3 + 2, 1), 2, Learning(updates=1))
@@ -120,6 +125,11 @@ class RewardModel:
             if isinstance(model, BayesianModule)
             else BayesianModule(model, likelihood=GaussianLikelihood(), posterior=Delta)
         )
+        if isinstance(self.bnn.likelihood, CategoricalLikelihood):
+            raise ValueError(
+                "rewards are numbers and no classes: the network's likelihood must be such as "
+                "GaussianLikelihood(), got CategoricalLikelihood, which is BayesianModule's default"
+            )
         self.num_actions, self.learning = num_actions, learning
         mean = self.bnn.posterior.mean
         self._dtype, self._device = mean.dtype, mean.device
@@ -151,6 +161,7 @@ class RewardModel:
         Raises:
             ValueError: the context is no vector of finite numbers, or the network does not answer
                 with one number for each action.
+            NonFiniteLossError: it answers with NaN or infinity.
         """
         contexts = self._checked(context).expand(self.num_actions, -1)
         inputs = torch.cat([contexts, self._actions], 1).to(self._device)
@@ -162,6 +173,11 @@ class RewardModel:
                 "the network must answer with one number for each context and action, shape "
                 f"(N, 1) or (N,), but of {self.num_actions} came {tuple(values.shape)}"
             )
+        if not bool(values.isfinite().all()):
+            raise NonFiniteLossError(
+                "the network answers with NaN or infinity: most likely its learning rate is too "
+                "high"
+            )
         self._target_shape = values.shape[1:]
         return values.flatten()
 
@@ -171,11 +187,11 @@ class RewardModel:
         Raises:
             ValueError: context or reward is not finite, or there is no such action.
         """
-        if not 0 <= action < self.num_actions:
-            raise ValueError(f"action must be from 0 to {self.num_actions - 1}, got {action}")
+        if action not in range(self.num_actions):
+            raise ValueError(f"action must be from 0 to {self.num_actions - 1}, got {action!r}")
         if not math.isfinite(reward):
             raise ValueError(f"a reward must be finite, got {reward}")
-        self.buffer.add(self._checked(context), action, reward)
+        self.buffer.add(self._checked(context), int(action), float(reward))
 
     def learn(self) -> None:
         """Take the steps of training that follow an interaction.
@@ -191,11 +207,12 @@ class RewardModel:
             self.expected(kept.contexts[0], self.mean_weights())
         if not bnn.net.training:
             elbo.train()
+        set_seed = generators_seed()
         with kept_generators():  # dropout's are functions of the step, too
             updates = learning.updates
             for _ in range(updates(self.buffer.added) if callable(updates) else updates):
                 draw = elbo.step
-                torch.default_generator.manual_seed(derived_seed(bnn.seed, Stream.DROPOUT, draw))
+                set_seed(derived_seed(bnn.seed, Stream.DROPOUT, draw))
                 contexts, actions, rewards = self.buffer.minibatch(
                     learning.batch_size, seed=bnn.seed, draw=draw
                 )
@@ -236,6 +253,11 @@ class RewardModel:
         """
         check_same(path, "number of actions", self.num_actions, meta["num_actions"])
         check_same(path, "way of learning", self.learning.to_json(), meta["learning"])
+        # Loading would bring the stored rate in the place of this one.
+        trained = {"type": meta["optimizer"]["type"], "lr": _rates(meta["optimizer"]["groups"])}
+        ours = type(self.optimizer).__name__
+        rates = _rates(self.optimizer.param_groups)
+        check_same(path, "optimizer", {"type": ours, "lr": rates}, trained)
         load_trained(path, self.elbo, self.optimizer, tensors, meta)
         prefix = "buffer."
         kept = {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
@@ -250,3 +272,7 @@ class RewardModel:
                 f"a context must be a vector of finite numbers, shape (d,), got {what}"
             )
         return vector
+
+
+def _rates(groups: list[dict[str, Any]]) -> list[float]:
+    return [float(group["lr"]) for group in groups]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from torch import Tensor
@@ -45,7 +46,7 @@ class MushroomBandit:
         self.action_space = Discrete(2)
         self._contexts = data.contexts
         self._poisonous: list[bool] = data.poisonous.tolist()
-        self._seed, self._interaction = seed, -1
+        self._seed, self._interaction = operator.index(seed), -1
 
     def reset(
         self,
@@ -55,7 +56,7 @@ class MushroomBandit:
     ) -> tuple[Tensor, dict[str, Any]]:
         """Show the next mushroom; with a seed the first of that seed."""
         if seed is not None:
-            self._seed, self._interaction = seed, -1
+            self._seed, self._interaction = operator.index(seed), -1
         self._interaction += 1
         return self._contexts[self._mushroom()], {}
 
@@ -70,7 +71,7 @@ class MushroomBandit:
         """
         if self._interaction < 0:
             raise RuntimeError("no mushroom was shown yet: call reset() before step()")
-        if int(action) not in (_PASS, _EAT) or int(action) != action:
+        if action not in (_PASS, _EAT):
             raise ValueError(f"an action must be 0 (pass) or 1 (eat), got {action!r}")
         poisonous = self._poisonous[self._mushroom()]
         reward = self._reward_of_eating(poisonous) if action == _EAT else 0.0

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bayesify.bandits.environment import Environment
+from bayesify.bandits.environment import Environment, context_of
 from bayesify.storage import StorageError, read_tensors, write_tensors
 from bayesify.training.interrupt import deferred_interrupt
 
@@ -21,7 +21,7 @@ class Agent(Protocol):
     """What :func:`play` needs; to play with a checkpoint, ``parts`` and ``load_parts`` too."""
 
     def act(self, context: Any) -> int:
-        """The action, from 0, for a context of shape (d,)."""
+        """The action, from 0, for a context, a tensor of shape (d,)."""
 
     def observe(self, context: Any, action: int, reward: float) -> None:
         """Be told what that action got."""
@@ -84,7 +84,8 @@ def play(
         agent: a ``ThompsonSampler``, an ``EpsilonGreedy``, or any other.
         environment: with Gymnasium's interface; it is reset first, and whenever it terminates.
         steps: interactions in all, those before a resume included.
-        seed: given to the first reset; None leaves the environment's own.
+        seed: given to the first reset; None leaves the environment's own. A run that goes on keeps
+            that with which it was begun.
         checkpoint: a file to which all state is written, and from which it goes on if it is there.
         every: so many interactions.
         on_progress: told how many interactions are done, after each.
@@ -94,7 +95,7 @@ def play(
 
     Raises:
         ValueError: a number is out of its range, agent and environment have other numbers of
-            actions, or the state of one of them cannot be saved.
+            actions, an observation is not of numbers, or a state cannot be saved.
         StorageError: the checkpoint is damaged, or of other settings.
 
     Example:
@@ -119,7 +120,7 @@ def play(
     if path is not None and path.exists():
         state.read(path)
     else:
-        state.context, _ = environment.reset(seed=seed)
+        state.context = context_of(environment.reset(seed=seed)[0])
     with deferred_interrupt() as interrupt:
         for done in range(state.done, steps):
             action = agent.act(state.context)
@@ -127,7 +128,8 @@ def play(
             agent.observe(state.context, action, float(reward))
             agent.learn()
             state.add(action, float(reward), float(info.get("best_reward", "nan")))
-            state.context = environment.reset()[0] if terminated or truncated else following
+            following = environment.reset()[0] if terminated or truncated else following
+            state.context = context_of(following)
             if path is not None and (
                 (done + 1) % every == 0 or done + 1 == steps or interrupt.requested
             ):
@@ -142,7 +144,7 @@ def play(
 class _Playing:
     """Where a run stands."""
 
-    context: Any
+    context: Tensor
 
     def __init__(self, agent: Any, environment: Any, steps: int) -> None:
         self._agent, self._environment = agent, environment
@@ -163,7 +165,7 @@ class _Playing:
         tensors, meta = self._agent.parts()
         for name, part in vars(self.record).items():
             tensors[f"record.{name}"] = part[: self.done]
-        tensors["context"] = torch.as_tensor(self.context)
+        tensors["context"] = self.context
         environment = self._environment.state_dict()
         write_tensors(path, tensors, {"kind": "play", "environment": environment, **meta})
 
@@ -186,6 +188,11 @@ class _Playing:
 
 def _first_action(agent: Any, environment: Environment) -> int:
     space = environment.action_space
+    if not hasattr(space, "n"):
+        raise ValueError(
+            "the environment's actions must be the numbers 0 to n - 1, an action_space such as "
+            f"Discrete(n), got {type(space).__name__}"
+        )
     wanted = getattr(agent, "num_actions", None)
     if wanted is not None and wanted != space.n:
         raise ValueError(

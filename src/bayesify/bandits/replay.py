@@ -75,7 +75,7 @@ class ReplayBuffer:
                 f"{tuple(context.shape)}"
             )
         place = self.added % self.capacity
-        contexts[place], actions[place], rewards[place] = context, action, reward
+        contexts[place], actions[place], rewards[place] = context.detach(), action, reward
         self.added += 1
 
     @property

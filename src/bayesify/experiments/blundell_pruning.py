@@ -100,7 +100,7 @@ def _left(of: Sequence[Row], fraction: float) -> str:
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
-    """The pruning curve, and figure 4 of the widest tempered network."""
+    """The pruning curve, and figure 4 of the first of the networks that is there."""
     import numpy as np
     import torch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesify.inputs import Inputs
 from bayesify.noise import Stream, derived_seed
 
-__all__ = ["Loader", "kept_generators", "minibatches", "num_data_of"]
+__all__ = ["Loader", "generators_seed", "kept_generators", "minibatches", "num_data_of"]
 
 
 class Loader(Protocol):
@@ -38,10 +38,7 @@ def minibatches(
     epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
     _seed_loader(loader, epoch, epoch_seed)
     length = len(loader)
-    # Without an accelerator torch.manual_seed remembers its caller for each kind that there could
-    # be, at every call: for a small network a sixth of a step's time.
-    processor_only = not torch.accelerator.is_available()
-    set_seed = torch.default_generator.manual_seed if processor_only else torch.manual_seed
+    set_seed = generators_seed()
     with kept_generators():
         set_seed(epoch_seed)
         iterator = iter(loader)
@@ -73,6 +70,14 @@ def _seed_loader(loader: Loader, epoch: int, epoch_seed: int) -> None:
             generator.manual_seed(epoch_seed)
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(epoch)
+
+
+def generators_seed() -> Callable[[int], object]:
+    """What seeds torch's global generators, those of all devices that there are."""
+    # Without an accelerator torch.manual_seed remembers its caller for each kind that there could
+    # be, at every call: for a small network a sixth of a step's time.
+    processor_only = not torch.accelerator.is_available()
+    return torch.default_generator.manual_seed if processor_only else torch.manual_seed
 
 
 @contextmanager
