@@ -161,6 +161,7 @@ def _cells(of: Sequence[Row]) -> str:
     )
 
 
+_YLABEL = "error on held-out images (%)"
 _DRAWN = ("bound", "paper-prior", "sparse-0.1", "dense-0.1")
 
 
@@ -177,7 +178,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         for name, of in by_unit(rows).items()
         if name in _DRAWN
     ]
-    return {"blundell-recipe": pruning_compared(curves)} if curves else {}
+    return {"blundell-recipe": pruning_compared(curves, ylabel=_YLABEL)} if curves else {}
 
 
 EXPERIMENT = Experiment(

@@ -161,7 +161,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     from bayesify.plots.weights import binned_densities
 
     found, made = by_unit(rows), {}
-    panels, densities = {}, {}
+    panels: dict[str, list[Curve]] = {}
+    densities: dict[int, dict[str, Any]] = {}
     for width in WIDTHS:
         curves = []
         for name in REPORTED:
@@ -169,15 +170,16 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
                 runs = [row["metrics"]["curves"]["test_error"] for row in of]
                 curves.append(Curve.by_epoch(METHODS[name].title, runs))
                 if name != "gaussian":
-                    densities[width, METHODS[name].title] = of[0]["metrics"]["density"]
+                    of_width = densities.setdefault(width, {})
+                    of_width[METHODS[name].title] = of[0]["metrics"]["density"]
         if curves:
             panels[f"2x{width}"] = curves
     if panels:
         made["blundell-error"] = curves_compared(panels, ylabel="test error (%)", top=_TOP)
     if densities:
-        widest = max(width for width, _ in densities)
-        shown = {title: each for (width, title), each in densities.items() if width == widest}
-        made["blundell-densities"] = binned_densities(shown)
+        # The paper's is of 2x1200: the widest of which all three are there, or most.
+        most = max(densities, key=lambda width: (len(densities[width]), width))
+        made["blundell-densities"] = binned_densities(densities[most])
     return made
 
 
