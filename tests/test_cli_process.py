@@ -31,11 +31,9 @@ COMMANDS = ("train", "evaluate", "prune", "inspect", "report", "data", "data lis
 
 @pytest.fixture(autouse=True)
 def quick() -> Iterator[None]:
-    """Quick runs, and Ctrl-C is heard, also where the tests were started in the background."""
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Quick runs."""
     with quick_runs():
         yield
-    signal.signal(signal.SIGINT, previous)
 
 
 # -------------------------------------------------------------------------- full disks and Ctrl-C

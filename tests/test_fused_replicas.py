@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,14 +21,6 @@ pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler"),
     pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c() -> Iterator[None]:
-    """As in a terminal; whoever starts the tests may have it ignored."""
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, previous)
 
 
 COUNT, NUM_DATA, EPOCHS = 3, 96, 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,14 +28,6 @@ from bayesify.training.schedules import cosine
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 NAME, EPOCHS, BATCHES = "checkpoint.safetensors", 3, 3
 TIMES = ("seconds", "data_per_second", "images_per_second", "epoch_seconds", "seconds_train")
-
-
-@pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """Ctrl-C is heard, also where the tests were started in the background."""
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, previous)
 
 
 class CrashError(Exception):

@@ -74,15 +74,14 @@ def table(rows: Sequence[Row]) -> str:
     return (
         "Test error in percent of the mean weights with the weights of the lowest signal-to-noise "
         "ratio removed and nothing trained after that; mean +- standard error over seeds "
-        f"({seeds}).\n\n" + "\n".join([*lines, *left]) + "\n"
+        f"({seeds}). The prior of all: a scale mixture with pi {SCALE_MIXTURE['pi']:g} and a spike "
+        f"of std {SCALE_MIXTURE['std2']:g}.\n\n" + "\n".join([*lines, *left]) + "\n"
     )
 
 
 def _title(row: Row) -> str:
     settings = row["config"]["settings"]
-    temperature = settings.get("temperature", 1.0)
-    prior = f"pi {settings['pi']:g}, spike {settings['std2']:.2g}"
-    return f"2x{settings['hidden'][0]}, temperature {temperature:g}, {prior}"
+    return f"2x{settings['hidden'][0]}, temperature {settings.get('temperature', 1.0):g}"
 
 
 def _parts(of: Sequence[Row], fraction: float) -> list[dict[str, Any]]:
@@ -110,7 +109,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     found = by_unit(rows)
     curves = [
         Curve(
-            "paper, 2x1200 (quoted)",
+            "paper (quoted), 2x1200",
             list(REPORTED_PRUNED),
             [list(REPORTED_PRUNED.values())],
             reported=True,
