@@ -58,6 +58,7 @@ def _trials() -> dict[str, Trial]:
         "longer": Trial("epochs", "200", {**bound, "epochs": 200}),
         "no-warmup": Trial("KL warm-up", "none", _without_warmup(bound)),
         "linear-warmup": Trial("KL warm-up", "a straight line", {**bound, "kl_warmup_power": 1.0}),
+        "late-warmup": Trial("KL warm-up", "eighth power", {**bound, "kl_warmup_power": 8.0}),
         "paper-prior": Trial("prior", "T 1, spike exp(-8), pi .75, std .04 at the start", dense),
         "gaussian": Trial("prior", "N(0, .4^2)", {**GAUSSIAN, "epochs": EPOCHS}),
         "slow-rho": Trial("rate of rho", "x0.2", {**bound, "rho_lr_scale": 0.2}),
