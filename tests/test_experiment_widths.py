@@ -21,8 +21,7 @@ from bayesify.datasets import load_images
 from bayesify.experiments import Context, Experiment, Row, Unit, find_experiment, reproduce
 from bayesify.experiments.estimators import gradient_variance
 from bayesify.experiments.koca_dittmann import REPORTED as KOCA
-from bayesify.experiments.koca_dittmann import _weights
-from bayesify.experiments.networks import held_out
+from bayesify.experiments.networks import held_out, sampled_weights
 from bayesify.experiments.rahmanto_widths import REPORTED as RAHMANTO
 from bayesify.networks import mlp
 
@@ -117,10 +116,10 @@ def test_what_is_held_out_is_not_trained_on() -> None:
 def test_the_density_of_weights_is_of_a_sample() -> None:
     """Of the means alone it would be narrower: N(0, .3^2) against N(0, .4^2 + .3^2)."""
     net = mlp(300, (300,), 10, init_std=0.3)
-    drawn = _weights(BayesianModule(net, init_std=0.4), seed=0).detach()
+    drawn = sampled_weights(BayesianModule(net, init_std=0.4), seed=0).detach()
     assert float(drawn.std()) == pytest.approx(0.5, rel=0.01)
     plain = BayesianModule(net, posterior=Delta)
-    assert torch.equal(_weights(plain, seed=0), plain.posterior.mean)
+    assert torch.equal(sampled_weights(plain, seed=0), plain.posterior.mean)
 
 
 def koca_row(unit: str, seed: int, error: float | None) -> Row:

@@ -17,10 +17,17 @@ from bayesify.baselines import DeepEnsemble
 from bayesify.datasets import ImageData, load_images
 from bayesify.experiments.averages import TrajectoryMean
 from bayesify.experiments.experiment import Context, Row, Unit
-from bayesify.experiments.networks import curve, held_out, histogram, settings_of, trained
+from bayesify.experiments.networks import (
+    curve,
+    held_out,
+    histogram,
+    sampled_weights,
+    settings_of,
+    trained,
+)
 from bayesify.metrics import classification_metrics
 from bayesify.module import BayesianModule
-from bayesify.noise import NoiseKey, Stream, derived_seed
+from bayesify.noise import Stream, derived_seed
 from bayesify.posteriors import Delta
 from bayesify.pruning import snr_decibels
 from bayesify.runs import RunConfig
@@ -28,17 +35,9 @@ from bayesify.runs.measure import evaluate, prune_table
 from bayesify.training.history import History
 
 __all__ = [
-    *("DROPOUT", "FRACTIONS", "GAUSSIAN", "PRUNABLE", "REPORTED", "REPORTED_PRUNED"),
-    *(
-        "SCALE_MIXTURE",
-        "SGD",
-        "TEMPERED",
-        "WIDTHS",
-        "by_unit",
-        "images",
-        "network_unit",
-        "run_network",
-    ),
+    *("DROPOUT", "GAUSSIAN", "PRUNABLE", "SCALE_MIXTURE", "SGD", "TEMPERED"),
+    *("FRACTIONS", "REPORTED", "REPORTED_PRUNED", "WIDTHS"),
+    *("by_unit", "images", "network_unit", "pruned_errors", "run_network"),
 ]
 
 WIDTHS = (400, 800, 1200)
@@ -71,8 +70,8 @@ _COMMON: dict[str, Any] = {
     "test_samples": 100,
 }
 #: The bound itself, as ``blundell_recipe`` found it best. Its spike is one that a weight can fall
-#: into: one of exp(-8), as the paper's, is far below any std at the start, and stays empty. The KL
-#: rises late, and so do the standard deviations, when the rate is low already.
+#: into: one of exp(-8), as the paper's, is far below the std at the start, and stays empty. The KL
+#: rises late, when the rate is low already.
 SCALE_MIXTURE: dict[str, Any] = {
     **_COMMON,
     "prior": "scale-mixture",
@@ -98,7 +97,7 @@ GAUSSIAN: dict[str, Any] = {
 _TEMPERED: dict[str, Any] = {
     name: value for name, value in SCALE_MIXTURE.items() if name != "kl_warmup_power"
 } | {"kl_warmup": 0.2}
-#: The least error: a weak KL, the paper's spike, and many small steps.
+#: A weak KL, the paper's spike, and many small steps.
 TEMPERED: dict[str, Any] = {
     **_TEMPERED,
     "lr": 5e-4,
@@ -109,7 +108,7 @@ TEMPERED: dict[str, Any] = {
     "init_std": 0.04,
     "temperature": 0.1,
 }
-#: The most that can be removed at a low error.
+#: A weaker one, with the spike of the bound's recipe.
 PRUNABLE: dict[str, Any] = {**_TEMPERED, "temperature": 0.03}
 FRACTIONS = (0.5, 0.75, 0.95, 0.98, 0.99)
 #: Weight samples behind each averaged error of a pruned network.
@@ -174,7 +173,7 @@ def run_network(unit: Unit, context: Context) -> dict[str, Any]:
     metrics: dict[str, Any] = {
         "test": measured["test"],
         "curves": _curves(history),
-        "density": histogram(_sampled_weights(bnn, unit.seed), _LIMIT),
+        "density": histogram(sampled_weights(bnn, unit.seed), _LIMIT),
     }
     if isinstance(bnn.posterior, Delta):
         return metrics
@@ -214,14 +213,6 @@ def _curves(history: History) -> dict[str, list[float]]:
     return {ours: curve(history, key) for ours, key in names.items()}
 
 
-def _sampled_weights(bnn: BayesianModule, seed: int) -> Tensor:
-    """One sample of q; of a point its only one."""
-    noise = bnn.posterior.noise(NoiseKey(seed, Stream.PREDICTION, 0), range(1))
-    weights = bnn.posterior.draw(noise).weights
-    assert weights is not None
-    return weights[0]
-
-
 def _quantiles(decibels: Tensor) -> list[float]:
     """So many of them, in order; -inf, a mean of exactly 0, as a number that JSON has."""
     ordered = decibels.double().clamp_min(-1e3).sort().values
@@ -235,3 +226,9 @@ def by_unit(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for row in rows:
         found.setdefault(row["unit"], []).append(row)
     return found
+
+
+def pruned_errors(of: Sequence[Row], fraction: float) -> list[float]:
+    """Of each run that was pruned, the error in percent with such a share of weights removed."""
+    parts = [part for row in of for part in row["metrics"].get("pruned", [])]
+    return [part["error_mean_weights"] for part in parts if part["fraction"] == fraction]

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bayesify.experiments.blundell import (
+    FRACTIONS,
     GAUSSIAN,
     PRUNABLE,
     SCALE_MIXTURE,
@@ -19,6 +20,7 @@ from bayesify.experiments.blundell import (
     TEMPERED,
     by_unit,
     network_unit,
+    pruned_errors,
     run_network,
 )
 from bayesify.experiments.cells import cell
@@ -42,7 +44,6 @@ class Trial(NamedTuple):
     lever: str
     what: str
     settings: dict[str, Any]
-    width: int = 400
     cost: float = 1.0
     more: Mapping[str, Any] = MappingProxyType({})
 
@@ -93,8 +94,9 @@ def _without_warmup(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 #: A change from a recipe each, or the recipe itself.
 TRIALS: Mapping[str, Trial] = MappingProxyType(_trials())
-
-
+_YLABEL = "error on held-out images (%)"
+#: In the figure.
+_DRAWN = ("bound", "paper-prior", "sparse-0.1", "dense-0.1")
 #: One of each kind of unit.
 _QUICK = ("plain", "averaged-weights", "ensemble", "dense-0.1")
 
@@ -105,9 +107,9 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
     for seed in seeds:
         for name in _QUICK if quick else TRIALS:
             trial = TRIALS[name]
-            settings = {**trial.settings, "hidden": [trial.width, trial.width]}
+            settings = {**trial.settings, "hidden": [400, 400]}
             epochs = settings["epochs"] * settings.get("train_samples", 1)
-            seconds = 6.0 + _SECONDS * trial.cost * epochs * (trial.width / 400) ** 1.5
+            seconds = 6.0 + _SECONDS * trial.cost * epochs
             more = {"held_out": _HELD_OUT, **trial.more}
             made.append(network_unit(name, seed, settings, seconds, quick=quick, **more))
     return made
@@ -125,8 +127,8 @@ def table(rows: Sequence[Row]) -> str:
         if name in found:
             lines.append(f"| {trial.lever} | {trial.what} | {_cells(found[name])} |")
     return (
-        "Error in percent on 10,000 training images held out, at the last epoch; 2x400 unless "
-        "said. Averaged over weight samples, as is the nll.\n\n" + "\n".join(lines) + "\n"
+        "Error in percent of 2x400 on 10,000 training images held out, at the last epoch. Averaged "
+        "over weight samples, as is the nll.\n\n" + "\n".join(lines) + "\n"
     )
 
 
@@ -134,20 +136,7 @@ def _cells(of: Sequence[Row]) -> str:
     settings, metrics = of[0]["config"]["settings"], [row["metrics"] for row in of]
     test = [each["test"] for each in metrics]
     plain = "baseline" in settings
-    pruned = ""
-    if "pruned" in metrics[0]:
-        pruned = " / ".join(
-            cell(
-                [
-                    p["error_mean_weights"]
-                    for m in metrics
-                    for p in m["pruned"]
-                    if p["fraction"] == f
-                ],
-                2,
-            )
-            for f in (0.75, 0.95, 0.98)
-        )
+    pruned = [pruned_errors(of, fraction) for fraction in (0.75, 0.95, 0.98)]
     kl = [each["kl_nats"] for each in metrics if "kl_nats" in each]
     return " | ".join(
         [
@@ -157,27 +146,27 @@ def _cells(of: Sequence[Row]) -> str:
             "" if plain else cell([each["error_predictive"] for each in test], 2),
             cell([each["nll"] for each in test], 4),
             cell(kl, 0) if kl else "",
-            pruned,
+            " / ".join(cell(errors, 2) for errors in pruned) if pruned[0] else "",
         ]
     )
 
 
-_YLABEL = "error on held-out images (%)"
-_DRAWN = ("bound", "paper-prior", "sparse-0.1", "dense-0.1")
-
-
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Pruning by temperature: the frontier between the error and what can be removed."""
+    """Pruning by prior and temperature: the error against what can be removed."""
     from bayesify.plots.compared import Curve, pruning_compared
 
+    found = by_unit(rows)
     curves = [
         Curve(
             "T 1, spike .01" if name == "bound" else TRIALS[name].what,
-            [part["fraction"] for part in of[0]["metrics"]["pruned"]],
-            [[part["error_mean_weights"] for part in row["metrics"]["pruned"]] for row in of],
+            (0.0, *FRACTIONS),
+            [
+                [part["error_mean_weights"] for part in row["metrics"]["pruned"]]
+                for row in found[name]
+            ],
         )
-        for name, of in by_unit(rows).items()
-        if name in _DRAWN
+        for name in _DRAWN
+        if name in found
     ]
     return {"blundell-recipe": pruning_compared(curves, ylabel=_YLABEL)} if curves else {}
 

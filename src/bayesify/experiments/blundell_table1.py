@@ -20,6 +20,7 @@ from bayesify.experiments.blundell import (
     WIDTHS,
     by_unit,
     network_unit,
+    pruned_errors,
     run_network,
 )
 from bayesify.experiments.cells import cell
@@ -63,9 +64,10 @@ def units(seeds: Sequence[int], quick: bool) -> list[Unit]:
     made = []
     for place, seed in enumerate(seeds):
         for name, method in METHODS.items():
-            for width in WIDTHS[:1] if quick or place or name not in REPORTED else WIDTHS:
-                if place and name not in REPORTED:
-                    continue
+            once = name not in REPORTED
+            if once and place:
+                continue
+            for width in WIDTHS[:1] if once or place or quick else WIDTHS:
                 settings = {**method.settings, "hidden": [width, width]}
                 if width > WIDTHS[0]:
                     settings["epochs"] = _WIDE_EPOCHS.get(name, settings["epochs"])
@@ -136,11 +138,7 @@ def _behind(title: str, of: Sequence[Row]) -> str:
     settings, metrics = of[0]["config"]["settings"], [row["metrics"] for row in of]
     test = [each["test"] for each in metrics]
     plain = "baseline" in settings
-    parts = [part for each in metrics for part in each.get("pruned", [])]
-    pruned = [
-        [part["error_mean_weights"] for part in parts if part["fraction"] == fraction]
-        for fraction in (0.95, 0.98)
-    ]
+    pruned = [pruned_errors(of, fraction) for fraction in (0.95, 0.98)]
     kl = [each["kl_nats"] for each in metrics if "kl_nats" in each]
     cells = [
         str(settings["epochs"]),

@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING, Any
 from bayesify.datasets import load_images
 from bayesify.experiments.cells import cell
 from bayesify.experiments.experiment import Context, Experiment, Row, Unit
-from bayesify.experiments.networks import curve, histogram, settings_of, trained
-from bayesify.noise import NoiseKey, Stream
+from bayesify.experiments.networks import curve, histogram, sampled_weights, settings_of, trained
 from bayesify.runs import RunConfig
 from bayesify.runs.measure import evaluate
 from bayesify.training import NonFiniteLossError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from bayesify.module import BayesianModule
 
 __all__ = ["EXPERIMENT", "REPORTED"]
 
@@ -138,15 +135,8 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
     if config.baseline is None:
         metrics |= {"kl_nats": measured["kl_nats"], "test_samples": config.test_samples}
     if unit.name in (_DENSITY, "plain", "dropout"):
-        metrics["density"] = histogram(_weights(bnn, unit.seed), _LIMIT)
+        metrics["density"] = histogram(sampled_weights(bnn, unit.seed), _LIMIT)
     return metrics
-
-
-def _weights(bnn: BayesianModule, seed: int) -> Any:
-    """One sample, as theirs; of a plain network its only one."""
-    posterior = bnn.posterior
-    noise = posterior.noise(NoiseKey(seed, Stream.PREDICTION, 0), range(1))
-    return posterior.draw(noise).weights[0]
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -17,12 +17,13 @@ from torch import Tensor
 from bayesify.datasets import ImageData
 from bayesify.experiments.experiment import Context, Progress
 from bayesify.module import BayesianModule
+from bayesify.noise import NoiseKey, Stream
 from bayesify.runs import RunConfig
 from bayesify.runs.folder import Run
 from bayesify.runs.train import train
 from bayesify.training.history import History
 
-__all__ = ["curve", "held_out", "histogram", "settings_of", "trained"]
+__all__ = ["curve", "held_out", "histogram", "sampled_weights", "settings_of", "trained"]
 
 
 def trained(
@@ -83,6 +84,12 @@ def held_out(data: ImageData, count: int, generator: torch.Generator | None = No
         test_inputs=data.train_inputs[outside],
         test_targets=data.train_targets[outside],
     )
+
+
+def sampled_weights(bnn: BayesianModule, seed: int) -> Tensor:
+    """One sample of all random weights, shape (D,); of a point its only one."""
+    noise = bnn.posterior.noise(NoiseKey(seed, Stream.PREDICTION, 0), range(1))
+    return bnn.posterior.draw(noise).weights[0]
 
 
 def histogram(values: Tensor, limit: float, bins: int = 161) -> dict[str, Any]:
