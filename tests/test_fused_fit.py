@@ -13,7 +13,7 @@ import torch
 from tests import test_resume
 from tests.cases import Case
 from tests.fused import distance, has_compiler, needs_compiler, use_counter_noise
-from tests.test_resume import NAME, CrashError, Setup, Stop, crash, heard, timeless
+from tests.test_resume import NAME, CrashError, Setup, Stop, crash, timeless
 from tests.test_training import N
 from tests.test_training_random import with_dropout
 from torch import Tensor
@@ -28,7 +28,6 @@ from bayesify.training import NonFiniteLossError
 from bayesify.training.history import History
 from bayesify.training.schedules import cosine
 
-__all__ = ["heard"]
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 EPOCHS, BATCH = 3, 8
 each_step = pytest.mark.parametrize("step", [pytest.param("fused", marks=needs_compiler), "plain"])

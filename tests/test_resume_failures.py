@@ -39,14 +39,6 @@ TRAIN += ["--threads", "1", "--epochs", "12", "--test-samples", "2", "--out"]
 # --------------------------------------------------------------------------------------- kill -9
 
 
-@pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """Ctrl-C is heard, also where the tests were started in the background."""
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, previous)
-
-
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures and pruning tables, which are tested elsewhere and take seconds."""

@@ -26,15 +26,6 @@ from bayesify.pruning import prune
 from bayesify.training import ConvergenceWarning
 from bayesify.training.convergence import STD_RESIDUAL_LIMIT, std_residual
 
-
-@pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """Ctrl-C is heard, also where the tests were started in the background."""
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, previous)
-
-
 ignored = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 quick: Any = {"epochs": 2, "optimizer": partial(SGD, lr=0.1)}
 
