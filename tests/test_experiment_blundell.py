@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from bayesify.experiments.blundell import (
 )
 from bayesify.networks import mlp
 from bayesify.runs import RunConfig
-from bayesify.storage import write_tensors
+from bayesify.storage import read_tensors, write_tensors
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the posterior's standard deviations:UserWarning"),
@@ -108,9 +110,18 @@ def test_settings_are_chosen_without_the_test_images() -> None:
     assert torch.equal(images(other, Context()).test_inputs, data.test_inputs)
 
 
-def small(**more: Any) -> Unit:
-    settings = {"hidden": [400, 400], "epochs": 9, "test_samples": 9}
+def small(settings: Mapping[str, Any] | None = None, **more: Any) -> Unit:
+    settings = {"hidden": [400, 400], "epochs": 9, "test_samples": 9, **(settings or {})}
     return network_unit("small", 3, settings, 1.0, quick=True, **more)
+
+
+def test_the_shape_of_the_warm_up_is_heard() -> None:
+    """The weaker the KL while it rises, the larger it is in the end."""
+    kls = []
+    for power in (1.0, 8.0):
+        unit = small({"kl_warmup": 0.9, "kl_warmup_power": power, "init_std": 0.02, "lr": 1e-2})
+        kls.append(run_network(unit, Context())["kl_nats"])
+    assert kls[0] < 0.99 * kls[1]
 
 
 def test_an_ensemble_is_more_than_its_members(tmp_path: Path) -> None:
@@ -119,8 +130,9 @@ def test_an_ensemble_is_more_than_its_members(tmp_path: Path) -> None:
     together = run_network(small(members=3), context)["test"]
     alone = run_network(small(), Context())["test"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["member-0", "member-1", "member-2"]
-    weights = {p.read_bytes() for p in tmp_path.glob("*/checkpoint.safetensors")}
-    assert len(weights) == 3
+    states = [read_tensors(p)[0] for p in tmp_path.glob("*/checkpoint.safetensors")]
+    means = [state["posterior.mean"] for state in states]
+    assert not any(torch.equal(*pair) for pair in combinations(means, 2))
     assert told == sorted(told)
     assert told[-1] == 1.0
     assert together["nll"] < alone["nll"]
