@@ -137,6 +137,10 @@ def test_the_agents_are_what_their_names_say() -> None:
             assert agent.epsilon == dict(zip(NAMES[1:], (0.0, 0.01, 0.05), strict=True))[unit.name]
             assert isinstance(rewards.bnn.posterior, Delta)
             assert rewards.elbo.temperature == 0.0
+        # More minibatches while there are few data.
+        updates, early = rewards.learning.updates, unit.config["early_interactions"]
+        assert callable(updates)
+        assert [updates(seen) for seen in (1, early, early + 1)] == [16, 16, 1]
 
 
 # ------------------------------------------------------------------------- what is made of a record
