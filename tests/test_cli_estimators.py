@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.test_cli import as_json, quick_runs
+from torch import nn
 
 from bayesify import Flipout, LocalReparameterization, Perturbation, WeightSampling
 from bayesify.runs import Run
@@ -61,3 +62,26 @@ def test_a_convolutional_baseline(baseline: str, tmp_path: Path) -> None:
         found = as_json("inspect", tmp_path / "run")
     assert metrics["num_weights"] == 61_706
     assert found["parameters"][0]["treatment"] is None
+
+
+PROBABILITIES = {
+    "none": ([], []),
+    "pixels": (["--dropout-input", "0.2"], [0.2]),
+    "both": (["--dropout-input", "0.2", "--dropout-hidden", "0.3"], [0.2, 0.3]),
+    "baseline": (["--baseline", "dropout"], [0.2, 0.5]),
+}
+
+
+@pytest.mark.parametrize("name", PROBABILITIES)
+def test_units_are_dropped_in_training_where_it_is_asked_for(name: str, tmp_path: Path) -> None:
+    options, asked = PROBABILITIES[name]
+    out = tmp_path / "run"
+    samples = [] if "--baseline" in options else OPTIONS[-2:]
+    with quick_runs():
+        as_json("train", "mnist", "--out", out, *MLP, *OPTIONS[:-2], *samples, *options)
+    bnn = Run.open(out).load_module()
+    assert [layer.p for layer in bnn.net.modules() if isinstance(layer, nn.Dropout)] == asked
+    # Not in answers: they are the same each time.
+    inputs = torch.rand(5, 784)
+    answers = [bnn.predict(inputs, num_samples=2).mean for _ in range(2)]
+    assert torch.equal(*answers)

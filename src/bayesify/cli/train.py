@@ -189,11 +189,19 @@ def train(
     ] = None,
     dropout_input: Annotated[
         float | None,
-        _option("Probability of dropping a pixel.", _DEFAULT.dropout_input, _BASELINE),
+        _option(
+            "Probability of dropping a pixel.",
+            f"0; dropout baseline {_DROPOUT.dropout_input}",
+            _TRAINING,
+        ),
     ] = None,
     dropout_hidden: Annotated[
         float | None,
-        _option("Probability of dropping a unit.", _DEFAULT.dropout_hidden, _BASELINE),
+        _option(
+            "Probability of dropping a unit.",
+            f"0; dropout baseline {_DROPOUT.dropout_hidden}",
+            _TRAINING,
+        ),
     ] = None,
     limit: Annotated[int | None, _option("Use only the first N training images, or rows.")] = None,
     precision: Annotated[

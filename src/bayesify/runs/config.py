@@ -18,7 +18,10 @@ __all__ = ["BASELINES", "ConfigError", "RunConfig"]
 # The paper's optimiser, each with the better of the rates 0.1 and 0.02.
 _BASELINE_DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "batch_size": 128},
-    "dropout": {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "batch_size": 128},
+    "dropout": {
+        **{"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "batch_size": 128},
+        **{"dropout_input": 0.2, "dropout_hidden": 0.5},
+    },
 }
 #: Steps of training to a row of the history, where a pass over a small table is fewer.
 _STEPS_PER_EPOCH = 50
@@ -50,8 +53,9 @@ class RunConfig:
         std2: the other component's.
         init_std: the posterior's standard deviation at the start.
         mean_init_std: draw initial means from N(0, x^2); None keeps torch's initial values.
-        dropout_input: probability of dropping a pixel, for the dropout baseline.
-        dropout_hidden: probability of dropping a hidden unit.
+        dropout_input: probability of dropping a pixel in training, of the dropout baseline (.2)
+            or of Bayes by Backprop (0).
+        dropout_hidden: probability of dropping a hidden unit (.5 and 0).
         estimator: how noise enters: ``"sampling"``, ``"antithetic"`` (sampling in pairs),
             ``"local"``, ``"local-per-position"`` or ``"flipout"``.
         kl: how the KL is computed.
@@ -104,8 +108,8 @@ class RunConfig:
     std2: float = math.exp(-8.0)
     init_std: float = 0.02
     mean_init_std: float | None = None
-    dropout_input: float = 0.2
-    dropout_hidden: float = 0.5
+    dropout_input: float = 0.0
+    dropout_hidden: float = 0.0
     estimator: str = "sampling"
     kl: str = "auto"
     kl_weighting: str = "uniform"

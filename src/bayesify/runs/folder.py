@@ -252,11 +252,8 @@ class Run:
                 noise=config.noise if config.task == "regression" else None,  # type: ignore[arg-type]
                 seed=config.seed,
             )
-        dropout = (
-            (config.dropout_input, config.dropout_hidden) if config.baseline == "dropout" else None
-        )
         options: dict[str, Any] = {
-            "dropout": dropout,
+            "dropout": (config.dropout_input, config.dropout_hidden),
             "init_std": config.mean_init_std,
             "seed": config.seed,
         }

@@ -142,7 +142,7 @@ def idle(config: Any) -> list[str]:
         names += ["prior", "init_std", "estimator", "kl", "kl_weighting", "kl_warmup"]
         names += ["kl_warmup_power"]
         names += ["temperature", "train_samples", "test_samples", "rho_lr_scale", "step"]
-    if config.baseline != "dropout":
+    if config.baseline == "sgd" or config.net == "table":
         names += ["dropout_input", "dropout_hidden"]
     if config.baseline is not None or config.prior != "scale-mixture":
         names += ["pi", "std1", "std2"]
