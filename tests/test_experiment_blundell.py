@@ -73,6 +73,9 @@ def test_what_is_called_the_bound_is_the_bound() -> None:
         config = RunConfig.of("mnist", **{**settings, "hidden": tuple(settings["hidden"])})
         assert "held_out" not in unit.config
         assert config.limit is None
+        if config.baseline is None:
+            noise = (config.dropout_input, config.dropout_hidden)
+            assert noise == ((0.2, 0.0) if unit.name.startswith("dropped") else (0.0, 0.0))
         if unit.name.startswith("tempered"):
             assert config.temperature != 1.0
         elif config.baseline is None:

@@ -1,8 +1,8 @@
 """Pruning by signal-to-noise: table 2 of Blundell et al. 2015, and figure 4.
 
 One network is trained, then a share of its weights is removed, those of the lowest |mean| / std;
-nothing is trained again after that. A network trained on the bound itself stands beside tempered
-ones, which keep more weights.
+nothing is trained again after that. Of three networks two are trained on the bound itself, one of
+them with noise on its inputs; one is tempered.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from bayesify.experiments.blundell import (
+    DROPPED,
     FRACTIONS,
     PRUNABLE,
     REPORTED_PRUNED,
@@ -31,6 +32,7 @@ __all__ = ["EXPERIMENT"]
 
 #: By unit: settings, width, seconds an epoch on one core; figure 4 is of the first.
 _NETWORKS: dict[str, tuple[dict[str, Any], int, float]] = {
+    "dropped-1200": (DROPPED, 1200, 8.5),
     "tempered-1200": (PRUNABLE, 1200, 8.0),
     "bound-400": (SCALE_MIXTURE, 400, 2.1),
 }
@@ -82,7 +84,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def _title(row: Row) -> str:
     settings = row["config"]["settings"]
-    return f"2x{settings['hidden'][0]}, temperature {settings.get('temperature', 1.0):g}"
+    title = f"2x{settings['hidden'][0]}, temperature {settings.get('temperature', 1.0):g}"
+    return f"{title}, pixels dropped" if settings.get("dropout_input") else title
 
 
 def _found(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bayesify.experiments.blundell import (
+    DROPPED,
     FRACTIONS,
     GAUSSIAN,
     PRUNABLE,
@@ -53,17 +54,34 @@ def _trials() -> dict[str, Trial]:
     cold = {**TEMPERED, "epochs": EPOCHS}
     dense = {**bound, "pi": 0.75, "std2": math.exp(-8.0), "init_std": 0.04}
     sparse = {**PRUNABLE, "epochs": EPOCHS}
+    dropped = {**DROPPED, "epochs": EPOCHS}
+    pixels = {**bound, "dropout_input": DROPPED["dropout_input"]}
     made = {
         "plain": Trial("no prior", "plain network, SGD", {**SGD, "epochs": EPOCHS}),
         "bound": Trial("-", "the recipe of the bound", bound),
         "longer": Trial("epochs", "200", {**bound, "epochs": 200}),
         "no-warmup": Trial("KL warm-up", "none", _without_warmup(bound)),
+        "squared-warmup": Trial("KL warm-up", "a square", {**bound, "kl_warmup_power": 2.0}),
         "linear-warmup": Trial("KL warm-up", "a straight line", {**bound, "kl_warmup_power": 1.0}),
         "late-warmup": Trial("KL warm-up", "eighth power", {**bound, "kl_warmup_power": 8.0}),
         "paper-prior": Trial("prior", "T 1, spike exp(-8), pi .75, std .04 at the start", dense),
         "gaussian": Trial("prior", "N(0, .4^2)", {**GAUSSIAN, "epochs": EPOCHS}),
         "slow-rho": Trial("rate of rho", "x0.2", {**bound, "rho_lr_scale": 0.2}),
         "wide-start": Trial("std at the start", ".1", {**bound, "init_std": 0.1}),
+        "pixels": Trial("noise on the inputs", "20 % of the pixels dropped", pixels),
+        "pixels-earlier": Trial(
+            "noise on the inputs", "20 % of the pixels dropped, warm-up squared", dropped
+        ),
+        "pixels-linear": Trial(
+            "noise on the inputs",
+            "20 % of the pixels dropped, warm-up a straight line",
+            {**dropped, "kl_warmup_power": 1.0},
+        ),
+        "units": Trial(
+            "noise on the inputs",
+            "20 % of the pixels and of the hidden units dropped",
+            {**pixels, "dropout_hidden": 0.2},
+        ),
         "antithetic": Trial(
             "samples", "a pair a step", {**bound, "estimator": "antithetic", "train_samples": 2}
         ),

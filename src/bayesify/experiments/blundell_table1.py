@@ -2,7 +2,7 @@
 
 Every number is of the last epoch of a run whose length was fixed before; settings were chosen on
 10,000 of the training images, see ``blundell_recipe``. What is no single network trained on the
-bound itself has a row of its own: the tempered one, and an ensemble.
+bound itself has a row of its own: noise on the inputs, a tempered one, an ensemble.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bayesify.experiments.blundell import (
     DROPOUT,
+    DROPPED,
     GAUSSIAN,
     REPORTED,
     SCALE_MIXTURE,
@@ -55,6 +56,9 @@ METHODS: dict[str, Method] = {
     "gaussian": Method("Bayes by Backprop, Gaussian prior", GAUSSIAN, 1.7),
     "scale-mixture": Method(
         "Bayes by Backprop, scale mixture", SCALE_MIXTURE, 1.7, every=(400, 1200), first=(800,)
+    ),
+    "dropped": Method(
+        "scale mixture, 20 % of the pixels dropped", DROPPED, 1.8, every=(400, 1200), first=()
     ),
     "tempered": Method("scale mixture, tempered", TEMPERED, 2.5, every=(), first=(400,)),
     "ensemble": Method(
