@@ -117,6 +117,16 @@ def test_numbers_that_are_not_whole_are_named(make: Callable[[], Learning]) -> N
         make()
 
 
+def test_contexts_of_another_length_are_named() -> None:
+    agent = thompson()
+    with pytest.raises(ValueError, match="rows of 6 numbers, 4 of a context and one for each of 2"):
+        agent.act(torch.ones(4))
+    agent.observe(torch.ones(3), 0, 1.0)
+    for call in (agent.act, lambda context: agent.observe(context, 0, 1.0)):
+        with pytest.raises(ValueError, match=r"must have shape \(3,\) as those before, got \(4,\)"):
+            call(torch.ones(4))
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_network_that_answers_with_no_number_is_named(value: float) -> None:
     linear = nn.Linear(3 + 2, 1)

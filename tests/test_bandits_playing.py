@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ STEPS = 23
 LEARNING = Learning(
     buffer_size=8, batch_size=4, updates=2, optimizer=partial(torch.optim.Adam, lr=0.01)
 )
+
+
+def adam(**options: Any) -> Learning:
+    return replace(LEARNING, optimizer=partial(torch.optim.Adam, lr=0.01, **options))
 
 
 def net() -> nn.Module:
@@ -240,6 +245,11 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
         (lambda: thompson(Learning(buffer_size=9, batch_size=4, updates=2)), "way of learning"),
         (lambda: thompson(Learning(8, 4, 2, optimizer=torch.optim.SGD)), "another optimizer"),
         (lambda: thompson(Learning(8, 4, 2)), r"another optimizer.*lr is \[0.001, .* and \[0.01, "),
+        (
+            lambda: thompson(adam(betas=(0.5, 0.9))),
+            r"another optimizer.*betas is \[\[0.5, .* and \[\[0.9, ",
+        ),
+        (lambda: thompson(adam(weight_decay=0.1)), "another optimizer.*weight_decay is "),
     ],
 )
 def test_a_checkpoint_of_another_agent_is_refused(
@@ -254,6 +264,30 @@ def test_a_checkpoint_of_another_agent_is_refused(
     after = state_of(agent)
     assert before.keys() == after.keys()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+class Counting(Fixed):
+    """Whose state has the names that a run's own parts have."""
+
+    def parts(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        learnt = torch.tensor(self.learnt)
+        return {"context": learnt, "record.actions": learnt}, {"kind": "of mine", "environment": 3}
+
+    def load_parts(self, path: Path, tensors: Any, meta: Any) -> None:  # noqa: ARG002
+        assert meta == {"kind": "of mine", "environment": 3}
+        assert tensors["record.actions"] == tensors["context"]
+        self.learnt = int(tensors["context"])
+        self.observed = [None] * self.learnt
+
+
+def test_an_agents_state_may_have_any_names(tmp_path: Path) -> None:
+    actions = [0, 1] * 5
+    whole = play(Counting(actions), MushroomBandit(few(), seed=1), 10)
+    play(Counting(actions), MushroomBandit(few(), seed=1), 4, checkpoint=tmp_path / "play")
+    agent = Counting(actions)
+    record = play(agent, MushroomBandit(few(), seed=1), 10, checkpoint=tmp_path / "play")
+    assert agent.learnt == 10
+    assert torch.equal(record.rewards, whole.rewards)
 
 
 def test_wrong_uses_are_named(tmp_path: Path) -> None:

@@ -159,14 +159,20 @@ class RewardModel:
         On the scale that the likelihood sees.
 
         Raises:
-            ValueError: the context is no vector of finite numbers, or the network does not answer
-                with one number for each action.
+            ValueError: the context is no vector of finite numbers or not as long as those before,
+                or the network does not take it or answer with one number for each action.
             NonFiniteLossError: it answers with NaN or infinity.
         """
         contexts = self._checked(context).expand(self.num_actions, -1)
         inputs = torch.cat([contexts, self._actions], 1).to(self._device)
         with stateless.evaluating(self.bnn.net):
-            outputs = [as_tensor(self.bnn.run_with(each, inputs)) for each in weights]
+            try:
+                outputs = [as_tensor(self.bnn.run_with(each, inputs)) for each in weights]
+            except RuntimeError as error:
+                raise ValueError(
+                    f"the network must take rows of {inputs.shape[1]} numbers, {len(context)} of a "
+                    f"context and one for each of {self.num_actions} actions, but: {error}"
+                ) from error
         values = self.bnn.likelihood.predictive(outputs, keep_samples=False).mean
         if values.shape not in ((self.num_actions,), (self.num_actions, 1)):
             raise ValueError(
@@ -253,11 +259,11 @@ class RewardModel:
         """
         check_same(path, "number of actions", self.num_actions, meta["num_actions"])
         check_same(path, "way of learning", self.learning.to_json(), meta["learning"])
-        # Loading would bring the stored rate in the place of this one.
-        trained = {"type": meta["optimizer"]["type"], "lr": _rates(meta["optimizer"]["groups"])}
-        ours = type(self.optimizer).__name__
-        rates = _rates(self.optimizer.param_groups)
-        check_same(path, "optimizer", {"type": ours, "lr": rates}, trained)
+        # Loading would bring the stored settings in the place of these.
+        ours, stored = self.optimizer.param_groups, meta["optimizer"]["groups"]
+        settings = {"type": type(self.optimizer).__name__, **_hyperparameters(ours)}
+        trained = {"type": meta["optimizer"]["type"], **_hyperparameters(stored)}
+        check_same(path, "optimizer", settings, trained)
         load_trained(path, self.elbo, self.optimizer, tensors, meta)
         prefix = "buffer."
         kept = {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
@@ -271,8 +277,12 @@ class RewardModel:
             raise ValueError(
                 f"a context must be a vector of finite numbers, shape (d,), got {what}"
             )
+        self.buffer.check(vector)
         return vector
 
 
-def _rates(groups: list[dict[str, Any]]) -> list[float]:
-    return [float(group["lr"]) for group in groups]
+def _hyperparameters(groups: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Of each, its value in every group: the rate is a number also where it is a tensor."""
+    names = sorted({name for group in groups for name in group} - {"params", "lr"})
+    settings = {name: [group.get(name) for group in groups] for name in names}
+    return {"lr": [float(group["lr"]) for group in groups], **settings}

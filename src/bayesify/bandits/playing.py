@@ -141,6 +141,9 @@ def play(
     return state.record
 
 
+_AGENT = "agent."
+
+
 class _Playing:
     """Where a run stands."""
 
@@ -162,12 +165,14 @@ class _Playing:
         self.done += 1
 
     def write(self, path: Path) -> None:
-        tensors, meta = self._agent.parts()
+        tensors, agent = self._agent.parts()
+        # Under a name of their own an agent's parts can be called anything.
+        tensors = {f"{_AGENT}{name}": part for name, part in tensors.items()}
         for name, part in vars(self.record).items():
             tensors[f"record.{name}"] = part[: self.done]
         tensors["context"] = self.context
         environment = self._environment.state_dict()
-        write_tensors(path, tensors, {"kind": "play", "environment": environment, **meta})
+        write_tensors(path, tensors, {"kind": "play", "environment": environment, "agent": agent})
 
     def read(self, path: Path) -> None:
         tensors, meta = read_tensors(path)
@@ -179,7 +184,8 @@ class _Playing:
                 f"{path} holds {done} interactions, more than the {len(self.record.actions)} asked "
                 "for; ask for as many, or use another file"
             )
-        self._agent.load_parts(path, tensors, meta)
+        parts = {n.removeprefix(_AGENT): t for n, t in tensors.items() if n.startswith(_AGENT)}
+        self._agent.load_parts(path, parts, meta["agent"])
         self._environment.load_state_dict(meta["environment"])
         self.context, self.done = tensors["context"], done
         for name, part in vars(self.record).items():

@@ -68,15 +68,23 @@ class ReplayBuffer:
                 torch.zeros(self.capacity, dtype=torch.int64),
                 torch.zeros(self.capacity, dtype=self._dtype),
             )
+        self.check(context)
         contexts, actions, rewards = self._kept
-        if context.shape != contexts.shape[1:]:
-            raise ValueError(
-                f"a context must have shape {tuple(contexts.shape[1:])} as those before, got "
-                f"{tuple(context.shape)}"
-            )
         place = self.added % self.capacity
         contexts[place], actions[place], rewards[place] = context.detach(), action, reward
         self.added += 1
+
+    def check(self, context: Tensor) -> None:
+        """See that a context is as long as those before.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if self._kept is not None and context.shape != self._kept.contexts.shape[1:]:
+            raise ValueError(
+                f"a context must have shape {tuple(self._kept.contexts.shape[1:])} as those "
+                f"before, got {tuple(context.shape)}"
+            )
 
     @property
     def interactions(self) -> Interactions:
