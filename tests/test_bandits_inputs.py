@@ -119,7 +119,7 @@ def test_numbers_that_are_not_whole_are_named(make: Callable[[], Learning]) -> N
 
 def test_contexts_of_another_length_are_named() -> None:
     agent = thompson()
-    with pytest.raises(ValueError, match="rows of 6 numbers, 4 of a context and one for each of 2"):
+    with pytest.raises(ValueError, match="failed on rows of 6 numbers, 4 of a context and"):
         agent.act(torch.ones(4))
     agent.observe(torch.ones(3), 0, 1.0)
     for call in (agent.act, lambda context: agent.observe(context, 0, 1.0)):

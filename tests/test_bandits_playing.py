@@ -266,6 +266,23 @@ def test_a_checkpoint_of_another_agent_is_refused(
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
+class CountingAdam(torch.optim.Adam):
+    """Keeps a number of its own beside the settings, as schedule-free optimisers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+        return super().step(closure)
+
+
+def test_what_an_optimiser_counts_is_no_setting(tmp_path: Path) -> None:
+    learning = replace(LEARNING, optimizer=partial(CountingAdam, lr=0.01))
+    play(thompson(learning), MushroomBandit(few()), 5, checkpoint=tmp_path / "play")
+    agent = thompson(learning)
+    play(agent, MushroomBandit(few()), 9, checkpoint=tmp_path / "play")
+    assert agent.rewards.optimizer.param_groups[0]["k"] == 18
+
+
 class Counting(Fixed):
     """Whose state has the names that a run's own parts have."""
 

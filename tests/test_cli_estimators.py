@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,35 @@ def test_units_are_dropped_in_training_where_it_is_asked_for(name: str, tmp_path
     inputs = torch.rand(5, 784)
     answers = [bnn.predict(inputs, num_samples=2).mean for _ in range(2)]
     assert torch.equal(*answers)
+
+
+def test_dropout_is_on_in_training_and_a_run_says_so(tmp_path: Path) -> None:
+    nll = {}
+    for name, options in (("with", ["--dropout-input", "0.3"]), ("without", [])):
+        with quick_runs():
+            as_json("train", "mnist", "--out", tmp_path / name, *MLP, *OPTIONS, *options)
+        nll[name] = Run.open(tmp_path / name).history()[-1]["nll"]
+        title = (tmp_path / name / "report.html").read_text()
+        assert ("Bayes by Backprop, dropout" in title) == (name == "with")
+    assert nll["with"] != nll["without"]
+
+
+@pytest.mark.parametrize("options", [[], ["--baseline", "sgd"], ["--baseline", "dropout"]])
+def test_a_run_from_before_bayesian_dropout_is_the_run_that_it_was(
+    options: list[str], tmp_path: Path
+) -> None:
+    """It had the baseline's probabilities among its settings, where they did nothing."""
+    samples = [] if options else OPTIONS[-2:]
+    with quick_runs():
+        as_json("train", "mnist", "--out", tmp_path, *MLP, *OPTIONS[:-2], *samples, *options)
+    path = tmp_path / "config.json"
+    document = json.loads(path.read_text())
+    command = Run.open(tmp_path).command
+    del document["format"]
+    document["settings"] |= {"dropout_input": 0.2, "dropout_hidden": 0.5}
+    path.write_text(json.dumps(document))
+    run = Run.open(tmp_path)
+    assert run.command == command
+    layers = run.load_module().net.modules()
+    drops = [layer.p for layer in layers if isinstance(layer, nn.Dropout)]
+    assert drops == ([0.2, 0.5] if "dropout" in options else [])

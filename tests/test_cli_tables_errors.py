@@ -83,6 +83,7 @@ BAD_OPTIONS = {
     "--target y --net lenet5": "net must be one of table, got lenet5",
     "--target y --baseline dropout": "a table has no dropout baseline",
     "--target y --data-dir /": "data-dir is for images",
+    "--target y --dropout-input 0.1": "dropout-input would do nothing here",
     "--target y --mean-init-std 1": "mean-init-std would do nothing here",
     "--target y --kl-weighting geometric": "add --passes 1",
     "--target y --passes 0": "passes must be at least 1",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from bayesify import stateless
 from bayesify.bandits.replay import ReplayBuffer
@@ -145,6 +146,8 @@ class RewardModel:
             num_samples=learning.num_samples,
         )
         self.optimizer = make_optimizer(self.elbo, learning.optimizer, learning.rho_lr_scale)
+        # As they are before any step: some optimisers keep numbers of their own beside them.
+        self._hyperparameters = _hyperparameters(self.optimizer)
         self._step: TrainingStep = make_step(self.elbo, self.optimizer, "auto")
         self._actions = torch.eye(num_actions, dtype=self._dtype)
 
@@ -168,10 +171,12 @@ class RewardModel:
         with stateless.evaluating(self.bnn.net):
             try:
                 outputs = [as_tensor(self.bnn.run_with(each, inputs)) for each in weights]
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 raise ValueError(
-                    f"the network must take rows of {inputs.shape[1]} numbers, {len(context)} of a "
-                    f"context and one for each of {self.num_actions} actions, but: {error}"
+                    f"the network failed on rows of {inputs.shape[1]} numbers, {len(context)} of a "
+                    f"context and one for each of {self.num_actions} actions: {error}"
                 ) from error
         values = self.bnn.likelihood.predictive(outputs, keep_samples=False).mean
         if values.shape not in ((self.num_actions,), (self.num_actions, 1)):
@@ -246,6 +251,7 @@ class RewardModel:
         return tensors, {
             **trained,
             "learning": self.learning.to_json(),
+            "hyperparameters": self._hyperparameters,
             "num_actions": self.num_actions,
             "added": self.buffer.added,
             "noise": self._step.noise,
@@ -260,10 +266,10 @@ class RewardModel:
         check_same(path, "number of actions", self.num_actions, meta["num_actions"])
         check_same(path, "way of learning", self.learning.to_json(), meta["learning"])
         # Loading would bring the stored settings in the place of these.
-        ours, stored = self.optimizer.param_groups, meta["optimizer"]["groups"]
-        settings = {"type": type(self.optimizer).__name__, **_hyperparameters(ours)}
-        trained = {"type": meta["optimizer"]["type"], **_hyperparameters(stored)}
-        check_same(path, "optimizer", settings, trained)
+        ours, stored = self._hyperparameters, meta["hyperparameters"]
+        # Another version of the optimiser may have others.
+        both = [name for name in ours if name in stored]
+        check_same(path, "optimizer", {n: ours[n] for n in both}, {n: stored[n] for n in both})
         load_trained(path, self.elbo, self.optimizer, tensors, meta)
         prefix = "buffer."
         kept = {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
@@ -281,8 +287,13 @@ class RewardModel:
         return vector
 
 
-def _hyperparameters(groups: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Of each, its value in every group: the rate is a number also where it is a tensor."""
-    names = sorted({name for group in groups for name in group} - {"params", "lr"})
+#: How an optimiser is computed, not what it computes.
+_IMPLEMENTATION = {"params", "foreach", "fused", "capturable", "differentiable"}
+
+
+def _hyperparameters(optimizer: Optimizer) -> dict[str, Any]:
+    """Its type, and of each setting the value in every group of parameters."""
+    groups = optimizer.param_groups
+    names = [name for name in groups[0] if name not in _IMPLEMENTATION]
     settings = {name: [group.get(name) for group in groups] for name in names}
-    return {"lr": [float(group["lr"]) for group in groups], **settings}
+    return {"type": type(optimizer).__name__, **settings}

@@ -172,11 +172,11 @@ class _Playing:
             tensors[f"record.{name}"] = part[: self.done]
         tensors["context"] = self.context
         environment = self._environment.state_dict()
-        write_tensors(path, tensors, {"kind": "play", "environment": environment, "agent": agent})
+        write_tensors(path, tensors, {"kind": "bandit", "environment": environment, "agent": agent})
 
     def read(self, path: Path) -> None:
         tensors, meta = read_tensors(path)
-        if meta.get("kind") != "play":
+        if meta.get("kind") != "bandit":
             raise StorageError(f"{path} does not hold the state of a bandit's run; use another")
         done = len(tensors["record.actions"])
         if done > len(self.record.actions):

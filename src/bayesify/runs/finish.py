@@ -167,5 +167,7 @@ def _label(run: Run) -> str:
 
 
 def _kind(run: Run) -> str:
+    config = run.config
     kinds = {None: "Bayes by Backprop", "sgd": "Plain network", "dropout": "Dropout network"}
-    return kinds[run.config.baseline]
+    drops = config.baseline is None and (config.dropout_input or config.dropout_hidden)
+    return f"{kinds[config.baseline]}, dropout" if drops else kinds[config.baseline]

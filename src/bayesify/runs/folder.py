@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # pandas takes its time to load
 __all__ = ["Run", "RunError", "as_test_row", "check_is_free"]
 
 _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
+#: 2: Bayes by Backprop and the plain network have probabilities of dropout too.
+_FORMAT = 2
 
 
 class RunError(ValueError):
@@ -79,6 +81,7 @@ class Run:
         run.write_json(
             _CONFIG,
             {
+                "format": _FORMAT,
                 "settings": config.to_json(),
                 "data_dir": data_dir,
                 "command": run.command,
@@ -98,8 +101,12 @@ class Run:
         """
         document = _read_json(folder / _CONFIG, f"{folder} holds no run")
         try:
-            config = RunConfig.from_json(document["settings"])
-        except (ConfigError, KeyError, TypeError) as error:
+            settings = document["settings"]
+            if document.get("format", 1) < 2 and settings.get("baseline") != "dropout":
+                # Only that baseline dropped units then: of other runs the numbers did nothing.
+                settings |= {"dropout_input": 0.0, "dropout_hidden": 0.0}
+            config = RunConfig.from_json(settings)
+        except (AttributeError, ConfigError, KeyError, TypeError) as error:
             raise RunError(f"{folder / _CONFIG} cannot be read: {error}") from error
         table = None
         if config.target is not None:
