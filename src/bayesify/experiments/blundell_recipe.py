@@ -114,7 +114,13 @@ def _without_warmup(settings: Mapping[str, Any]) -> dict[str, Any]:
 TRIALS: Mapping[str, Trial] = MappingProxyType(_trials())
 _YLABEL = "error on held-out images (%)"
 #: In the figure.
-_DRAWN = ("bound", "paper-prior", "sparse-0.1", "dense-0.1")
+_DRAWN = {
+    "bound": "T 1, spike .01",
+    "pixels-earlier": "T 1, spike .01, pixels dropped",
+    "paper-prior": "T 1, spike exp(-8)",
+    "sparse-0.1": "T .1, spike .01",
+    "dense-0.1": "T .1, spike exp(-8)",
+}
 #: One of each kind of unit.
 _QUICK = ("plain", "averaged-weights", "ensemble", "dense-0.1")
 
@@ -176,14 +182,14 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     found = by_unit(rows)
     curves = [
         Curve(
-            "T 1, spike .01" if name == "bound" else TRIALS[name].what,
+            label,
             (0.0, *FRACTIONS),
             [
                 [part["error_mean_weights"] for part in row["metrics"]["pruned"]]
                 for row in found[name]
             ],
         )
-        for name in _DRAWN
+        for name, label in _DRAWN.items()
         if name in found
     ]
     return {"blundell-recipe": pruning_compared(curves, ylabel=_YLABEL)} if curves else {}
