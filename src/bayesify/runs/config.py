@@ -13,8 +13,10 @@ from bayesify.priors import Gaussian, Laplace, Prior, ScaleMixture
 from bayesify.runs.rules import BASELINES, ESTIMATORS, ConfigError, check, idle, option
 from bayesify.tabular import TableRecipe
 
-__all__ = ["BASELINES", "ConfigError", "RunConfig"]
+__all__ = ["BASELINES", "FORMAT", "ConfigError", "RunConfig"]
 
+#: Of ``config.json``. 2: not the dropout baseline alone has probabilities of dropout.
+FORMAT = 2
 # The paper's optimiser, each with the better of the rates 0.1 and 0.02.
 _BASELINE_DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "batch_size": 128},
@@ -168,14 +170,17 @@ class RunConfig:
         return config
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> RunConfig:
-        """The configuration of a run's ``config.json``.
+    def from_json(cls, stored: Mapping[str, Any], version: int = FORMAT) -> RunConfig:
+        """The configuration of a run's ``config.json``, of this or an earlier format.
 
         Raises:
             ConfigError: a setting is missing, unknown or out of range.
         """
         lists = ("hidden", "drop", "keep")
         try:
+            if version < 2 and stored["baseline"] != "dropout":
+                # Only that baseline dropped units then: of other runs the numbers did nothing.
+                stored = {**stored, "dropout_input": 0.0, "dropout_hidden": 0.0}
             given = {name: tuple(stored[name]) for name in lists if name in stored}
             config = cls(**{**stored, **given, "hidden": tuple(stored["hidden"])})
         except (KeyError, TypeError) as error:

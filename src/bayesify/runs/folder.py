@@ -17,7 +17,7 @@ from bayesify.likelihoods import CategoricalLikelihood, GaussianLikelihood
 from bayesify.module import BayesianModule
 from bayesify.networks import lenet5, mlp
 from bayesify.posteriors import Delta, MeanFieldGaussian
-from bayesify.runs.config import ConfigError, RunConfig
+from bayesify.runs.config import FORMAT, ConfigError, RunConfig
 from bayesify.runs.data import RunData
 from bayesify.runs.environment import commit, hardware, versions
 from bayesify.tabular import TableNet, prior_by_inputs
@@ -31,8 +31,6 @@ if TYPE_CHECKING:  # pandas takes its time to load
 __all__ = ["Run", "RunError", "as_test_row", "check_is_free"]
 
 _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
-#: 2: Bayes by Backprop and the plain network have probabilities of dropout too.
-_FORMAT = 2
 
 
 class RunError(ValueError):
@@ -81,7 +79,7 @@ class Run:
         run.write_json(
             _CONFIG,
             {
-                "format": _FORMAT,
+                "format": FORMAT,
                 "settings": config.to_json(),
                 "data_dir": data_dir,
                 "command": run.command,
@@ -101,12 +99,8 @@ class Run:
         """
         document = _read_json(folder / _CONFIG, f"{folder} holds no run")
         try:
-            settings = document["settings"]
-            if document.get("format", 1) < 2 and settings.get("baseline") != "dropout":
-                # Only that baseline dropped units then: of other runs the numbers did nothing.
-                settings |= {"dropout_input": 0.0, "dropout_hidden": 0.0}
-            config = RunConfig.from_json(settings)
-        except (AttributeError, ConfigError, KeyError, TypeError) as error:
+            config = RunConfig.from_json(document["settings"], document.get("format", 1))
+        except (ConfigError, KeyError, TypeError) as error:
             raise RunError(f"{folder / _CONFIG} cannot be read: {error}") from error
         table = None
         if config.target is not None:
