@@ -1,9 +1,9 @@
-"""Put a stored measurement of ``bayesify bench`` into the documentation: its tables and figure.
+"""Write the tables and the figure of a stored ``bayesify bench`` into the documentation.
 
 bayesify bench --peers --out results/bench/cpu.json
 python benchmarks/bench_table.py results/bench/cpu.json docs/benchmarks.md docs/images/step-time.png
 
-The page keeps what stands outside its two marks.
+The text outside the page's two marks stays.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import json
 import os
 from pathlib import Path
 
-from bayesify.bench.figure import step_times
-from bayesify.bench.tables import markdown, replaced
+from bayesify.app.bench.figure import step_times
+from bayesify.app.bench.tables import markdown, replaced
 
 
 def main() -> None:
     """Write the page and the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("measurement", type=Path, help="what bayesify bench --out wrote")
+    parser.add_argument("measurement", type=Path, help="the file written by bayesify bench --out")
     parser.add_argument("page", type=Path, help="the page with the two marks")
     parser.add_argument("figure", type=Path, help="the PNG to draw")
     options = parser.parse_args()
     document = json.loads(options.measurement.read_text())
     shown = Path(os.path.relpath(options.figure, options.page.parent)).as_posix()
     text = (
-        f"![Time of a step, beside the plain network's]({shown})\n\n{markdown(document)}\n"
+        f"![Time of a step, relative to the plain network]({shown})\n\n{markdown(document)}\n"
         f"`{options.measurement.as_posix()}` has every number; `benchmarks/bench_table.py` wrote "
         "what stands here.\n"
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from records import RESULTS
 
-from bayesify.runs import Run
+from bayesify.app.runs import Run
 
 COLUMNS = {
     "error_predictive": ("error, averaged %", 2),
@@ -25,7 +25,7 @@ COLUMNS = {
 
 
 def record(experiment: str, folder: Path) -> dict[str, Any]:
-    """A run as one object."""
+    """Return a run as one JSON object."""
     run = Run.open(folder)
     document, metrics = run.document, run.metrics()
     pruning = folder / "pruning.json"
@@ -46,7 +46,7 @@ def record(experiment: str, folder: Path) -> dict[str, Any]:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """The test metrics, seeds of the same settings averaged with their standard deviation."""
+    """Return the table of test metrics: mean and standard deviation over seeds."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for each in records:
         settings = {name: value for name, value in each["config"].items() if name != "seed"}

@@ -1,11 +1,11 @@
-"""How noisy each estimator's gradient is, and what its step costs.
+"""Measure the variance of each estimator's gradient, and the time of its step.
 
 bayesify train mnist --out runs/first
 python benchmarks/gradient_variance.py runs/first
 
-The run's network is measured at initialisation and after training, on one minibatch: the variance
-of the gradient of the nll over the weights' noise, summed over all coordinates of mean and of rho.
-Written to results/gradient-variance: every number as JSON, and a Markdown table.
+The run's network is measured at initialisation and after training, on one minibatch. The variance
+is that of the gradient of the nll over the weights' noise, summed over all coordinates of mean and
+of rho. The script writes every number as JSON and a Markdown table to results/gradient-variance.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rich.progress import track
 from torch import Tensor
 
 import bayesify as bf
-from bayesify.experiments.estimators import gradient_variance
-from bayesify.runs import Run
+from bayesify.app.runs import Run
+from bayesify.reproduce.papers.estimator_comparison import gradient_variance
 
 #: Name, estimator, weight samples a step.
-ESTIMATORS: list[tuple[str, bf.Perturbation, int]] = [
+ESTIMATORS: list[tuple[str, bf.Estimator, int]] = [
     ("weight sampling", bf.WeightSampling(), 1),
     ("weight sampling, S = 2", bf.WeightSampling(), 2),
     ("weight sampling, antithetic pair", bf.WeightSampling(antithetic=True), 2),
@@ -42,7 +42,7 @@ ESTIMATORS: list[tuple[str, bf.Perturbation, int]] = [
 
 
 def stepper(net: torch.nn.Module, loss: Callable[[], Tensor]) -> Callable[[], float]:
-    """One training step with Adam, which returns its seconds."""
+    """Make a training step with Adam; calling it returns its seconds."""
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-9, fused=True)
 
     def step() -> float:
@@ -58,13 +58,13 @@ def stepper(net: torch.nn.Module, loss: Callable[[], Tensor]) -> Callable[[], fl
 def milliseconds(
     bnn: bf.BayesianModule, inputs: Tensor, targets: Tensor, rounds: int
 ) -> dict[str, float]:
-    """The median time of a step of each estimator and of the plain network, interleaved."""
+    """Measure the median step time of each estimator and of the plain network, interleaved."""
     net = bnn.to_module()
     cross_entropy = torch.nn.functional.cross_entropy
     steps = {"plain network": stepper(net, lambda: cross_entropy(net(inputs), targets))}
-    for name, perturbation, samples in ESTIMATORS:
+    for name, estimator, samples in ESTIMATORS:
         own = copy.deepcopy(bnn)
-        own.perturbation = perturbation
+        own.estimator = estimator
         elbo = bf.ELBO(own, num_data=60_000, num_samples=samples)
         steps[name] = stepper(elbo, lambda elbo=elbo: elbo(inputs, targets).loss)
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -75,7 +75,7 @@ def milliseconds(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Variances relative to weight sampling's, times relative to the plain network's."""
+    """Format variances relative to weight sampling's, times relative to the plain network's."""
     states = list(rows[0]["variance"])
     lines = [
         "| estimator | "
@@ -110,15 +110,15 @@ def main() -> None:
     states = {"at initialisation": run.make_module(), "after training": run.load_module()}
     times = milliseconds(states["at initialisation"], inputs, targets, options.rounds)
     rows: list[dict[str, Any]] = []
-    for name, perturbation, samples in track(ESTIMATORS, "gradients"):
+    for name, estimator, samples in track(ESTIMATORS, "gradients"):
         found = {}
         for state, bnn in states.items():
-            bnn.perturbation = perturbation
+            bnn.estimator = estimator
             found[state] = gradient_variance(bnn, inputs, targets, options.repeats, samples)
         rows.append(
             {
                 "estimator": name,
-                "perturbation": repr(perturbation),
+                "settings": repr(estimator),
                 "samples": samples,
                 "variance": found,
                 "ms_median": times[name],

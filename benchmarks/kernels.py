@@ -1,9 +1,9 @@
-"""The fused kernel alone: C++ and torch.compile, seconds to compile and milliseconds a step.
+"""Compare the compiled kernel in C++ and by torch.compile: time to compile, time of a step.
 
     python benchmarks/kernels.py                 # prints a table and JSON
     python benchmarks/kernels.py --write         # writes the table into docs/adr/0005
 
-Both begin with empty caches. Times are medians over interleaved calls in one run.
+Both start with empty caches. Times are medians over interleaved calls in one run.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any
 
 import torch
 
-from bayesify.fused.formulas import PriorForm, Rates, prior_form
-from bayesify.fused.kernels import Kernel, Recipe, Vectors
-from bayesify.fused.native import NativeKernel
-from bayesify.fused.tensors import TensorKernel
-from bayesify.priors import ScaleMixture
-from bayesify.runs.environment import hardware
+from bayesify.app.runs.environment import hardware
+from bayesify.distributions.priors import ScaleMixture
+from bayesify.training.kernel.formulas import PriorForm, Rates, prior_form
+from bayesify.training.kernel.interface import Kernel, Recipe, Vectors
+from bayesify.training.kernel.native import NativeKernel
+from bayesify.training.kernel.tensors import TensorKernel
 
-ADR = Path(__file__).parents[1] / "docs" / "adr" / "0005-the-kernel-is-cpp-on-processors.md"
+ADR = Path(__file__).parents[1] / "docs" / "adr" / "0005-the-kernel-is-cpp-on-cpus.md"
 RATES = Rates(1e-3, 0.9, 0.999, 1e-8, 0.1, 0.001)
 
 
 def vectors(hidden: int) -> Vectors:
-    """Of a 784-H-H-10 network under Adam."""
+    """Make the vectors of a 784-H-H-10 network under Adam."""
     starts = [0]
     for size in (784 * hidden, hidden, hidden * hidden, hidden, 10 * hidden, 10):
         starts.append(starts[-1] + size)
@@ -43,14 +43,14 @@ def vectors(hidden: int) -> Vectors:
 
 
 def call(kernel: Kernel, gradients: list[torch.Tensor]) -> float:
-    """Seconds of one step."""
+    """Time one step, in seconds."""
     started = time.perf_counter()
     kernel.update(gradients, [], step=1, kl_factor=1e-5, rates=(RATES, RATES))
     return time.perf_counter() - started
 
 
 def measure(threads: int, repeats: int) -> list[dict[str, Any]]:
-    """A row for each number of hidden units and kind of kernel."""
+    """Measure each number of hidden units with each kernel, one row each."""
     torch.set_num_threads(threads)
     form = prior_form(ScaleMixture(), "auto")
     assert isinstance(form, PriorForm)
@@ -91,7 +91,7 @@ def measure(threads: int, repeats: int) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+    """Format the rows as Markdown."""
     lines = [
         "| network | kernel | seconds until it has run once | ms a step |",
         "|---|---|---|---|",
@@ -106,7 +106,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure, print, and write where it is asked for."""
+    """Measure and print; with --write, write the table into the documentation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=60)

@@ -1,12 +1,12 @@
-"""Whether the fused step's noise is standard normal and independent, on very many numbers.
+"""Test that the noise of the compiled backend is standard normal and independent.
 
 python benchmarks/noise_statistics.py --numbers 100000000
 
 Four neighbouring seeds, step after step, in float32 from the compiled kernel: moments, tails,
-Kolmogorov-Smirnov, and correlations within a vector, between its halves of a block, between steps
-and between seeds. If the noise is what it should be, all tests pass with probability 0.999 at
-least (Bonferroni). Also whether compiled code of three kinds makes the same numbers. Written to
-results/noise/statistics.json.
+Kolmogorov-Smirnov, and correlations within a vector, between the halves of a block, between steps
+and between seeds. If the noise is standard normal and independent, all tests pass with probability
+0.999 at least (Bonferroni). The script also checks that compiled code of three kinds gives the same
+numbers, and writes results/noise/statistics.json.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from scipy import stats
 from torch import Tensor, nn
 
 from bayesify import ELBO, BayesianModule, GaussianLikelihood
-from bayesify.fused import FusedStep
-from bayesify.fused.compiler import find_compiler
-from bayesify.fused.threefry import BLOCK, counter_key, normals
-from bayesify.noise import NoiseKey, Stream
-from bayesify.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.noise.keys import NoiseKey, Stream
+from bayesify.noise.threefry import BLOCK, counter_key, normals
+from bayesify.training.backends import CompiledBackend
+from bayesify.training.kernel.compiler import find_compiler
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 FALSE_ALARM = 1e-3
@@ -44,7 +44,7 @@ Fill = Callable[[int], Tensor]
 
 
 class Statistics:
-    """Sums over vectors of numbers, from which the tests are made."""
+    """Sums over vectors of numbers, for the tests."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -54,7 +54,7 @@ class Statistics:
         self._total = 0
 
     def add(self, vectors: Iterable[Tensor]) -> None:
-        """Take in one step: a vector of each seed, whole blocks long."""
+        """Add one step: a vector for each seed, whose length is a multiple of the block."""
         rows = [vector.double() for vector in vectors]
         for index, row in enumerate(rows):
             self._add_one(row)
@@ -65,7 +65,7 @@ class Statistics:
         self._before = rows
 
     def p_values(self) -> dict[str, float]:
-        """Of each test, two-sided."""
+        """Return the two-sided p-value of each test."""
         found = {}
         for name, total in self._sums.items():
             found[name] = float(2.0 * stats.norm.sf(abs(total) / math.sqrt(self._counts[name])))
@@ -110,13 +110,13 @@ class Statistics:
 
 
 def rejected(p_values: dict[str, float]) -> dict[str, float]:
-    """The tests that failed, at a family-wise error rate of ``FALSE_ALARM``."""
+    """Return the tests that failed, at a family-wise error rate of ``FALSE_ALARM``."""
     # Written so that NaN fails too.
     return {n: p for n, p in p_values.items() if not p >= FALSE_ALARM / len(p_values)}
 
 
 class Seen(nn.Module):
-    """A network of which nothing is used but what it is run on."""
+    """A network that records the weights with which it is run."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -124,38 +124,38 @@ class Seen(nn.Module):
         self.seen = torch.zeros(0)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Note the weights."""
-        self.seen = self.weight.detach()
+        """Record the weights."""
+        self.seen = self.weight.detach().clone()  # the step writes the next weights there
         return inputs * self.weight[:1]
 
 
 def fused_filler(
     seed: int, size: int, dtype: torch.dtype = torch.float32, *, compiled: bool = True
 ) -> Fill:
-    """A step's numbers as the fused step makes them, to the last bit."""
+    """Return the noise of a step of the compiled backend, to the last bit."""
     net, likelihood = Seen(size, dtype), GaussianLikelihood(1.0).to(dtype)
     bnn = BayesianModule(net, likelihood=likelihood, init_std=SCALE, seed=seed)
     elbo, row = ELBO(bnn, num_data=1), torch.zeros(1, 1, dtype=dtype)
     with torch.no_grad():
         bnn.posterior.get_parameter("rho").fill_(SCALE)
-    step = FusedStep(elbo, torch.optim.SGD(elbo.parameters(), lr=0.0), compiled=compiled)
+    backend = CompiledBackend(elbo, torch.optim.SGD(elbo.parameters(), lr=0.0), compiled=compiled)
 
     def fill(number: int) -> Tensor:
         elbo.step = number
-        step.evaluate(row, row, batch_index=0, kl_scale=1.0, values=False)
+        backend.step(row, row, batch_index=0)
         return bnn.net.seen / SCALE
 
     return fill
 
 
 def plain_filler(seed: int, size: int, dtype: torch.dtype = torch.float32) -> Fill:
-    """A step's numbers by PyTorch's operations."""
+    """Return the noise of a step by PyTorch's operations."""
     key = counter_key(NoiseKey(seed, Stream.TRAINING, 0))
     return lambda step: normals(*key, step, size, dtype=dtype, device="cpu")
 
 
 def differences(size: int) -> dict[str, float]:
-    """The largest difference of compiled code's numbers from those of plain operations."""
+    """Return the largest difference of compiled code's numbers from those of plain operations."""
     key, found = counter_key(NoiseKey(0, Stream.TRAINING, 0)), {}
     compiled = torch.compile(normals, fullgraph=True)
     for dtype in (torch.float32, torch.float64):
@@ -170,7 +170,7 @@ def differences(size: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Count, and write the results."""
+    """Draw, test, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--numbers", type=int, default=100_000_000, help="at least so many")
     parser.add_argument("--size", type=int, default=2**20, help="of a vector, in whole blocks")

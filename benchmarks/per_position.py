@@ -1,11 +1,11 @@
-"""What fresh noise at each position of a convolution changes, against one weight for all.
+"""Compare fresh noise at each position of a convolution with one weight for all positions.
 
 bayesify train mnist --net lenet5 --estimator flipout --epochs 20 --out runs/lenet5-flipout
 python benchmarks/per_position.py runs/lenet5-flipout
 
 The trained means get one std for all weights. Flipout, local reparametrisation as it is by default
-and with per_position=True then give the expected nll of test images and its gradient. Written to
-results/per-position: every number as JSON, and a Markdown table.
+and with per_position=True then give the expected nll of test images and its gradient. The script
+writes every number as JSON and a Markdown table to results/per-position.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rich.progress import track
 from torch import Tensor
 
 import bayesify as bf
-from bayesify.noise import NoiseKey, Stream
-from bayesify.runs import Run
-from bayesify.softplus import inverse_softplus
+from bayesify.app.runs import Run
+from bayesify.distributions.softplus import inverse_softplus
+from bayesify.noise.keys import NoiseKey, Stream
 
 STDS = (0.02, 0.05, 0.1)
-ESTIMATORS: dict[str, bf.Perturbation] = {
+ESTIMATORS: dict[str, bf.Estimator] = {
     "Flipout": bf.Flipout(),
     "local": bf.LocalReparameterization(),
     "local, per position": bf.LocalReparameterization(per_position=True),
@@ -37,7 +37,7 @@ ESTIMATORS: dict[str, bf.Perturbation] = {
 def measure(
     bnn: bf.BayesianModule, inputs: Tensor, targets: Tensor, passes: int
 ) -> tuple[float, float, Tensor]:
-    """Expected nll, its standard error, and the mean of its gradient in mean and rho."""
+    """Return the expected nll, its standard error, and its mean gradient in mean and rho."""
     theta = [bnn.posterior.mean, bnn.posterior.get_parameter("rho")]
     values, gradient = [], torch.zeros(2 * bnn.layout.num_weights)
     for step in range(passes):
@@ -50,7 +50,7 @@ def measure(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The nll by estimator, and how far the gradients agree with Flipout's."""
+    """Format the nll by estimator, and the agreement of the gradients with Flipout's."""
     lines = [
         "| std | " + " | ".join(f"nll, {name}" for name in ESTIMATORS) + " | cosine of the "
         "gradients, local | per position | their length, local | per position |",
@@ -83,8 +83,8 @@ def main() -> None:
             bnn.posterior.get_parameter("rho").fill_(inverse_softplus(torch.tensor(std)))
         row: dict[str, Any] = {"std": std}
         gradients = {}
-        for name, perturbation in ESTIMATORS.items():
-            bnn.perturbation = perturbation
+        for name, estimator in ESTIMATORS.items():
+            bnn.estimator = estimator
             nll, error, gradients[name] = measure(bnn, inputs, targets, options.passes)
             exact = gradients["Flipout"]
             row[name] = {

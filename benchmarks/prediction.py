@@ -1,21 +1,23 @@
-"""What predictions cost, beside the plain network's passes, and how much memory they take.
+"""Measure the time and memory of predictions relative to the plain network's passes.
 
 python benchmarks/prediction.py --threads 2 > results/prediction/cpu.json
 python benchmarks/prediction.py --report results/prediction/cpu.json    # into docs/prediction.md
 
-Every ratio is of times taken in turn in one process, a median over rounds. Five parts, each of
-which ``--parts`` can leave out:
+Every ratio is one of times measured in turn in one process, a median over rounds. There are five
+parts; ``--parts`` chooses among them:
 
-price: S weight samples of a network of two layers of 400 units over 10,000 images of noise, beside
-    S passes of the plain network in evaluation mode, with our batch size and with its own best. A
-    plain pass is timed after each weight sample, so that both meet the same machine.
-mean: predict_mean beside one pass of the plain network, for several numbers of data.
-batches: the plain network's time for a datum by how many go through at once, and the tensors'
-    bytes of such a pass. What the library would choose is marked.
-sharing: a loop over 64 weight samples beside passes that 8, 16 or 64 of them share, drawing weights
-    left out; what the library chooses, and what it gains with drawing.
-memory: the growth of a process's peak memory over a prediction under a cap, for every cap in a
-    process of its own: fresh, and after a prediction of two data, which loads torch's kernels.
+price: S weight samples of a network of two layers of 400 units over 10,000 images of noise,
+    compared with S passes of the plain network in evaluation mode, with our batch size and with
+    its own best. A plain pass is timed after each weight sample, so that the machine's load is the
+    same.
+mean: predict_mean compared with one pass of the plain network, for several numbers of examples.
+batches: the plain network's time for an example by batch size, and the bytes of tensors in such a
+    pass. The library's choice is marked.
+sharing: a loop over 64 weight samples compared with passes that 8, 16 or 64 of them share, without
+    drawing weights; the library's choice, and its gain with drawing.
+memory: the growth of a process's peak memory during a prediction under a limit, for every limit in
+    a process of its own: fresh, and after a prediction of two examples, which loads torch's
+    kernels.
 
 Prints one JSON object, and its tables in Markdown on standard error.
 """
@@ -38,13 +40,13 @@ from prediction_memory import NETWORKS, made, memory
 from torch import Tensor, nn
 
 import bayesify as bf
-import bayesify.module
-from bayesify import stateless
-from bayesify.footprint import Footprint
-from bayesify.noise import NoiseKey, Stream
-from bayesify.pieces import Pieces
-from bayesify.prediction import SampledOutputs
-from bayesify.runs.environment import commit, hardware, versions
+import bayesify.module.bayesian
+from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.estimators import stateless
+from bayesify.module.batching import Batching
+from bayesify.module.pass_memory import PassMemory
+from bayesify.module.sampling import SampledOutputs
+from bayesify.noise.keys import NoiseKey, Stream
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "prediction.md"
 PARTS = ("price", "mean", "batches", "sharing", "memory")
@@ -53,7 +55,7 @@ KEY = NoiseKey(0, Stream.PREDICTION, 0)
 
 
 def in_turn(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call, round by round, the first round left out."""
+    """Return the seconds of each call, round by round, without the first round."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 1):
         for name, call in calls.items():
@@ -64,18 +66,18 @@ def in_turn(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, li
 
 
 def ratio(times: list[float], others: list[float]) -> float:
-    """The median over rounds of the ratio within a round."""
+    """Return the median over rounds of the ratio within a round."""
     return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
 def passes(net: nn.Module, x: Tensor, batch_size: int, count: int = 1) -> None:
-    """Passes of the plain network over all data."""
+    """Run the plain network over all examples."""
     for _ in range(count):
         torch.cat([net(part) for part in x.split(batch_size)])
 
 
 class Interleaved(SampledOutputs):
-    """Outputs under weight samples, with a plain pass after each that is timed apart."""
+    """Yield outputs under weight samples; time a plain pass after each, separately."""
 
     plain: Callable[[], object]
     plain_seconds: list[float]
@@ -93,14 +95,14 @@ class Interleaved(SampledOutputs):
 
 
 def price(samples: int, rounds: int) -> dict[str, Any]:
-    """A prediction beside as many plain passes."""
+    """Compare a prediction with as many plain passes."""
     net, bnn, x = made("784-400-400-10", 10_000)
     sizes = {size: partial(passes, net, x, size) for size in (256, 512, 1000, 2000, 10_000)}
     found = in_turn({str(size): call for size, call in sizes.items()}, 10)
     best = min(sizes, key=lambda size: statistics.median(found[str(size)]))
-    ours = pieces_of(bnn, x, samples).batch_size
+    ours = batching_of(bnn, x, samples).batch_size
     ratios: dict[int, list[float]] = {ours: [], best: []}
-    bayesify.module.SampledOutputs = Interleaved  # type: ignore[misc]
+    bayesify.module.bayesian.SampledOutputs = Interleaved  # type: ignore[misc]
     for _ in range(rounds):
         for size, values in ratios.items():
             Interleaved.plain = partial(passes, net, x, size)
@@ -114,7 +116,7 @@ def price(samples: int, rounds: int) -> dict[str, Any]:
             values.append(
                 (around / samples + sample) / statistics.median(Interleaved.plain_seconds)
             )
-    bayesify.module.SampledOutputs = SampledOutputs  # type: ignore[misc]
+    bayesify.module.bayesian.SampledOutputs = SampledOutputs  # type: ignore[misc]
     return {
         "samples": samples,
         "batch_size": ours,
@@ -127,12 +129,12 @@ def price(samples: int, rounds: int) -> dict[str, Any]:
 
 
 def mean(rounds: int) -> list[dict[str, Any]]:
-    """The mean network beside the plain one."""
+    """Compare the mean network with the plain one."""
     rows = []
     for name in ("13-50-1", "784-400-400-10", "conv"):
         for num_data in (1, 100, 10_000 if name != "conv" else 500):
             net, bnn, x = made(name, num_data)
-            size = pieces_of(bnn, x).batch_size
+            size = batching_of(bnn, x).batch_size
             calls = {"mean": partial(bnn.predict_mean, x), "plain": partial(passes, net, x, size)}
             times = in_turn(calls, rounds * (40 if num_data < 500 else 4))
             rows.append(
@@ -147,33 +149,33 @@ def mean(rounds: int) -> list[dict[str, Any]]:
 
 
 def batches(rounds: int) -> list[dict[str, Any]]:
-    """Time of a datum by batch size."""
+    """Measure the time of an example by batch size."""
     rows = []
     for name in ("13-50-1", "784-100-10", "784-400-400-10", "lenet5", "conv"):
         num_data = 512 if name == "conv" else 4096
         net, bnn, x = made(name, num_data)
-        with stateless.evaluating(bnn.net):
-            footprint, _ = Footprint.of(bnn, x, 10**9)
+        with stateless.evaluation_mode(bnn.net):
+            pass_memory, _ = PassMemory.of(bnn, x, 10**9)
         sizes = [2**power for power in range(4, 13) if 2**power <= num_data]
         times = in_turn({str(size): partial(passes, net, x, size) for size in sizes}, rounds)
-        chosen = pieces_of(bnn, x).batch_size
+        chosen = batching_of(bnn, x).batch_size
         for size in sizes:
             micros = 1e6 * statistics.median(times[str(size)]) / num_data
             row = {"network": name, "batch_size": size, "us_per_datum": micros}
-            taken = footprint.taken(size)
+            taken = pass_memory.bytes_for(size)
             rows.append({**row, "bytes_of_pass": taken, "chosen": chosen})
     return rows
 
 
 def sharing(rounds: int) -> list[dict[str, Any]]:
-    """A loop over weight samples beside passes that they share."""
+    """Compare a loop over weight samples with passes that they share."""
     rows = []
     for name in [name for name in NETWORKS if name != "conv"]:
         for num_data in (1, 8, 32, 128, 512, 1024):
             _, bnn, x = made(name, num_data)
-            with stateless.evaluating(bnn.net):
-                footprint, _ = Footprint.of(bnn, x, 10**9)
-            taken = footprint.taken(num_data)
+            with stateless.evaluation_mode(bnn.net):
+                pass_memory, _ = PassMemory.of(bnn, x, 10**9)
+            taken = pass_memory.bytes_for(num_data)
             if taken > MOST_SHARED:
                 continue
             size = bnn.layout.num_weights
@@ -182,14 +184,14 @@ def sharing(rounds: int) -> list[dict[str, Any]]:
                 "loop": lambda b=bnn, w=weights, x=x: [b.run_with(row, x) for row in w]
             }
             for group in (8, 16, 64):
-                outputs = SampledOutputs(bnn, x, KEY, 64, Pieces(num_data, group))
+                outputs = SampledOutputs(bnn, x, KEY, 64, Batching(num_data, group))
                 calls[str(group)] = lambda o=outputs, w=weights, g=group: [
-                    o._shared(part) for part in w.split(g)
+                    o._run_group(part) for part in w.split(g)
                 ]
-            chosen = pieces_of(bnn, x, 64)
-            for whole, pieces in (("whole loop", Pieces(num_data, 1)), ("whole", chosen)):
-                calls[whole] = partial(list, SampledOutputs(bnn, x, KEY, 64, pieces))
-            with stateless.evaluating(bnn.net):
+            chosen = batching_of(bnn, x, 64)
+            for whole, batching in (("whole loop", Batching(num_data, 1)), ("whole", chosen)):
+                calls[whole] = partial(list, SampledOutputs(bnn, x, KEY, 64, batching))
+            with stateless.evaluation_mode(bnn.net):
                 times = in_turn(calls, rounds)
             rows.append(
                 {
@@ -206,14 +208,14 @@ def sharing(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def pieces_of(bnn: bf.BayesianModule, x: Tensor, samples: int = 1) -> Pieces:
-    """What the library would choose."""
-    with stateless.evaluating(bnn.net):
-        return Pieces.of(bnn, x, {}, num_samples=samples)
+def batching_of(bnn: bf.BayesianModule, x: Tensor, samples: int = 1) -> Batching:
+    """Return the library's choice of batches."""
+    with stateless.evaluation_mode(bnn.net):
+        return Batching.of(bnn, x, {}, num_samples=samples)
 
 
 def report(document: dict[str, Any]) -> None:
-    """Write what was measured into the documentation, between its marks."""
+    """Write the measurements into the documentation, between its marks."""
     metrics = document["metrics"]
     whole = metrics["price"]
     lines = [
@@ -222,11 +224,11 @@ def report(document: dict[str, Any]) -> None:
         f"**{whole['ratio']:.2f}** times as long as {whole['samples']} passes of the plain network "
         f"with the same batches ({whole['batch_size']} images, chosen by the library), and "
         f"{whole['ratio_to_best']:.2f} times as long as with the plain network's best.",
-        "The network with the mean weights, beside the plain network; with a pass of less than a "
-        "millisecond the calls around it are what costs:",
+        "The network with the mean weights compared with the plain network; where a pass takes "
+        "less than a millisecond, the calls around it are a large part of the cost:",
         table([{**row, "ratio": f"{row['ratio']:.2f}"} for row in metrics["mean"]]).strip(),
-        "By how much a prediction raises the process's peak of resident memory, in a fresh process "
-        "(which loads kernels meanwhile) and in one that has predicted before:",
+        "Growth of the process's peak of resident memory during a prediction, in a fresh process "
+        "(which also loads kernels) and in one that has predicted before:",
         table(metrics["memory"]).strip(),
     ]
     before, begin, rest = DOCS.read_text().partition("<!-- prediction: begin -->")
@@ -236,7 +238,7 @@ def report(document: dict[str, Any]) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Rows in Markdown."""
+    """Format rows as Markdown."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|"]
     for row in rows:
         cells = [f"{value:.4g}" if isinstance(value, float) else value for value in row.values()]
@@ -246,7 +248,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 @torch.no_grad()
 def main() -> None:
-    """Measure, and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--samples", type=int, default=100)

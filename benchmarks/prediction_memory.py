@@ -1,6 +1,6 @@
-"""How much memory a prediction takes, in processes of their own; and the networks that predict.
+"""Measure the memory of predictions, in processes of their own, and define their networks.
 
-A part of ``prediction.py``, which calls :func:`memory`; a measured process runs this file:
+``prediction.py`` calls :func:`memory`; a measured process runs this file:
 
 python benchmarks/prediction_memory.py lenet5 10000 "64 MB" warm 5 --threads 1
 """
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 import bayesify as bf
-from bayesify.networks import lenet5, mlp
+from bayesify.module.networks import lenet5, mlp
 
 CAPS = ("64 MB", "1 GB")
 
 
 def conv_net() -> nn.Sequential:
-    """Two convolutions of 32 channels with batch normalisation, on 3 x 32 x 32."""
+    """Make two convolutions of 32 channels with batch normalisation, on 3 x 32 x 32."""
     layers: list[nn.Module] = []
     for channels in (3, 32):
         layers += [nn.Conv2d(channels, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()]
@@ -45,7 +45,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def made(name: str, num_data: int) -> tuple[nn.Module, bf.BayesianModule, Tensor]:
-    """A plain network, the same made Bayesian, and data."""
+    """Make a plain network, the same network made Bayesian, and inputs."""
     torch.manual_seed(0)
     make, shape = NETWORKS[name]
     net = make().eval()
@@ -53,7 +53,7 @@ def made(name: str, num_data: int) -> tuple[nn.Module, bf.BayesianModule, Tensor
 
 
 def memory(samples: int) -> list[dict[str, Any]]:
-    """Growth of the peak of resident memory, each in a process of its own."""
+    """Measure the growth of the peak of resident memory, each in a process of its own."""
     rows = []
     for name, num_data in (("784-400-400-10", 10_000), ("lenet5", 10_000), ("conv", 1000)):
         for cap in CAPS:
@@ -68,7 +68,7 @@ def memory(samples: int) -> list[dict[str, Any]]:
 
 
 def grow(name: str, num_data: str, cap: str, start: str, samples: str) -> float:
-    """By how many MB a prediction raises this process's peak of resident memory."""
+    """Return by how many MB a prediction raises this process's peak of resident memory."""
     _, bnn, x = made(name, int(num_data))
     if start == "warm":
         bnn.predict(x[:2], 2)
@@ -79,14 +79,14 @@ def grow(name: str, num_data: str, cap: str, start: str, samples: str) -> float:
 
 
 def resident(what: str) -> int:
-    """A line of the kernel's account of this process, in bytes."""
+    """Return a line of the kernel's statistics of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(what)).split()[1])
 
 
 @torch.no_grad()
 def main() -> None:
-    """Measure in this process, and print MB."""
+    """Measure in this process and print MB."""
     parser = argparse.ArgumentParser(description="the growth of one prediction's process, in MB")
     parser.add_argument("what", nargs=5, help="network, data, cap, fresh or warm, weight samples")
     parser.add_argument("--threads", type=int, default=1)

@@ -1,4 +1,4 @@
-"""How the scripts here write down what they measured."""
+"""Write the measurements of a script to ``results/EXPERIMENT``, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bayesify.runs import Run
-from bayesify.runs.environment import commit, hardware, versions
+from bayesify.app.runs import Run
+from bayesify.app.runs.environment import commit, hardware, versions
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -20,15 +20,15 @@ def write(
     table: str,
     seconds: float,
 ) -> None:
-    """Write ``results/EXPERIMENT``: every number with what it was measured on, and its table.
+    """Write all numbers with the hardware and versions that they were measured on, and a table.
 
     Args:
-        experiment: its name.
+        experiment: name of the folder in ``results``.
         run: the run whose network was measured.
-        config: the script's own settings.
+        config: settings of the script.
         rows: the numbers.
-        table: the same in Markdown.
-        seconds: how long it took.
+        table: the same as Markdown.
+        seconds: duration of the measurement.
     """
     document = {
         "experiment": experiment,

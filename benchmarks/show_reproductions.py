@@ -1,10 +1,10 @@
-"""Put the tables and figures that ``bayesify reproduce`` stored into the documentation.
+"""Copy the stored tables and figures of ``bayesify reproduce`` into the documentation.
 
 bayesify reproduce uci
 python benchmarks/show_reproductions.py
 
-What stands between an experiment's two marks in a page of PAGES is its table; its figure goes to
-docs/images. README shows the first table of blundell-table1.
+The table of an experiment replaces the text between its two marks in a page of PAGES; its figures
+are copied to docs/images. README shows the first table of blundell-table1.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from records import RESULTS
 
-from bayesify.experiments import EXPERIMENTS, read_rows
-from bayesify.experiments.blundell_table1 import headline
-from bayesify.storage import atomic_write
+from bayesify.io import atomic_write
+from bayesify.reproduce import EXPERIMENTS, read_results
+from bayesify.reproduce.papers.blundell.table1 import headline
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, README = ROOT / "docs", ROOT / "README.md"
@@ -30,7 +30,7 @@ def main() -> None:
     for name in PAGES:
         path = DOCS / name
         atomic_write(path, _filled(path.read_text(encoding="utf-8")))
-    if rows := read_rows(RESULTS / "blundell-table1"):
+    if rows := read_results(RESULTS / "blundell-table1"):
         page = README.read_text(encoding="utf-8")
         before, begin, rest = page.partition("<!-- headline: begin -->")
         _, end, after = rest.partition("<!-- headline: end -->")
@@ -39,12 +39,12 @@ def main() -> None:
 
 def _filled(page: str) -> str:
     for name, experiment in EXPERIMENTS.items():
-        rows = read_rows(RESULTS / name)
+        rows = read_results(RESULTS / name)
         before, begin, rest = page.partition(f"<!-- {name}: begin -->")
         _, end, after = rest.partition(f"<!-- {name}: end -->")
         if not (rows and begin and end):
             continue
-        # Made anew, so that a change of the table's form needs no new run.
+        # Made from the results, so that a change of the table's form needs no new run.
         table = experiment.table(rows).rstrip("\n") + "\n"
         atomic_write(RESULTS / name / "table.md", table)
         for title, text in experiment.files(rows).items():

@@ -1,4 +1,4 @@
-"""The scikit-learn estimators on scikit-learn's own tables, beside its own models.
+"""The scikit-learn estimators on scikit-learn's own tables compared with its own models.
 
 python benchmarks/tabular.py [--only SET ...] [--table]
 
@@ -33,7 +33,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from bayesify.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import commit, hardware, versions
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
 ROOT = Path(__file__).resolve().parents[1]

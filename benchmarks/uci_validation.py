@@ -1,9 +1,9 @@
-"""Levers of ``bayesify reproduce uci``, on validation parts of the training parts only.
+"""Compare settings of ``bayesify reproduce uci`` on validation parts of the training parts.
 
 python benchmarks/uci_validation.py boston yacht wine energy
 
-Each setting differs in one thing from the one that the experiment takes. Every finished one is a
-file in results/uci-validation; what is there is not run again. The table goes to
+Each setting differs from the experiment's in one value. The result of each is a file in
+results/uci-validation; finished ones are not run again. The table is written to
 docs/reproductions.md.
 """
 
@@ -20,17 +20,17 @@ from typing import Any
 import torch
 from records import RESULTS
 
+from bayesify.app.runs.environment import commit, hardware, versions
 from bayesify.datasets import load_regression, standard_splits
-from bayesify.experiments import Context
-from bayesify.experiments.uci import (
+from bayesify.io import atomic_write
+from bayesify.reproduce import Context
+from bayesify.reproduce.papers.uci import (
     PROTOCOL,
     evaluate,
     standardised,
     train,
     validation_splits,
 )
-from bayesify.runs.environment import commit, hardware, versions
-from bayesify.storage import atomic_write
 
 SPLITS, STEPS = 10, 4000
 LEVERS: dict[str, dict[str, Any]] = {
@@ -52,14 +52,14 @@ DOCS = Path(__file__).resolve().parents[1] / "docs" / "reproductions.md"
 
 
 def measured(name: str, change: dict[str, Any]) -> dict[str, Any]:
-    """One setting on one table."""
+    """Train with one setting on one table, and return the result."""
     config = {**PROTOCOL, "dataset": name, "hidden": 50, "steps": STEPS, "splits": SPLITS, **change}
     data = load_regression(name)
     table = standardised(data, validation_splits(standard_splits(len(data.targets), SPLITS)))
     started = time.perf_counter()
     with warnings.catch_warnings(action="ignore"):
-        bnn, _ = train(table, config, 0, Context())
-        found = evaluate(bnn, table, config["test_samples"])
+        networks, _ = train(table, config, 0, Context())
+        found = evaluate(networks, table, config["test_samples"])
     return {
         "experiment": "uci-validation",
         "quick": False,
@@ -74,7 +74,7 @@ def measured(name: str, change: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure what is missing, then write the table and the page."""
+    """Measure the missing settings, then write the table and the page."""
     torch.set_num_threads(1)
     folder = RESULTS / "uci-validation"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""By how much a mean field's predictive distribution differs from the exact one.
+"""Compare a mean field's predictive distribution with the exact one.
 
 ``python benchmarks/uncertainty.py`` writes the tables of ``docs/uncertainty.md``. The model is
-y = w_1 x_1 + w_2 x_2 + noise, noise std 0.5, prior w ~ N(0, 1), 20 data whose two features have a
-stated correlation. Both posteriors are known in closed form: the exact one has precision
-P = x'x / 0.25 + 1, and the best mean field the same mean and the variances 1 / diag(P).
+y = w_1 x_1 + w_2 x_2 + noise, noise std 0.5, prior w ~ N(0, 1), 20 examples whose two features have
+a stated correlation. Both posteriors are known in closed form: the exact one has precision
+P = x'x / 0.25 + 1, and the best mean field has the same mean and the variances 1 / diag(P).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import bayesify as bf
-from bayesify.softplus import inverse_softplus
+from bayesify.distributions.softplus import inverse_softplus
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "uncertainty.md"
 CORRELATIONS = (0.0, 0.5, 0.9, 0.99)
@@ -24,13 +24,13 @@ NOISE, NUM_DATA = 0.5, 20
 
 
 def precision(correlation: float) -> Tensor:
-    """Of the exact posterior, after data with exactly this correlation, shape (2, 2)."""
+    """Return the precision of the exact posterior for this exact correlation, shape (2, 2)."""
     second = torch.tensor([[1.0, correlation], [correlation, 1.0]], dtype=torch.float64)
     return NUM_DATA * second / NOISE**2 + torch.eye(2, dtype=torch.float64)
 
 
 def network(correlation: float) -> bf.BayesianModule:
-    """The best mean field, with mean 0."""
+    """Make the best mean field, with mean 0."""
     net = nn.Linear(2, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(net.weight)
     bnn = bf.BayesianModule(net, likelihood=bf.GaussianLikelihood(NOISE), prior=bf.Gaussian(1.0))
@@ -41,7 +41,7 @@ def network(correlation: float) -> bf.BayesianModule:
 
 
 def correlation_table() -> str:
-    """Epistemic std of the exact posterior and of the mean field, and the interval's coverage."""
+    """Format the epistemic std, exact and of the mean field, and the interval's coverage."""
     rows = [
         "| correlation | input | epistemic std, exact | mean field | 95 % interval holds |",
         "|---|---|---|---|---|",
@@ -63,7 +63,7 @@ def correlation_table() -> str:
 
 
 def samples_table() -> str:
-    """Standard errors of one prediction, by the number of weight samples."""
+    """Format the standard errors of one prediction by the number of weight samples."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 50), nn.ReLU(), nn.Linear(50, 1)).double()
     bnn = bf.BayesianModule(net, likelihood=bf.GaussianLikelihood(0.3), init_std=0.1)
@@ -83,7 +83,7 @@ def samples_table() -> str:
 
 
 def filled(text: str, name: str, table: str) -> str:
-    """The document with a table between its two marks."""
+    """Return the document with a table between its two marks."""
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     before, found, rest = text.partition(start)
     _, ended, after = rest.partition(end)

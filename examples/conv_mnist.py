@@ -2,8 +2,8 @@
 
 python examples/conv_mnist.py --estimator flipout      about three minutes on two cores
 
-Shows: how each parameter is perturbed, the test error and nll of the averaged predictions beside
-the mean weights', and how much of the error hides among the tenth of least certain images.
+Prints the treatment of each parameter, the test error and nll of the averaged predictions and of
+the mean weights, and the share of the errors among the tenth of the images that are least certain.
 """
 
 import argparse
@@ -36,8 +36,8 @@ def main() -> None:
         *(nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
         *(nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10)),
     )
-    bnn = bf.BayesianModule(net, prior=bf.Gaussian(0.3), perturbation=ESTIMATORS[options.estimator])
-    print(bnn.coverage(data.train_inputs[:2]))
+    bnn = bf.BayesianModule(net, prior=bf.Gaussian(0.3), estimator=ESTIMATORS[options.estimator])
+    print(bnn.summary(data.train_inputs[:2]))
 
     elbo = bf.ELBO(bnn, num_data=len(data.train_inputs))
     loader = TensorLoader(data.train_inputs, data.train_targets, batch_size=128)

@@ -1,11 +1,11 @@
-"""A pretrained network of which only the last layer becomes Bayesian.
+"""A pretrained network with a Bayesian last layer.
 
 python examples/last_layer.py                          about one minute on two cores
 
-The layers below stay as they were trained. The last layer's prior is centred on its trained
-weights (MOPED, Krishnan et al. 2020), and its posterior starts there with std 0.1 |w|. Shows: what
-this does to the nll, and how much of the uncertainty comes from not knowing the weights, of digits
-as they are and of rotated ones, which the network never saw. Of a plain network that part is 0.
+The other layers keep their trained weights. The last layer's prior is centred on its trained
+weights (MOPED, Krishnan et al. 2020), and its posterior starts there with std 0.1 |w|. Prints the
+nll, and the part of the uncertainty that comes from the weights, for digits and for rotated digits,
+which the network has never seen. For a plain network that part is 0.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main() -> None:
         nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 10)
     )
     optimizer = torch.optim.Adam(net.parameters())
-    for epoch in range(options.epochs):  # stands for a network that you have already
+    for epoch in range(options.epochs):  # in place of a network that you already have
         loader.set_epoch(epoch)
         for inputs, targets in loader:
             optimizer.zero_grad()
@@ -44,7 +44,7 @@ def main() -> None:
         prior=bf.Gaussian(0.1),
         prior_mean="initial",
         init_std=bf.RelativeStd(0.1),
-        perturbation=bf.LocalReparameterization(),
+        estimator=bf.LocalReparameterization(),
     )
     bf.fit(
         bf.ELBO(bnn, num_data=len(data.train_inputs)),

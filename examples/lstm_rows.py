@@ -1,10 +1,10 @@
-"""An LSTM that reads MNIST digits row by row, and says how sure it is after each few rows.
+"""An LSTM that reads MNIST digits row by row, with its uncertainty after each few rows.
 
 python examples/lstm_rows.py                           about two minutes on two cores
 
-The LSTM's weights meet a datum at every time step: they are weight-sampled, one sample for the
-whole sequence, while the last layer gets noise of its own for each image (``print(coverage)``).
-Shows: uncertainty that falls, and accuracy that rises, as more of the digit has been read.
+The LSTM uses its weights at every time step: they are weight-sampled, with one sample for the whole
+sequence. The last layer has different noise for each image (see the printed summary). The printed
+table shows that uncertainty falls and accuracy rises as more of the digit is read.
 """
 
 import argparse
@@ -36,15 +36,15 @@ def main() -> None:
 
     data = load_images("mnist", limit=options.limit)
     rows, test_rows = (x.unflatten(-1, (28, 28)) for x in (data.train_inputs, data.test_inputs))
-    # Each image is cut off at some row, or whole, so that the net learns to judge early.
+    # Some images are cut off at a random row, so that the network learns to predict early.
     torch.manual_seed(0)
     cut = torch.randint(4, 40, (len(rows), 1, 1))
     inputs = torch.where(torch.arange(28).view(1, -1, 1) < cut, rows, 0.0)
 
     bnn = bf.BayesianModule(
-        RowReader(), prior=bf.Gaussian(0.3), perturbation=bf.LocalReparameterization()
+        RowReader(), prior=bf.Gaussian(0.3), estimator=bf.LocalReparameterization()
     )
-    print(bnn.coverage(rows[:2]))
+    print(bnn.summary(rows[:2]))
     bf.fit(
         bf.ELBO(bnn, num_data=len(inputs)),
         TensorLoader(inputs, data.train_targets, batch_size=128),

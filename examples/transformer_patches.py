@@ -1,10 +1,10 @@
-"""A transformer encoder over the 16 patches of an MNIST digit, every weight a random variable.
+"""A transformer encoder over the 16 patches of an MNIST digit, with random weights.
 
 python examples/transformer_patches.py                 about four minutes on two cores
 
-Attention is weight-sampled, the feed-forward layers get Flipout's signs for each image, the affine
-parameters of the layer norms stay deterministic: ``print(coverage)`` says so. Shows: the test error
-and nll, and how much more uncertain the net is of digits whose patches were put in another order.
+Attention is weight-sampled, the feed-forward layers have Flipout's signs for each image, and the
+affine parameters of the layer norms stay deterministic (see the printed summary). Prints the test
+error, nll and uncertainty for digits and for digits with their patches in another order.
 """
 
 import argparse
@@ -32,7 +32,7 @@ class PatchEncoder(nn.Module):
 
 
 def to_patches(images: Tensor) -> Tensor:
-    """Rows of 784 pixels as 16 patches of 7 x 7, shape (N, 16, 49)."""
+    """Cut images of 784 pixels into 16 patches of 7 x 7, shape (N, 16, 49)."""
     return images.view(-1, 4, 7, 4, 7).transpose(2, 3).reshape(-1, 16, 49)
 
 
@@ -45,8 +45,8 @@ def main() -> None:
     data = load_images("mnist", limit=options.limit)
     patches, test_patches = to_patches(data.train_inputs), to_patches(data.test_inputs)
     torch.manual_seed(0)
-    bnn = bf.BayesianModule(PatchEncoder(), prior=bf.Gaussian(0.3), perturbation=bf.Flipout())
-    print(bnn.coverage(patches[:2]))
+    bnn = bf.BayesianModule(PatchEncoder(), prior=bf.Gaussian(0.3), estimator=bf.Flipout())
+    print(bnn.summary(patches[:2]))
     bf.fit(
         bf.ELBO(bnn, num_data=len(patches)),
         TensorLoader(patches, data.train_targets, batch_size=128),

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
+from tests.loops import loop_over
 from torch import Tensor, nn
 
 from bayesify import (
@@ -96,5 +96,5 @@ class Case:
 
 
 CASES = [Case(*names) for names in itertools.product(PRIORS, POSTERIORS, LIKELIHOODS)]
-each_case = pytest.mark.parametrize("case", CASES, ids=str)
-each_prior = pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
+each_case = loop_over("case", CASES)
+each_prior = loop_over("prior", PRIORS.values())

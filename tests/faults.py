@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from tests.loops import loop_over
 from torch import Tensor
 
-from bayesify import closed_forms, divergence, noise
-from bayesify.elbo import ELBO, ELBOTerms
-from bayesify.noise import NoiseSource
-from bayesify.perturbations import Flipout, LocalReparameterization, Treatment, flipout, local
-from bayesify.perturbations.operations import LinearCall
-from bayesify.perturbations.perexample import Part, Pass
-from bayesify.posteriors import MeanFieldGaussian, WeightDraw
-from bayesify.priors import Gaussian
+from bayesify.distributions import closed_forms
+from bayesify.distributions import kl as divergence
+from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
+from bayesify.distributions.priors import Gaussian
+from bayesify.estimators import Flipout, LocalReparameterization, Treatment
+from bayesify.estimators import local_reparameterization as local
+from bayesify.estimators.operations import LinearOperation
+from bayesify.estimators.per_example import ParameterMoments, PassState
+from bayesify.noise.keys import NoiseKey, NoiseSource
+from bayesify.training.elbo import ELBO, ELBOTerms
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 
@@ -29,12 +33,12 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 def kl_halved(patch: pytest.MonkeyPatch) -> None:
     """KL / 2 in the objective."""
     whole = divergence.kl_divergence
-    patch.setattr("bayesify.elbo.kl_divergence", lambda *a, **k: 0.5 * whole(*a, **k))
+    patch.setattr("bayesify.training.elbo.kl_divergence", lambda *a, **k: 0.5 * whole(*a, **k))
 
 
 def kl_not_divided(patch: pytest.MonkeyPatch) -> None:
     """1 / N dropped: the whole KL in the loss of one datum."""
-    patch.setattr("bayesify.elbo.minibatch_weight", lambda *_, **k: float(k["num_data"]))
+    patch.setattr("bayesify.training.elbo.minibatch_weight", lambda *_, **k: float(k["num_data"]))
 
 
 def kl_per_batch(patch: pytest.MonkeyPatch) -> None:
@@ -43,7 +47,7 @@ def kl_per_batch(patch: pytest.MonkeyPatch) -> None:
     def wrong(*_: object, **k: int) -> float:
         return k["num_data"] / k["batch_size"]
 
-    patch.setattr("bayesify.elbo.minibatch_weight", wrong)
+    patch.setattr("bayesify.training.elbo.minibatch_weight", wrong)
 
 
 def geometric_off_by_one(patch: pytest.MonkeyPatch) -> None:
@@ -53,7 +57,7 @@ def geometric_off_by_one(patch: pytest.MonkeyPatch) -> None:
     def wrong(weighting: str, **k: int) -> float:
         return right(weighting, **k) * (2.0 if weighting == "geometric" else 1.0)
 
-    patch.setattr("bayesify.elbo.minibatch_weight", wrong)
+    patch.setattr("bayesify.training.elbo.minibatch_weight", wrong)
 
 
 def geometric_reversed(patch: pytest.MonkeyPatch) -> None:
@@ -65,7 +69,7 @@ def geometric_reversed(patch: pytest.MonkeyPatch) -> None:
             k["batch_index"] = k["num_batches"] - 1 - k["batch_index"]
         return right(weighting, **k)
 
-    patch.setattr("bayesify.elbo.minibatch_weight", wrong)
+    patch.setattr("bayesify.training.elbo.minibatch_weight", wrong)
 
 
 def temperature_on_nll(patch: pytest.MonkeyPatch) -> None:
@@ -145,10 +149,8 @@ def closed_form_without_mean(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(divergence._CLOSED_FORMS, (MeanFieldGaussian, Gaussian), wrong)
 
 
-each_objective_fault = pytest.mark.parametrize(
-    "fault",
-    [kl_halved, kl_not_divided, wider_draws, variance_for_std, closed_form_without_mean],
-    ids=lambda fault: fault.__name__,
+each_objective_fault = loop_over(
+    "fault", [kl_halved, kl_not_divided, wider_draws, variance_for_std, closed_form_without_mean]
 )
 
 
@@ -158,7 +160,9 @@ def _with_moments(patch: pytest.MonkeyPatch, wrong: Callable[..., tuple[Tensor, 
     patch.setattr(local, "output_moments", lambda *args: wrong(right, *args))
 
 
-def _with_std(part: Part | None, change: Callable[[Tensor], Tensor | None]) -> Part | None:
+def _with_std(
+    part: ParameterMoments | None, change: Callable[[Tensor], Tensor | None]
+) -> ParameterMoments | None:
     if part is None or part.spread is None:
         return part
     return dataclasses.replace(part, spread=change(part.spread))
@@ -186,7 +190,7 @@ def local_variance_of_raw_inputs(patch: pytest.MonkeyPatch) -> None:
     """|x| std^2 in the place of x^2 std^2."""
 
     def wrong(
-        right: Callable[..., Any], call: LinearCall, *parts: Part | None
+        right: Callable[..., Any], call: LinearOperation, *parts: ParameterMoments | None
     ) -> tuple[Tensor, Tensor]:
         roots = dataclasses.replace(call, inputs=call.inputs.abs().sqrt())
         return right(call, *parts)[0], right(roots, *parts)[1]
@@ -218,7 +222,7 @@ def local_inputs_outside_the_graph(patch: pytest.MonkeyPatch) -> None:
     """The gradient of the outputs' variance does not reach the layers below."""
 
     def wrong(
-        right: Callable[..., Any], call: LinearCall, *parts: Part | None
+        right: Callable[..., Any], call: LinearOperation, *parts: ParameterMoments | None
     ) -> tuple[Tensor, Tensor]:
         cut = dataclasses.replace(call, inputs=call.inputs.detach())
         return right(call, *parts)[0], right(cut, *parts)[1]
@@ -243,23 +247,42 @@ def local_at_every_use(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _with_drawn(patch: pytest.MonkeyPatch, change: Callable[[dict[str, Tensor]], None]) -> None:
+    """Flipout with its noise and signs changed after they are drawn, before they are used."""
+    right = Flipout.noisy_output
+
+    def wrong(self: Flipout, *args: Any) -> Tensor:
+        right(self, *args)
+        drawn = args[-1].drawn
+        before = dict(drawn)
+        change(drawn)
+        outputs = right(self, *args)
+        drawn.update(before)
+        return outputs
+
+    patch.setattr(Flipout, "noisy_output", wrong)
+
+
 def flipout_fresh_signs(patch: pytest.MonkeyPatch) -> None:
     """Fresh signs at each use of a weight."""
-    right = flipout._signs
 
-    def wrong(part: Part, axis: int, shape: tuple[int, int], this: Pass) -> Tensor:
-        this.drawn.pop(f"{part.name} axis {axis}", None)
-        return right(part, axis, shape, this)
+    def forget(drawn: dict[str, Tensor]) -> None:
+        for name in [name for name in drawn if " axis " in name]:
+            del drawn[name]
 
-    patch.setattr(flipout, "_signs", wrong)
+    _with_drawn(patch, forget)
 
 
 def flipout_signs_at_each_position(patch: pytest.MonkeyPatch) -> None:
     """Fresh signs at each position that a datum meets the weight in."""
-    right = Flipout.perturbed
+    right = Flipout.noisy_output
 
     def wrong(
-        self: Flipout, call: LinearCall, weight: Part, bias: Part | None, this: Pass
+        self: Flipout,
+        call: LinearOperation,
+        weight: ParameterMoments,
+        bias: ParameterMoments | None,
+        this: PassState,
     ) -> Tensor:
         right(self, call, weight, bias, this)
         mean = call.apply(call.inputs, weight.mean, None if bias is None else bias.mean)
@@ -272,44 +295,93 @@ def flipout_signs_at_each_position(patch: pytest.MonkeyPatch) -> None:
             outputs = outputs + signs[2] * call.channel_view(this.drawn[f"{bias.name} noise"])
         return outputs
 
-    patch.setattr(Flipout, "perturbed", wrong)
+    patch.setattr(Flipout, "noisy_output", wrong)
 
 
 def flipout_one_sign_for_all_data(patch: pytest.MonkeyPatch) -> None:
-    """All data share the signs of the first."""
-    right = flipout._signs
-    patch.setattr(flipout, "_signs", lambda *args: right(*args)[:1].expand(args[2]))
+    """All examples share the signs of the first."""
+    right = NoiseSource.signs
+
+    def wrong(self: NoiseSource, shape: Sequence[int], *args: Any) -> Tensor:
+        return right(self, shape, *args)[:1].expand(tuple(shape))
+
+    patch.setattr(NoiseSource, "signs", wrong)
 
 
 def flipout_without_input_signs(patch: pytest.MonkeyPatch) -> None:
     """Signs of the weight's first axis only."""
-    right = flipout._signs
 
-    def wrong(part: Part, axis: int, shape: tuple[int, int], this: Pass) -> Tensor:
-        signs = right(part, axis, shape, this)
-        return signs.abs() if axis == 1 else signs
+    def drop(drawn: dict[str, Tensor]) -> None:
+        for name in drawn:
+            if name.endswith(" axis 1"):
+                drawn[name] = drawn[name].abs()
 
-    patch.setattr(flipout, "_signs", wrong)
+    _with_drawn(patch, drop)
 
 
 def flipout_std_outside_the_graph(patch: pytest.MonkeyPatch) -> None:
-    """The gradient of the perturbation does not reach rho."""
-    right = flipout._perturbation
-    patch.setattr(flipout, "_perturbation", lambda *args: right(*args).detach())
+    """The gradient of the noise does not reach rho."""
 
+    def cut(drawn: dict[str, Tensor]) -> None:
+        for name in drawn:
+            drawn[name] = drawn[name].detach()
 
-def weaker_noise(patch: pytest.MonkeyPatch) -> None:
-    """All normals x 0.8."""
-    right = noise._fill
-
-    def wrong(vector: Tensor, kind: str, key: tuple[int, ...]) -> Tensor:
-        return right(vector, kind, key).mul_(0.8 if kind == "normal" else 1.0)
-
-    patch.setattr(noise, "_fill", wrong)
+    _with_drawn(patch, cut)
 
 
 def flipout_of_absolute_noise(patch: pytest.MonkeyPatch) -> None:
     """|noise| in the place of noise, and no signs: a shift upwards."""
-    right = flipout._perturbation
-    patch.setattr(flipout, "_perturbation", lambda *args: right(*args).abs())
-    patch.setattr(flipout, "_signs", lambda *args: args[0].mean.new_ones(args[2]))
+
+    def lift(drawn: dict[str, Tensor]) -> None:
+        for name in drawn:
+            drawn[name] = drawn[name].abs()
+
+    _with_drawn(patch, lift)
+
+
+def equal_normals_in_pairs(patch: pytest.MonkeyPatch) -> None:
+    """The two samples of an antithetic pair have equal normals."""
+    begin, right = NoiseSource.__init__, NoiseSource.normals
+    opposite: weakref.WeakSet[NoiseSource] = weakref.WeakSet()
+
+    def wrong_begin(self: NoiseSource, key: NoiseKey, sample: int, **options: bool) -> None:
+        begin(self, key, sample, **options)
+        if options.get("antithetic") and sample % 2 == 1:
+            opposite.add(self)
+
+    def wrong(self: NoiseSource, *args: Any) -> Tensor:
+        return -right(self, *args) if self in opposite else right(self, *args)
+
+    patch.setattr(NoiseSource, "__init__", wrong_begin)
+    patch.setattr(NoiseSource, "normals", wrong)
+
+
+def weaker_noise(patch: pytest.MonkeyPatch) -> None:
+    """All normals x 0.8."""
+    fill, numbers = NoiseKey.fill_normals, NoiseKey.numbers
+
+    def weaker_fill(self: NoiseKey, vector: Tensor, sample: int) -> None:
+        fill(self, vector, sample)
+        vector.mul_(0.8)
+
+    def weaker_numbers(self: NoiseKey, kind: Any, *args: Any) -> Tensor:
+        return numbers(self, kind, *args) * (0.8 if kind == "normal" else 1.0)
+
+    patch.setattr(NoiseKey, "fill_normals", weaker_fill)
+    patch.setattr(NoiseKey, "numbers", weaker_numbers)
+
+
+def noise_without(patch: pytest.MonkeyPatch, change: Callable[..., tuple[Any, ...]]) -> None:
+    """Noise of another key: ``change`` maps (seed, stream, step, sample, place) to it."""
+    fill, numbers = NoiseKey.fill_normals, NoiseKey.numbers
+
+    def wrong_fill(self: NoiseKey, vector: Tensor, sample: int) -> None:
+        *key, sample, _ = change(self.seed, self.stream, self.step, sample, 0)
+        fill(NoiseKey(*key), vector, sample)
+
+    def wrong_numbers(self: NoiseKey, kind: Any, sample: int, place: int, *args: Any) -> Tensor:
+        *key, sample, place = change(self.seed, self.stream, self.step, sample, place)
+        return numbers(NoiseKey(*key), kind, sample, place, *args)
+
+    patch.setattr(NoiseKey, "fill_normals", wrong_fill)
+    patch.setattr(NoiseKey, "numbers", wrong_numbers)

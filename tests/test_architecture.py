@@ -1,4 +1,4 @@
-"""The house: one direction of imports, a light import, documented names, short files."""
+"""The house: three rings, one direction of imports, a light import, documented names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import ast
 import graphlib
 import inspect
 import json
+import re
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,60 +20,34 @@ import bayesify
 SOURCE = Path(bayesify.__file__).parent
 ROOT = "bayesify"
 
-#: From top to bottom: a module imports from those above it only. "bayesify" is ``__init__.py``,
-#: the public names; a package counts as one layer.
-LAYERS = (
-    "eligible",
-    "layout",
-    "stateless",
+#: From the bottom to the top: a module imports from its own package and from those before it only.
+#: "bayesify" is ``__init__.py``, the public names.
+LIBRARY = (
     "noise",
-    "softplus",
-    "posteriors",
-    "pretrained",
-    "priors",
-    "groups",
-    "closed_forms",
-    "divergence",
-    "perturbations",
-    "coverage",
-    "predictive",
-    "likelihoods",
-    "inputs",
-    "random_network",
-    "footprint",
-    "pieces",
     "prediction",
+    "distributions",
+    "estimators",
     "module",
-    "elbo",
     "pruning",
-    "storage",
-    "saving",
-    "fused",
+    "io",
     "training",
     "baselines",
-    ROOT,
-    "networks",
     "metrics",
     "plots",
-    "figures",
-    "report_captions",
-    "report_style",
-    "report_page",
-    "report",
     "datasets",
     "bandits",
-    "tabular",
-    "sklearn",
-    "tables",
-    "runs",
-    "bench",
-    "experiments",
-    "cli",
+    ROOT,
 )
+APPLICATION = ("tabular", "sklearn", "app")
+PAPERS = ("reproduce",)
+PACKAGES = (*LIBRARY, *APPLICATION, *PAPERS)
+
+MAX_ENTRIES = 17
 
 
+@cache
 def read_sources() -> dict[str, str]:
-    """The text of every module by its dotted name, such as ``bayesify.training.loop``."""
+    """The text of every module by its dotted name, such as ``bayesify.training.fit``."""
     sources = {}
     for path in SOURCE.rglob("*.py"):
         parts = (ROOT, *path.relative_to(SOURCE).with_suffix("").parts)
@@ -81,71 +56,73 @@ def read_sources() -> dict[str, str]:
     return sources
 
 
+@cache
+def import_statements(source: str) -> list[ast.AST]:
+    """The import statements of a module, wherever in its text they are."""
+    nodes = ast.walk(ast.parse(source))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported_modules(name: str, sources: Mapping[str, str]) -> set[str]:
-    """The modules of bayesify that a module imports, wherever in its text it does so."""
+    """The modules of bayesify that a module imports."""
     found = set()
-    for node in ast.walk(ast.parse(sources[name])):
+    for node in import_statements(sources[name]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
+            assert isinstance(node, ast.ImportFrom)
             assert node.level == 0, f"{name} has a relative import; write it out from {ROOT}"
-            inside = {f"{node.module}.{alias.name}" for alias in node.names}
-            submodules = inside & set(sources)
-            found |= submodules
-            if submodules != inside:
-                found.add(str(node.module))
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                found.add(inside if inside in sources else str(node.module))
     return {other for other in found if other == ROOT or other.startswith(f"{ROOT}.")}
 
 
-def layer_of(name: str) -> int:
-    layer = ROOT if name == ROOT else name.split(".")[1]
-    assert layer in LAYERS, (
-        f"{name} is in no layer: add {layer!r} to LAYERS in tests/test_architecture.py, below "
-        "everything that it imports and above everything that imports it"
+def package_of(name: str) -> str:
+    package = ROOT if name == ROOT else name.split(".")[1]
+    assert package in PACKAGES, (
+        f"{name} is in no ring: add {package!r} to tests/test_architecture.py, after all that it "
+        "imports and before all that imports it"
     )
-    return LAYERS.index(layer)
+    return package
 
 
 def check_imports(sources: Mapping[str, str]) -> None:
-    """Every import goes up the list of layers, and the modules of one package form no circle."""
-    siblings: dict[int, dict[str, set[str]]] = defaultdict(dict)
-    for name in sources:
-        here = layer_of(name)
-        for other in imported_modules(name, sources):
-            there = layer_of(other)
-            if there == here:
-                siblings[here].setdefault(name, set()).add(other)
-                continue
-            assert there < here, (
-                f"{name} imports {other}, but {LAYERS[there]!r} comes below {LAYERS[here]!r}: "
-                "imports go from top to bottom of LAYERS only"
+    """Papers import the application, which imports the library, in the order of its packages."""
+    graph = {name: imported_modules(name, sources) - {name} for name in sources}
+    for name, others in graph.items():
+        here = package_of(name)
+        for other in others:
+            there = package_of(other)
+            assert PACKAGES.index(there) <= PACKAGES.index(here), (
+                f"{name} imports {other}, but {there!r} comes after {here!r} in PACKAGES"
             )
-    for graph in siblings.values():
-        try:
-            graphlib.TopologicalSorter(graph).prepare()
-        except graphlib.CycleError as error:
-            raise AssertionError(
-                f"modules import each other in a circle: {error.args[1]}"
-            ) from None
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        raise AssertionError(f"modules import each other in a circle: {error.args[1]}") from None
 
 
 def test_imports_go_one_way() -> None:
     sources = read_sources()
-    assert f"{ROOT}.elbo" in sources
-    assert f"{ROOT}.layout" in imported_modules(f"{ROOT}.module", sources)
+    assert "bayesify.training.elbo" in sources
+    assert "bayesify.distributions.layout" in imported_modules("bayesify.module.bayesian", sources)
     check_imports(sources)
 
 
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        ({"priors": "from bayesify.module import BayesianModule"}, "priors imports .*module, but"),
-        ({"layout": "def f():\n    import bayesify.elbo"}, r"layout imports bayesify\.elbo, but"),
-        ({"noise": "from bayesify import elbo"}, r"noise imports bayesify\.elbo, but"),
+def test_a_wrong_import_is_caught() -> None:
+    planted = [
+        ({"noise.keys": "from bayesify.module.bayesian import BayesianModule"}, "'module' comes"),
+        ({"module.summary": "def f():\n    import bayesify.training.elbo"}, "'training' comes"),
+        (
+            {"noise": "from bayesify.training import elbo"},
+            r"noise imports bayesify\.training\.elbo",
+        ),
         ({"pruning": "from bayesify import ELBO"}, "pruning imports bayesify, but"),
-        ({"training.loop": "from bayesify.cli import main"}, "loop imports bayesify.cli, but"),
-        ({"magic": "import torch"}, "magic is in no layer: add 'magic' to LAYERS"),
-        ({"elbo": "from . import module"}, "elbo has a relative import"),
+        ({"training.loop": "from bayesify.app.cli import main"}, "'app' comes after 'training'"),
+        ({"app.runs.new": "import bayesify.reproduce"}, "'reproduce' comes after 'app'"),
+        ({"magic": "import torch"}, "magic is in no ring: add 'magic'"),
+        ({"io": "from . import module"}, "io has a relative import"),
         (
             {
                 "training.a": "from bayesify.training.b import x",
@@ -153,13 +130,33 @@ def test_imports_go_one_way() -> None:
             },
             "in a circle",
         ),
-    ],
-    ids=str,
-)
-def test_a_wrong_import_is_caught(extra: dict[str, str], message: str) -> None:
-    planted = {f"{ROOT}.{name}": text for name, text in extra.items()}
-    with pytest.raises(AssertionError, match=message):
-        check_imports(read_sources() | planted)
+    ]
+    sources = read_sources()
+    for extra, message in planted:
+        with pytest.raises(AssertionError, match=message):
+            check_imports(sources | {f"{ROOT}.{name}": text for name, text in extra.items()})
+
+
+def test_a_stranger_opens_few_entries() -> None:
+    entries = {
+        path.name
+        for path in SOURCE.iterdir()
+        if path.name not in ("__init__.py", "py.typed", "__pycache__")
+    }
+    assert len(entries) <= MAX_ENTRIES, sorted(entries)
+    assert {Path(entry).stem for entry in entries} | {ROOT} == set(PACKAGES)
+
+
+#: A module's first line says what the module is or does; a riddle starts with one of these.
+RIDDLE = re.compile(r"(What|How|Which|Whether|Where|Who|Of)\b")
+
+
+def test_modules_say_what_they_are() -> None:
+    assert RIDDLE.match("What a pass of a network takes.")
+    for name, text in read_sources().items():
+        first = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+        assert first, f"{name} has no docstring"
+        assert not RIDDLE.match(first), f"{name} opens with a riddle: {first!r}"
 
 
 HEAVY = ("matplotlib", "typer", "rich", "pandas", "sklearn", "torchmetrics")
@@ -193,7 +190,7 @@ def test_the_import_is_light_and_has_no_side_effects() -> None:
         [sys.executable, "-c", PROBE], check=True, capture_output=True, text=True
     )
     brought, unchanged = json.loads(output.stdout)
-    assert "bayesify.elbo" in brought
+    assert "bayesify.training.elbo" in brought
     check_light(brought)
     assert unchanged, "import bayesify changes global state"
 
@@ -210,11 +207,11 @@ def check_example(name: str, thing: object) -> None:
     assert ">>>" in text, f"the Example of {name} has nothing to run"
 
 
-@pytest.mark.parametrize("name", bayesify.__all__)
-def test_every_public_name_has_an_example(name: str) -> None:
-    thing = getattr(bayesify, name)
-    if inspect.isclass(thing) or inspect.isfunction(thing):
-        check_example(name, thing)
+def test_every_public_name_has_an_example() -> None:
+    for name in bayesify.__all__:
+        thing = getattr(bayesify, name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            check_example(name, thing)
 
 
 def test_a_name_without_an_example_is_caught() -> None:
@@ -228,17 +225,13 @@ def test_a_name_without_an_example_is_caught() -> None:
         check_example("Silent", Silent)
 
 
-def test_public_names_are_sorted_and_all_there() -> None:
-    public = {name for name, thing in vars(bayesify).items() if not name.startswith("_")}
+def test_public_names_are_all_there_and_dir_shows_no_others() -> None:
+    public = {name for name in vars(bayesify) if not name.startswith("_")}
     modules = {name for name in public if inspect.ismodule(getattr(bayesify, name))}
-    assert set(bayesify.__all__) == public - modules
+    private = {"importlib", "ModuleType"}
+    assert set(bayesify.__all__) == public - modules - private
     assert len(set(bayesify.__all__)) == len(bayesify.__all__)
-
-
-MAX_LINES = 300
-
-
-@pytest.mark.parametrize("name", sorted(read_sources()))
-def test_files_are_short(name: str) -> None:
-    lines = len(read_sources()[name].splitlines())
-    assert lines <= MAX_LINES, f"{name} has {lines} lines, over {MAX_LINES}: split it"
+    shown = set(dir(bayesify)) - {"__version__"}
+    assert shown > set(bayesify.__all__)
+    for name in shown - set(bayesify.__all__):
+        assert inspect.ismodule(getattr(bayesify, name)), name

@@ -1,7 +1,7 @@
 """Networks of many kinds, each with inputs, and with what of it has no effect.
 
 Every network takes N = 5 data and, but for ``dict-output``, returns logits of shape (5, 3). All
-are in float64. ``tests/test_zoo.py`` holds them to laws.
+are in float64. ``tests/estimators/test_zoo.py`` holds them to laws.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import pytest
 import torch
 from tests import zoo_modules as own
 from tests.cases import normals
+from tests.loops import loop_over
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from bayesify import BayesianModule, Flipout, LocalReparameterization, Perturbation, WeightSampling
-from bayesify.coverage import Coverage
-from bayesify.inputs import arguments_of
+from bayesify import BayesianModule, Estimator, Flipout, LocalReparameterization, WeightSampling
+from bayesify.module.inputs import arguments_of
+from bayesify.module.summary import ModuleSummary
 
-PERTURBATIONS: dict[str, Perturbation] = {
+ESTIMATORS: dict[str, Estimator] = {
     "sampling": WeightSampling(),
     "sampling-antithetic": WeightSampling(antithetic=True),
     "local": LocalReparameterization(),
@@ -88,13 +89,11 @@ class Specimen:
                 parameter.add_(0.3 * normals(parameter.numel(), seed=seed).view_as(parameter))
         return net.train(self.training)
 
-    def bnn(
-        self, perturbation: Perturbation, std: float | None = 0.2, **options: Any
-    ) -> BayesianModule:
+    def bnn(self, estimator: Estimator, std: float | None = 0.2, **options: Any) -> BayesianModule:
         """A Bayesian network of it in its mode; ``std`` None is none at all."""
         options = {"seed": 3, **self.options, **options}
         bnn = BayesianModule(
-            self.plain(), perturbation=perturbation, init_std=1.0 if std is None else std, **options
+            self.plain(), estimator=estimator, init_std=1.0 if std is None else std, **options
         )
         if std is None:
             set_rho(bnn, ALL, NO_NOISE)
@@ -108,10 +107,10 @@ class Specimen:
             outputs = net(*args, **kwargs)
         return outputs if self.reads is None else self.reads(outputs)
 
-    def coverage(self, bnn: BayesianModule, inputs: Any = None) -> Coverage:
-        """How its parameters are perturbed."""
+    def summary(self, bnn: BayesianModule, inputs: Any = None) -> ModuleSummary:
+        """The treatment of its parameters."""
         args, kwargs = arguments_of(self.inputs if inputs is None else inputs)
-        return bnn.coverage(*args, **kwargs)
+        return bnn.summary(*args, **kwargs)
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Any:
         """The inputs, each of them changed."""
@@ -123,7 +122,7 @@ class Specimen:
         """What of the noise changes no output: where data are coupled, that which they share."""
         if not self.couples:
             return self.inert
-        sampled = {row.name for row in self.coverage(bnn) if row.treatment == "sampled"}
+        sampled = {row.name for row in self.summary(bnn) if row.treatment == "sampled"}
         return {name: self.inert[name] for name in self.inert if name in sampled}
 
     def mask(self, bnn: BayesianModule, marked: Mapping[str, tuple[Any, str]]) -> Tensor:
@@ -310,12 +309,31 @@ ZOO: dict[str, Specimen] = {
     "shared-over-time": Specimen(own.FoldedTime, SEQUENCE),
 }
 
-each_specimen = pytest.mark.parametrize("specimen", ZOO.values(), ids=ZOO)
-each_perturbation = pytest.mark.parametrize(
-    "perturbation", PERTURBATIONS.values(), ids=PERTURBATIONS
+#: Networks that `pytest` holds to the laws under every estimator. Each of the others is there held
+#: to them under one estimator in turn, and under the rest by `pytest -m slow`.
+CORE = (
+    "mlp",
+    "conv2d-grouped",
+    "batch-norm-training",
+    "lstm",
+    "transformer-evaluation",
+    "embedding",
+    "tied-embedding",
+    "used-twice",
+    "dict-output",
 )
-#: Without the one that differs from another only from the second sample on, which a call has not.
-_OF_CALLS = {name: PERTURBATIONS[name] for name in PERTURBATIONS if "antithetic" not in name}
-each_perturbation_of_calls = pytest.mark.parametrize(
-    "perturbation", _OF_CALLS.values(), ids=_OF_CALLS
-)
+
+
+def _rounds() -> Iterator[Any]:
+    names = list(ESTIMATORS)
+    for number, (name, specimen) in enumerate(ZOO.items()):
+        first = names if name in CORE else [names[number % len(names)]]
+        rest = [other for other in names if other not in first]
+        yield pytest.param(specimen, first, id=name)
+        if rest:
+            yield pytest.param(specimen, rest, id=f"{name}-rest", marks=pytest.mark.slow)
+
+
+#: Gives ``specimen`` and ``names``, those of the estimators.
+each_specimen = pytest.mark.parametrize(("specimen", "names"), list(_rounds()))
+each_estimator = loop_over("estimator", ESTIMATORS.values())

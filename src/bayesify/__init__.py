@@ -1,70 +1,119 @@
-"""bayesify: any PyTorch network, trained as a Bayesian one by variational inference.
+"""bayesify: train any PyTorch network as a Bayesian neural network by variational inference.
 
-Bayes by Backprop (Blundell, Cornebise, Kavukcuoglu, Wierstra: Weight Uncertainty in Neural
-Networks, ICML 2015) as a training method rather than an architecture.
+It implements Bayes by Backprop (Blundell, Cornebise, Kavukcuoglu, Wierstra: Weight Uncertainty in
+Neural Networks, ICML 2015) as a training method, not as an architecture: no layer is replaced, and
+the network is not edited.
+
+    import bayesify as bf
+
+    bnn = bf.BayesianModule(net, likelihood=bf.CategoricalLikelihood())  # the model
+    elbo = bf.ELBO(bnn, num_data=60_000)                                 # its objective
+    bf.fit(elbo, train_loader, epochs=10)                                # training
+    p = bnn.predict(x)                                                   # p.mean, p.epistemic, ...
+    bf.save(bf.prune(bnn, fraction=0.95), "model.safetensors")           # 5 % of the weights
+
+Where to look next:
+
+* model: ``BayesianModule``; pretrained networks: ``last_layer``, ``RelativeStd``
+* likelihoods: ``CategoricalLikelihood``, ``BernoulliLikelihood``, ``GaussianLikelihood``
+* priors: ``Gaussian``, ``ScaleMixture`` (the paper's), ``Laplace``, ``StudentT``; by parameter:
+  ``ByGroup``; learned: ``EmpiricalGaussian``
+* posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate)
+* gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
+* training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once)
+* use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``
+* baselines: ``MCDropout``, ``DeepEnsemble``
+* subpackages, imported on first use: ``bandits``, ``datasets``, ``metrics``, ``plots``,
+  ``sklearn``
 """
 
+import importlib
+from types import ModuleType
+
 from bayesify.baselines import DeepEnsemble, MCDropout
-from bayesify.divergence import kl_divergence
-from bayesify.elbo import ELBO, ELBOTerms
-from bayesify.groups import ByGroup, EmpiricalGaussian
-from bayesify.layout import ParameterLayout
-from bayesify.likelihoods import (
+from bayesify.distributions.by_group import ByGroup, EmpiricalGaussian
+from bayesify.distributions.kl import kl_divergence
+from bayesify.distributions.layout import ParameterLayout
+from bayesify.distributions.likelihoods import (
     BernoulliLikelihood,
     CategoricalLikelihood,
     GaussianLikelihood,
     Likelihood,
 )
-from bayesify.module import BayesianModule
-from bayesify.perturbations import (
+from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
+from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture, StudentT
+from bayesify.estimators import (
+    Estimator,
     Flipout,
     LocalReparameterization,
-    Perturbation,
     WeightSampling,
 )
-from bayesify.posteriors import Delta, MeanFieldGaussian, Posterior
-from bayesify.predictive import Predictive
-from bayesify.pretrained import RelativeStd, last_layer
-from bayesify.priors import Gaussian, Laplace, Prior, ScaleMixture, StudentT
+from bayesify.io import load, save
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.pretrained import RelativeStd, last_layer
+from bayesify.prediction import Predictive
 from bayesify.pruning import prune, snr
-from bayesify.saving import load, save
 from bayesify.training import fit, fit_replicas
+from bayesify.training.elbo import ELBO, ELBOTerms
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ELBO",
+#: Subpackages that are imported on first use, so that ``import bayesify`` stays fast.
+_LAZY = ("bandits", "datasets", "metrics", "plots", "sklearn")
+
+__all__ = [  # noqa: RUF022 (in the order in which they are used)
+    # model
     "BayesianModule",
-    "BernoulliLikelihood",
-    "ByGroup",
-    "CategoricalLikelihood",
-    "DeepEnsemble",
-    "Delta",
-    "ELBOTerms",
-    "EmpiricalGaussian",
-    "Flipout",
-    "Gaussian",
-    "GaussianLikelihood",
-    "Laplace",
-    "Likelihood",
-    "LocalReparameterization",
-    "MCDropout",
-    "MeanFieldGaussian",
     "ParameterLayout",
-    "Perturbation",
-    "Posterior",
-    "Predictive",
-    "Prior",
+    "last_layer",
     "RelativeStd",
+    # likelihoods
+    "Likelihood",
+    "CategoricalLikelihood",
+    "BernoulliLikelihood",
+    "GaussianLikelihood",
+    # priors
+    "Prior",
+    "Gaussian",
     "ScaleMixture",
+    "Laplace",
     "StudentT",
+    "ByGroup",
+    "EmpiricalGaussian",
+    # posteriors
+    "Posterior",
+    "MeanFieldGaussian",
+    "Delta",
+    "kl_divergence",
+    # gradient estimators
+    "Estimator",
     "WeightSampling",
+    "LocalReparameterization",
+    "Flipout",
+    # training
+    "ELBO",
+    "ELBOTerms",
     "fit",
     "fit_replicas",
-    "kl_divergence",
-    "last_layer",
-    "load",
+    # use of a trained network
+    "Predictive",
+    "snr",
     "prune",
     "save",
-    "snr",
+    "load",
+    # baselines
+    "MCDropout",
+    "DeepEnsemble",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a public subpackage on first use."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    """List the public names and subpackages only, not the modules that they are imported from."""
+    return sorted([*__all__, *_LAZY, "__version__"])

@@ -1,7 +1,7 @@
-"""What a Bayesian network is compared with: MC dropout and deep ensembles, with the same answers.
+"""Baselines with the same predictive interface: Monte Carlo dropout and deep ensembles.
 
-Plain training (SGD, Adam) needs nothing of its own: it is a ``Delta`` posterior whose penalty has
-weight 0, ``ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperature=0)``.
+Plain training by SGD or Adam needs no class of its own. It is a ``Delta`` posterior whose penalty
+has weight 0: ``ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperature=0)``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from bayesify import stateless
-from bayesify.footprint import SlowPath
-from bayesify.inputs import Inputs, batches_of, check_rows
-from bayesify.likelihoods import Likelihood
-from bayesify.module import BayesianModule
-from bayesify.noise import Stream, derived_seed
-from bayesify.posteriors import Delta
-from bayesify.predictive import Predictive
-from bayesify.random_network import as_tensor
+from bayesify.distributions.likelihoods import Likelihood
+from bayesify.distributions.posteriors import Delta
+from bayesify.estimators import stateless
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.inputs import Inputs, batches_of, check_rows
+from bayesify.module.pass_memory import UnfusedAttention
+from bayesify.module.random_network import as_tensor
+from bayesify.noise.keys import Stream, derived_seed
+from bayesify.prediction import Predictive
 from bayesify.training.minibatches import kept_generators
 
 __all__ = ["DeepEnsemble", "MCDropout"]
@@ -30,22 +30,22 @@ _BATCH_SIZE = 1024
 
 
 class MCDropout:
-    """A network with dropout that is left on for prediction (Gal and Ghahramani 2016).
+    """Monte Carlo dropout: prediction with dropout turned on (Gal and Ghahramani 2016).
 
-    Each of S passes is one sample of the weights, so that the answer is a :class:`Predictive` like
-    a Bayesian network's. Only dropout is on: batch normalisation stays in its evaluation mode,
-    and so do functions such as ``F.dropout``, which are not seen.
+    Each of S passes is one weight sample, so that the result is a :class:`Predictive` like that of
+    a Bayesian network. Only dropout layers are in training mode. Batch normalisation stays in
+    evaluation mode, and so do functions such as ``F.dropout``, which are not modules.
 
     Args:
-        net: a trained network with dropout; either a ``BayesianModule`` with the posterior
-            ``Delta``, as ``fit`` trains one, or any other module. Held, not copied.
-        likelihood: what its outputs say about the targets; None takes the ``BayesianModule``'s.
-        seed: what the dropout masks are a function of, with the size of the batches.
+        net: a trained network with dropout layers: a ``BayesianModule`` with posterior ``Delta``,
+            or any other module. It is not copied.
+        likelihood: the likelihood of the outputs; None stands for that of the ``BayesianModule``.
+        seed: the seed of the dropout masks, which also depend on the batch size.
 
     Raises:
-        ValueError: nothing in the network drops anything, the posterior is no ``Delta``, or the
-            likelihood is missing.
-        TypeError: ``net`` is no module, or ``likelihood`` no likelihood.
+        ValueError: the network has no dropout layer with p > 0, the posterior is not a ``Delta``,
+            or the likelihood is missing.
+        TypeError: ``net`` is not a module, or ``likelihood`` is not a likelihood.
 
     Example:
         >>> import bayesify as bf
@@ -63,25 +63,24 @@ class MCDropout:
             raise TypeError(f"net must be an nn.Module, got {net!r}")
         if isinstance(net, BayesianModule) and not isinstance(net.posterior, Delta):
             raise ValueError(
-                "MC dropout is of a network with point weights, got the posterior "
+                "MC dropout needs a network with point weights, got the posterior "
                 f"{type(net.posterior).__name__}; train with posterior=Delta, or use net.predict"
             )
         if likelihood is None and isinstance(net, BayesianModule):
             likelihood = net.likelihood
         if likelihood is None:
             raise ValueError(
-                "a plain module does not say what its outputs mean; pass a likelihood such as "
-                "CategoricalLikelihood()"
+                "a plain module has no likelihood; pass one such as CategoricalLikelihood()"
             )
         if not isinstance(likelihood, Likelihood):
             raise TypeError(
                 f"likelihood must be a Likelihood such as CategoricalLikelihood(), got "
                 f"{likelihood!r}"
             )
-        if not _droppers(net):
+        if not _dropout_modules(net):
             raise ValueError(
                 "MC dropout needs a network with a dropout layer whose p is above 0, got none; "
-                "functions such as F.dropout are not seen, use nn.Dropout"
+                "functions such as F.dropout are not modules, use nn.Dropout"
             )
         self.net = net
         self.likelihood = likelihood
@@ -97,51 +96,50 @@ class MCDropout:
         batch_size: int | None = None,
         seed: int | None = None,
     ) -> Predictive:
-        """The average over S passes with dropout.
+        """Predict with S passes with dropout.
 
-        Modes and generators are left as they were; the same call gives the same answer.
+        Modes and generator states are restored; repeated calls give the same result.
 
         Args:
             inputs: as for ``BayesianModule.predict``.
-            num_samples: S, at least 1.
-            keep_samples: whether the result holds every sample's answer.
-            batch_size: how many data go through the network at once; None is at most 1024. Each
-                datum has masks of its own, and other batches are other masks.
-            seed: other masks than those of the object's own seed.
+            num_samples: S, the number of passes, at least 1.
+            keep_samples: whether the result holds the prediction of every sample.
+            batch_size: the number of examples in one pass; None is at most 1024. Each example has
+                its own masks, which change with the batch size.
+            seed: a seed for other masks; None stands for the seed of the object.
 
         Raises:
-            ValueError: ``num_samples`` or ``batch_size`` is below 1, or there are no data.
+            ValueError: ``num_samples`` or ``batch_size`` is below 1, or there are no examples.
         """
         _check_counts(num_samples, batch_size)
         net, run = self.net, self.net.__call__
         if isinstance(self.net, BayesianModule):
             net, run = self.net.net, _at_the_mean(self.net)
-        passes = _Passes(
+        outputs = _DropoutOutputs(
             run,
             inputs,
             num_samples,
             batch_size or _BATCH_SIZE,
             self.seed if seed is None else seed,
         )
-        with kept_generators(), stateless.evaluating(net):
-            for module in _droppers(net):
+        with kept_generators(), stateless.evaluation_mode(net):
+            for module in _dropout_modules(net):
                 module.training = True
-            return self.likelihood.predictive(passes, keep_samples=keep_samples)
+            return self.likelihood.predictive(outputs, keep_samples=keep_samples)
 
 
 class DeepEnsemble:
-    """Several networks that were trained apart, from other initial values (Lakshminarayanan 2017).
+    """Networks trained separately from different initial values (Lakshminarayanan et al. 2017).
 
-    The answer is the mixture of theirs in equal shares. Members with point weights (``Delta``)
-    give one sample each; where any member is a distribution over weights, each gives
-    ``num_samples``.
+    The prediction is the mixture of their predictions in equal shares. If all members have point
+    weights (``Delta``), each contributes one sample; otherwise each contributes ``num_samples``.
 
     Args:
         members: ``BayesianModule`` objects with likelihoods of one kind, each trained by ``fit``.
 
     Raises:
-        TypeError: a member is no ``BayesianModule``.
-        ValueError: there are none, or their likelihoods differ in kind.
+        TypeError: a member is not a ``BayesianModule``.
+        ValueError: there is no member, or their likelihoods differ in kind.
 
     Example:
         >>> import bayesify as bf
@@ -184,25 +182,26 @@ class DeepEnsemble:
         batch_size: int | None = None,
         seed: int | None = None,
     ) -> Predictive:
-        """The mixture of the members' answers.
+        """Predict with the mixture of the members' predictions.
 
         Args:
             inputs: as for ``BayesianModule.predict``.
-            num_samples: weight samples of each member; 1 where all have point weights.
-            keep_samples: whether the result holds every sample's answer.
-            batch_size: how many data go through a network at once; None chooses what is fast.
-            seed: other weight samples than those of the members' own seeds. Members never share
-                noise, also where their seeds are equal.
+            num_samples: number of weight samples of each member; ignored if all members have point
+                weights.
+            keep_samples: whether the result holds the prediction of every sample.
+            batch_size: the number of examples in one pass; None chooses a fast one.
+            seed: a seed for other weight samples; None stands for the members' seeds. Members never
+                share noise, even if their seeds are equal.
 
         Raises:
-            ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no data, or the
-                members' answers are of different shapes.
+            ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no examples, or the
+                members' predictions have different shapes.
         """
         _check_counts(num_samples, batch_size)
         points = all(isinstance(member.posterior, Delta) for member in self.members)
         own = [member.seed for member in self.members]
         seeds = [
-            # Unequal, for members that share noise are not independent.
+            # Seeds must differ, since members that share noise would not be independent.
             derived_seed(first if seed is None else seed, Stream.PREDICTION, number)
             if seed is not None or first in own[:number]
             else first
@@ -214,16 +213,16 @@ class DeepEnsemble:
                 1 if points else num_samples,
                 keep_samples=keep_samples,
                 batch_size=batch_size,
-                seed=chosen,
+                seed=member_seed,
             )
-            for member, chosen in zip(self.members, seeds, strict=True)
+            for member, member_seed in zip(self.members, seeds, strict=True)
         ]
         joined: Predictive = type(parts[0]).joined(parts)
         return joined
 
 
-class _Passes:
-    """The outputs (N, ...) of each of S passes, made as they are asked for."""
+class _DropoutOutputs:
+    """The outputs (N, ...) of each of S passes with dropout, computed on iteration."""
 
     def __init__(
         self,
@@ -244,8 +243,8 @@ class _Passes:
             torch.manual_seed(derived_seed(self._seed, Stream.PREDICTION, sample))
             parts = []
             for args, kwargs in batches_of(self._inputs, self._batch_size):
-                # The fused kernel of a transformer's layer has no dropout.
-                with SlowPath():
+                # The fused kernel of transformer layers has no dropout.
+                with UnfusedAttention():
                     part = as_tensor(self._run(*args, **kwargs))
                 check_rows(part, len(next(iter((*args, *kwargs.values())))))
                 parts.append(part)
@@ -254,17 +253,17 @@ class _Passes:
 
 def _at_the_mean(bnn: BayesianModule) -> Callable[..., Any]:
     mean = bnn.posterior.masked_mean.detach()
-    # A copy, as the network may edit it in place.
+    # A copy, since the network may edit its weights in place.
     return lambda *args, **kwargs: bnn.run_with(mean.clone(), *args, **kwargs)
 
 
-def _droppers(net: nn.Module) -> list[nn.Module]:
-    """The modules that drop something in training, and do nothing else in another way then."""
+def _dropout_modules(net: nn.Module) -> list[nn.Module]:
+    """Return the modules with dropout; training mode changes nothing else in them."""
     return [
         module
         for module in net.modules()
         if (isinstance(module, _DropoutNd) and module.p > 0.0)
-        # Between the layers of a recurrent network, of which there may be but one.
+        # Recurrent networks have dropout between their layers only.
         or (isinstance(module, nn.RNNBase) and module.dropout > 0.0 and module.num_layers > 1)
         or (isinstance(module, nn.MultiheadAttention) and module.dropout > 0.0)
     ]

@@ -1,4 +1,4 @@
-"""Removing the weights that carry the least information: signal-to-noise pruning."""
+"""Pruning of the weights with the lowest signal-to-noise ratio."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import math
 import torch
 from torch import Tensor
 
-from bayesify.module import BayesianModule
-from bayesify.posteriors import MeanFieldGaussian
+from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.module.bayesian import BayesianModule
 
 __all__ = ["prune", "snr", "snr_decibels"]
 
 
 def snr(bnn: BayesianModule) -> Tensor:
-    """The signal-to-noise ratio |mean| / std of every random weight, shape (D,).
+    """Compute the signal-to-noise ratio |mean| / std of every random weight, shape (D,).
 
-    Graves 2011; Blundell et al. 2015, section 2.2 and figure 4. Pruned weights have ratio 0; a
-    ratio too large for the dtype is its largest number.
+    Graves 2011; Blundell et al. 2015, section 2.2 and figure 4. Pruned weights have ratio 0. A
+    ratio that overflows the dtype is set to its largest finite number.
 
     Raises:
-        TypeError: the posterior is a point estimate, which has no noise.
+        TypeError: the posterior has no std, as a point estimate.
 
     Example:
         >>> from torch import nn
@@ -36,7 +36,10 @@ def snr(bnn: BayesianModule) -> Tensor:
 
 
 def snr_decibels(bnn: BayesianModule) -> Tensor:
-    """20 log10(|mean| / std) of every random weight, in decibels, shape (D,); -inf for 0.
+    """Compute 20 log10(|mean| / std) of every random weight, in decibels, shape (D,); -inf for 0.
+
+    Raises:
+        TypeError: the posterior has no std, as a point estimate.
 
     Example:
         >>> from torch import nn
@@ -50,23 +53,23 @@ def snr_decibels(bnn: BayesianModule) -> Tensor:
 
 
 def prune(bnn: BayesianModule, fraction: float) -> BayesianModule:
-    """Remove the given fraction of all random weights, those of the lowest signal-to-noise ratio.
+    """Remove a fraction of all random weights, those with the lowest signal-to-noise ratio.
 
-    The comparison is global: over all layers, biases included. A removed weight is exactly zero in
-    the mean and in every sample, also after further training, saving and loading, and leaves the
-    KL.
+    Weights of all layers are compared with each other, including biases. A pruned weight is exactly
+    zero in the mean and in every sample, also after further training, saving and loading, and is
+    not part of the KL.
 
     Args:
         bnn: the network, which is not changed.
-        fraction: how much of the D weights to remove in all, from 0 to 1; floor(fraction D)
-            weights. What was pruned before counts.
+        fraction: the fraction of the D weights that is pruned afterwards, from 0 to 1. The result
+            has floor(fraction D) pruned weights, or more if more were pruned before.
 
     Returns:
         A new BayesianModule.
 
     Raises:
         ValueError: fraction is not between 0 and 1.
-        TypeError: the posterior is a point estimate.
+        TypeError: the posterior has no std, as a point estimate.
 
     Example:
         >>> from torch import nn
@@ -76,28 +79,28 @@ def prune(bnn: BayesianModule, fraction: float) -> BayesianModule:
     """
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction}")
-    # What was pruned before goes first, then the weights of mean 0, whose logarithm is -inf too.
+    # Already pruned weights sort first, then weights with mean 0, whose log ratio is clamped.
     ratio = _log_snr(bnn).clamp_min(torch.finfo(bnn.posterior.mean.dtype).min)
-    if bnn.posterior.kept is not None:
-        ratio = torch.where(bnn.posterior.kept, ratio, -math.inf)
-    # Rounding must not lose a weight: 0.29 * 100 is below 29 in binary.
+    if bnn.posterior.mask is not None:
+        ratio = torch.where(bnn.posterior.mask, ratio, -math.inf)
+    # The factor compensates rounding: 0.29 * 100 is slightly below 29 in binary.
     num_pruned = math.floor(fraction * ratio.numel() * (1.0 + 1e-12))
     pruned = copy.deepcopy(bnn)
     posterior = pruned.posterior
-    kept = torch.ones_like(ratio, dtype=torch.bool)
-    # A stable sort: weights of equal ratio go in the order of the flat vector.
-    kept[ratio.argsort(stable=True)[:num_pruned]] = False
-    if posterior.kept is not None:
-        kept &= posterior.kept
-    posterior.kept = kept
+    mask = torch.ones_like(ratio, dtype=torch.bool)
+    # A stable sort prunes weights with equal ratios in the order of the flat vector.
+    mask[ratio.argsort(stable=True)[:num_pruned]] = False
+    if posterior.mask is not None:
+        mask &= posterior.mask
+    posterior.mask = mask
     with torch.no_grad():
-        posterior.mean.masked_fill_(~kept, 0.0)
+        posterior.mean.masked_fill_(~mask, 0.0)
     return pruned
 
 
 @torch.no_grad()
 def _log_snr(bnn: BayesianModule) -> Tensor:
-    # The ratio itself overflows float32 at rho = -100.
+    # In logarithms, since the ratio itself overflows float32 at rho = -100.
     posterior = bnn.posterior
     if not isinstance(posterior, MeanFieldGaussian):
         raise TypeError(
@@ -105,6 +108,6 @@ def _log_snr(bnn: BayesianModule) -> Tensor:
             f"{type(posterior).__name__}; train with posterior=MeanFieldGaussian"
         )
     log_ratio = posterior.mean.abs().log() - posterior.log_std
-    if posterior.kept is None:
+    if posterior.mask is None:
         return log_ratio
-    return torch.where(posterior.kept, log_ratio, -math.inf)
+    return torch.where(posterior.mask, log_ratio, -math.inf)

@@ -1,14 +1,14 @@
-"""Contextual bandits: agents that learn what actions are worth by acting.
+"""Contextual bandits: agents that learn the rewards of actions by acting.
 
-``ThompsonSampler`` and ``EpsilonGreedy`` act by any network's belief about rewards; ``play`` has
-one act in an environment with Gymnasium's interface, and records what it got. ``MushroomBandit``
-is the environment of Blundell et al. 2015.
+``ThompsonSampler`` and ``EpsilonGreedy`` choose actions by the rewards that a network predicts.
+``play`` runs an agent in an environment with Gymnasium's interface and records the rewards.
+``MushroomBandit`` is the environment of Blundell et al. 2015, section 5.3.
 """
 
 from bayesify.bandits.agents import EpsilonGreedy, ThompsonSampler
 from bayesify.bandits.environment import Discrete, Environment
 from bayesify.bandits.learning import Learning
-from bayesify.bandits.mushroom import MushroomBandit
+from bayesify.bandits.mushroom_bandit import MushroomBandit
 from bayesify.bandits.playing import Agent, Record, play
 from bayesify.bandits.replay import ReplayBuffer
 

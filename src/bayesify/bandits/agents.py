@@ -1,4 +1,4 @@
-"""Agents: what to do, given what a network believes of rewards."""
+"""Agents that choose actions by the rewards that a network predicts."""
 
 from __future__ import annotations
 
@@ -11,60 +11,61 @@ from torch import Tensor, nn
 
 from bayesify.bandits.environment import context_of
 from bayesify.bandits.learning import Learning, RewardModel
-from bayesify.noise import NoiseKey, Stream, derived_seed
-from bayesify.posteriors import Delta
+from bayesify.distributions.posteriors import Delta
+from bayesify.noise.keys import NoiseKey, Stream, derived_seed
 from bayesify.training.checkpoint import check_same
 
 __all__ = ["EpsilonGreedy", "RewardAgent", "ThompsonSampler"]
 
-_UNIT = 2.0**-63
+#: Maps 63 random bits to [0, 1).
+_TO_UNIT_INTERVAL = 2.0**-63
 
 
 class RewardAgent(ABC):
-    """Takes the action whose reward it thinks the highest, of equal ones any.
+    """An agent that takes the action with the highest predicted reward; ties are broken at random.
 
-    Everything random is a function of the network's seed, 0 for a plain one, and of how often the
-    agent acted and learnt.
+    All randomness is a function of the network's seed (0 for a plain network) and of the numbers
+    of actions and of training steps so far.
 
     Args:
-        model: see :class:`~bayesify.bandits.learning.RewardModel`.
-        num_actions: how many there are.
-        learning: how it learns; None is ``Learning()``.
+        model: a network; see :class:`~bayesify.bandits.learning.RewardModel`.
+        num_actions: the number of actions.
+        learning: the settings of learning; None stands for ``Learning()``.
     """
 
     def __init__(
         self, model: nn.Module, num_actions: int, *, learning: Learning | None = None
     ) -> None:
         self.rewards = RewardModel(model, num_actions, Learning() if learning is None else learning)
-        #: How often it acted.
+        #: Number of actions so far.
         self.acts = 0
 
     @property
     def num_actions(self) -> int:
-        """How many actions there are."""
+        """Number of possible actions."""
         return self.rewards.num_actions
 
     def act(self, context: Any) -> int:
-        """The action for a context of shape (d,).
+        """Choose an action for a context of shape (d,).
 
         Raises:
-            ValueError: the context is no vector of finite numbers.
-            NonFiniteLossError: the network answers with NaN or infinity.
+            ValueError: the context is not a vector of finite numbers.
+            NonFiniteLossError: the network predicts NaN or infinity.
         """
-        action = self._chosen(context_of(context))
+        action = self._choose(context_of(context))
         self.acts += 1
         return action
 
     def observe(self, context: Any, action: int, reward: float) -> None:
-        """Remember what an action got.
+        """Store the reward of an action in the replay buffer.
 
         Raises:
-            ValueError: context or reward is not finite, or there is no such action.
+            ValueError: context or reward is not finite, or the action is out of range.
         """
         self.rewards.observe(context_of(context), action, reward)
 
     def learn(self) -> None:
-        """Train on minibatches of what is remembered.
+        """Train the network on minibatches of the replay buffer.
 
         Raises:
             ValueError: nothing was observed yet.
@@ -73,52 +74,52 @@ class RewardAgent(ABC):
         self.rewards.learn()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The agent's whole state, as tensors and JSON."""
+        """Return the complete state of the agent, as tensors and JSON."""
         tensors, meta = self.rewards.parts()
         return tensors, {**meta, "agent": self._settings(), "acts": self.acts}
 
     def load_parts(self, path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Go back to what :meth:`parts` gave, read from ``path``.
+        """Restore the state from the result of :meth:`parts`, read from ``path``.
 
         Raises:
-            StorageError: it is of another agent; nothing has then been changed.
+            StorageError: the state is that of another agent; this agent is then unchanged.
         """
         check_same(path, "agent", self._settings(), meta["agent"])
         self.rewards.load_parts(path, tensors, meta)
         self.acts = meta["acts"]
 
     @abstractmethod
-    def _chosen(self, context: Tensor) -> int: ...
+    def _choose(self, context: Tensor) -> int: ...
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]: ...
 
-    def _best(self, values: Tensor, sample: int) -> int:
+    def _argmax(self, values: Tensor, sample: int) -> int:
         best: list[int] = (values == values.max()).nonzero().flatten().tolist()
-        return best[0] if len(best) == 1 else best[self._random(sample) % len(best)]
+        return best[0] if len(best) == 1 else best[self._random_bits(sample) % len(best)]
 
-    def _random(self, sample: int) -> int:
-        """63 random bits of this act; ``sample`` tells those of one act apart."""
+    def _random_bits(self, sample: int) -> int:
+        """Return 63 random bits for the present action; ``sample`` distinguishes several draws."""
         return derived_seed(self.rewards.bnn.seed, Stream.ACTING, self.acts, sample)
 
 
 class ThompsonSampler(RewardAgent):
-    """Draws weights, and acts as if they were true (Thompson 1933).
+    """Thompson sampling: draw weights and take the best action under them (Thompson 1933).
 
-    So that each action is taken as often as it is likely to be the best one. All actions are
-    compared under the same weights, whatever the network's estimator in training.
+    Each action is thus taken with the probability that it is the best one under the posterior. All
+    actions are compared under the same weights, for every estimator.
 
     Args:
         model: a Bayesian network whose posterior has a spread; see
             :class:`~bayesify.bandits.learning.RewardModel`. It is copied; ``agent.rewards.bnn`` is
-            the one that learns.
-        num_actions: how many there are.
-        num_samples: draws of weights over which the expected reward is averaged: 1 is Thompson
-            sampling; Blundell et al. 2015 average 2, which explores less.
-        learning: how it learns; None is ``Learning()``.
+            the copy that learns.
+        num_actions: the number of actions.
+        num_samples: the number of weight samples over which the predicted rewards are averaged. 1
+            is Thompson sampling; Blundell et al. 2015 average over 2, which explores less.
+        learning: the settings of learning; None stands for ``Learning()``.
 
     Raises:
-        TypeError: ``model`` is no network.
+        TypeError: ``model`` is not a network.
         ValueError: the posterior is a point, or a number is out of its range.
 
     Example:
@@ -150,31 +151,31 @@ class ThompsonSampler(RewardAgent):
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         self.num_samples = num_samples
 
-    def _chosen(self, context: Tensor) -> int:
+    def _choose(self, context: Tensor) -> int:
         bnn = self.rewards.bnn
         posterior = bnn.posterior
         key = NoiseKey(bnn.seed, Stream.ACTING, self.acts)
         with torch.no_grad():
             weights = posterior.draw(posterior.noise(key, range(self.num_samples))).weights
-        return self._best(self.rewards.expected(context, weights), self.num_samples)
+        return self._argmax(self.rewards.expected(context, weights), self.num_samples)
 
     def _settings(self) -> dict[str, Any]:
         return {"type": "ThompsonSampler", "num_samples": self.num_samples}
 
 
 class EpsilonGreedy(RewardAgent):
-    """Takes the action that the mean weights prefer, and now and then any.
+    """Take the best action under the mean weights, or with probability epsilon any action.
 
     Args:
         model: a Bayesian or a plain network; see
             :class:`~bayesify.bandits.learning.RewardModel`. It is copied; ``agent.rewards.bnn`` is
-            the one that learns.
-        num_actions: how many there are.
+            the copy that learns.
+        num_actions: the number of actions.
         epsilon: the probability of an action drawn uniformly from all, 0 to 1; 0 is greedy.
-        learning: how it learns; None is ``Learning()``.
+        learning: the settings of learning; None stands for ``Learning()``.
 
     Raises:
-        TypeError: ``model`` is no network.
+        TypeError: ``model`` is not a network.
         ValueError: a number is out of its range.
 
     Example:
@@ -196,11 +197,11 @@ class EpsilonGreedy(RewardAgent):
             raise ValueError(f"epsilon must be from 0 to 1, got {epsilon}")
         self.epsilon = epsilon
 
-    def _chosen(self, context: Tensor) -> int:
+    def _choose(self, context: Tensor) -> int:
         values = self.rewards.expected(context, self.rewards.mean_weights())
-        if self._random(0) * _UNIT < self.epsilon:
-            return self._random(1) % self.num_actions
-        return self._best(values, 2)
+        if self._random_bits(0) * _TO_UNIT_INTERVAL < self.epsilon:
+            return self._random_bits(1) % self.num_actions
+        return self._argmax(values, 2)
 
     def _settings(self) -> dict[str, Any]:
         return {"type": "EpsilonGreedy", "epsilon": self.epsilon}

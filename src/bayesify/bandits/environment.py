@@ -1,4 +1,4 @@
-"""What a bandit is: Gymnasium's interface, without Gymnasium."""
+"""The environment interface of bandits: that of Gymnasium, without depending on Gymnasium."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Discrete", "Environment", "context_of"]
 
 @dataclass(frozen=True)
 class Discrete:
-    """The actions 0 to n - 1.
+    """The action space 0, ..., n - 1.
 
     Args:
-        n: how many, at least 1.
+        n: the number of actions, at least 1.
 
     Raises:
         ValueError: ``n`` is below 1.
@@ -30,40 +30,40 @@ class Discrete:
     n: int
 
     def __post_init__(self) -> None:
-        """Check the number."""
+        """Check the number of actions."""
         if self.n < 1:
             raise ValueError(f"there must be at least 1 action, got n={self.n}")
 
 
 class Environment(Protocol):
-    """Gymnasium's ``Env``, as far as :func:`bayesify.bandits.play` needs it.
+    """The part of Gymnasium's ``Env`` that :func:`bayesify.bandits.play` uses.
 
     An observation is the context of the next action: a vector of shape (d,), array or tensor. The
-    ``info`` of a step may hold ``"best_reward"``: what the best action for that context, chosen
-    without knowledge of chance, would have got then. Regret is measured against it.
+    ``info`` of a step may hold ``"best_reward"``: the reward, in the same step, of the action with
+    the highest expected reward for that context. Regret is measured against it.
 
-    To play with a checkpoint an environment also has ``state_dict()``, which returns its state as
-    JSON, and ``load_state_dict(state)``.
+    To play with a checkpoint, an environment also needs ``state_dict()``, which returns its state
+    as JSON, and ``load_state_dict(state)``.
     """
 
     @property
     def action_space(self) -> Any:
-        """A space with attribute ``n``: of actions 0 to n - 1, or from ``start`` if it has one."""
+        """A space with attribute ``n``; actions count from 0, or from ``start`` if it has one."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin, anew where a seed is given; returns the first observation and ``info``."""
+        """Start an episode, with a new seed if given; return the first observation and ``info``."""
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Act; returns the next observation, reward, terminated, truncated and ``info``."""
+        """Take an action; return next observation, reward, terminated, truncated and ``info``."""
 
 
 def context_of(observation: Any) -> Tensor:
-    """An observation as a tensor of its own: an environment may write the next in its place.
+    """Copy an observation to a tensor, since an environment may write the next one in its place.
 
     Raises:
-        ValueError: it is not made of numbers.
+        ValueError: it does not consist of numbers.
 
     Example:
         >>> context_of(np.arange(3.0)[::-1])
@@ -76,5 +76,5 @@ def context_of(observation: Any) -> Tensor:
     except (TypeError, ValueError):
         raise ValueError(
             "an observation must be a vector of numbers, array or tensor, got "
-            f"{type(observation).__name__}; flatten it, as by a wrapper of the environment"
+            f"{type(observation).__name__}; flatten it, e.g. in a wrapper of the environment"
         ) from None

@@ -1,11 +1,12 @@
-"""What a network believes of rewards, and how it learns from those that were got."""
+"""Reward model: a network that predicts rewards and learns from a replay buffer."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +15,47 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from bayesify import stateless
 from bayesify.bandits.replay import ReplayBuffer
-from bayesify.elbo import ELBO
-from bayesify.fused import TrainingStep
-from bayesify.likelihoods import CategoricalLikelihood, GaussianLikelihood
-from bayesify.module import BayesianModule
-from bayesify.noise import Stream, derived_seed
-from bayesify.posteriors import Delta
-from bayesify.random_network import as_tensor
+from bayesify.distributions.likelihoods import CategoricalLikelihood, GaussianLikelihood
+from bayesify.distributions.posteriors import Delta
+from bayesify.estimators import stateless
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.random_network import as_tensor
+from bayesify.noise.keys import Stream, derived_seed
 from bayesify.training import NonFiniteLossError
+from bayesify.training.backends import Backend, make_backend
 from bayesify.training.checkpoint import check_same, load_trained, trained_parts
+from bayesify.training.elbo import ELBO
+from bayesify.training.fit import step_of
+from bayesify.training.loop import Minibatch, StepOptions, run_steps
 from bayesify.training.minibatches import generators_seed, kept_generators
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
-from bayesify.training.steps import make_step
 
 __all__ = ["Learning", "RewardModel"]
 
 
 @dataclass(frozen=True)
 class Learning:
-    """How an agent learns from its replay buffer.
+    """Settings of how an agent learns from its replay buffer.
 
     Args:
-        buffer_size: how many of the last interactions are remembered.
-        batch_size: interactions a minibatch.
-        updates: minibatches each time that the agent learns; or a function that says how many,
-            of the number of interactions so far, as for more of them while there are few data.
-        optimizer: makes an optimiser of parameter groups; None is Adam with rate 1e-3.
+        buffer_size: the number of interactions that the replay buffer holds.
+        batch_size: the number of interactions in a minibatch.
+        updates: the number of minibatches per call of ``learn``; or a function of the number of
+            interactions so far that returns it, for instance to train more at the start.
+        optimizer: creates an optimiser from parameter groups; None stands for Adam with learning
+            rate 1e-3.
         rho_lr_scale: learning rate of rho as a multiple of the others'.
-        num_samples: weight samples a minibatch.
-        temperature: factor on the KL (or on a point's penalty); None is 1, and 0 for a plain
-            network, which has no prior.
-        reward_scale: rewards are divided by it before the likelihood sees them.
-        least_data: the KL is weighed as if at least so many interactions were remembered. 1 is the
-            ELBO of those that are. Blundell et al. 2015 take 64 minibatches of 64 however few
-            there are, each with a 64th of the KL: 4096.
+        num_samples: the number of weight samples per minibatch.
+        temperature: factor on the KL (or on the penalty of a point estimate). None stands for 1, or
+            0 for a plain network, which has no prior.
+        reward_scale: rewards are divided by this number before the likelihood is computed.
+        least_data: N in the objective is at least this number, even if the buffer holds fewer
+            interactions. 1 gives the ELBO of the buffer. Blundell et al. 2015 train on 64
+            minibatches of 64 with a 64th of the KL each, which is 4096.
 
     Raises:
-        TypeError: a number that must be whole is not.
+        TypeError: a number that must be an integer is not.
         ValueError: a number is out of its range.
 
     Example:
@@ -71,7 +74,7 @@ class Learning:
     least_data: int = 1
 
     def __post_init__(self) -> None:
-        """Check the numbers that no other part does."""
+        """Check the numbers that are not checked where they are used."""
         for name in ("buffer_size", "batch_size", "updates", "num_samples", "least_data"):
             value = getattr(self, name)
             if name == "updates" and callable(value):
@@ -84,26 +87,26 @@ class Learning:
             raise ValueError(f"reward_scale must be positive and finite, got {self.reward_scale}")
 
     def to_json(self) -> dict[str, Any]:
-        """All but the optimiser, which has a state of its own, and what is a function."""
+        """Return all settings except functions and the optimiser, whose state is saved itself."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         return {n: v for n, v in settings.items() if n != "optimizer" and not callable(v)}
 
 
 class RewardModel:
-    """A network of a context and a one-hot action, whose answer is the expected reward.
+    """A network that predicts the expected reward of a context and a one-hot action.
 
-    The objective is the ELBO of the interactions in the buffer: N is their number, or
-    ``learning.least_data`` if that is more.
+    The objective is the ELBO of the interactions in the buffer, with N the larger of their number
+    and ``learning.least_data``.
 
     Args:
         model: a Bayesian network, or a plain one, which is trained by maximum likelihood with
-            Gaussian noise. It is copied. Its inputs have the d numbers of a context and then one
-            for each action; it answers with one number, (N, 1) or (N,).
-        num_actions: how many there are.
-        learning: how it learns.
+            Gaussian noise. It is copied. Its inputs are the d numbers of a context followed by the
+            one-hot action; its output is one number per row, shape (N, 1) or (N,).
+        num_actions: the number of actions.
+        learning: the settings of learning.
 
     Raises:
-        TypeError: ``model`` is no network.
+        TypeError: ``model`` is not a network.
         ValueError: ``num_actions`` is below 1, or the likelihood is of classes.
 
     Example:
@@ -128,7 +131,7 @@ class RewardModel:
         )
         if isinstance(self.bnn.likelihood, CategoricalLikelihood):
             raise ValueError(
-                "rewards are numbers and no classes: the network's likelihood must be such as "
+                "rewards are numbers, not classes: the network's likelihood must be one such as "
                 "GaussianLikelihood(), got CategoricalLikelihood, which is BayesianModule's default"
             )
         self.num_actions, self.learning = num_actions, learning
@@ -138,7 +141,7 @@ class RewardModel:
         temperature = learning.temperature
         if temperature is None:
             temperature = 1.0 if isinstance(model, BayesianModule) else 0.0
-        # That num_data is the capacity is made good by each step's factor on the KL.
+        # num_data is the capacity; the factor on the KL of each step corrects it to the present N.
         self.elbo = ELBO(
             self.bnn,
             num_data=learning.buffer_size,
@@ -146,34 +149,38 @@ class RewardModel:
             num_samples=learning.num_samples,
         )
         self.optimizer = make_optimizer(self.elbo, learning.optimizer, learning.rho_lr_scale)
-        # As they are before any step: some optimisers keep numbers of their own beside them.
+        # Recorded before any step, since some optimisers add state to their settings.
         self._hyperparameters = _hyperparameters(self.optimizer)
-        self._step: TrainingStep = make_step(self.elbo, self.optimizer, "auto")
+        self._backend: Backend = make_backend(self.elbo, self.optimizer)
         self._actions = torch.eye(num_actions, dtype=self._dtype)
 
     def mean_weights(self) -> Tensor:
-        """The mean of the weights, shape (1, D)."""
+        """Return the mean weights, shape (1, D)."""
         return self.bnn.posterior.masked_mean.detach().clone().unsqueeze(0)
 
     @torch.no_grad()
     def expected(self, context: Tensor, weights: Tensor) -> Tensor:
-        """Expected reward of each action, averaged over weights of shape (S, D): shape (A,).
+        """Return the expected reward of each action, averaged over S weight vectors, shape (A,).
 
-        On the scale that the likelihood sees.
+        The rewards are divided by ``reward_scale``.
+
+        Args:
+            context: the context, shape (d,).
+            weights: the weight vectors, shape (S, D).
 
         Raises:
-            ValueError: the context is no vector of finite numbers or not as long as those before,
-                or the network does not take it or answer with one number for each action.
-            NonFiniteLossError: it answers with NaN or infinity.
+            ValueError: the context is not a vector of finite numbers or has another length than
+                earlier ones, or the network fails on it or does not return one number per action.
+            NonFiniteLossError: the network predicts NaN or infinity.
         """
         contexts = self._checked(context).expand(self.num_actions, -1)
         inputs = torch.cat([contexts, self._actions], 1).to(self._device)
-        with stateless.evaluating(self.bnn.net):
+        with stateless.evaluation_mode(self.bnn.net):
             try:
                 outputs = [as_tensor(self.bnn.run_with(each, inputs)) for each in weights]
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as error:
+                if stateless.is_out_of_memory(error):
+                    raise
                 raise ValueError(
                     f"the network failed on rows of {inputs.shape[1]} numbers, {len(context)} of a "
                     f"context and one for each of {self.num_actions} actions: {error}"
@@ -181,22 +188,21 @@ class RewardModel:
         values = self.bnn.likelihood.predictive(outputs, keep_samples=False).mean
         if values.shape not in ((self.num_actions,), (self.num_actions, 1)):
             raise ValueError(
-                "the network must answer with one number for each context and action, shape "
-                f"(N, 1) or (N,), but of {self.num_actions} came {tuple(values.shape)}"
+                "the network must return one number for each context and action, shape (N, 1) or "
+                f"(N,), got shape {tuple(values.shape)} for {self.num_actions} rows"
             )
         if not bool(values.isfinite().all()):
             raise NonFiniteLossError(
-                "the network answers with NaN or infinity: most likely its learning rate is too "
-                "high"
+                "the network predicts NaN or infinity: most likely its learning rate is too high"
             )
         self._target_shape = values.shape[1:]
         return values.flatten()
 
     def observe(self, context: Tensor, action: int, reward: float) -> None:
-        """Remember what an action got.
+        """Store the reward of an action in the replay buffer.
 
         Raises:
-            ValueError: context or reward is not finite, or there is no such action.
+            ValueError: context or reward is not finite, or the action is out of range.
         """
         if action not in range(self.num_actions):
             raise ValueError(f"action must be from 0 to {self.num_actions - 1}, got {action!r}")
@@ -205,47 +211,48 @@ class RewardModel:
         self.buffer.add(self._checked(context), int(action), float(reward))
 
     def learn(self) -> None:
-        """Take the steps of training that follow an interaction.
+        """Run the training steps that follow an interaction.
 
         Raises:
             ValueError: nothing was observed yet.
             NonFiniteLossError: the loss became NaN or infinite.
         """
-        bnn, elbo, learning = self.bnn, self.elbo, self.learning
-        kept = self.buffer.interactions
-        kl_scale = elbo.num_data / max(len(self.buffer), learning.least_data)
+        elbo, updates = self.elbo, self.learning.updates
+        options = StepOptions(elbo.num_data / max(len(self.buffer), self.learning.least_data))
         if not hasattr(self, "_target_shape"):
-            self.expected(kept.contexts[0], self.mean_weights())
-        if not bnn.net.training:
+            self.expected(self.buffer.interactions.contexts[0], self.mean_weights())
+        if not self.bnn.net.training:
             elbo.train()
-        set_seed = generators_seed()
-        with kept_generators():  # dropout's are functions of the step, too
-            updates = learning.updates
-            for _ in range(updates(self.buffer.added) if callable(updates) else updates):
-                draw = elbo.step
-                set_seed(derived_seed(bnn.seed, Stream.DROPOUT, draw))
-                contexts, actions, rewards = self.buffer.minibatch(
-                    learning.batch_size, seed=bnn.seed, draw=draw
-                )
-                one_hot = F.one_hot(actions, self.num_actions).to(contexts)
-                inputs = torch.cat([contexts, one_hot], 1).to(self._device)
-                targets = (rewards / learning.reward_scale).to(self._device)
-                values = self._step.evaluate(
-                    inputs,
-                    targets.view(-1, *self._target_shape),
-                    batch_index=0,
-                    kl_scale=kl_scale,
-                    values=False,
-                )
-                if not bool(values.nll.isfinite()):
-                    raise NonFiniteLossError(
-                        f"the nll at step {draw} is NaN or infinite: most likely the learning "
-                        "rate is too high, or reward_scale too small for rewards of this size"
-                    )
-                self._step.update(residual=False)
+        count = updates(self.buffer.added) if callable(updates) else updates
+        steps = run_steps(
+            partial(step_of, self._backend), self._minibatches(count), lambda _: options
+        )
+        with kept_generators():
+            try:
+                for _ in steps:
+                    pass
+            except NonFiniteLossError as error:
+                raise NonFiniteLossError(
+                    f"{error}: most likely the learning rate is too high, or reward_scale too "
+                    "small for rewards of this size"
+                ) from None
+
+    def _minibatches(self, count: int) -> Iterator[Minibatch]:
+        """Yield minibatches of the buffer; they and dropout masks are functions of the step."""
+        set_seed, learning, seed = generators_seed(), self.learning, self.bnn.seed
+        for _ in range(count):
+            step = self.elbo.step
+            set_seed(derived_seed(seed, Stream.DROPOUT, step))
+            contexts, actions, rewards = self.buffer.minibatch(
+                learning.batch_size, seed=seed, draw=step
+            )
+            one_hot = F.one_hot(actions, self.num_actions).to(contexts)
+            inputs = torch.cat([contexts, one_hot], 1).to(self._device)
+            targets = (rewards / learning.reward_scale).to(self._device)
+            yield Minibatch(0, inputs, targets.view(-1, *self._target_shape))
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that acting and learning change, as tensors and JSON."""
+        """Return all state that acting and learning change, as tensors and JSON."""
         tensors, trained = trained_parts(self.elbo, self.optimizer)
         tensors |= {f"buffer.{name}": part for name, part in self.buffer.tensors().items()}
         return tensors, {
@@ -254,45 +261,45 @@ class RewardModel:
             "hyperparameters": self._hyperparameters,
             "num_actions": self.num_actions,
             "added": self.buffer.added,
-            "noise": self._step.noise,
+            "noise": self._backend.noise,
         }
 
     def load_parts(self, path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Go back to what :meth:`parts` gave, read from ``path``.
+        """Restore the state from the result of :meth:`parts`, read from ``path``.
 
         Raises:
-            StorageError: it is of another agent; nothing has then been changed.
+            StorageError: the state is that of another agent; nothing is then changed.
         """
         check_same(path, "number of actions", self.num_actions, meta["num_actions"])
         check_same(path, "way of learning", self.learning.to_json(), meta["learning"])
-        # Loading would bring the stored settings in the place of these.
+        # Loading would replace these settings by the stored ones.
         ours, stored = self._hyperparameters, meta["hyperparameters"]
-        # Another version of the optimiser may have others.
+        # Another version of the optimiser may have other settings.
         both = [name for name in ours if name in stored]
         check_same(path, "optimizer", {n: ours[n] for n in both}, {n: stored[n] for n in both})
         load_trained(path, self.elbo, self.optimizer, tensors, meta)
         prefix = "buffer."
-        kept = {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
-        self.buffer.load(kept, meta["added"])
-        self._step = make_step(self.elbo, self.optimizer, "auto", noise=meta["noise"])
+        stored_tensors = {
+            n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)
+        }
+        self.buffer.load(stored_tensors, meta["added"])
+        self._backend = make_backend(self.elbo, self.optimizer, noise=meta["noise"])
 
     def _checked(self, context: Any) -> Tensor:
         vector = torch.as_tensor(context, dtype=self._dtype, device="cpu")
         if vector.dim() != 1 or not bool(vector.isfinite().all()):
-            what = "NaN or infinity" if vector.dim() == 1 else f"shape {tuple(vector.shape)}"
-            raise ValueError(
-                f"a context must be a vector of finite numbers, shape (d,), got {what}"
-            )
+            got = "NaN or infinity" if vector.dim() == 1 else f"shape {tuple(vector.shape)}"
+            raise ValueError(f"a context must be a vector of finite numbers, shape (d,), got {got}")
         self.buffer.check(vector)
         return vector
 
 
-#: How an optimiser is computed, not what it computes.
+#: Settings of an optimiser's implementation, which do not change its results.
 _IMPLEMENTATION = {"params", "foreach", "fused", "capturable", "differentiable"}
 
 
 def _hyperparameters(optimizer: Optimizer) -> dict[str, Any]:
-    """Its type, and of each setting the value in every group of parameters."""
+    """Return the type of an optimiser, and its settings for each group of parameters."""
     groups = optimizer.param_groups
     names = [name for name in groups[0] if name not in _IMPLEMENTATION]
     settings = {name: [group.get(name) for group in groups] for name in names}

@@ -1,4 +1,4 @@
-"""An agent in an environment: what it did, what it got, and what it missed."""
+"""Run an agent in an environment and record actions, rewards and regret."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ import torch
 from torch import Tensor
 
 from bayesify.bandits.environment import Environment, context_of
-from bayesify.storage import StorageError, read_tensors, write_tensors
+from bayesify.io import StorageError, read_tensors, write_tensors
 from bayesify.training.interrupt import deferred_interrupt
 
 __all__ = ["Agent", "Record", "play"]
 
 
 class Agent(Protocol):
-    """What :func:`play` needs; to play with a checkpoint, ``parts`` and ``load_parts`` too."""
+    """The interface that :func:`play` needs; a checkpoint also needs ``parts``, ``load_parts``."""
 
     def act(self, context: Any) -> int:
-        """The action, from 0, for a context, a tensor of shape (d,)."""
+        """Choose an action, counted from 0, for a context, a tensor of shape (d,)."""
 
     def observe(self, context: Any, action: int, reward: float) -> None:
-        """Be told what that action got."""
+        """Observe the reward of an action."""
 
     def learn(self) -> None:
-        """Learn from what was observed so far."""
+        """Learn from the observations so far."""
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What happened in so many interactions.
+    """The record of a sequence of interactions.
 
     Args:
-        actions: taken, shape (steps,), int64.
-        rewards: got, shape (steps,), float64.
-        best_rewards: those of the best actions, likewise; NaN where the environment did not say.
+        actions: the actions, shape (steps,), int64.
+        rewards: their rewards, shape (steps,), float64.
+        best_rewards: the rewards of the best actions, shape (steps,), float64; NaN where the
+            environment did not report them.
 
     Example:
-        >>> got, best = torch.tensor([0.0, -35.0]), torch.tensor([5.0, 0.0])
-        >>> Record(torch.tensor([0, 1]), got, best).regret
+        >>> rewards, best_rewards = torch.tensor([0.0, -35.0]), torch.tensor([5.0, 0.0])
+        >>> Record(torch.tensor([0, 1]), rewards, best_rewards).regret
         tensor([ 5., 40.])
     """
 
@@ -51,10 +52,10 @@ class Record:
 
     @property
     def regret(self) -> Tensor:
-        """What the best actions would have got more, summed from the first, shape (steps,).
+        """Cumulative regret, the summed difference to the best rewards, shape (steps,).
 
         Raises:
-            ValueError: the environment did not say what the best actions would have got.
+            ValueError: the environment did not report the reward of the best action at every step.
         """
         missing = self.best_rewards.isnan()
         if bool(missing.any()):
@@ -75,28 +76,30 @@ def play(
     every: int = 1000,
     on_progress: Callable[[int], None] | None = None,
 ) -> Record:
-    """Have an agent act, observe and learn, so many times.
+    """Let an agent act, observe and learn for a number of interactions.
 
-    With a checkpoint a run that was killed goes on from there, and is in the end the same as one
-    that was not, bit for bit on one machine. Ctrl-C writes it and raises KeyboardInterrupt.
+    With a checkpoint, a run that was killed resumes there. Its result is the same as that of an
+    uninterrupted run, bit for bit on one machine. Ctrl-C writes the checkpoint and raises
+    KeyboardInterrupt.
 
     Args:
-        agent: a ``ThompsonSampler``, an ``EpsilonGreedy``, or any other.
-        environment: with Gymnasium's interface; it is reset first, and whenever it terminates.
-        steps: interactions in all, those before a resume included.
-        seed: given to the first reset; None leaves the environment's own. A run that goes on keeps
-            that with which it was begun.
-        checkpoint: a file to which all state is written, and from which it goes on if it is there.
-        every: so many interactions.
-        on_progress: told how many interactions are done, after each.
+        agent: a ``ThompsonSampler``, an ``EpsilonGreedy``, or any other agent.
+        environment: an environment with Gymnasium's interface. It is reset at the start and
+            whenever an episode ends.
+        steps: the number of interactions in total, including those before a resume.
+        seed: the seed for the first reset; None uses the environment's own seed. A resumed run
+            keeps its seed.
+        checkpoint: a file for the complete state. If it exists, the run resumes from it.
+        every: the number of interactions between two checkpoints.
+        on_progress: called after each interaction with the number of interactions so far.
 
     Returns:
         The record of all interactions.
 
     Raises:
-        ValueError: a number is out of its range, agent and environment have other numbers of
-            actions, an observation is not of numbers, or a state cannot be saved.
-        StorageError: the checkpoint is damaged, or of other settings.
+        ValueError: a number is out of its range, agent and environment have different numbers of
+            actions, an observation does not consist of numbers, or a state cannot be saved.
+        StorageError: the checkpoint is damaged, or belongs to other settings.
 
     Example:
         >>> from bayesify.bandits import EpsilonGreedy, Learning, MushroomBandit
@@ -111,8 +114,8 @@ def play(
     for name, value in (("steps", steps), ("every", every)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    offset = _first_action(agent, environment)
-    state = _Playing(agent, environment, steps)
+    first_action = _first_action(agent, environment)
+    state = _PlayState(agent, environment, steps)
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None:
         _check_can_be_saved(agent, environment)
@@ -124,12 +127,14 @@ def play(
     with deferred_interrupt() as interrupt:
         for done in range(state.done, steps):
             action = agent.act(state.context)
-            following, reward, terminated, truncated, info = environment.step(action + offset)
+            next_context, reward, terminated, truncated, info = environment.step(
+                action + first_action
+            )
             agent.observe(state.context, action, float(reward))
             agent.learn()
             state.add(action, float(reward), float(info.get("best_reward", "nan")))
-            following = environment.reset()[0] if terminated or truncated else following
-            state.context = context_of(following)
+            next_context = environment.reset()[0] if terminated or truncated else next_context
+            state.context = context_of(next_context)
             if path is not None and (
                 (done + 1) % every == 0 or done + 1 == steps or interrupt.requested
             ):
@@ -144,8 +149,8 @@ def play(
 _AGENT = "agent."
 
 
-class _Playing:
-    """Where a run stands."""
+class _PlayState:
+    """The state of a run: agent, environment, next context and record."""
 
     context: Tensor
 
@@ -166,7 +171,7 @@ class _Playing:
 
     def write(self, path: Path) -> None:
         tensors, agent = self._agent.parts()
-        # Under a name of their own an agent's parts can be called anything.
+        # The prefix keeps an agent's names apart from those of the record.
         tensors = {f"{_AGENT}{name}": part for name, part in tensors.items()}
         for name, part in vars(self.record).items():
             tensors[f"record.{name}"] = part[: self.done]
@@ -177,12 +182,15 @@ class _Playing:
     def read(self, path: Path) -> None:
         tensors, meta = read_tensors(path)
         if meta.get("kind") != "bandit":
-            raise StorageError(f"{path} does not hold the state of a bandit's run; use another")
+            raise StorageError(
+                f"{path} must hold the state of a bandit's run, but it holds something else; pass "
+                "another file"
+            )
         done = len(tensors["record.actions"])
         if done > len(self.record.actions):
             raise StorageError(
-                f"{path} holds {done} interactions, more than the {len(self.record.actions)} asked "
-                "for; ask for as many, or use another file"
+                f"{path} holds {done} interactions, more than the requested steps="
+                f"{len(self.record.actions)}; pass steps={done} or more, or another file"
             )
         parts = {n.removeprefix(_AGENT): t for n, t in tensors.items() if n.startswith(_AGENT)}
         self._agent.load_parts(path, parts, meta["agent"])
@@ -196,24 +204,25 @@ def _first_action(agent: Any, environment: Environment) -> int:
     space = environment.action_space
     if not hasattr(space, "n"):
         raise ValueError(
-            "the environment's actions must be the numbers 0 to n - 1, an action_space such as "
+            "the environment must have a finite number n of actions, with an action_space such as "
             f"Discrete(n), got {type(space).__name__}"
         )
-    wanted = getattr(agent, "num_actions", None)
-    if wanted is not None and wanted != space.n:
+    num_actions = getattr(agent, "num_actions", None)
+    if num_actions is not None and num_actions != space.n:
         raise ValueError(
-            f"agent and environment must have as many actions, got {wanted} and {space.n}"
+            "agent and environment must have the same number of actions, got "
+            f"{num_actions} and {space.n}"
         )
     return int(getattr(space, "start", 0))
 
 
 def _check_can_be_saved(agent: Any, environment: Any) -> None:
-    for thing, names in (
+    for owner, names in (
         (agent, ("parts", "load_parts")),
         (environment, ("state_dict", "load_state_dict")),
     ):
-        if not all(callable(getattr(thing, name, None)) for name in names):
+        if not all(callable(getattr(owner, name, None)) for name in names):
             raise ValueError(
-                f"to play with a checkpoint {type(thing).__name__} must have {names[0]}() and "
-                f"{names[1]}(); give it these, or play without"
+                f"to play with a checkpoint, {type(owner).__name__} must have {names[0]}() and "
+                f"{names[1]}(); define them, or play without a checkpoint"
             )

@@ -1,4 +1,4 @@
-"""What an agent remembers: the last interactions, in a ring."""
+"""Replay buffer: a ring buffer of the last interactions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.noise import Stream, derived_seed
+from bayesify.noise.keys import Stream, derived_seed
 
 __all__ = ["Interactions", "ReplayBuffer"]
 
@@ -22,11 +22,11 @@ class Interactions(NamedTuple):
 
 
 class ReplayBuffer:
-    """The last interactions, of which minibatches are drawn uniformly with replacement.
+    """The last interactions, from which minibatches are drawn uniformly with replacement.
 
     Args:
-        capacity: how many are kept, at least 1.
-        dtype: of contexts and rewards.
+        capacity: the largest number of interactions in the buffer, at least 1.
+        dtype: the dtype of contexts and rewards.
 
     Raises:
         ValueError: ``capacity`` is below 1.
@@ -45,85 +45,88 @@ class ReplayBuffer:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
-        #: How many were ever added; the next goes to this number's place in the ring.
+        #: Number of interactions added so far; modulo the capacity it is the place of the next.
         self.added = 0
         self._dtype = dtype
-        self._kept: Interactions | None = None
+        self._interactions: Interactions | None = None
 
     def __len__(self) -> int:
-        """How many are kept."""
+        """Return the number of interactions in the buffer."""
         return min(self.added, self.capacity)
 
     def add(self, context: Tensor, action: int, reward: float) -> None:
-        """Remember one more, in the place of the oldest where the ring is full.
+        """Add an interaction; it replaces the oldest one if the buffer is full.
 
         Raises:
-            ValueError: the context is no vector, or not as long as those before.
+            ValueError: the context is not a vector, or has another length than earlier ones.
         """
-        if self._kept is None:
+        if self._interactions is None:
             if context.dim() != 1:
                 raise ValueError(f"a context must have shape (d,), got {tuple(context.shape)}")
-            self._kept = Interactions(
+            self._interactions = Interactions(
                 torch.zeros(self.capacity, len(context), dtype=self._dtype),
                 torch.zeros(self.capacity, dtype=torch.int64),
                 torch.zeros(self.capacity, dtype=self._dtype),
             )
         self.check(context)
-        contexts, actions, rewards = self._kept
+        contexts, actions, rewards = self._interactions
         place = self.added % self.capacity
         contexts[place], actions[place], rewards[place] = context.detach(), action, reward
         self.added += 1
 
     def check(self, context: Tensor) -> None:
-        """See that a context is as long as those before.
+        """Check that a context has the length of earlier ones.
 
         Raises:
-            ValueError: it is not.
+            ValueError: it has another shape.
         """
-        if self._kept is not None and context.shape != self._kept.contexts.shape[1:]:
+        if (
+            self._interactions is not None
+            and context.shape != self._interactions.contexts.shape[1:]
+        ):
             raise ValueError(
-                f"a context must have shape {tuple(self._kept.contexts.shape[1:])} as those "
-                f"before, got {tuple(context.shape)}"
+                f"a context must have shape {tuple(self._interactions.contexts.shape[1:])} like "
+                f"those before, got {tuple(context.shape)}"
             )
 
     @property
     def interactions(self) -> Interactions:
-        """All that are kept, in the order of their places in the ring.
+        """All interactions in the buffer, in the order of their places in the ring.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the buffer is empty.
         """
-        if self._kept is None:
-            raise ValueError("the replay buffer is empty: observe() an interaction first")
-        return Interactions(*(part[: len(self)] for part in self._kept))
+        if self._interactions is None:
+            raise ValueError("the replay buffer is empty; observe() an interaction first")
+        return Interactions(*(part[: len(self)] for part in self._interactions))
 
     def minibatch(self, size: int, *, seed: int, draw: int) -> Interactions:
-        """``size`` of them, each any of those kept: a function of (seed, draw) and of these.
+        """Draw ``size`` interactions with replacement, as a function of (seed, draw).
 
         Raises:
-            ValueError: there is none, or ``size`` is below 1.
+            ValueError: the buffer is empty, or ``size`` is below 1.
         """
         if size < 1:
             raise ValueError(f"a minibatch must have at least 1 interaction, got {size}")
-        kept = self.interactions
+        stored = self.interactions
         generator = np.random.Generator(
             np.random.Philox(key=derived_seed(seed, Stream.SHUFFLE, draw))
         )
         places = torch.from_numpy(generator.integers(len(self), size=size))
-        return Interactions(*(part.index_select(0, places) for part in kept))
+        return Interactions(*(part.index_select(0, places) for part in stored))
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is kept, by name; with ``added`` it is the whole state."""
-        return {} if self._kept is None else self.interactions._asdict()
+        """Return the stored interactions by name; with ``added`` they are the complete state."""
+        return {} if self._interactions is None else self.interactions._asdict()
 
     def load(self, tensors: dict[str, Tensor], added: int) -> None:
-        """Go back to what :meth:`tensors` gave, when so many had been added."""
-        self._kept, self.added = None, 0
+        """Restore the state from the result of :meth:`tensors` and the value of ``added``."""
+        self._interactions, self.added = None, 0
         if added:
             parts = Interactions(**tensors)
             shapes: list[Any] = [(self.capacity, *part.shape[1:]) for part in parts]
             whole = (part.new_zeros(shape) for part, shape in zip(parts, shapes, strict=True))
-            self._kept = Interactions(*whole)
-            for place, part in zip(self._kept, parts, strict=True):
+            self._interactions = Interactions(*whole)
+            for place, part in zip(self._interactions, parts, strict=True):
                 place[: len(part)] = part
             self.added = added

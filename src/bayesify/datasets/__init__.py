@@ -1,9 +1,9 @@
-"""Data sets as tensors: found on this machine or downloaded, checked by SHA-256, never guessed.
+"""Data sets as tensors: found on this machine or downloaded, and checked by SHA-256.
 
-``load_images`` for MNIST and Fashion-MNIST, ``load_regression`` for the nine tables on which
-regression is compared, with their ``standard_splits``, ``TensorLoader`` for minibatches, ``Passes``
-for several passes that count as one epoch, ``load_mushroom`` for the mushrooms of a bandit.
-``get_file`` is beneath the loaders; ``DataError`` is what all of them raise.
+``load_images`` loads MNIST and Fashion-MNIST; ``load_regression`` loads the nine regression tables
+of Hernandez-Lobato and Adams (2015), and ``standard_splits`` their splits; ``load_mushroom`` loads
+the data of the mushroom bandit. ``TensorLoader`` yields minibatches; ``Passes`` joins several
+passes into one epoch. The loaders call ``get_file``, and raise ``DataError``.
 """
 
 from bayesify.datasets.catalog import (

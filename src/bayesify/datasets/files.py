@@ -1,10 +1,9 @@
-"""Finding one data file on this machine, and checking that it is the right one."""
+"""Find a data file on this machine and check it by SHA-256."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import os
 import zlib
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ __all__ = [
 ]
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_CHUNK_BYTES = 1 << 20
 
 
 class DataError(ValueError):
@@ -33,18 +31,18 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set: what it is called, how it is recognised, where it comes from.
+    """One file of a data set: its name, its checksum and its addresses.
 
     Args:
-        dataset: name of the data set, also that of its folder within a data directory.
+        dataset: name of the data set, and of its folder within a data directory.
         name: the file's name without ``.gz``; compressed and plain copies are both accepted.
-        sha256: of the uncompressed bytes, in lower-case hexadecimal: compressors write different
-            headers around the same data.
-        addresses: where it can be downloaded, tried in turn; gzip if they end in ``.gz``.
-        system_directories: where packages of an operating system install it.
-        package: the name of Debian's that does, if there is one.
-        folders: names of its folder within a data directory, that of downloads first; None is
-            that of its data set.
+        sha256: checksum of the uncompressed bytes, in lower-case hexadecimal. Compressed copies of
+            the same bytes differ in their headers.
+        addresses: URLs of the mirrors, tried in turn; gzip if they end in ``.gz``.
+        system_directories: directories into which packages of an operating system install it.
+        package: the Debian package that installs it, if there is one.
+        folders: names of its folder within a data directory, the one for downloads first; None
+            is the name of its data set.
 
     Example:
         >>> DataFile("mnist", "train-images-idx3-ubyte", "ba89...").title
@@ -61,26 +59,26 @@ class DataFile:
 
     @property
     def folder_names(self) -> tuple[str, ...]:
-        """The names of its folder within a data directory."""
+        """Names of its folder within a data directory."""
         return self.folders or (self.dataset,)
 
     @property
     def title(self) -> str:
-        """How messages call the file."""
+        """Name of the file in messages."""
         return f"{self.name}.gz of {self.dataset}"
 
 
 class FoundFile(NamedTuple):
-    """A file that is there and right."""
+    """A file that was found and checked."""
 
-    #: Where it lies.
+    #: Path of the file.
     path: Path
-    #: Its uncompressed bytes, the very ones that were checked.
+    #: Its uncompressed bytes, as they were checked.
     content: bytes
 
 
 def find_file(file: DataFile, data_dir: str | Path | None = None) -> FoundFile | None:
-    """Look for a file in this machine's directories, and check it; nothing is downloaded.
+    """Search this machine's directories for a file and check it; nothing is downloaded.
 
     The order is ``$BAYESIFY_DATA``, the repository's ``datasets/`` (where the package runs from a
     checkout), the user's cache (``$XDG_CACHE_HOME`` or ``~/.cache``, then ``bayesify``) and the
@@ -88,15 +86,15 @@ def find_file(file: DataFile, data_dir: str | Path | None = None) -> FoundFile |
     ``FILE.gz`` before ``FILE``.
 
     Args:
-        file: what to look for.
-        data_dir: look in this directory and in no other.
+        file: the file to find.
+        data_dir: search only this directory.
 
     Returns:
-        The first that is present, or None.
+        The first file that is present, or None.
 
     Raises:
-        DataError: the first that is present is damaged or cannot be read. It is never skipped:
-            a silent fallback would hide that the data one points at are not the data one uses.
+        DataError: the first file that is present is damaged or cannot be read. It is never
+            skipped, because a silent fallback would hide which data are used.
     """
     for directory in search_directories(file, data_dir):
         for folder in (*(directory / name for name in file.folder_names), directory):
@@ -108,7 +106,7 @@ def find_file(file: DataFile, data_dir: str | Path | None = None) -> FoundFile |
 
 
 def search_directories(file: DataFile, data_dir: str | Path | None = None) -> Iterator[Path]:
-    """The data directories, in the order of ``find_file``; they need not exist."""
+    """Yield the data directories in the order of ``find_file``; they need not exist."""
     if data_dir is not None:
         yield expanded(data_dir)
         return
@@ -122,15 +120,15 @@ def search_directories(file: DataFile, data_dir: str | Path | None = None) -> It
 
 
 def cache_directory() -> Path:
-    """Where downloads are kept: ``$XDG_CACHE_HOME/bayesify``, else ``~/.cache/bayesify``."""
+    """Return the directory of downloads: ``$XDG_CACHE_HOME/bayesify`` or ``~/.cache/bayesify``."""
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "bayesify"
 
 
 def expanded(path: str | Path) -> Path:
-    """``path`` with a leading ~ replaced by the user's home.
+    """Replace a leading ~ by the user's home directory.
 
     Raises:
-        DataError: that home is not known.
+        DataError: that directory is not known.
     """
     try:
         return Path(path).expanduser()
@@ -141,43 +139,36 @@ def expanded(path: str | Path) -> Path:
 
 
 def check_content(file: DataFile, raw: bytes) -> bytes:
-    """Uncompress a file's bytes where they are compressed, and check them.
+    """Uncompress a file's bytes if they are gzip, and check them by SHA-256.
 
     Args:
-        file: what they should be.
-        raw: as read from disk or network, gzip or plain.
+        file: the file whose bytes they should be.
+        raw: bytes as read from disk or network, gzip or plain.
 
     Returns:
         The uncompressed bytes.
 
     Raises:
-        DataError: they are not the file's, or the gzip is damaged; both checksums are named.
+        DataError: the gzip is damaged, or the checksum differs; both checksums are named.
 
     Example:
         >>> file = DataFile("tiny", "abc", hashlib.sha256(b"abc").hexdigest())
         >>> check_content(file, gzip.compress(b"abc"))
         b'abc'
     """
-    content, damage = _uncompress(raw) if raw.startswith(_GZIP_MAGIC) else (raw, "")
-    got = hashlib.sha256(content).hexdigest()
-    if damage or got != file.sha256:
+    try:
+        content = gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"{damage}its uncompressed bytes must have SHA-256 {file.sha256}, got {got} "
+            f"damaged gzip ({error}), its uncompressed bytes must have SHA-256 {file.sha256}"
+        ) from error
+    got = hashlib.sha256(content).hexdigest()
+    if got != file.sha256:
+        raise DataError(
+            f"its uncompressed bytes must have SHA-256 {file.sha256}, got {got} "
             f"({len(content)} bytes)"
         )
     return content
-
-
-def _uncompress(raw: bytes) -> tuple[bytes, str]:
-    """The bytes that can be uncompressed, and what is wrong with the rest."""
-    chunks = []
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
-                chunks.append(chunk)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        return b"".join(chunks), f"damaged gzip ({error}); "
-    return b"".join(chunks), ""
 
 
 def _read_if_present(path: Path) -> bytes | None:
@@ -186,7 +177,7 @@ def _read_if_present(path: Path) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError) as error:
         if not path.is_symlink():
             return None
-        raise DataError(f"{path} is a link to nothing; mend or delete it") from error
+        raise DataError(f"{path} is a broken link; mend or delete it") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); mend or delete it") from error
 
@@ -197,13 +188,13 @@ def _content_of(file: DataFile, path: Path, raw: bytes, directory: Path) -> byte
     except DataError as error:
         mend = f"delete it or put a good copy of {file.title} in its place"
         if path.parent == directory:
-            # The two MNISTs share their file names: a flat folder may well hold the other one.
-            mend += f", or put that into {directory / file.dataset}, which is looked at first"
+            # MNIST and Fashion-MNIST share their file names: a flat folder may hold the other one.
+            mend += f", or put that into {directory / file.dataset}, which is searched first"
         raise DataError(f"{path} is not the right file: {error}; {mend}") from error
 
 
 def _repository() -> Path | None:
-    """The checkout that this file belongs to; an installed wheel has none."""
+    """Return the checkout that this file belongs to, or None for an installed wheel."""
     source = Path(__file__).resolve().parents[2]
     is_checkout = source.name == "src" and (source.parent / "pyproject.toml").is_file()
     return source.parent if is_checkout else None

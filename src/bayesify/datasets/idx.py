@@ -1,4 +1,4 @@
-"""The IDX format of MNIST: a header of big-endian sizes, then the bytes."""
+"""Reader of the IDX format of MNIST: a header of big-endian sizes, then the bytes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _UNSIGNED_BYTE = 0x08
 
 
 def parse_idx(content: bytes, *, num_dims: int, source: str = "IDX data") -> Tensor:
-    """The array in an IDX file of unsigned bytes.
+    """Parse an IDX file of unsigned bytes.
 
     Args:
         content: the whole uncompressed file: two zero bytes, the type 0x08, the number of
             dimensions, each dimension in four big-endian bytes, then the values.
-        num_dims: how many dimensions it must have (images 3, labels 1).
-        source: what messages call it.
+        num_dims: the number of dimensions it must have (images 3, labels 1).
+        source: name of the file in messages.
 
     Returns:
-        uint8, of the shape in the header.
+        A uint8 tensor of the shape in the header.
 
     Raises:
         DataError: type, number of dimensions, a dimension or the length is wrong.
@@ -54,5 +54,5 @@ def parse_idx(content: bytes, *, num_dims: int, source: str = "IDX data") -> Ten
             f"{source} must hold {math.prod(shape)} values (shape {shape} in its header), got "
             f"{payload_bytes}"
         )
-    # A bytearray, because a tensor over immutable bytes could write to them.
+    # A copy, because a tensor must not share memory with immutable bytes.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=header_bytes).view(shape)

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST as tensors in memory."""
+"""Loader of MNIST and Fashion-MNIST as tensors in memory."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PIXEL_SCALE = 126.0
 class ImageData:
     """A data set of labelled images, each flattened to one row.
 
-    ``inputs.unflatten(-1, data.image_shape)`` gives the pictures back, and times ``pixel_scale``
-    their pixels from 0 to 255.
+    ``inputs.unflatten(-1, data.image_shape)`` restores the images; multiplied by ``pixel_scale``
+    their pixels lie from 0 to 255.
     """
 
-    #: As in ``load_images``.
+    #: Name of the data set, as in ``load_images``.
     name: str
     #: (N, 784) float32, pixels / ``pixel_scale``.
     train_inputs: Tensor
@@ -38,11 +38,11 @@ class ImageData:
     test_inputs: Tensor
     #: (N_test,) int64.
     test_targets: Tensor
-    #: What each class is called.
+    #: Name of each class.
     class_names: tuple[str, ...]
     #: Height and width, in pixels.
     image_shape: tuple[int, int] = _IMAGE_SHAPE
-    #: What the pixels were divided by.
+    #: Number by which the pixels were divided.
     pixel_scale: float = _PIXEL_SCALE
 
 
@@ -53,19 +53,19 @@ def load_images(
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> ImageData:
-    """Load a data set of images, downloading it into the user's cache where it is nowhere else.
+    """Load a data set of images; if it is not on this machine, download it into the user's cache.
 
-    Every file is checked by SHA-256 each time; see ``find_file`` for the order of the search.
+    Every file is checked by SHA-256 on every call; see ``find_file`` for the search order.
 
     Args:
         name: ``"mnist"`` or ``"fashion-mnist"``.
-        data_dir: look in this directory and in no other, and do not download.
+        data_dir: search only this directory, and do not download.
         limit: keep only the first ``limit`` training images; all test images are kept.
-        progress: told how a download gets on.
+        progress: called as a download proceeds.
 
     Raises:
         DataError: the name is unknown, ``limit`` is out of range, a file is missing or damaged,
-            or images and labels do not fit each other.
+            or images and labels do not match.
 
     Example:
         >>> data = load_images("mnist", limit=5)
@@ -94,14 +94,14 @@ def load_images(
 
 
 def find_test_inputs(name: str, data_dir: str | Path | None = None) -> Tensor | None:
-    """The test inputs of a data set of images, shape (N_test, 784), if they are at hand.
+    """Find the test inputs of a data set of images on this machine, shape (N_test, 784).
 
-    Nothing is downloaded, and a file that is not the right one counts as none: the two MNISTs share
-    their file names, so that a directory made for the one may hold files called like the other's.
+    Nothing is downloaded. A file with another checksum counts as absent: MNIST and Fashion-MNIST
+    share their file names, so that a directory for one may hold files named as the other's.
 
     Args:
         name: as for :func:`load_images`.
-        data_dir: look in this directory and in no other.
+        data_dir: search only this directory.
 
     Raises:
         DataError: the name is unknown.

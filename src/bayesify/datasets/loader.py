@@ -1,4 +1,4 @@
-"""Minibatches of tensors that are in memory, in an order that can be asked for again."""
+"""Minibatches of tensors in memory, in an order that seed and epoch determine."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bayesify.noise import Stream, derived_seed
+from bayesify.noise.keys import Stream, derived_seed
 
 __all__ = ["Passes", "TensorLoader"]
 
 
 class TensorLoader:
-    """Iterates over minibatches (inputs, targets); the last may be smaller.
+    """Iterator over minibatches (inputs, targets); the last one may be smaller.
 
-    The order of an epoch is a function of (seed, epoch) only: a resumed run sees the batches that
-    the uninterrupted one would have seen, whatever was drawn before. Call ``set_epoch`` before
-    each epoch; without it every pass has the same order.
+    The order of an epoch is a function of (seed, epoch) only, so that a resumed run sees the same
+    batches as an uninterrupted one. Call ``set_epoch`` before each epoch; without it every pass
+    has the same order.
 
     Args:
-        inputs: shape (N, ...), finite; on any device, on which the minibatches stay.
+        inputs: shape (N, ...), finite, on any device; the minibatches stay on it.
         targets: shape (N, ...), finite, on the same device.
-        batch_size: data a minibatch, at least 1.
-        shuffle: whether to permute the data; else their own order is kept, and minibatches are
-            views.
-        seed: of the order, an integer of at most 128 bits with its sign.
+        batch_size: examples per minibatch, at least 1.
+        shuffle: permute the examples; if False they keep their order, and minibatches are views.
+        seed: seed of the order, an integer of at most 128 bits with its sign.
 
     Raises:
-        ValueError: lengths differ, there are no data, ``batch_size`` is below 1, or values are
+        ValueError: lengths differ, there is no example, ``batch_size`` is below 1, or values are
             NaN or infinite.
 
     Example:
@@ -48,14 +47,14 @@ class TensorLoader:
     ) -> None:
         for name, tensor in (("inputs", inputs), ("targets", targets)):
             if tensor.dim() == 0:
-                raise ValueError(f"{name} must have a first axis of N data, got a scalar")
+                raise ValueError(f"{name} must have a first axis of N examples, got a scalar")
         if len(inputs) != len(targets):
             raise ValueError(
                 "inputs and targets must have the same length, got "
                 f"{len(inputs)} and {len(targets)}"
             )
         if len(inputs) == 0:
-            raise ValueError("there must be at least 1 datum, got 0")
+            raise ValueError("there must be at least 1 example, got 0")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         _check_finite("inputs", inputs)
@@ -69,14 +68,14 @@ class TensorLoader:
 
     @property
     def num_data(self) -> int:
-        """N, the number of data in an epoch."""
+        """N, the number of examples in an epoch."""
         return len(self.inputs)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass.
 
         Args:
-            epoch: counted from 0.
+            epoch: number of the epoch, from 0.
 
         Raises:
             ValueError: epoch is negative.
@@ -98,18 +97,18 @@ class TensorLoader:
             return
         generator = torch.Generator()
         generator.manual_seed(derived_seed(self.seed, Stream.SHUFFLE, self.epoch))
-        # Drawn on the CPU, so that the order is the same on every device.
+        # Drawn on the CPU, because the order must be the same on every device.
         order = torch.randperm(self.num_data, generator=generator).to(self.inputs.device)
         for index in order.split(self.batch_size):
             yield self.inputs.index_select(0, index), self.targets.index_select(0, index)
 
 
 class Passes:
-    """Several passes over the data as one epoch, for data so few that a pass is a step or two.
+    """Several passes over the examples as one epoch, for data sets of one or two minibatches.
 
     Args:
-        loader: the minibatches of one pass, in another order in each.
-        passes: how many there are to an epoch, at least 1.
+        loader: the minibatches of one pass; each pass has another order.
+        passes: number of passes in an epoch, at least 1.
 
     Raises:
         ValueError: ``passes`` is below 1.
@@ -127,7 +126,7 @@ class Passes:
 
     @property
     def num_data(self) -> int:
-        """N, the number of data in a pass."""
+        """N, the number of examples in a pass."""
         return self._loader.num_data
 
     def set_epoch(self, epoch: int) -> None:
@@ -151,5 +150,5 @@ def _check_finite(name: str, values: Tensor) -> None:
         positions = bad.nonzero()
         raise ValueError(
             f"{name} must be finite, got {len(positions)} NaN or infinite values, the first at "
-            f"index {tuple(positions[0].tolist())}; mend or drop these data"
+            f"index {tuple(positions[0].tolist())}; mend or drop these examples"
         )

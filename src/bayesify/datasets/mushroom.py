@@ -1,4 +1,4 @@
-"""The Mushroom data: what mushrooms look like, and which are poisonous."""
+"""Loader of the UCI Mushroom data: features of mushrooms, and which are poisonous."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _CLASSES = {"e": False, "p": True}
 
 @dataclass(frozen=True, eq=False)
 class MushroomData:
-    """8,124 mushrooms of 22 features, each one-hot: 117 columns.
+    """8,124 mushrooms with 22 one-hot features, 117 columns in all.
 
     Args:
-        contexts: shape (8124, 117), float32, of zeros and ones.
+        contexts: shape (8124, 117), float32, zeros and ones.
         poisonous: shape (8124,), bool.
-        names: of the columns, such as ``odor=f``. The letters are the file's, in alphabetical
-            order; ``stalk-root=?`` says that the root is not known, and is a value like others.
+        names: names of the columns, such as ``odor=f``, with the file's letters in alphabetical
+            order; ``stalk-root=?``, an unknown root, is a value like the others.
     """
 
     contexts: Tensor
@@ -47,13 +47,12 @@ def load_mushroom(
 ) -> MushroomData:
     """Load the Mushroom data of the UCI repository (Schlimmer 1981).
 
-    Where they are nowhere on this machine they are downloaded into the user's cache. The file is
-    checked by the SHA-256 of its uncompressed text each time; see ``find_file`` for the order of
-    the search.
+    If the file is not on this machine it is downloaded into the user's cache. Its uncompressed
+    text is checked by SHA-256 on every call; see ``find_file`` for the search order.
 
     Args:
-        data_dir: look in this directory and in no other, and do not download.
-        progress: told how a download gets on.
+        data_dir: search only this directory, and do not download.
+        progress: called as a download proceeds.
 
     Raises:
         DataError: the file is missing or damaged.

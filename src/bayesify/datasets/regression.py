@@ -1,4 +1,4 @@
-"""The nine tables on which Bayesian networks are compared in regression, and their splits."""
+"""Loader of the nine tables of the usual regression comparison, and their published splits."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["RegressionData", "Split", "load_regression", "standard_splits"]
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
-#: Of the 18 columns of naval, 16 and 17 are two kinds of wear; the custom is to predict the first.
+#: Columns 16 and 17 of naval are two kinds of wear; the custom is to predict the first.
 _TARGET_COLUMNS = {"naval": (16, 16)}
 
 
 @dataclass(frozen=True, eq=False)
 class RegressionData:
-    """A table of numbers: N data of d features and one target, as published."""
+    """A table of numbers: N examples of d features and one target, as published."""
 
-    #: As in ``load_regression``.
+    #: Name of the table, as in ``load_regression``.
     name: str
-    #: (N, d) float64.
+    #: Features, shape (N, d), float64.
     inputs: Floats
-    #: (N,) float64.
+    #: Targets, shape (N,), float64.
     targets: Floats
 
 
 class Split(NamedTuple):
-    """Indices into a table's rows."""
+    """Row indices of a table, divided into a training and a test part."""
 
     train: Indices
     test: Indices
@@ -44,15 +44,15 @@ class Split(NamedTuple):
 def load_regression(
     name: str, data_dir: str | Path | None = None, *, progress: Progress | None = None
 ) -> RegressionData:
-    """Load one of the nine tables, downloading it into the user's cache where it is nowhere else.
+    """Load one of the nine tables; if it is not on this machine, download it into the user's cache.
 
-    The file is checked by the SHA-256 of its uncompressed text each time; see ``find_file`` for
-    the order of the search. The target is the last column, but for naval, whose last is unused.
+    The uncompressed text is checked by SHA-256 on every call; see ``find_file`` for the search
+    order. The target is the last column, except for naval, whose last column is unused.
 
     Args:
         name: boston, concrete, energy, kin8nm, naval, power, protein, wine or yacht.
-        data_dir: look in this directory and in no other, and do not download.
-        progress: told how a download gets on.
+        data_dir: search only this directory, and do not download.
+        progress: called as a download proceeds.
 
     Raises:
         DataError: the name is unknown, or the file is missing or damaged.
@@ -72,21 +72,21 @@ def load_regression(
 
 
 def standard_splits(num_data: int, num_splits: int = 20) -> list[Split]:
-    """The random splits into 90 % and 10 % on which published results were measured.
+    """Return the random splits into 90 % and 10 % on which published results were measured.
 
-    Those of Hernandez-Lobato and Adams (2015), which Gal and Ghahramani (2016) published: a
-    sequence of permutations from one generator of seed 1, so that the first splits are the same
-    however many are asked for.
+    They are those of Hernandez-Lobato and Adams (2015), published by Gal and Ghahramani (2016): a
+    sequence of permutations from one generator of seed 1. The first splits are therefore the same
+    for any ``num_splits``.
 
     Args:
         num_data: N, the number of rows of the table.
-        num_splits: how many; the custom is 20, for protein 5.
+        num_splits: number of splits; the custom is 20, and 5 for protein.
 
     Returns:
-        The splits; ``train`` has round(0.9 N) rows, ``test`` the rest.
+        The splits; ``train`` has round(0.9 N) rows, ``test`` has the others.
 
     Raises:
-        ValueError: there are fewer than 5 data, which leave no test part, or ``num_splits`` is
+        ValueError: there are fewer than 5 rows, which leave no test part, or ``num_splits`` is
             below 1.
 
     Example:
@@ -95,10 +95,10 @@ def standard_splits(num_data: int, num_splits: int = 20) -> list[Split]:
     """
     if num_data < 5 or num_splits < 1:
         raise ValueError(
-            "a split needs at least 5 data and there must be at least 1 split, got "
+            "num_data must be at least 5 and num_splits at least 1, got "
             f"num_data={num_data}, num_splits={num_splits}"
         )
-    # The old generator, since it made the published splits.
+    # The legacy generator, because the published splits were drawn from it.
     generator = np.random.RandomState(1)
     num_train = round(0.9 * num_data)
     splits = []

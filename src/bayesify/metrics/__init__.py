@@ -1,4 +1,4 @@
-"""How good predictions are: error, log loss, calibration, intervals, and when to abstain."""
+"""Metrics of predictions: error, log loss, calibration, intervals and selective prediction."""
 
 from bayesify.metrics.calibration import (
     Reliability,

@@ -1,4 +1,4 @@
-"""Whether a confidence of 90 % is right nine times in ten."""
+"""Calibration of the top label: reliability diagram and expected calibration errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesify.metrics.borrowed import torchmetrics_function
-from bayesify.metrics.checks import check_probabilities
+from bayesify.metrics.checks import check_probabilities, torchmetrics_function
 
 __all__ = [
     "Reliability",
@@ -28,11 +27,11 @@ class Reliability:
     first three in float64.
 
     Args:
-        edges: limits of the bins from 0 to 1, shape (bins + 1,); each bin holds its lower limit,
-            the last one both.
-        confidence: mean confidence of the data of each bin, shape (bins,), nan where empty.
+        edges: limits of the bins from 0 to 1, shape (bins + 1,); each bin includes its lower
+            limit, the last bin both limits.
+        confidence: mean confidence of the examples of each bin, shape (bins,), nan where empty.
         accuracy: share of them that is classified correctly, shape (bins,), nan where empty.
-        counts: how many data each bin holds, shape (bins,), int64.
+        counts: number of examples in each bin, shape (bins,), int64.
     """
 
     edges: Tensor
@@ -42,18 +41,18 @@ class Reliability:
 
 
 def expected_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> float:
-    """Mean of |accuracy - confidence| over equal bins of confidence, as a fraction from 0 to 1.
+    """Return the mean of |accuracy - confidence| over equal bins of confidence, from 0 to 1.
 
-    The L1 error of the top label: each bin weighs as many data as it holds (Guo et al. 2017).
-    Summed in float64; in float32 it would be off by 1e-4 for 60,000 data.
+    The L1 error of the top label: each bin is weighted by its number of examples (Guo et al.
+    2017). Summed in float64, because float32 sums over 60,000 confident examples err by 3e-5.
 
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,), dtype int64.
-        bins: how many equal bins from 0 to 1.
+        bins: number of equal bins from 0 to 1.
 
     Raises:
-        ValueError: shapes, dtypes or values do not fit, or ``bins`` is below 1.
+        ValueError: shapes, dtypes or values are invalid, or ``bins`` is below 1.
 
     Example:
         >>> probs = torch.tensor([[0.75, 0.25], [0.75, 0.25]])
@@ -64,19 +63,19 @@ def expected_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> floa
 
 
 def adaptive_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> float:
-    """The same over bins of equally many data, as a fraction from 0 to 1.
+    """Return the calibration error over bins with equal numbers of examples, from 0 to 1.
 
-    Bins of equal width are nearly empty where the network is seldom unsure, and their error is
-    then mostly noise (Nixon et al. 2019, section 3.3; here of the top label). Data of equal
+    Bins of equal width are nearly empty where the network is rarely unsure, and their error is
+    then mostly noise (Nixon et al. 2019, section 3.3; here of the top label). Examples of equal
     confidence share a bin, so that the result does not depend on their order.
 
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,), dtype int64.
-        bins: how many bins of N / bins data.
+        bins: number of bins, each of N / bins examples.
 
     Raises:
-        ValueError: shapes, dtypes or values do not fit, or ``bins`` is below 1.
+        ValueError: shapes, dtypes or values are invalid, or ``bins`` is below 1.
 
     Example:
         >>> probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.9, 0.1], [0.9, 0.1]])
@@ -93,18 +92,19 @@ def adaptive_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> floa
 def calibration_error(
     probs: Tensor, y: Tensor, bins: int = 15, *, norm: Literal["l1", "l2", "max"] = "l1"
 ) -> float:
-    """Top-label calibration error in another norm over equal bins, by torchmetrics.
+    """Return the top-label calibration error in a given norm over equal bins, by torchmetrics.
 
-    In float32; :func:`expected_calibration_error` is the norm ``"l1"`` in float64.
+    Computed in float32; :func:`expected_calibration_error` is the norm ``"l1"`` in float64.
 
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,), dtype int64.
-        bins: how many equal bins from 0 to 1.
-        norm: ``"l1"`` the mean gap, ``"l2"`` the root mean square, ``"max"`` the largest.
+        bins: number of equal bins from 0 to 1.
+        norm: ``"l1"`` for the mean gap, ``"l2"`` for its root mean square, ``"max"`` for the
+            largest gap.
 
     Raises:
-        ValueError: shapes, dtypes or values do not fit, or ``bins`` is below 1.
+        ValueError: shapes, dtypes or values are invalid, or ``bins`` is below 1.
         ModuleNotFoundError: torchmetrics is not installed.
 
     Example:
@@ -116,21 +116,21 @@ def calibration_error(
     if norm not in ("l1", "l2", "max"):
         raise ValueError(f'norm must be "l1", "l2" or "max", got {norm!r}')
     error = torchmetrics_function("multiclass_calibration_error")
-    # Below 1, which torchmetrics would put in a bin of its own, beside the last one.
+    # Below 1, because torchmetrics puts a confidence of 1 into an additional bin.
     clipped = probs.detach().float().clamp(0.0, 1.0 - 2.0**-24)
     return float(error(clipped, y, num_classes=probs.shape[-1], n_bins=bins, norm=norm))
 
 
 def reliability(probs: Tensor, y: Tensor, bins: int = 15) -> Reliability:
-    """Accuracy and mean confidence in equal bins of confidence, for a reliability diagram.
+    """Compute accuracy and mean confidence in equal bins of confidence.
 
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,), dtype int64.
-        bins: how many equal bins from 0 to 1.
+        bins: number of equal bins from 0 to 1.
 
     Raises:
-        ValueError: shapes, dtypes or values do not fit, or ``bins`` is below 1.
+        ValueError: shapes, dtypes or values are invalid, or ``bins`` is below 1.
 
     Example:
         >>> r = reliability(torch.tensor([[0.7, 0.3], [0.9, 0.1]]), torch.tensor([1, 0]), bins=2)

@@ -1,21 +1,24 @@
-"""What the metrics of classes are given."""
+"""Checks and imports that the metrics share."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["check_probabilities"]
+__all__ = ["check_probabilities", "torchmetrics_function"]
 
-#: How far the probabilities of one datum may sum from 1: bfloat16 rounds a logarithm below -8, and
-#: so every probability of thousands of equal classes, by up to 1 / 32.
+#: Largest error of the sum of the probabilities of an example: bfloat16 rounds a logarithm below
+#: -8, and so every probability of thousands of equal classes, by up to 1 / 32.
 _TOLERANCE = 0.04
 
 
 def check_probabilities(
     probs: Tensor, y: Tensor, *, logarithms: bool = False, bins: int = 1
 ) -> None:
-    """Raise ValueError unless these are probabilities of classes and indices of such."""
+    """Raise ValueError unless ``probs`` are class probabilities and ``y`` class indices."""
     name = "log_probs" if logarithms else "probs"
     if probs.dim() != 2 or probs.shape[0] < 1 or probs.shape[1] < 2:
         raise ValueError(
@@ -48,3 +51,28 @@ def check_probabilities(
             f"every row of {name} must hold {kind}, which sum to 1, but a sum is off by {off:.3g} "
             f"and the least probability is {least:.3g}; turn logits into {kind} with {mend}"
         )
+
+
+def torchmetrics_function(name: str) -> Any:
+    """Import a function of ``torchmetrics.functional.classification``.
+
+    The import takes seconds and torchmetrics is optional, so that it is imported on use.
+
+    Raises:
+        ModuleNotFoundError: torchmetrics is not installed.
+
+    Example:
+        >>> torchmetrics_function("binary_auroc").__name__
+        'binary_auroc'
+    """
+    try:
+        module = importlib.import_module("torchmetrics.functional.classification")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torchmetrics":
+            raise
+        raise ModuleNotFoundError(
+            "this metric is computed by torchmetrics, which is not installed; install it with "
+            "pip install 'bayesify[cli]' or pip install torchmetrics",
+            name="torchmetrics",
+        ) from error
+    return getattr(module, name)

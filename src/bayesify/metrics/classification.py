@@ -1,8 +1,8 @@
-"""How good class probabilities are: error, log loss, Brier score and calibration.
+"""Metrics of class probabilities: error, log loss, Brier score and calibration.
 
 Every function takes probabilities (or their logarithms) of shape (N, K) and class indices of shape
-(N,), and returns a Python float over the N data. For a Bayesian network give the probabilities
-*averaged* over weight samples: that average is what the network claims.
+(N,), and returns a Python float over the N examples. For a Bayesian network pass the probabilities
+*averaged* over weight samples: that average is its prediction.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from torch import Tensor
 
 from bayesify.metrics.calibration import expected_calibration_error
 from bayesify.metrics.checks import check_probabilities
-from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, Predictive
-from bayesify.predictive.bernoulli import check_labels
+from bayesify.prediction import BernoulliPredictive, CategoricalPredictive, Predictive
+from bayesify.prediction.bernoulli import check_labels
 
 __all__ = ["brier", "classification_metrics", "error_percent", "nll"]
 
 
 def error_percent(probs: Tensor, y: Tensor) -> float:
-    """Share of the data whose most probable class is not the true one, in percent.
+    """Return the share of examples whose most probable class is wrong, in percent.
 
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,), dtype int64.
 
     Raises:
-        ValueError: shapes, dtypes or values do not fit.
+        ValueError: shapes, dtypes or values are invalid.
 
     Example:
         >>> error_percent(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
@@ -37,16 +37,16 @@ def error_percent(probs: Tensor, y: Tensor) -> float:
 
 
 def nll(log_probs: Tensor, y: Tensor) -> float:
-    """-log p(y), averaged over the data, in nats per example.
+    """Return -log p(y), averaged over the examples, in nats per example.
 
     Args:
         log_probs: logarithm of the class probabilities, shape (N, K); for several weight samples
-            the log of the *averaged* probabilities (``CategoricalPredictive.log_mean``). A
-            logarithm, so that a class thought impossible in float32 still has a finite price.
+            the log of the *averaged* probabilities (``CategoricalPredictive.log_mean``). With
+            logarithms, a probability that vanishes in float32 still has a finite nll.
         y: class indices, shape (N,), dtype int64.
 
     Raises:
-        ValueError: shapes, dtypes or values do not fit.
+        ValueError: shapes, dtypes or values are invalid.
 
     Example:
         >>> round(nll(torch.tensor([[0.5, 0.5], [0.2, 0.8]]).log(), torch.tensor([0, 1])), 4)
@@ -57,14 +57,14 @@ def nll(log_probs: Tensor, y: Tensor) -> float:
 
 
 def brier(probs: Tensor, y: Tensor) -> float:
-    """Squared distance to the truth, summed over classes, averaged over data: from 0 to 2.
+    """Return the squared error summed over classes and averaged over examples, from 0 to 2.
 
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,), dtype int64.
 
     Raises:
-        ValueError: shapes, dtypes or values do not fit.
+        ValueError: shapes, dtypes or values are invalid.
 
     Example:
         >>> round(brier(torch.tensor([[0.8, 0.2]]), torch.tensor([0])), 4)
@@ -79,22 +79,22 @@ def brier(probs: Tensor, y: Tensor) -> float:
 def classification_metrics(
     predictive: Predictive, mean_probs: Tensor, y: Tensor
 ) -> dict[str, float]:
-    """The numbers that every run reports.
+    """Return the metrics that every run of classification reports.
 
     Args:
-        predictive: the averaged predictive distribution of N data, from ``bnn.predict(x)``.
+        predictive: the averaged predictive distribution of N examples, from ``bnn.predict(x)``.
         mean_probs: ``bnn.predict_mean(x).mean`` of the mean-weights network: class probabilities
             (N, K), or the probability of 1 (N, ...).
         y: class indices, shape (N,), dtype int64; or labels 0 and 1, shape (N, ...), each of
-            which then counts as a datum of two classes.
+            which then counts as an example of two classes.
 
     Returns:
-        ``error_mean_weights`` and ``error_predictive`` in percent, and of the averaged predictive
+        ``error_mean_weights`` and ``error_predictive`` in percent, and of the averaged prediction
         ``nll`` in nats per example, ``brier`` (from 0 to 2) and ``ece`` (from 0 to 1).
 
     Raises:
-        TypeError: the predictive distribution is not one of classes.
-        ValueError: shapes, dtypes or values do not fit.
+        TypeError: the predictive distribution is not over classes.
+        ValueError: shapes, dtypes or values are invalid.
 
     Example:
         >>> p = CategoricalPredictive.from_logits([torch.tensor([[2.0, 0.0], [0.0, 3.0]])])
@@ -114,8 +114,8 @@ def classification_metrics(
         log_probs = predictive.log_mean
     else:
         raise TypeError(
-            "classification metrics need a CategoricalPredictive, as a network with a "
-            "CategoricalLikelihood predicts, or a BernoulliPredictive, got "
+            "classification metrics need a CategoricalPredictive, from a network with "
+            "a CategoricalLikelihood, or a BernoulliPredictive, got "
             f"{type(predictive).__name__}"
         )
     probs = log_probs.exp()

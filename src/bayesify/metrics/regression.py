@@ -1,4 +1,4 @@
-"""How good predictive distributions of numbers are."""
+"""Metrics of predictive distributions of numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.prediction import GaussianPredictive, Predictive
 
 __all__ = ["crps", "interval_coverage", "interval_width", "regression_metrics"]
 
@@ -15,19 +15,20 @@ _LEVELS = (0.5, 0.8, 0.95)
 
 
 def crps(predictive: GaussianPredictive, targets: Tensor) -> float:
-    """Continuous ranked probability score, averaged over data and parts, in the target's unit.
+    """Return the mean continuous ranked probability score in the target's unit.
 
     The integral over z of (cdf(z) - [z >= y])^2, in closed form for a mixture of Gaussians
-    (Grimit, Gneiting, Berrocal and Johnson 2006, eq. 3). 0 is perfect; of a point it is the
-    absolute error. The price grows with the square of the number of weight samples.
+    (Grimit, Gneiting, Berrocal and Johnson 2006, eq. 3), averaged over examples and parts of the
+    target. 0 is perfect; for a point prediction it is the absolute error. The time grows with the
+    square of the number of weight samples.
 
     Args:
-        predictive: of N data.
-        targets: the shape of its mean, (N, ...).
+        predictive: predictive distribution of N examples.
+        targets: true values, of the shape of the mean, (N, ...).
 
     Raises:
-        TypeError: the predictive distribution is not one of numbers.
-        ValueError: the shapes do not fit, or a target is nan.
+        TypeError: the predictive distribution is not over numbers.
+        ValueError: the shapes do not match, or a target is nan.
 
     Example:
         >>> p = GaussianPredictive(torch.zeros(1, 1, dtype=torch.float64), torch.tensor(1.0))
@@ -40,7 +41,7 @@ def crps(predictive: GaussianPredictive, targets: Tensor) -> float:
     first = _expected_distance(targets.detach().double() - means, std).mean(0)
     count, pairs = len(means), torch.zeros_like(first)
     for index in range(count):
-        pairs += std[index] / math.sqrt(math.pi)  # of each with itself, half
+        pairs += std[index] / math.sqrt(math.pi)  # half of the pair of a sample with itself
         if index + 1 < count:
             spread = torch.hypot(std[index], std[index + 1 :])
             pairs += _expected_distance(means[index] - means[index + 1 :], spread).sum(0)
@@ -48,8 +49,8 @@ def crps(predictive: GaussianPredictive, targets: Tensor) -> float:
 
 
 def _expected_distance(difference: Tensor, std: Tensor) -> Tensor:
-    """E|X| of X ~ N(difference, std^2)."""
-    # Where there is neither noise nor difference, 0 / 0 is 0.
+    """Return E|X| of X ~ N(difference, std^2)."""
+    # Without noise and difference, 0 / 0 counts as 0.
     ratio = torch.where(difference == 0.0, difference, difference / std)
     density = torch.exp(-0.5 * ratio.square()) * math.sqrt(2.0 / math.pi)
     distance: Tensor = std * density + difference * torch.erf(ratio * math.sqrt(0.5))
@@ -57,16 +58,17 @@ def _expected_distance(difference: Tensor, std: Tensor) -> Tensor:
 
 
 def interval_coverage(predictive: GaussianPredictive, targets: Tensor, level: float) -> float:
-    """How many of the targets lie in their equal-tailed interval, in percent.
+    """Return the share of the targets in their equal-tailed interval, in percent.
 
     Args:
-        predictive: of N data.
-        targets: the shape of its mean, (N, ...).
-        level: of the interval, strictly between 0 and 1; a calibrated one holds 100 * level %.
+        predictive: predictive distribution of N examples.
+        targets: true values, of the shape of the mean, (N, ...).
+        level: level of the interval, strictly between 0 and 1; a calibrated interval holds
+            100 * level % of the targets.
 
     Raises:
-        TypeError: the predictive distribution is not one of numbers.
-        ValueError: the shapes do not fit, a target is nan, or ``level`` is out of its range.
+        TypeError: the predictive distribution is not over numbers.
+        ValueError: the shapes do not match, a target is nan, or ``level`` is out of its range.
 
     Example:
         >>> p = GaussianPredictive(torch.zeros(1, 4), torch.tensor(1.0))
@@ -78,11 +80,11 @@ def interval_coverage(predictive: GaussianPredictive, targets: Tensor, level: fl
 
 
 def interval_width(predictive: GaussianPredictive, level: float) -> float:
-    """Mean width of the equal-tailed intervals, in the target's unit.
+    """Return the mean width of the equal-tailed intervals in the target's unit.
 
     Args:
-        predictive: of N data.
-        level: of the interval, strictly between 0 and 1.
+        predictive: predictive distribution of N examples.
+        level: level of the interval, strictly between 0 and 1.
 
     Raises:
         ValueError: ``level`` is out of its range.
@@ -96,20 +98,21 @@ def interval_width(predictive: GaussianPredictive, level: float) -> float:
 
 
 def regression_metrics(predictive: Predictive, targets: Tensor) -> dict[str, float]:
-    """The numbers that a regression reports.
+    """Return the metrics that every regression reports.
 
     Args:
-        predictive: of N data, from ``bnn.predict(x)``.
-        targets: the shape of its mean, (N, ...).
+        predictive: predictive distribution of N examples, from ``bnn.predict(x)``.
+        targets: true values, of the shape of the mean, (N, ...).
 
     Returns:
         In the target's unit ``rmse``, ``crps``, ``mean_std`` (root of the mean variance) and the
-        intervals' mean widths ``width_50``, ``width_80``, ``width_95``; ``nll`` in nats per datum;
+        intervals' mean widths ``width_50``, ``width_80``, ``width_95``; ``nll`` in nats per
+        example;
         the intervals' coverages ``coverage_50``, ``coverage_80``, ``coverage_95`` in percent.
 
     Raises:
-        TypeError: the predictive distribution is not one of numbers.
-        ValueError: the shapes do not fit, or a target is nan.
+        TypeError: the predictive distribution is not over numbers.
+        ValueError: the shapes do not match, or a target is nan.
 
     Example:
         >>> p = GaussianPredictive(torch.zeros(1, 4), torch.tensor(1.0))
@@ -144,8 +147,8 @@ def _width(interval: tuple[Tensor, Tensor]) -> float:
 def _check(predictive: Predictive, targets: Tensor) -> GaussianPredictive:
     if not isinstance(predictive, GaussianPredictive):
         raise TypeError(
-            "regression metrics need a GaussianPredictive, as a network with a "
-            f"GaussianLikelihood predicts, got {type(predictive).__name__}"
+            "regression metrics need a GaussianPredictive, from a network with a "
+            f"GaussianLikelihood, got {type(predictive).__name__}"
         )
     shape = predictive.means.shape[1:]
     if targets.shape != shape or targets.numel() < 1:
@@ -156,6 +159,6 @@ def _check(predictive: Predictive, targets: Tensor) -> GaussianPredictive:
     if bool(targets.isnan().any()):
         raise ValueError(
             f"targets must not be nan, got {int(targets.isnan().sum())} of {targets.numel()}; "
-            "leave those data out"
+            "leave those examples out"
         )
     return predictive

@@ -1,4 +1,4 @@
-"""Whether uncertainty tells right from wrong: abstaining, and data of another kind."""
+"""Metrics of uncertainty: risk-coverage curve and out-of-distribution AUROC."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayesify.metrics.borrowed import torchmetrics_function
+from bayesify.metrics.checks import torchmetrics_function
 
 __all__ = ["RiskCoverage", "ood_auroc", "risk_coverage"]
 
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
-    """What is risked by answering only where the uncertainty is at most a threshold.
+    """Risk of answering only where the uncertainty is at most a threshold.
 
-    All tensors are on the CPU, in float64, of shape (M,): one point for each of the M values that
-    the uncertainty takes, ascending, since data of equal uncertainty are answered together.
+    All tensors are on the CPU, in float64, of shape (M,): one point for each of the M distinct
+    uncertainties, ascending. Examples of equal uncertainty are answered together.
 
     Args:
-        coverage: share of the data that is answered, from 0 to 1; the last is 1.
-        risk: mean loss of those that are answered, in the loss's unit.
-        threshold: the uncertainty up to which there is an answer, for ``Predictive.abstain``.
+        coverage: share of the examples that are answered, from 0 to 1; the last is 1.
+        risk: mean loss of the answered examples, in the loss's unit.
+        threshold: largest uncertainty that is answered, for ``Predictive.abstain``.
         aurc: area under the curve, in the loss's unit: the mean of the risk over coverages 1/N,
-            2/N, ..., 1, those within data of equal uncertainty in the mean over their orders
-            (Geifman, Uziel and El-Yaniv 2019, eq. 2). A perfect order has the least.
+            2/N, ..., 1; examples of equal uncertainty count as the mean over their orders
+            (Geifman, Uziel and El-Yaniv 2019, eq. 2). A perfect order has the smallest area.
     """
 
     coverage: Tensor
@@ -34,10 +34,10 @@ class RiskCoverage:
     aurc: float
 
     def threshold_for(self, risk: float) -> float:
-        """The threshold that answers the most data at a risk of at most ``risk``.
+        """Return the threshold that answers the most examples at a risk of at most ``risk``.
 
         Raises:
-            ValueError: there is none.
+            ValueError: no threshold has so low a risk.
 
         Example:
             >>> loss, uncertainty = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.1, 0.4, 0.9])
@@ -53,17 +53,17 @@ class RiskCoverage:
 
 
 def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
-    """The risk-coverage curve of an uncertainty (El-Yaniv and Wiener 2010).
+    """Compute the risk-coverage curve of an uncertainty (El-Yaniv and Wiener 2010).
 
-    Choose the threshold on data that were not trained on, and measure its risk on others again.
+    Choose the threshold on examples that were not trained on, and measure its risk on other ones.
 
     Args:
-        uncertainty: of each datum, shape (N,), such as ``p.total`` or ``p.epistemic``.
-        loss: of each datum's answer, shape (N,), such as ``100.0 * (p.prediction != y)``, whose
+        uncertainty: one value per example, shape (N,), such as ``p.total`` or ``p.epistemic``.
+        loss: loss of each prediction, shape (N,), such as ``100.0 * (p.prediction != y)``, whose
             risk is an error in percent, or a squared error.
 
     Raises:
-        ValueError: the shapes are not equal and (N,), there are no data, or something is nan.
+        ValueError: the shapes are not equal and (N,), there is no example, or a value is nan.
 
     Example:
         >>> curve = risk_coverage(torch.tensor([0.9, 0.1, 0.4]), torch.tensor([1.0, 0.0, 0.0]))
@@ -73,13 +73,13 @@ def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
     scores, losses = _column("uncertainty", uncertainty), _column("loss", loss)
     if len(scores) != len(losses):
         raise ValueError(
-            "uncertainty and loss must be of the same data, got shapes "
+            "uncertainty and loss must have the same length, got shapes "
             f"{tuple(uncertainty.shape)} and {tuple(loss.shape)}"
         )
     threshold, group, counts = scores.unique(return_inverse=True, return_counts=True)
     sums = torch.zeros_like(threshold).index_add_(0, group, losses)
     answered = counts.cumsum(0)
-    # In the mean over the orders of a group each of its data has the group's mean loss.
+    # Averaged over the orders of a group, each of its examples has the mean loss of the group.
     alike = (sums / counts).repeat_interleave(counts)
     risks = alike.cumsum(0) / torch.arange(1, len(alike) + 1)
     return RiskCoverage(
@@ -88,20 +88,21 @@ def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
 
 
 def ood_auroc(in_scores: Tensor, out_scores: Tensor) -> float:
-    """How well a score tells data of another kind from data like the training data.
+    """Return the AUROC with which a score separates out-of-distribution examples.
 
-    The area under the receiver operating characteristic, by torchmetrics: the probability that a
-    datum out of the distribution scores higher than one in it, ties counted half. 0.5 is chance.
+    The area under the receiver operating characteristic, by torchmetrics: the probability that an
+    out-of-distribution example scores higher than an in-distribution one, with ties counted half.
+    Chance is 0.5.
 
     Args:
-        in_scores: of data like the training data, shape (N,), such as ``p.epistemic``.
-        out_scores: of others, shape (M,).
+        in_scores: scores of in-distribution examples, shape (N,), such as ``p.epistemic``.
+        out_scores: scores of out-of-distribution examples, shape (M,).
 
     Returns:
-        From 0 to 1.
+        A number from 0 to 1.
 
     Raises:
-        ValueError: a shape is not (N,), there are no data, or something is nan.
+        ValueError: a shape is not (N,), there is no example, or a value is nan.
         ModuleNotFoundError: torchmetrics is not installed.
 
     Example:
@@ -109,8 +110,8 @@ def ood_auroc(in_scores: Tensor, out_scores: Tensor) -> float:
         0.8333...
     """
     inside, outside = _column("in_scores", in_scores), _column("out_scores", out_scores)
-    # As ranks: torchmetrics puts scores that are no probabilities through a sigmoid, which would
-    # make ties of great ones.
+    # As ranks, because torchmetrics applies a sigmoid to scores that are no probabilities, and
+    # large scores would become ties.
     _, ranks = torch.cat((inside, outside)).unique(return_inverse=True)
     label = torch.cat((torch.zeros(len(inside)), torch.ones(len(outside)))).long()
     auroc = torchmetrics_function("binary_auroc")
@@ -121,7 +122,7 @@ def _column(name: str, values: Tensor) -> Tensor:
     if values.dim() != 1 or len(values) < 1 or values.is_complex():
         raise ValueError(
             f"{name} must be real numbers of shape (N,) with N of at least 1, got shape "
-            f"{tuple(values.shape)} and {values.dtype}; for targets of several parts take one, or "
+            f"{tuple(values.shape)} and {values.dtype}; for targets of several parts select one or "
             "sum over them"
         )
     column = values.detach().double().cpu()

@@ -1,11 +1,11 @@
-"""Figures of a run: learning curves, calibration, pruning, weights, and the digits themselves.
+"""Figures of a run: learning curves, calibration, pruning, weights and single images.
 
-Every function takes plain data and returns a :class:`matplotlib.figure.Figure`, made without
-pyplot, so that nothing global is opened or left changed.
+Every function takes plain data and returns a :class:`matplotlib.figure.Figure`. None of them uses
+pyplot, so that no global state is changed.
 """
 
-# First, for it says what to install where matplotlib is missing.
-from bayesify.plots.style import COLOURS, STYLE, Row  # isort: skip
+# First, because it names the missing extra where matplotlib is not installed.
+from bayesify.plots.style import COLOURS, STYLE, Record  # isort: skip
 from bayesify.plots.compared import Curve, curves_compared, pruning_compared
 from bayesify.plots.curves import learning_curves, pruning_curve, reliability_diagram
 from bayesify.plots.gallery import digit_gallery, votes_gallery
@@ -21,7 +21,7 @@ __all__ = [
     "COLOURS",
     "STYLE",
     "Curve",
-    "Row",
+    "Record",
     "curves_compared",
     "digit_gallery",
     "epistemic_histogram",

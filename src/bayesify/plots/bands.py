@@ -1,4 +1,4 @@
-"""Figures of regression: what is predicted along one axis, and results beside those of others."""
+"""Figure of predictive bands along one axis, one panel per method."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from bayesify.plots.style import COLOURS, styled
 
-__all__ = ["Band", "bands", "comparison"]
+__all__ = ["Band", "bands"]
 
 
 class Band(NamedTuple):
-    """What one method predicts along an axis.
+    """Prediction of one method along an axis.
 
-    ``quantiles`` holds values along the axis by level, such as 0.25, 0.5 and 0.75; a pair of
+    ``quantiles`` maps a level, such as 0.25, 0.5 or 0.75, to values along the axis. A pair of
     levels q and 1 - q is drawn as a band, 0.5 as a line.
     """
 
@@ -35,13 +34,13 @@ def bands(
     *,
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """The median and bands of a predictive distribution in one dimension, a panel a method.
+    """Draw the median and the bands of predictive distributions in one dimension.
 
     Args:
-        panels: what is predicted; all share their axes.
+        panels: one prediction per panel; all panels share their axes.
         data: inputs and targets of the training data.
         truth: the noiseless curve along the first panel's axis.
-        limits: of the vertical axis; None shows the data and their surroundings.
+        limits: limits of the vertical axis; None shows the data with a margin.
 
     Raises:
         ValueError: there is nothing to draw, or a method has no median.
@@ -52,10 +51,10 @@ def bands(
         ['a', 'b']
     """
     if not panels:
-        raise ValueError("a figure of bands needs at least one method, got none")
+        raise ValueError("panels must hold at least one method, got none")
     for panel in panels:
         if 0.5 not in panel.quantiles:
-            raise ValueError(f"{panel.name} must have its median, 0.5, among the quantiles")
+            raise ValueError(f"{panel.name} must have the median, 0.5, among its quantiles")
     figure = Figure(figsize=(4.6 * len(panels), 3.8), layout="constrained")
     axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     for ax, (name, axis, quantiles) in zip(axes, panels, strict=True):
@@ -92,48 +91,4 @@ def bands(
         limits = low - 0.7 * (high - low), high + 0.7 * (high - low)
     if limits is not None:
         axes[0].set_ylim(limits)
-    return figure
-
-
-@styled
-def comparison(
-    reported: Mapping[str, Mapping[str, float]],
-    ours: Mapping[str, tuple[float, float]],
-    *,
-    label: str = "test nll (nats); further left is better",
-) -> Figure:
-    """Our results beside reported ones: a panel a data set, a row a method.
-
-    Args:
-        reported: by method, by data set.
-        ours: by data set the mean and its standard error, drawn as a bar of two on either side.
-        label: what the numbers are.
-
-    Raises:
-        ValueError: there is nothing to draw.
-
-    Example:
-        >>> drawn = comparison({"PBP": {"yacht": 1.63}}, {"yacht": (0.5, 0.1)})
-        >>> [text.get_text() for text in drawn.axes[0].get_yticklabels()]
-        ['PBP', 'bayesify']
-    """
-    if not ours:
-        raise ValueError("a comparison needs at least one data set, got none")
-    columns = min(3, len(ours))
-    rows = math.ceil(len(ours) / columns)
-    methods = [*reported, "bayesify"]
-    height = 0.75 + 0.19 * len(methods)
-    figure = Figure(figsize=(3.1 * columns, height * rows + 0.4), layout="constrained")
-    for place, (name, (value, error)) in enumerate(ours.items(), start=1):
-        ax = figure.add_subplot(rows, columns, place)
-        for row, method in enumerate(reported):
-            ax.plot(reported[method][name], row, "o", ms=4, color=COLOURS["grey"])
-        ax.axvline(value, color=COLOURS["blue"], lw=0.8, alpha=0.4)
-        ax.errorbar(
-            value, len(reported), xerr=2.0 * error, fmt="o", ms=5, color=COLOURS["blue"], capsize=2
-        )
-        ax.set(title=name, ylim=(len(methods) - 0.4, -0.6))
-        ax.set_yticks(range(len(methods)), methods if place % columns == 1 or columns == 1 else [])
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    figure.supxlabel(f"{label}; bars: two standard errors", fontsize=9)
     return figure

@@ -1,7 +1,8 @@
-"""Figures of repeated runs beside each other and beside what others reported."""
+"""Figures that compare repeated runs with each other and with reported results."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from bayesify.plots.curves import logit_places
 from bayesify.plots.style import COLOURS, Floats, scale_y, styled
 
-__all__ = ["Curve", "curves_compared", "pruning_compared"]
+__all__ = ["Curve", "comparison", "curves_compared", "pruning_compared"]
 
 _OURS = (("blue", "o"), ("vermillion", "s"), ("green", "^"), ("orange", "D"), ("purple", "v"))
 _REPORTED = (("ink", "--"), ("grey", ":"), ("sky", "-."))
@@ -23,10 +24,10 @@ _Placed = Callable[[Sequence[float]], Sequence[float]]
 
 
 class Curve(NamedTuple):
-    """One thing measured along an axis, in several runs.
+    """One quantity measured along an axis in several runs.
 
-    ``values`` holds a run each, with as many numbers as ``x``. Curves of one name look the same in
-    every panel; ``reported`` ones, of others, are dashed.
+    ``values`` has one sequence per run, as long as ``x``. Curves of one name look the same in every
+    panel; ``reported`` ones, from the literature, are dashed.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Curve(NamedTuple):
 
     @classmethod
     def by_epoch(cls, name: str, runs: Sequence[Sequence[float]]) -> Curve:
-        """Of runs with a number for each epoch, from the first.
+        """Return a curve of runs with one number per epoch, from the first.
 
         Example:
             >>> Curve.by_epoch("ours", [[3.0, 2.0]]).x
@@ -46,7 +47,7 @@ class Curve(NamedTuple):
 
     @classmethod
     def level(cls, name: str, epochs: int, value: float) -> Curve:
-        """One reported number, drawn across so many epochs."""
+        """Return one reported number as a horizontal line across ``epochs``."""
         return cls(name, [1, epochs], [[value, value]], reported=True)
 
 
@@ -58,19 +59,20 @@ def curves_compared(
     ylabel: str,
     top: float | None = None,
 ) -> Figure:
-    """Lines over epochs, or over anything, a panel each: means of runs, and reported ones.
+    """Draw the means of runs, and reported curves, in one panel per title.
 
     A band is the mean +- one standard error over the runs; a single run has none. The vertical
-    axis is logarithmic where the values span much.
+    axis is logarithmic where the values span more than a factor of 5.
 
     Args:
-        panels: by title, the curves of each.
-        xlabel: what is along the axis.
-        ylabel: what the values are, with their unit.
-        top: where a linear vertical axis ends, if some of the means lie below; None shows all.
+        panels: the curves of each panel by its title.
+        xlabel: name of the horizontal axis.
+        ylabel: name of the values, with their unit.
+        top: upper end of a linear vertical axis, used if some of the means lie below it; None
+            shows all values.
 
     Raises:
-        ValueError: there is nothing to draw, or a run has not as many values as its axis.
+        ValueError: there is nothing to draw, or a run does not have as many values as its axis.
 
     Example:
         >>> ours = Curve("ours", [1, 2], [[90.0, 95.0], [91.0, 96.0]])
@@ -95,17 +97,17 @@ def curves_compared(
 
 @styled
 def pruning_compared(curves: Sequence[Curve], *, ylabel: str = "test error (%)") -> Figure:
-    """The error as weights are removed, of several runs and as reported.
+    """Draw the error over the share of removed weights, of several runs and as reported.
 
-    As ``plots.pruning_curve``, the share removed is on a logit axis; bands as in
+    The share is on a logit axis, as in ``plots.pruning_curve``; bands are those of
     :func:`curves_compared`.
 
     Args:
-        curves: whose ``x`` is the share removed, from 0 to 1.
-        ylabel: what the values are, with their unit.
+        curves: curves whose ``x`` is the removed share, from 0 to 1.
+        ylabel: name of the values, with their unit.
 
     Raises:
-        ValueError: as :func:`curves_compared`.
+        ValueError: as for :func:`curves_compared`.
 
     Example:
         >>> curve = Curve("ours", [0.5, 0.95], [[2.0, 3.0]])
@@ -122,10 +124,54 @@ def pruning_compared(curves: Sequence[Curve], *, ylabel: str = "test error (%)")
     return figure
 
 
+@styled
+def comparison(
+    reported: Mapping[str, Mapping[str, float]],
+    ours: Mapping[str, tuple[float, float]],
+    *,
+    label: str = "test nll (nats); further left is better",
+) -> Figure:
+    """Draw our results and reported ones: one panel per data set, one row per method.
+
+    Args:
+        reported: reported numbers by method and data set.
+        ours: mean and standard error by data set; the bar is two standard errors on either side.
+        label: name of the numbers, with their unit.
+
+    Raises:
+        ValueError: there is nothing to draw.
+
+    Example:
+        >>> drawn = comparison({"PBP": {"yacht": 1.63}}, {"yacht": (0.5, 0.1)})
+        >>> [text.get_text() for text in drawn.axes[0].get_yticklabels()]
+        ['PBP', 'bayesify']
+    """
+    if not ours:
+        raise ValueError("ours must hold at least one data set, got none")
+    columns = min(3, len(ours))
+    rows = math.ceil(len(ours) / columns)
+    methods = [*reported, "bayesify"]
+    height = 0.75 + 0.19 * len(methods)
+    figure = Figure(figsize=(3.1 * columns, height * rows + 0.4), layout="constrained")
+    for place, (name, (value, error)) in enumerate(ours.items(), start=1):
+        ax = figure.add_subplot(rows, columns, place)
+        for row, method in enumerate(reported):
+            ax.plot(reported[method][name], row, "o", ms=4, color=COLOURS["grey"])
+        ax.axvline(value, color=COLOURS["blue"], lw=0.8, alpha=0.4)
+        ax.errorbar(
+            value, len(reported), xerr=2.0 * error, fmt="o", ms=5, color=COLOURS["blue"], capsize=2
+        )
+        ax.set(title=name, ylim=(len(methods) - 0.4, -0.6))
+        ax.set_yticks(range(len(methods)), methods if place % columns == 1 or columns == 1 else [])
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    figure.supxlabel(f"{label}; bars: two standard errors", fontsize=9)
+    return figure
+
+
 def _drawn(panels: Mapping[str, Sequence[Curve]], placed: _Placed) -> tuple[Figure, list[Axes]]:
     names = dict.fromkeys((c.reported, c.name) for curves in panels.values() for c in curves)
     if not names:
-        raise ValueError("curves to compare need at least one, got none")
+        raise ValueError("curves must hold at least one curve, got none")
     ours = [name for reported, name in names if not reported]
     theirs = [name for reported, name in names if reported]
     width = 4.6 if len(panels) > 1 else 6.8
@@ -161,7 +207,7 @@ def _drawn(panels: Mapping[str, Sequence[Curve]], placed: _Placed) -> tuple[Figu
 def _values(curve: Curve) -> Floats:
     if not len(curve.values) or any(len(run) != len(curve.x) for run in curve.values):
         raise ValueError(
-            f"{curve.name} needs at least one run, each of {len(curve.x)} values as its axis has, "
+            f"{curve.name} needs at least one run, each with {len(curve.x)} values as its axis, "
             f"got runs of {[len(run) for run in curve.values]}"
         )
     return np.array(curve.values, dtype=np.float64)

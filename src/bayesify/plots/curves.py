@@ -1,9 +1,10 @@
-"""Figures of numbers over a run: learning curves, calibration, pruning."""
+"""Figures of the metrics of a run: learning curves, calibration and pruning."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from bayesify.metrics import Reliability
-from bayesify.plots.style import COLOURS, Floats, Row, compact, plain, scale_y, styled
+from bayesify.plots.style import COLOURS, Floats, Record, compact, plain, scale_y, styled
 
 __all__ = ["learning_curves", "logit_places", "pruning_curve", "reliability_diagram"]
 
@@ -25,26 +26,26 @@ class _Line(NamedTuple):
 
 
 _BASELINE_LOOKS = (("green", "--"), ("orange", "-."), ("purple", ":"), ("sky", "--"))
-#: Those of Blundell et al. 2015 and of other reports, which a reader looks for.
+#: Fractions in Blundell et al. 2015 and other reports; their labels have priority.
 _USUAL_FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
 
 
 @styled
 def learning_curves(
-    history: Sequence[Row],
-    baselines: Mapping[str, Sequence[Row]] | None = None,
+    history: Sequence[Record],
+    baselines: Mapping[str, Sequence[Record]] | None = None,
     *,
     error_label: str = "error (%)",
 ) -> Figure:
-    """The objective, the error, the KL and the posterior's width over epochs.
+    """Draw the objective, the error, the KL and the posterior's width over epochs.
 
     A panel whose numbers are all missing (or, for a plain network's KL, zero) is left out.
 
     Args:
-        history: a row an epoch with keys among ``epoch``, ``loss`` and ``nll`` (nats per example),
-            ``kl`` (nats), ``train_error``, ``test_error`` (percent) and ``std_median``.
-        baselines: histories of other runs by name, whose test errors are drawn beside.
-        error_label: what the errors measure, with its unit.
+        history: one row per epoch with keys among ``epoch``, ``loss`` and ``nll`` (nats per
+            example), ``kl`` (nats), ``train_error``, ``test_error`` (percent) and ``std_median``.
+        baselines: histories of other runs by name, whose test errors are drawn too.
+        error_label: name of the error, with its unit.
 
     Raises:
         ValueError: there is nothing to draw.
@@ -54,7 +55,7 @@ def learning_curves(
         >>> [ax.get_title(loc="left") for ax in learning_curves(rows).axes]
         ['Objective']
     """
-    # A plain network draws no weights: its one number has one name.
+    # A plain network samples no weights, so that its labels are shorter.
     kl = _series(history, "kl")
     train, test = ("train", "test")
     if np.any(kl[:, 1]):
@@ -85,7 +86,7 @@ def learning_curves(
         and (names[0] in ("Objective", "Error") or np.any(drawn[0].points[:, 1]))
     }
     if not shown:
-        raise ValueError("learning curves need at least one row with a number, got none")
+        raise ValueError("history must hold at least one row with a number, got none")
 
     columns = min(2, len(shown))
     height = math.ceil(len(shown) / columns)
@@ -105,10 +106,9 @@ def learning_curves(
 
 @styled
 def reliability_diagram(reliability: Reliability, ece: float) -> Figure:
-    """Accuracy against confidence, over the number of data in each bin.
+    """Draw accuracy against confidence, and the number of examples in each bin.
 
-    The vertical lines are 95 % Wilson intervals: where they are long a bin holds too few data to
-    say much.
+    The vertical lines are 95 % Wilson intervals: a long one means that the bin holds few examples.
 
     Args:
         reliability: from :func:`bayesify.metrics.reliability`.
@@ -154,18 +154,18 @@ def reliability_diagram(reliability: Reliability, ece: float) -> Figure:
 
 @styled
 def pruning_curve(
-    table: Sequence[Row], baseline_error: float | None, *, error_label: str = "error (%)"
+    table: Sequence[Record], baseline_error: float | None, *, error_label: str = "error (%)"
 ) -> Figure:
-    r"""The error as weights are removed, those of the lowest signal-to-noise ratio first.
+    r"""Draw the error as weights of the lowest signal-to-noise ratio are removed.
 
-    The share removed is on a logit axis, which gives both 10 % and 99 % their room. If the table
-    has ``file_bytes``, a second panel shows the size on disk.
+    The removed share is on a logit axis, which shows both 10 % and 99 % clearly. If the table has
+    ``file_bytes``, a second panel shows the size on disk.
 
     Args:
         table: rows with ``fraction`` (removed, 0 to 1), ``weights_left``, ``error_mean_weights``,
-            and perhaps ``error_predictive`` and ``file_bytes``.
+            and optionally ``error_predictive`` and ``file_bytes``.
         baseline_error: error of the whole network with its mean weights, or None.
-        error_label: what the errors measure, with its unit.
+        error_label: name of the error, with its unit.
 
     Raises:
         ValueError: the table is empty.
@@ -176,7 +176,7 @@ def pruning_curve(
         '50 %\n500'
     """
     if not table:
-        raise ValueError("a pruning curve needs at least one row, got none")
+        raise ValueError("table must hold at least one row, got none")
     rows = sorted(table, key=lambda row: _number(row, "fraction"))
     places = logit_places([_number(row, "fraction") for row in rows])
     sizes = _points(places, rows, "file_bytes")
@@ -219,8 +219,8 @@ def pruning_curve(
     return figure
 
 
-def _series(rows: Sequence[Row], key: str) -> Floats:
-    """(epoch, value) of the rows that have a finite value, shape (n, 2)."""
+def _series(rows: Sequence[Record], key: str) -> Floats:
+    """Return (epoch, value) of the rows that have a finite value, shape (n, 2)."""
     points = [
         (row.get("epoch") or place, value)
         for place, row in enumerate(rows, start=1)
@@ -229,28 +229,28 @@ def _series(rows: Sequence[Row], key: str) -> Floats:
     return np.array(points, dtype=np.float64).reshape(-1, 2)
 
 
-def _points(places: Sequence[float], rows: Sequence[Row], key: str) -> Floats:
+def _points(places: Sequence[float], rows: Sequence[Record], key: str) -> Floats:
     points = [
         (x, row[key]) for x, row in zip(places, rows, strict=True) if row.get(key) is not None
     ]
     return np.array(points, dtype=np.float64).reshape(-1, 2)
 
 
-def _number(row: Row, key: str) -> float:
+def _number(row: Record, key: str) -> float:
     value = row.get(key)
     if value is None:
         raise ValueError(f"every row of a pruning table needs {key!r}, got {dict(row)}")
     return value
 
 
-def _left_label(row: Row) -> str:
+def _left_label(row: Record) -> str:
     left = row.get("weights_left")
     share = f"{100.0 * _number(row, 'fraction'):.4g} %"
     return share if left is None else f"{share}\n{compact(left)}"
 
 
 def logit_places(fractions: Sequence[float]) -> list[float]:
-    """log(f / (1 - f)), with 0 and 1, which would be infinitely far, one step outside."""
+    """Return log(f / (1 - f)), with 0 and 1, whose logits are infinite, one step outside."""
     inner = [math.log(f / (1.0 - f)) for f in fractions if 0.0 < f < 1.0] or [0.0]
     return [
         math.log(f / (1.0 - f)) if 0.0 < f < 1.0 else (max(inner) + 1 if f > 0 else min(inner) - 1)
@@ -259,7 +259,7 @@ def logit_places(fractions: Sequence[float]) -> list[float]:
 
 
 def _spaced_out(places: Sequence[float], important: Sequence[bool]) -> list[bool]:
-    """Which labels can stand without running into each other, the important ones first."""
+    """Select labels that do not overlap, the important ones first."""
     room = 0.058 * (max(places) - min(places))
     taken: list[float] = []
     for place, _ in sorted(zip(places, important, strict=True), key=lambda one: not one[1]):
@@ -269,7 +269,8 @@ def _spaced_out(places: Sequence[float], important: Sequence[bool]) -> list[bool
 
 
 def _wilson(share: Floats, n: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-    z = 1.959964
+    """Return the 95 % confidence interval of a proportion (Wilson 1927)."""
+    z = NormalDist().inv_cdf(0.975)
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2) / (1 + z**2 / n)
     return centre - half, centre + half

@@ -1,4 +1,4 @@
-"""Single data and what the network says of them."""
+"""Figures of single images with their predictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bayesify.plots.style import COLOURS, styled
 
 __all__ = ["digit_gallery", "votes_gallery"]
 
-_KEY = "bars: green the true class, red-orange a wrong prediction"
+_KEY = "bars: green = true class, red = wrong prediction"
 
 
 @styled
@@ -27,17 +27,17 @@ def digit_gallery(
     class_names: Sequence[str],
     title: str,
 ) -> Figure:
-    r"""Images, each with its predictive distribution as a bar chart.
+    r"""Draw images, each with its predictive distribution as a bar chart.
 
     Args:
         images: shape (n, height, width), or (n, height, width, 3) from 0 to 1.
         targets: true classes, shape (n,).
         probs: predictive class probabilities, shape (n, K). Of more than 10 classes the 10 most
-            probable are drawn, and the true one.
+            probable are drawn, and the true class.
         epistemic: mutual information of class and weights, in nats, shape (n,).
         total: entropy of the prediction, in nats, shape (n,).
         class_names: K names.
-        title: the figure's title.
+        title: title of the figure.
 
     Raises:
         ValueError: there is no image, or the lengths differ.
@@ -60,7 +60,7 @@ def digit_gallery(
     figure, cards = _cards(images, title, _KEY)
     for index, (card, bars) in enumerate(cards):
         true, predicted = int(targets[index]), int(probs[index].argmax())
-        _say(
+        _set_heading(
             card,
             class_names,
             true,
@@ -81,16 +81,16 @@ def votes_gallery(
     class_names: Sequence[str],
     title: str,
 ) -> Figure:
-    r"""Images, each with the votes of the weight samples: which class each finds most probable.
+    r"""Draw images, each with the votes of the weight samples for their most probable class.
 
     Args:
         images: shape (n, height, width), or (n, height, width, 3) from 0 to 1.
         targets: true classes, shape (n,).
         samples: class probabilities of each of S weight samples, shape (S, n, K), as
             ``predict(x, keep_samples=True).samples``. Of more than 10 classes those with the most
-            votes are drawn, the predicted one and the true one.
+            votes are drawn, the predicted class and the true class.
         class_names: K names.
-        title: the figure's title.
+        title: title of the figure.
 
     Raises:
         ValueError: there is no image or no sample, or the lengths differ.
@@ -117,16 +117,16 @@ def votes_gallery(
     votes = one_hot(samples.argmax(-1), len(class_names)).sum(0)
     figure, cards = _cards(images, title, _KEY)
     for index, (card, bars) in enumerate(cards):
-        # Decided by the averaged probabilities, as every prediction: a majority need not agree.
+        # By the averaged probabilities, as every prediction; the majority can differ.
         true, predicted = int(targets[index]), int(samples[:, index].mean(0).argmax())
         ranked = votes[index].sort(descending=True, stable=True).indices[:2].tolist()
-        said = [
+        counted = [
             f"{int(votes[index, k])} for {_shortened(class_names[k], 8)}"
             for k in ranked
             if votes[index, k] > 0
         ]
-        more = f"votes: {', '.join(said)}"
-        _say(card, class_names, true, predicted, more)
+        more = f"votes: {', '.join(counted)}"
+        _set_heading(card, class_names, true, predicted, more)
         _class_bars(bars, votes[index] / count, true, class_names, predicted)
         ticks = (0, count // 2, count) if count % 2 == 0 else (0, count)
         bars.set_xticks([tick / count for tick in ticks], [str(t) for t in ticks], fontsize=7)
@@ -135,7 +135,7 @@ def votes_gallery(
 
 
 def _cards(images: Tensor, title: str, key: str) -> tuple[Figure, Iterator[tuple[SubFigure, Axes]]]:
-    """A figure with its title, and for each image a part of it with empty axes for bars."""
+    """Return a figure with its title, and per image a subfigure with empty axes for bars."""
     columns = min(4, len(images))
     rows = math.ceil(len(images) / columns)
     figure = Figure(figsize=(2.45 * columns, 0.4 + 2.1 * rows), layout="constrained")
@@ -146,7 +146,7 @@ def _cards(images: Tensor, title: str, key: str) -> tuple[Figure, Iterator[tuple
     pictures = images.detach().cpu().double().numpy()
     low, high = float(pictures.min()), float(pictures.max())
 
-    def made() -> Iterator[tuple[SubFigure, Axes]]:
+    def drawn() -> Iterator[tuple[SubFigure, Axes]]:
         # Not strict: the last row may have more cards than images.
         for picture, card in zip(pictures, cards, strict=False):
             image, bars = card.subplots(1, 2)
@@ -154,10 +154,12 @@ def _cards(images: Tensor, title: str, key: str) -> tuple[Figure, Iterator[tuple
             image.set_axis_off()
             yield card, bars
 
-    return figure, made()
+    return figure, drawn()
 
 
-def _say(card: SubFigure, class_names: Sequence[str], true: int, predicted: int, more: str) -> None:
+def _set_heading(
+    card: SubFigure, class_names: Sequence[str], true: int, predicted: int, more: str
+) -> None:
     card.suptitle(
         f"true {_shortened(class_names[true], 24)}\n"
         f"predicted {_shortened(class_names[predicted], 24)}\n{more}",
@@ -192,7 +194,7 @@ def _class_bars(
 
 
 def _nats(value: Tensor) -> str:
-    # Rounding can leave the mutual information of a certain datum just below 0.
+    # Rounding can leave the mutual information slightly below 0.
     nats = max(float(value), 0.0)
     return f"{nats:.2f}" if nats >= 0.01 or nats == 0.0 else f"{nats:.0e}"
 

@@ -1,4 +1,4 @@
-"""Figure of a search over a grid: what came of each point, along one of its axes."""
+"""Figure of a grid search: the result of each point along one of the axes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINES = (("blue", "o"), ("vermillion", "s"), ("green", "^"), ("purple", "D"), (
 
 
 class Mark(NamedTuple):
-    """A point of the grid, and what others reported of it."""
+    """A point of the grid with its reported result."""
 
     panel: str
     line: str
@@ -34,18 +34,18 @@ def grid_lines(
     xlabel: str,
     ylabel: str,
 ) -> Figure:
-    """A panel for each value of one parameter, a line for each of another, over a third.
+    """Draw a panel per value of one parameter, and a line per value of another, over a third.
 
     Args:
         panels: points by title of the panel, then by label of the line; x positive, on a
             logarithmic axis. Lines of one label look alike in all panels.
-        marks: points for which something was reported: a cross in the colour of its line. Those
-            of panels that are not there are left out.
-        xlabel: of the third parameter.
-        ylabel: of what came of it, with its unit.
+        marks: reported results, each a cross in the colour of its line. Those without a panel are
+            left out.
+        xlabel: name of the third parameter.
+        ylabel: name of the result, with its unit.
 
     Raises:
-        ValueError: there is no point at all, there are more than five lines, or an x is not
+        ValueError: there is no point, there are more than five lines, or an x is not
             positive.
 
     Example:
@@ -57,9 +57,9 @@ def grid_lines(
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     places = [x for lines in panels.values() for points in lines.values() for x, _ in points]
     if not places:
-        raise ValueError("a figure of a grid needs at least one point, got none")
+        raise ValueError("panels must hold at least one point, got none")
     if len(labels) > len(_LINES):
-        raise ValueError(f"a figure of a grid has at most {len(_LINES)} lines, got {len(labels)}")
+        raise ValueError(f"panels must have at most {len(_LINES)} lines, got {len(labels)}")
     if not all(x > 0.0 for x in places):
         raise ValueError(f"x must be positive for a logarithmic axis, got {min(places):g}")
     looks = dict(zip(labels, _LINES, strict=False))

@@ -1,9 +1,10 @@
-"""Figures of predicted numbers: whether the intervals hold, and what came true."""
+"""Figures of regression: coverage of the intervals, and predicted against true values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,24 +15,24 @@ from bayesify.plots.style import COLOURS, Floats, styled, tick
 
 __all__ = ["column_of", "interval_coverage", "predicted_against_true"]
 
-#: What 95 % of a normal distribution lie within, in standard deviations.
-_Z = 1.959964
-#: So many data can be told apart in a figure of predictions.
+#: Half width of the central 95 % of a normal distribution, in standard deviations.
+_Z = NormalDist().inv_cdf(0.975)
+#: Largest number of examples drawn in a figure of predictions.
 _MOST_POINTS = 400
 
 
 @styled
 def interval_coverage(levels: Sequence[float], observed: Sequence[float], num_data: int) -> Figure:
-    """How often intervals hold the target, against how often they should.
+    """Draw the observed coverage of intervals against their nominal level.
 
-    The band holds the observed share with probability 95 % at each level where the intervals are
-    right and the data are independent: the level +- 1.96 sqrt(level (1 - level) / num_data).
+    At each level the band holds the observed share with probability 95 % if the intervals are
+    calibrated and the examples independent: level +- 1.96 sqrt(level (1 - level) / num_data).
 
     Args:
         levels: nominal probabilities of the intervals, strictly between 0 and 1.
-        observed: share of the targets that each holds, from 0 to 1; of
-            ``metrics.interval_coverage`` the hundredth part.
-        num_data: how many targets.
+        observed: share of the targets in each interval, from 0 to 1; divide
+            ``metrics.interval_coverage`` by 100.
+        num_data: number of targets.
 
     Raises:
         ValueError: there is no level, the lengths differ, or a number is out of its range.
@@ -39,11 +40,11 @@ def interval_coverage(levels: Sequence[float], observed: Sequence[float], num_da
     Example:
         >>> figure = interval_coverage([0.5, 0.8, 0.95], [0.47, 0.81, 0.96], num_data=200)
         >>> figure.axes[0].get_title(loc="left")
-        'Coverage of the intervals, 200 data'
+        'Coverage of the intervals, 200 examples'
     """
     if not levels or len(levels) != len(observed):
         raise ValueError(
-            "interval coverage needs as many observed shares as levels, and at least one, got "
+            "observed and levels must have the same length of at least one, got "
             f"{len(observed)} and {len(levels)}"
         )
     if num_data < 1:
@@ -74,10 +75,12 @@ def interval_coverage(levels: Sequence[float], observed: Sequence[float], num_da
     )
     ax.plot((0, 100), (0, 100), "--", color=COLOURS["grey"], lw=1.2)
     ax.plot(x, y, "o-", ms=4.5, color=COLOURS["blue"], label="observed")
-    ax.set(xlabel="nominal level of the interval (%)", ylabel="targets that it holds (%)")
-    ax.set(xlim=(0, 100), ylim=(0, 102), title=f"Coverage of the intervals, {num_data:,} data")
+    ax.set(xlabel="nominal level of the interval (%)", ylabel="targets inside the interval (%)")
+    ax.set(xlim=(0, 100), ylim=(0, 102), title=f"Coverage of the intervals, {num_data:,} examples")
     ax.legend(loc="upper left")
-    ax.text(97, 5, "below: too sure", ha="right", fontsize=8, color=COLOURS["grey"])
+    ax.text(
+        97, 5, "below the diagonal: overconfident", ha="right", fontsize=8, color=COLOURS["grey"]
+    )
     return figure
 
 
@@ -91,20 +94,20 @@ def predicted_against_true(
     level: float = 0.95,
     name: str = "target",
 ) -> Figure:
-    """Predicted means with their intervals against what came true.
+    """Draw predicted means with their intervals against the true values.
 
-    Of more than 400 data evenly spaced ones are drawn; the share in the title is of all.
+    Of more than 400 examples evenly spaced ones are drawn; the share in the title is of all.
 
     Args:
-        mean: predicted, shape (N,) or (N, 1), in the target's own unit as everything here.
-        low: lower end of each interval, the same shape.
-        high: upper end.
-        targets: the truth.
-        level: of the intervals, for the legend.
-        name: the target's, with its unit if it has one.
+        mean: predicted means, shape (N,) or (N, 1), in the unit of the target.
+        low: lower ends of the intervals, same shape and unit.
+        high: upper ends.
+        targets: true values.
+        level: level of the intervals, for the title.
+        name: name of the target, with its unit if it has one.
 
     Raises:
-        ValueError: the shapes differ or are not of one target, there are no data, a value is not
+        ValueError: the shapes differ or are not of one target, there is no example, a value is not
             finite, or an interval's lower end lies above its upper one.
 
     Example:
@@ -118,9 +121,9 @@ def predicted_against_true(
     middle, lower, upper, truth = (column_of(part, values) for part, values in parts.items())
     if len({len(values) for values in (middle, lower, upper, truth)}) != 1:
         shapes = ", ".join(f"{part} {tuple(values.shape)}" for part, values in parts.items())
-        raise ValueError(f"mean, low, high and targets must be of the same data, got {shapes}")
+        raise ValueError(f"mean, low, high and targets must have the same length, got {shapes}")
     if (lower > upper).any():
-        raise ValueError("low must nowhere lie above high; are the two exchanged?")
+        raise ValueError("low must not lie above high; are the two exchanged?")
     held = (lower <= truth) & (truth <= upper)
     count = len(truth)
     chosen = np.unique(np.linspace(0, count - 1, min(count, _MOST_POINTS)).astype(int))
@@ -131,11 +134,11 @@ def predicted_against_true(
     room = 0.05 * (ends[1] - ends[0]) or 1.0
     ends = [ends[0] - room, ends[1] + room]
     ax.plot(ends, ends, "--", color=COLOURS["grey"], lw=1.2)
-    for inside, colour, words in ((True, "blue", "holds"), (False, "vermillion", "misses")):
+    for inside, colour, words in ((True, "blue", "inside"), (False, "vermillion", "outside")):
         of = chosen[held[chosen] == inside]
         if len(of):
             ax.vlines(truth[of], lower[of], upper[of], color=COLOURS[colour], lw=0.8, alpha=0.45)
-            label = f"its interval {words} the target"
+            label = f"target {words} the interval"
             ax.plot(truth[of], middle[of], "o", ms=3, color=COLOURS[colour], label=label)
     share = 100.0 * float(held.mean())
     text = f"The {100.0 * level:g} % intervals hold {share:.1f} % of {count:,} targets"
@@ -150,7 +153,7 @@ def predicted_against_true(
 
 
 def column_of(name: str, values: Tensor) -> Floats:
-    """Finite numbers of shape (N,) or (N, 1), for a figure.
+    """Return finite numbers of shape (N,) or (N, 1) as an array of shape (N,).
 
     Raises:
         ValueError: the shape is another, there are none, or one is not finite.

@@ -1,4 +1,4 @@
-"""Figures of agents: what they missed, summed."""
+"""Figure of the cumulative regret of bandit agents."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bayesify.plots.style import COLOURS, Floats, plain, styled
 __all__ = ["RegretCurves", "cumulative_regret"]
 
 _COLOURS = ("blue", "vermillion", "orange", "green", "purple", "sky")
-#: The share of the interactions from which on the vertical axis shows all.
+#: Share of the first interactions that may lie below the vertical axis.
 _BEGINNING = 0.005
 
 
 class RegretCurves(NamedTuple):
-    """One agent's cumulative regret in several runs, each with as many numbers as the axis."""
+    """Cumulative regret of one agent in several runs, each as long as ``interactions``."""
 
     name: str
     interactions: Sequence[int]
@@ -29,16 +29,16 @@ class RegretCurves(NamedTuple):
 
 @styled
 def cumulative_regret(curves: Sequence[RegretCurves]) -> Figure:
-    """Regret on a logarithmic axis over interactions: the mean thick, each run thin.
+    """Draw regret on a logarithmic axis over interactions: the mean thick, each run thin.
 
-    Where a regret is not positive, as after good luck, nothing is drawn, and the axis begins where
-    the first few interactions are over.
+    Values that are not positive are not drawn. The vertical axis starts at the regret after the
+    first 0.5 % of the interactions.
 
     Args:
-        curves: one for each agent.
+        curves: one per agent.
 
     Raises:
-        ValueError: there is none, or a run has not as many values as its axis.
+        ValueError: there is none, or a run does not have as many values as its axis.
 
     Example:
         >>> greedy = RegretCurves("greedy", [1, 10], [[5.0, 40.0], [0.0, 60.0]])
@@ -46,15 +46,15 @@ def cumulative_regret(curves: Sequence[RegretCurves]) -> Figure:
         [2.5, 50.0]
     """
     if not curves:
-        raise ValueError("regret needs the runs of at least one agent, got none")
+        raise ValueError("curves must hold at least one agent, got none")
     figure = Figure(figsize=(6.8, 4.4), layout="constrained")
     ax = figure.subplots()
     lowest = math.inf
     for place, (name, interactions, runs) in enumerate(curves):
         if not len(runs) or any(len(run) != len(interactions) for run in runs):
             raise ValueError(
-                f"{name} needs at least one run, each of {len(interactions)} values as its axis "
-                f"has, got runs of {[len(run) for run in runs]}"
+                f"{name} needs at least one run, each with {len(interactions)} values as its "
+                f"axis, got runs of {[len(run) for run in runs]}"
             )
         colour = COLOURS[_COLOURS[place % len(_COLOURS)]]
         values = np.array(runs, dtype=np.float64)
@@ -66,7 +66,7 @@ def cumulative_regret(curves: Sequence[RegretCurves]) -> Figure:
         shown = mean[np.array(interactions) >= _BEGINNING * interactions[-1]]
         lowest = min([lowest, *shown[np.isfinite(shown)]])
     ax.set_yscale("log")
-    if math.isfinite(lowest):  # the first few would take half of the axis
+    if math.isfinite(lowest):  # the first few would fill half of the axis
         ax.set_ylim(bottom=0.8 * lowest)
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=15))
     ax.yaxis.set_minor_locator(NullLocator())

@@ -1,4 +1,4 @@
-"""The look that all figures share, and how their numbers are written."""
+"""Style of all figures, and formats of their numbers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ except ImportError as error:
     raise ImportError("figures need matplotlib; run pip install 'bayesify[cli]'") from error
 
 __all__ = [
-    *("COLOURS", "STYLE", "Floats", "Row"),
+    *("COLOURS", "STYLE", "Floats", "Record"),
     *("compact", "decibels", "plain", "scale_y", "styled", "tick"),
 ]
 
-#: One epoch of a history, or one line of a pruning table; what is missing or None is not drawn.
-Row = Mapping[str, float | None]
+#: One epoch of a history, or one line of a pruning table; missing and None values are not drawn.
+Record = Mapping[str, float | None]
 Floats = npt.NDArray[np.float64]
 
-#: Okabe and Ito's palette, told apart under every common kind of colour blindness.
+#: Okabe and Ito's palette, distinct under every common kind of colour blindness.
 COLOURS = {
     "blue": "#0072B2",
     "vermillion": "#D55E00",
@@ -36,7 +36,7 @@ COLOURS = {
     "grey": "#8a8a8a",
 }
 
-#: The look that all figures share, applied with ``matplotlib.rc_context``.
+#: Settings of all figures, applied with ``matplotlib.rc_context``.
 STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": COLOURS["grey"],
@@ -65,7 +65,7 @@ STYLE: Any = {
     "grid.linewidth": 0.8,
     "legend.edgecolor": "white",
     "legend.fontsize": 8.5,
-    "legend.framealpha": 0.85,  # so that no grid line strikes the text through
+    "legend.framealpha": 0.85,  # so that no grid line crosses the text
     "legend.frameon": True,
     "lines.linewidth": 1.6,
     "text.color": COLOURS["ink"],
@@ -79,12 +79,12 @@ STYLE: Any = {
     "ytick.labelsize": 8.5,
 }
 
-#: Decorator: draw in the shared look, and leave matplotlib's settings as they were.
+#: Decorator that draws in ``STYLE`` and then restores matplotlib's settings.
 styled = mpl.rc_context(STYLE)
 
 
 def scale_y(ax: Axes, values: Floats, formatter: FuncFormatter | None = None) -> None:
-    """A logarithmic axis with plain numbers where the values span much, else a linear one."""
+    """Set a logarithmic axis where the values span more than a factor of 5, else a linear one."""
     formatter = formatter or FuncFormatter(plain)
     if values.size and values.min() > 0 and values.max() / values.min() > 5.0:
         ax.set_yscale("log")
@@ -94,12 +94,12 @@ def scale_y(ax: Axes, values: Floats, formatter: FuncFormatter | None = None) ->
 
 
 def plain(value: float, _: object = None) -> str:
-    """A tick's number without exponent: 0.05, 12, 110,000; the position is ignored."""
+    """Format a tick without exponent: 0.05, 12, 110,000; the position is ignored."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def compact(value: float) -> str:
-    """Three digits and k, M or G: 47,841 is "47.8k"."""
+    """Format a number with three digits and k, M or G: 47,841 is "47.8k"."""
     value = float(f"{value:.3g}")
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
@@ -108,11 +108,11 @@ def compact(value: float) -> str:
 
 
 def tick(value: float, _: object = None) -> str:
-    """A tick's number in little room: 0.25, 1,500, 350k, and below 0 with a true minus sign."""
+    """Format a tick in few characters: 0.25, 1,500, 350k, negative ones with a true minus sign."""
     text = plain(abs(value)) if abs(value) < 1e4 else compact(abs(value))
     return f"\N{MINUS SIGN}{text}" if value < 0.0 else text
 
 
 def decibels(value: float) -> str:
-    """Decibels with one decimal and a true minus sign."""
+    """Format decibels with one decimal and a true minus sign."""
     return f"{value:.1f} dB".replace("-", "\N{MINUS SIGN}")

@@ -1,4 +1,4 @@
-"""Figures of uncertainty: what abstaining buys, and what is not known."""
+"""Figures of uncertainty: selective prediction, and epistemic uncertainty."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = [
 ]
 
 _LOOKS = (("blue", "-"), ("vermillion", "-"), ("green", "-"), ("purple", "-"), ("orange", "-"))
-#: Less mutual information than that is none, and not worth the room of a logarithmic axis.
+#: Smallest mutual information on the logarithmic axis; less counts as none.
 _LEAST_NATS = 1e-5
 
 
 @styled
 def risk_coverage_curve(
-    curves: Mapping[str, RiskCoverage], *, risk_label: str = "error of those answered (%)"
+    curves: Mapping[str, RiskCoverage], *, risk_label: str = "error of answered examples (%)"
 ) -> Figure:
-    """What is risked when only the more certain data are answered.
+    """Draw the risk when only the more certain examples are answered.
 
     Args:
-        curves: from :func:`bayesify.metrics.risk_coverage`, by what the legend calls them; all of
-            the same losses, none of which is negative.
-        risk_label: what the risk is, with its unit.
+        curves: from :func:`bayesify.metrics.risk_coverage`, by name in the legend; all of the same
+            losses, none of which is negative.
+        risk_label: name of the risk, with its unit.
 
     Raises:
         ValueError: there is no curve.
@@ -43,10 +43,10 @@ def risk_coverage_curve(
         >>> from bayesify.metrics import risk_coverage
         >>> curve = risk_coverage(torch.tensor([0.9, 0.1, 0.4]), torch.tensor([100.0, 0.0, 0.0]))
         >>> risk_coverage_curve({"by entropy": curve}).axes[0].get_ylabel()
-        'error of those answered (%)'
+        'error of answered examples (%)'
     """
     if not curves:
-        raise ValueError("a risk-coverage figure needs at least one curve, got none")
+        raise ValueError("curves must hold at least one curve, got none")
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     ax = figure.subplots()
     highest = 0.0
@@ -61,12 +61,12 @@ def risk_coverage_curve(
     ax.axhline(
         whole, ls="--", lw=1.2, color=COLOURS["grey"], label=f"all answered: {compact(whole)}"
     )
-    ax.set(xlabel="answered, the most certain first (%)", ylabel=risk_label)
-    # A curve may begin far above: with a wrong answer that was the surest. Room for the legend.
+    ax.set(xlabel="coverage: examples answered, most certain first (%)", ylabel=risk_label)
+    # A confident mistake starts a curve far above the rest. Leave room for the legend.
     top = min(1.15 * highest, 4.0 * whole) if whole > 0.0 else 1.15 * highest
     ax.set(xlim=(0, 101), ylim=(0.0, max(top, 1.5 * whole) or 1.0))
     ax.yaxis.set_major_formatter(FuncFormatter(tick))
-    ax.set_title("Answering only where it is certain")
+    ax.set_title("Selective prediction")
     ax.legend(loc="upper left")
     return figure
 
@@ -75,21 +75,21 @@ def epistemic_histogram(
     inside: Tensor,
     outside: Tensor,
     *,
-    names: tuple[str, str] = ("like the training data", "of another kind"),
+    names: tuple[str, str] = ("in distribution", "out of distribution"),
     label: str = "epistemic uncertainty (nats)",
     title: str = "Epistemic uncertainty",
 ) -> Figure:
-    """How epistemic uncertainty is spread in and out of the training data's distribution.
+    """Draw histograms of epistemic uncertainty inside and outside the training distribution.
 
     Args:
-        inside: of data like the training data, shape (N,), at least 0.
-        outside: of others, shape (M,).
-        names: what the legend calls the two.
-        label: what is drawn, with its unit.
-        title: of the figure.
+        inside: uncertainty of in-distribution examples, shape (N,), at least 0.
+        outside: uncertainty of out-of-distribution examples, shape (M,).
+        names: names of the two in the legend.
+        label: name of the uncertainty, with its unit.
+        title: title of the figure.
 
     Raises:
-        ValueError: a shape is not (N,), there are no data, or a value is nan, infinite or
+        ValueError: a shape is not (N,), there is no example, or a value is nan, infinite or
             negative.
 
     Example:
@@ -105,17 +105,17 @@ def epistemic_histogram(
 def epistemic_histograms(
     panels: Mapping[str, tuple[Tensor, Tensor]],
     *,
-    names: tuple[str, str] = ("like the training data", "of another kind"),
+    names: tuple[str, str] = ("in distribution", "out of distribution"),
     label: str = "epistemic uncertainty (nats)",
 ) -> Figure:
-    """The same for several networks, one above the other on a common axis.
+    """Draw such histograms of several networks, one above the other on a common axis.
 
-    The axis is logarithmic; what lies below its left end is counted in its first bin.
+    The axis is logarithmic; the first bin also counts all values below its left end.
 
     Args:
         panels: uncertainties inside and outside, by title.
-        names: what the legend calls the two.
-        label: what is drawn, with its unit.
+        names: names of the two in the legend.
+        label: name of the uncertainty, with its unit.
 
     Raises:
         ValueError: there is no panel, or see :func:`epistemic_histogram`.
@@ -127,14 +127,14 @@ def epistemic_histograms(
         2
     """
     if not panels:
-        raise ValueError("a figure of histograms needs at least one panel, got none")
+        raise ValueError("panels must hold at least one pair, got none")
     pairs = {
         title: (_uncertainties("inside", inside), _uncertainties("outside", outside))
         for title, (inside, outside) in panels.items()
     }
     every = np.concatenate([part for pair in pairs.values() for part in pair])
     high = max(float(every.max()), 10.0 * _LEAST_NATS)
-    # Half a percent may lie left of the axis: a few tiny values would take most of the room.
+    # Half a percent may lie left of the axis, because a few tiny values would fill most of it.
     low = max(_LEAST_NATS, min(float(np.quantile(every, 0.005)), high / 10.0))
     edges = np.geomspace(low, high * 1.0001, 41)
     tall = 1.9 * len(pairs) if len(pairs) > 1 else 3.4

@@ -1,4 +1,4 @@
-"""Figures of the weights: their signal-to-noise ratio, their density, single posteriors."""
+"""Figures of the weights: signal-to-noise ratio, density and single posteriors."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 from torch import Tensor
 
+from bayesify.distributions.priors import Prior
 from bayesify.plots.style import COLOURS, Floats, decibels, plain, styled
-from bayesify.priors import Prior
 
 __all__ = ["binned_densities", "snr_density_and_cdf", "weight_densities", "weight_posteriors"]
 
-# A weight of this ratio is a hundred-thousandth of its own std.
+# At this ratio a weight is 1e-5 of its std.
 _FLOOR_DB = -100.0
 
 
 @styled
 def snr_density_and_cdf(snr_db: Tensor, cut: float = 0.75) -> Figure:
-    """Density and cumulative distribution of the signal-to-noise ratio of the weights.
+    """Draw density and cumulative distribution of the signal-to-noise ratio of the weights.
 
-    As Blundell et al. 2015, figure 4. Weights of ratio 0 (-inf dB, such as pruned ones) cannot be
-    drawn, and weights far below all others are not, such as those of pixels that are always 0,
-    whose means decay to nothing. Their share is stated; the cumulative distribution starts there.
+    As Blundell et al. 2015, figure 4. Two kinds of weights are not drawn: those of ratio 0 (-inf
+    dB), such as pruned ones, and those far below all others, such as the weights of pixels that
+    are always 0. Their share is stated; the cumulative distribution starts at it.
 
     Args:
         snr_db: 20 log10(|mean| / std) of each weight, in decibels, shape (D,).
-        cut: the share of weights below the marked cut.
+        cut: share of the weights below the marked cut.
 
     Raises:
         ValueError: no weight has a finite ratio.
@@ -45,11 +45,11 @@ def snr_density_and_cdf(snr_db: Tensor, cut: float = 0.75) -> Figure:
     every = _array(snr_db)
     finite = np.sort(every[np.isfinite(every)])
     if not finite.size:
-        raise ValueError("at least one weight needs a ratio above 0, but all are -inf dB or nan")
+        raise ValueError("snr_db must hold at least one finite ratio, but all are -inf dB or nan")
     floor = min(_FLOOR_DB, float(finite[-1]) - 60.0)
     excluded = float((every < floor).mean())
     finite = finite[finite >= floor]
-    # The far left tail, where a mean happens to be next to zero, holds almost nothing.
+    # The far left tail holds the few weights whose mean is close to zero by chance.
     low, high = finite[int(0.002 * finite.size)], finite[-1]
     low, high = (low, high) if high > low else (low - 1.0, high + 1.0)
 
@@ -84,9 +84,10 @@ def snr_density_and_cdf(snr_db: Tensor, cut: float = 0.75) -> Figure:
 
 @styled
 def weight_densities(weights: Mapping[str, Tensor]) -> Figure:
-    """Densities of the trained weights of several networks, on one axis.
+    """Draw densities of the trained weights of several networks on one axis.
 
-    As Blundell et al. 2015, figure 3. The density axis is logarithmic where peaks differ widely.
+    As Blundell et al. 2015, figure 3. The density axis is logarithmic where the peaks differ by
+    more than a factor of 8.
 
     Args:
         weights: all weights of a network, shape (D,), by a name such as "Bayes by Backprop (mean)".
@@ -104,7 +105,7 @@ def weight_densities(weights: Mapping[str, Tensor]) -> Figure:
     }
     arrays = {name: array for name, array in arrays.items() if array.size}
     if not arrays:
-        raise ValueError("densities need at least one vector of finite weights, got none")
+        raise ValueError("weights must hold at least one vector of finite weights, got none")
     limit = max(float(np.quantile(np.abs(array), 0.998)) for array in arrays.values()) or 1.0
     fewest = min(array.size for array in arrays.values())
     bins = np.linspace(-limit, limit, _num_bins(fewest) + 1)
@@ -120,14 +121,14 @@ def weight_densities(weights: Mapping[str, Tensor]) -> Figure:
 
 @styled
 def binned_densities(densities: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """The same, of densities that were counted before, all on one grid.
+    """Draw densities of weights that are already binned on one grid.
 
     Args:
-        densities: by name, each with ``limit``, the grid's ends, and ``density`` in its bins, per
-            unit of weight.
+        densities: by name, each with ``limit``, the end of the symmetric grid, and ``density``,
+            the density in each bin, per unit of weight.
 
     Raises:
-        ValueError: there are none, or their grids differ.
+        ValueError: there is none, or the grids differ.
 
     Example:
         >>> density = {"limit": 0.3, "density": [0.0, 2.0, 0.0]}
@@ -137,7 +138,7 @@ def binned_densities(densities: Mapping[str, Mapping[str, Any]]) -> Figure:
     """
     grids = {(float(each["limit"]), len(each["density"])) for each in densities.values()}
     if len(grids) != 1:
-        raise ValueError(f"densities must be on one grid, got limits and bins {sorted(grids)}")
+        raise ValueError(f"densities must share one grid, got limits and bins {sorted(grids)}")
     [(limit, count)] = grids
     arrays = {name: np.array(each["density"], float) for name, each in densities.items()}
     return _densities(arrays, np.linspace(-limit, limit, count + 1))
@@ -175,17 +176,17 @@ def weight_posteriors(
     names: Sequence[str],
     prior: Prior | Sequence[Prior] | None = None,
 ) -> Figure:
-    """The Gaussian posterior of several single weights, with zero marked.
+    """Draw the Gaussian posterior of several single weights, with zero marked.
 
-    Each panel has its own scale, wide enough for the posterior and for zero: how far zero lies
-    out, in standard deviations, is the signal-to-noise ratio.
+    Each panel has its own scale, which includes the posterior and zero. The distance of zero from
+    the mean, in standard deviations, is the signal-to-noise ratio.
 
     Args:
         means: posterior mean of each weight.
         stds: posterior standard deviation of each, positive.
-        names: what to call each.
-        prior: drawn beside the posterior, cut off where it is much higher; one for all, or one
-            for each weight.
+        names: title of each panel.
+        prior: drawn next to the posterior, cut off where it is much higher; one for all, or one
+            per weight.
 
     Raises:
         ValueError: the lengths differ, there are none, or a standard deviation is not positive.
@@ -197,15 +198,15 @@ def weight_posteriors(
     """
     if not len(means) == len(stds) == len(names) > 0 or not all(std > 0 for std in stds):
         raise ValueError(
-            "posteriors need as many means as positive stds and names, at least one, got "
+            "means, positive stds and names must have the same length of at least one, got "
             f"{len(means)} means, {len(names)} names and stds {list(stds)}"
         )
     priors = prior if isinstance(prior, Sequence) else [prior] * len(means)
     if len(priors) != len(means):
-        raise ValueError(f"priors must be one for all or {len(means)}, got {len(priors)}")
+        raise ValueError(f"prior must be one or a sequence of {len(means)}, got {len(priors)}")
     columns = min(3, len(means))
     rows = math.ceil(len(means) / columns)
-    width = max(5.0, 3.1 * columns)  # a note above one panel needs its room, too
+    width = max(5.0, 3.1 * columns)  # the title of a single panel needs this width
     figure = Figure(figsize=(width, 2.9 * rows), layout="constrained")
     panels = zip(means, stds, names, priors, strict=True)
     for place, (mean, std, name, own) in enumerate(panels, start=1):
@@ -223,7 +224,7 @@ def weight_posteriors(
 def _posterior_panel(ax: Axes, mean: float, std: float, prior: Prior | None) -> None:
     low, high = min(mean - 4.5 * std, 0.0), max(mean + 4.5 * std, 0.0)
     margin = 0.06 * (high - low)
-    # A grid of its own around the mean and around zero, where either density may be a needle.
+    # Finer grids around the mean and around zero, where a density may be narrow.
     grid = np.union1d(
         np.linspace(low - margin, high + margin, 801),
         np.linspace(mean - 5 * std, mean + 5 * std, 401),
@@ -249,8 +250,8 @@ def _outline(ax: Axes, bins: Floats, density: Floats, colour: str, label: str = 
 
 
 def _num_bins(n: int) -> int:
-    """Enough to show the shape, few enough that each bin holds some of the n values."""
-    # Odd, so that one is centred on zero, where the peak is.
+    """Return a number of bins that shows the shape and leaves several of n values per bin."""
+    # Odd, so that one bin is centred on zero, where the peak is.
     return int(min(160, max(20, n**0.4))) | 1
 
 

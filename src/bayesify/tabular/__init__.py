@@ -1,6 +1,10 @@
-"""How a small network is trained on a table of numbers: settings by size, scaling, weights."""
+"""Tables: read files, build and train one table model, offer it to scikit-learn.
 
-from bayesify.tabular.network import Noise, TableNet, prior_by_inputs
+The names here need no pandas and no scikit-learn. ``training_table`` and ``new_table`` read files;
+``classifier`` and ``regressor`` are the estimators, which users import from ``bayesify.sklearn``.
+"""
+
+from bayesify.tabular.model import Noise, TableNet, prior_by_inputs, table_baseline, table_module
 from bayesify.tabular.recipe import Silent, TableRecipe
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.streaming import StreamingELBO
@@ -15,4 +19,6 @@ __all__ = [
     "TableRecipe",
     "WeightedLikelihood",
     "prior_by_inputs",
+    "table_baseline",
+    "table_module",
 ]

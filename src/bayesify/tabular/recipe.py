@@ -1,4 +1,4 @@
-"""What a table is trained with: settings by its size, chosen by measurement."""
+"""Train a table: settings by the number of its rows, chosen by measurement."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ import torch
 from torch import Tensor
 
 from bayesify.datasets import Passes, TensorLoader
-from bayesify.elbo import ELBO
-from bayesify.likelihoods import CategoricalLikelihood, GaussianLikelihood
-from bayesify.module import BayesianModule
-from bayesify.perturbations import LocalReparameterization
-from bayesify.priors import Gaussian
-from bayesify.tabular.network import NOISE, Noise, TableNet, prior_by_inputs
+from bayesify.distributions.priors import Gaussian
+from bayesify.estimators import LocalReparameterization
+from bayesify.module.bayesian import BayesianModule
+from bayesify.tabular.model import Noise, TableNet, table_module
 from bayesify.tabular.streaming import StreamingELBO
 from bayesify.tabular.weights import WeightedLikelihood
 from bayesify.training import fit
-from bayesify.training.callbacks import Callback
-from bayesify.training.history import History, Row
+from bayesify.training.backends import why_no_closed_forms
+from bayesify.training.elbo import ELBO
+from bayesify.training.history import EpochRow, History
+from bayesify.training.progress import Callback
 from bayesify.training.schedules import cosine
 
 __all__ = ["Silent", "TableRecipe"]
 
-#: Steps of an epoch of few data: an epoch has work of its own beside the steps'.
+#: Steps of an epoch of few rows: each epoch has a fixed cost.
 _STEPS_AN_EPOCH = 50
 
 
 class Silent:
-    """Watches training and says nothing.
+    """Callback of training that shows nothing.
 
     Example:
         >>> Silent().on_epoch({"epoch": 1.0})
     """
 
     def on_start(self, *, epochs: int, batches: int, history: History) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
     def on_step(self, *, epoch: int, batch: int) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
-    def on_epoch(self, row: Row) -> None:
-        """Say nothing."""
+    def on_epoch(self, row: EpochRow) -> None:
+        """Show nothing."""
 
 
 @dataclass(frozen=True)
 class TableRecipe:
-    """A network and its training, for a table of standardised numbers.
+    """Settings of a network and its training, for a table of standardised numbers.
 
-    The defaults were chosen by measurement, see docs/scikit-learn.md. Use :meth:`for_rows` for
-    those that suit a number of rows.
+    The defaults were chosen by measurement, see docs/scikit-learn.md. :meth:`for_rows` adapts them
+    to a number of rows.
 
     Args:
         hidden: units of each hidden layer (ReLU).
-        batch_size: rows a step; a table with no more rows is taken whole at each step.
-        steps: steps in all.
+        batch_size: rows a step; a step uses all rows of a table with no more.
+        steps: total number of steps.
         lr: learning rate of Adam at the start; it falls to 0 by half a cosine.
         rho_lr_scale: learning rate of rho as a multiple of ``lr``.
-        init_std: the posterior's standard deviation at the start.
-        prior_std: standard deviation of the Gaussian prior of every weight and bias; of numbers
+        init_std: standard deviation of the posterior at the start.
+        prior_std: standard deviation of the Gaussian prior of every weight and bias. For numbers
             that of weights is divided by the root of their layer's inputs, see
-            :func:`prior_by_inputs`.
-        kl_warmup: part of the steps over which the KL's weight rises from 0 to 1.
+            ``prior_by_inputs``.
+        kl_warmup: part of the steps over which the weight of the KL rises from 0 to 1.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -111,11 +111,11 @@ class TableRecipe:
 
     @classmethod
     def for_rows(cls, num_rows: int, **given: Any) -> Self:
-        """The recipe for a table of so many rows, with the given settings instead of its own.
+        """Return the recipe for a number of rows, with the given settings instead of its own.
 
         Args:
-            num_rows: rows of the training data.
-            given: any of the settings; None stands for the recipe's own.
+            num_rows: number of training rows.
+            given: any of the settings; None means the recipe's own.
         """
         chosen = {name: value for name, value in given.items() if value is not None}
         size = chosen.get("batch_size", cls.batch_size)
@@ -124,38 +124,25 @@ class TableRecipe:
         return cls(**chosen)
 
     def module(
-        self,
-        num_features: int,
-        num_outputs: int,
-        *,
-        noise: Noise | None,
-        seed: int,
+        self, num_features: int, num_outputs: int, *, noise: Noise | None, seed: int
     ) -> BayesianModule:
-        """A Bayesian :class:`TableNet` in float64, yet to be trained.
+        """Return a Bayesian :class:`TableNet` in float64, before training.
 
         Args:
             num_features: columns of the inputs.
-            num_outputs: K: classes, or targets.
-            noise: of targets; None for classes.
-            seed: what the initial values and all noise are functions of.
+            num_outputs: K, classes or targets.
+            noise: noise of the targets; None for classes.
+            seed: the initial values and all noise are functions of it.
         """
         net = TableNet(num_features, self.hidden, num_outputs, noise=noise, seed=seed)
-        bnn = BayesianModule(
-            net.double(),
-            likelihood=(
-                CategoricalLikelihood()
-                if noise is None
-                else GaussianLikelihood(input_dependent=True)
-            ),
-            prior=Gaussian(self.prior_std)
-            if noise is None
-            else prior_by_inputs(net, lambda width: Gaussian(width * self.prior_std)),
+        return table_module(
+            net,
+            prior_of=lambda width: Gaussian(width * self.prior_std),
             init_std=self.init_std,
-            perturbation=LocalReparameterization(),
-            exclude=None if noise is None else (NOISE,),
+            estimator=LocalReparameterization(),
             seed=seed,
+            dtype=torch.float64,
         )
-        return bnn.double()
 
     def fit(
         self,
@@ -170,19 +157,19 @@ class TableRecipe:
         resume: bool = False,
         callback: Callback | None = None,
     ) -> History:
-        """Train ``bnn`` in place by ``bayesify.fit``, whose errors and warnings are also its own.
+        """Train ``bnn`` in place by ``bayesify.fit``, with its errors and warnings.
 
-        An epoch of the history is a pass over the data, or as many as 50 steps allow.
+        An epoch of the history is a pass over the rows, or as many passes as 50 steps allow.
 
         Args:
             bnn: from :meth:`module`.
             inputs: standardised, float64, shape (N, F).
             targets: class indices (N,), or standardised numbers (N, K) in float64.
-            weights: how many times each row counts, shape (N,), positive; None for once. A row of
-                weight 2 is the row twice; see :class:`WeightedLikelihood`.
+            weights: the number of times that each row counts, shape (N,), positive; None for once.
+                A row of weight 2 is the row twice; see :class:`WeightedLikelihood`.
             validation: inputs and targets whose error and nll are measured after each epoch, with
-                the weights of their rows where ``weights`` are given.
-            streaming: whether the posterior as it is is the prior of these data, see
+                the weights of their rows if ``weights`` are given.
+            streaming: whether the present posterior is the prior of these rows, see
                 :class:`StreamingELBO`; there is no warm-up then.
             checkpoint_dir: as for ``bayesify.fit``.
             resume: as for ``bayesify.fit``.
@@ -196,7 +183,7 @@ class TableRecipe:
                 x, y, *counts = validation
                 counted = counts[0] if counts else torch.ones(len(x), dtype=torch.float64)
                 validation = x, WeightedLikelihood.packed(y, counted)
-        # Of one minibatch the order does not matter.
+        # The order within the only minibatch does not matter.
         several = len(inputs) > self.batch_size
         once = TensorLoader(inputs, targets, self.batch_size, shuffle=several, seed=bnn.seed)
         loader = Passes(once, max(1, min(_STEPS_AN_EPOCH, self.steps) // len(once)))
@@ -204,10 +191,11 @@ class TableRecipe:
         if validation is not None:
             held_out = TensorLoader(validation[0], validation[1], 4096, shuffle=False)
         objective = StreamingELBO if streaming else ELBO
+        elbo = objective(bnn, num_data=len(inputs))
         epochs = math.ceil(self.steps / len(loader))
         try:
             return fit(
-                objective(bnn, num_data=len(inputs)),
+                elbo,
                 loader,
                 held_out,
                 epochs=epochs,
@@ -215,7 +203,8 @@ class TableRecipe:
                 scheduler=cosine,
                 rho_lr_scale=self.rho_lr_scale,
                 kl_warmup_epochs=0.0 if streaming else self.kl_warmup * epochs,
-                step="plain",
+                # A small network trains faster without a kernel to compile.
+                backend="closed-form" if why_no_closed_forms(elbo) is None else "autograd",
                 checkpoint_dir=checkpoint_dir,
                 resume=resume,
                 callback=callback,

@@ -1,32 +1,32 @@
-"""Data that come in pieces: the posterior after one is the prior of the next."""
+"""Objective for rows that arrive in parts: the posterior after one part is the next prior."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from bayesify.elbo import ELBO
-from bayesify.module import BayesianModule
-from bayesify.posteriors import MeanFieldGaussian, WeightDraw
-from bayesify.softplus import log_softplus, softplus
+from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
+from bayesify.distributions.softplus import log_softplus, softplus
+from bayesify.module.bayesian import BayesianModule
+from bayesify.training.elbo import ELBO
 
 __all__ = ["StreamingELBO"]
 
 
 class StreamingELBO(ELBO):
-    """The objective of new data under all that the network has learned so far.
+    """ELBO of new examples whose prior is the posterior at construction.
 
-    The prior is the posterior at construction, about each weight's own mean and with its own
-    standard deviation, whatever the network's prior (streaming variational Bayes, Broderick et
-    al. 2013, eq. 2; variational continual learning, Nguyen et al. 2018, eq. 4). Every datum is to
-    be shown in one such objective only: in two it would count twice.
+    The prior has the mean and the standard deviation that each weight has then; the prior of the
+    network is not used (streaming variational Bayes, Broderick et al. 2013, eq. 2; variational
+    continual learning, Nguyen et al. 2018, eq. 4). Each example belongs in one such objective only:
+    in two it would count twice.
 
     Args:
         bnn: the network, with a ``MeanFieldGaussian`` posterior.
-        num_data: number of the new data.
+        num_data: number of new examples.
 
     Raises:
-        TypeError: the posterior is another.
+        TypeError: the posterior is not a ``MeanFieldGaussian``.
 
     Example:
         >>> from torch import nn
@@ -54,13 +54,13 @@ class StreamingELBO(ELBO):
         step: int | Tensor,  # noqa: ARG002
         samples: range,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
-        """KL from the posterior as it was, in nats, summed over the weights; no penalty."""
+        """Return the KL from the posterior at construction, in nats, summed; no penalty."""
         posterior = self.bnn.posterior
         assert isinstance(posterior, MeanFieldGaussian)
         before = softplus(self.rho_before)
         log_ratio = log_softplus(posterior.rho) - log_softplus(self.rho_before)
-        moved = ((posterior.mean - self.mean_before) / before).square()
-        per_weight = 0.5 * (moved + torch.expm1(2.0 * log_ratio)) - log_ratio
-        if posterior.kept is not None:
-            per_weight = torch.where(posterior.kept, per_weight, 0.0)
+        shift = ((posterior.mean - self.mean_before) / before).square()
+        per_weight = 0.5 * (shift + torch.expm1(2.0 * log_ratio)) - log_ratio
+        if posterior.mask is not None:
+            per_weight = torch.where(posterior.mask, per_weight, 0.0)
         return per_weight.sum(), per_weight.new_zeros(())

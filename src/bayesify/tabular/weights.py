@@ -1,29 +1,35 @@
-"""Rows that count more or less than once."""
+"""Weigh the rows of a training table: a row of weight 2 is the row twice."""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bayesify.likelihoods import GaussianLikelihood, Likelihood
-from bayesify.predictive import Predictive, SizedIterable
+from bayesify.distributions.likelihoods import GaussianLikelihood, Likelihood
+from bayesify.prediction import Predictive, SizedIterable
 
-__all__ = ["WeightedLikelihood"]
+__all__ = ["Array", "DistinctRows", "WeightedLikelihood", "checked_weights"]
+
+Array = npt.NDArray[Any]
 
 
 class WeightedLikelihood(Likelihood):
-    """A likelihood of which datum i counts ``c_i`` times: p(y_i | x_i, w)^c_i.
+    """Likelihood in which row i counts ``c_i`` times: p(y_i | x_i, w)^c_i.
 
-    Its targets hold the weights beside them, see :meth:`packed`, so that loaders and training
-    steps need know nothing of them. The free energy of N rows is then sum c_i nll_i + KL, that of
-    a table in which row i stands ``c_i`` times; losses are means over the N rows, with N the
+    Its targets hold the weights in a last column, see :meth:`packed`, so that loaders and training
+    backends treat them as any targets. The free energy of N rows is then sum c_i nll_i + KL, that
+    of a table in which row i occurs ``c_i`` times. Losses are means over the N rows, with N the
     ``num_data`` of the objective.
 
     Args:
-        likelihood: of the targets themselves.
+        likelihood: likelihood of the targets without weights.
 
     Example:
-        >>> from bayesify.likelihoods import CategoricalLikelihood
+        >>> from bayesify.distributions.likelihoods import CategoricalLikelihood
         >>> targets = WeightedLikelihood.packed(torch.tensor([0, 1]), torch.tensor([2.0, 1.0]))
         >>> WeightedLikelihood(CategoricalLikelihood()).log_prob(torch.zeros(1, 2, 2), targets)
         tensor([[-1.3863, -0.6931]])
@@ -37,7 +43,7 @@ class WeightedLikelihood(Likelihood):
 
     @staticmethod
     def packed(targets: Tensor, weights: Tensor) -> Tensor:
-        """Targets (N,) or (N, K) with the weights (N,) as a last column, in float64.
+        """Return targets (N,) or (N, K) with the weights (N,) as a last column, in float64.
 
         Raises:
             ValueError: the lengths differ, or a weight is not positive and finite.
@@ -49,7 +55,7 @@ class WeightedLikelihood(Likelihood):
             )
         if not bool(((weights > 0.0) & weights.isfinite()).all()):
             raise ValueError(
-                "weights must be positive and finite; leave out the rows of weight 0, and mend "
+                "weights must be positive and finite; leave out the rows of weight 0, and correct "
                 "the others"
             )
         columns = targets.to(torch.float64).reshape(len(targets), -1)
@@ -61,18 +67,117 @@ class WeightedLikelihood(Likelihood):
         return (targets if self._numbers else targets.squeeze(-1).long()), weights
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Weight times log p(y | output), in nats, shape (S, N)."""
+        """Return weight times log p(y | output), in nats, shape (S, N)."""
         plain, weights = self._unpacked(targets)
         return self.likelihood.log_prob(outputs, plain) * weights.to(outputs.dtype)
 
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
-        """That of the likelihood itself."""
+        """Return that of the inner likelihood."""
         return self.likelihood.predictive(outputs, keep_samples=keep_samples)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """That of the likelihood itself, each row once."""
+        """Return that of the inner likelihood, each row once."""
         return self.likelihood.error(outputs, self._unpacked(targets)[0])
 
     def config(self) -> dict[str, float | int | bool]:
-        """That of the likelihood itself."""
+        """Return that of the inner likelihood."""
         return self.likelihood.config()
+
+
+class DistinctRows(NamedTuple):
+    """Distinct rows of a table, each with the number of times that it counts.
+
+    Rows of weight 0 are left out, equal rows are merged and their weights added, and all are sorted
+    by their first column, then their second and so on. So a row of weight 2 gives the same bits as
+    the row twice, whatever the order of the rows and the units of the columns.
+
+    Example:
+        >>> x, y = np.array([[2.0], [1.0], [1.0], [3.0]]), np.array([[0.0], [1.0], [1.0], [0.0]])
+        >>> rows = DistinctRows.of(x, y, np.array([1.0, 1.0, 1.0, 0.0]))
+        >>> rows.inputs[:, 0], rows.weights
+        (tensor([1., 2.], dtype=torch.float64), tensor([2., 1.], dtype=torch.float64))
+    """
+
+    #: Shape (M, F), float64.
+    inputs: Tensor
+    #: Shape (M, K), float64; indices of classes have K = 1.
+    targets: Tensor
+    #: Shape (M,), float64, positive.
+    weights: Tensor
+
+    @classmethod
+    def of(cls, inputs: Array, targets: Array, weights: Array) -> Self:
+        """Return the distinct rows of a table.
+
+        Args:
+            inputs: shape (N, F), finite.
+            targets: shape (N, K), finite.
+            weights: shape (N,), at least 0 and not all 0.
+        """
+        used = weights > 0.0
+        # Adding 0 turns -0 into 0: equal numbers must have equal bytes.
+        table = np.ascontiguousarray(np.column_stack([inputs, targets])[used], np.float64) + 0.0
+        _, first, place = np.unique(_sortable(table), return_index=True, return_inverse=True)
+        # Weights are sorted, so that their sums do not depend on the order of the rows.
+        order = np.lexsort((weights[used], place))
+        sums = np.bincount(place[order], weights=weights[used][order])
+        rows = torch.from_numpy(table[first])
+        cut = inputs.shape[1]
+        return cls(rows[:, :cut].contiguous(), rows[:, cut:].contiguous(), torch.from_numpy(sums))
+
+    def subset(self, index: Tensor) -> Self:
+        """Return some of the rows."""
+        return type(self)(*(column[index] for column in self))
+
+    def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
+        """Return the rows for training, and a random fraction of the rows that is held out.
+
+        Raises:
+            ValueError: one of the two would be empty.
+        """
+        count = len(self.weights)
+        held = round(fraction * count)
+        if not 0 < held < count:
+            raise ValueError(
+                f"early stopping must hold out some rows and leave some, but validation_fraction="
+                f"{fraction} of {count} different rows with positive weight is {held}; give more "
+                "rows or another fraction"
+            )
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(count))
+        return self.subset(order[held:]), self.subset(order[:held])
+
+
+def _sortable(table: Array) -> Array:
+    """Return each row of finite float64 as a string of bytes that sorts as its numbers do."""
+    bits = table.view(np.uint64)
+    sign = np.uint64(1 << 63)
+    # Negative numbers come before the others, the larger magnitude first.
+    ordered = np.where(bits & sign, ~bits, bits | sign).astype(">u8")
+    found: Array = ordered.view(np.dtype((np.void, 8 * table.shape[1]))).ravel()
+    return found
+
+
+def checked_weights(sample_weight: Any, num_rows: int) -> Array:
+    """Return one weight for each row, ones by default, shape (N,), float64.
+
+    Raises:
+        ValueError: the shape differs, a weight is negative, NaN or infinite, or all are 0.
+
+    Example:
+        >>> checked_weights(None, 2), checked_weights(3, 2)
+        (array([1., 1.]), array([3., 3.]))
+    """
+    weights: Array = np.asarray(1.0 if sample_weight is None else sample_weight, dtype=np.float64)
+    if weights.ndim == 0:
+        weights = np.full(num_rows, weights)
+    if weights.ndim != 1:
+        raise ValueError(f"Sample weights must be 1D array or scalar, got {weights.ndim}D array")
+    if weights.shape != (num_rows,):
+        raise ValueError(
+            f"sample_weight.shape == {weights.shape}, expected {(num_rows,)}: one for each row"
+        )
+    if not np.isfinite(weights).all() or (weights < 0.0).any():
+        raise ValueError("sample_weight must be finite and at least 0; correct the others")
+    if not (weights > 0.0).any():
+        raise ValueError("sample_weight must be positive for at least one row, got only zeros")
+    return weights

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bayesify.elbo import ELBO
-from bayesify.saving import model_meta, unpacked
-from bayesify.storage import StorageError, read_tensors, write_tensors
+from bayesify.io import StorageError, model_meta, read_tensors, unpack_state, write_tensors
+from bayesify.training.backends.backend import Noise
+from bayesify.training.elbo import ELBO
 from bayesify.training.history import History
 
 __all__ = [
@@ -28,9 +28,9 @@ CHECKPOINT_NAME = "checkpoint.safetensors"
 
 @dataclass
 class Position:
-    """Where a run stands: so many epochs are done, and so many minibatches of the next.
+    """The position of a run: finished epochs, and finished minibatches of the next epoch.
 
-    ``noise`` is what makes the noise of its steps, see ``training.steps``.
+    ``noise`` is the source of the noise of its steps.
     """
 
     epoch: int = 0
@@ -39,10 +39,10 @@ class Position:
     seconds: float = 0.0
     epoch_seconds: float = 0.0
     history: History = field(default_factory=list)
-    noise: str | None = None
+    noise: Noise | None = None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Nothing of this epoch is done."""
+        """Move to the start of an epoch."""
         self.epoch, self.batch, self.sums = epoch, 0, {}
         self.epoch_seconds = 0.0
 
@@ -82,7 +82,7 @@ def read_checkpoint(
     scheduler: LRScheduler,
     settings: dict[str, Any],
 ) -> Position:
-    """Bring a freshly made run to where the checkpoint was written.
+    """Restore a newly built run to the state of its checkpoint.
 
     Raises:
         StorageError: the file is cut off, altered, or of a run with another architecture,
@@ -94,14 +94,14 @@ def read_checkpoint(
     check_same(path, "schedule", settings, meta["training"])
     load_trained(path, elbo, optimizer, tensors, meta)
     scheduler.load_state_dict(meta["scheduler"])
-    # Runs from before there were others had the generator's noise.
+    # Older checkpoints do not name their noise: it was the generator's.
     return Position(**{"noise": "generator", **meta["position"]})
 
 
 def trained_parts(elbo: ELBO, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All that training changes, as tensors and JSON, and what it must be loaded into."""
+    """Everything that training changes, as tensors and JSON, with the settings it belongs to."""
     optimizer_state = optimizer.state_dict()
-    # Whole, where a saved model is compact: an optimiser may still move what pruning masks.
+    # Whole vectors, unlike a saved model: an optimiser may still update masked weights.
     tensors: dict[str, Tensor] = dict(elbo.bnn.state_dict())
     scalars: dict[str, dict[str, Any]] = {}
     for index, entries in optimizer_state["state"].items():
@@ -129,7 +129,7 @@ def load_trained(
     tensors: dict[str, Tensor],
     meta: dict[str, Any],
 ) -> None:
-    """Bring network, optimiser and step counter to what :func:`trained_parts` gave.
+    """Restore network, optimiser and step counter from :func:`trained_parts`.
 
     Raises:
         StorageError: it is of another architecture, objective or optimiser; nothing has then been
@@ -139,7 +139,7 @@ def load_trained(
     check_same(path, "network", model_meta(elbo.bnn), meta["model"])
     check_same(path, "objective", objective_meta(elbo), meta["objective"])
     check_same(path, "optimizer", type(optimizer).__name__, meta["optimizer"]["type"])
-    state = unpacked(elbo.bnn, tensors)
+    state = unpack_state(elbo.bnn, tensors)
     check_same(path, "set of tensors", _shapes(elbo.bnn.state_dict()), _shapes(state))
     check_same(path, "grouping of parameters", _members(optimizer.param_groups), _members(groups))
     elbo.bnn.load_state_dict(state)
@@ -189,8 +189,8 @@ def _optimizer_state(tensors: dict[str, Tensor], meta: dict[str, Any]) -> dict[i
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    # Whether weights were pruned is up to the checkpoint.
-    return {name: list(state[name].shape) for name in state if name != "posterior.kept"}
+    # A checkpoint may be pruned where the new network is not.
+    return {name: list(state[name].shape) for name in state if name != "posterior.mask"}
 
 
 def _members(groups: list[dict[str, Any]]) -> list[int]:
@@ -198,7 +198,7 @@ def _members(groups: list[dict[str, Any]]) -> list[int]:
 
 
 def check_same(path: Path, part: str, wanted: Any, stored: Any) -> None:
-    """Raise StorageError, naming the difference, where a run's part is not what was stored."""
+    """Raise StorageError, naming the difference, where a part of a run differs from its file."""
     wanted = json.loads(json.dumps(wanted))
     if wanted == stored:
         return

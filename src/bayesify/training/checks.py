@@ -1,22 +1,18 @@
-"""What must hold before training begins, and at every step of it."""
+"""Checks of the arguments of ``fit`` and of the parameters after each epoch."""
 
 from __future__ import annotations
 
-import math
+from numbers import Integral
 from pathlib import Path
 
 import torch
 
-from bayesify.elbo import ELBO
-from bayesify.fused import StepValues
+from bayesify.training.backends import NonFiniteLossError
+from bayesify.training.elbo import ELBO
 from bayesify.training.history import is_finite
 from bayesify.training.minibatches import Loader, num_data_of
 
-__all__ = ["NonFiniteLossError", "check_arguments", "check_finite", "check_parameters"]
-
-
-class NonFiniteLossError(ArithmeticError):
-    """The loss, or a parameter, became NaN or infinite; the last checkpoint is untouched."""
+__all__ = ["check_arguments", "check_parameters", "diverged"]
 
 
 def check_arguments(
@@ -25,7 +21,7 @@ def check_arguments(
     validation_loader: Loader | None,
     epochs: int,
 ) -> None:
-    """Raise TypeError or ValueError where ``fit`` was given what cannot be."""
+    """Raise TypeError or ValueError where the arguments of ``fit`` do not fit together."""
     if not isinstance(elbo, ELBO):
         raise TypeError(
             f"fit needs an ELBO, got {type(elbo).__name__}; write fit(ELBO(bnn, num_data=N), ...), "
@@ -37,8 +33,8 @@ def check_arguments(
                 f"a loader must bring minibatches (inputs, targets), got a {type(each).__name__}; "
                 "use bayesify.datasets.TensorLoader or torch.utils.data.DataLoader"
             )
-    if not (epochs >= 0 and math.isfinite(epochs)):
-        raise ValueError(f"epochs must be at least 0, got {epochs}")
+    if not isinstance(epochs, Integral) or epochs < 0:
+        raise ValueError(f"epochs must be a whole number of at least 0, got {epochs!r}")
     if len(loader) < 1:
         raise ValueError("the training loader must bring at least one minibatch, got none")
     if validation_loader is not None and len(validation_loader) < 1:
@@ -57,29 +53,15 @@ def check_arguments(
         )
 
 
-def check_finite(elbo: ELBO, values: StepValues, epoch: int, batch: int, path: Path | None) -> None:
-    """Raise NonFiniteLossError where a step's values are not finite; ``path`` is its checkpoint."""
-    known = [values.nll, *(values.complexity or ())]
-    if all(bool(value.isfinite()) for value in known):
-        return
-    where = f"step {elbo.step} (epoch {epoch + 1}, minibatch {batch + 1})"
-    if not bool(values.outputs.isfinite().all()):
-        what = f"the network's output at {where}"
-    elif not bool(values.nll.isfinite()):
-        what = f"the nll at {where}"
-    else:
-        what = f"the KL or penalty at {where}"
-    raise NonFiniteLossError(_diverged(what, path))
-
-
 def check_parameters(elbo: ELBO, epoch: int, path: Path | None) -> None:
     """Raise NonFiniteLossError where a parameter is NaN or infinite."""
     if not is_finite(elbo):
         where = f"step {elbo.step} (epoch {epoch + 1})"
-        raise NonFiniteLossError(_diverged(f"a parameter after {where}", path))
+        raise NonFiniteLossError(diverged(f"a parameter after {where}", path))
 
 
-def _diverged(what: str, path: Path | None) -> str:
+def diverged(what: str, path: Path | None) -> str:
+    """The message of a NonFiniteLossError; ``path`` is the run's checkpoint."""
     kept = (
         f"the last good checkpoint is {path}"
         if path is not None and path.exists()

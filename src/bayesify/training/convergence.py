@@ -1,4 +1,4 @@
-"""Whether the standard deviations have found their optimum."""
+"""Convergence of the posterior's standard deviations: a measure and a warning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from bayesify.posteriors import MeanFieldGaussian
+from bayesify.distributions.posteriors import MeanFieldGaussian
 
 __all__ = [
     "STD_RESIDUAL_LIMIT",
@@ -17,7 +17,7 @@ __all__ = [
     "warn_of_convergence",
 ]
 
-#: Above this magnitude, in nats a weight, the stds are visibly away from their optimum.
+#: Above this magnitude, in nats per weight, the stds are visibly away from their optimum.
 STD_RESIDUAL_LIMIT = 0.5
 
 
@@ -27,7 +27,7 @@ class ConvergenceWarning(UserWarning):
 
 @torch.no_grad()
 def std_residual(posterior: MeanFieldGaussian, scale: float) -> float | None:
-    """The derivative of the free energy in log std, averaged over the weights, by one gradient.
+    """The derivative of the free energy in log std, averaged over the weights, from one gradient.
 
     At the optimum each weight's derivative is 0 in expectation: what the data say against noise
     balances the entropy, which alone contributes -1 nat a weight. So a residual near -1 means
@@ -53,13 +53,13 @@ def std_residual(posterior: MeanFieldGaussian, scale: float) -> float | None:
     if gradient is None:
         return None
     per_log_std = gradient / posterior.log_std_slope
-    if posterior.kept is not None:
-        per_log_std = per_log_std[posterior.kept]
+    if posterior.mask is not None:
+        per_log_std = per_log_std[posterior.mask]
     return scale * float(per_log_std.mean()) if per_log_std.numel() else None
 
 
 def residual_advice(residual: float) -> str:
-    """One sentence on what a residual beyond the limit means.
+    """Explain a residual beyond the limit in one sentence.
 
     Example:
         >>> residual_advice(-0.9)[:72]
@@ -81,7 +81,7 @@ def warn_of_convergence(
     *,
     stacklevel: int,
 ) -> None:
-    """Warn where a finished run never had its objective, or its stds have not converged."""
+    """Warn if the KL never reached its full weight, or if the stds have not converged."""
     if kl_warmup_epochs >= epochs > 0:
         warnings.warn(
             f"the KL's warm-up takes {kl_warmup_epochs:g} epochs and training only {epochs}: the "

@@ -1,22 +1,21 @@
-"""What an epoch came to: one row of the history."""
+"""The history of a run: one row per epoch, from sums over its minibatches."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from bayesify.elbo import ELBO
-from bayesify.fused import StepValues
-from bayesify.posteriors import MeanFieldGaussian, Posterior
+from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior
+from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import Loader
 
-__all__ = ["EpochMeter", "History", "Row", "is_finite", "validation_row"]
+__all__ = ["EpochMeter", "EpochRow", "History", "is_finite", "validation_row"]
 
 #: One epoch; see ``fit`` for the columns.
-Row = dict[str, float | None]
-History = list[Row]
+EpochRow = dict[str, float | None]
+History = list[EpochRow]
 
-# The residual is measured over an epoch's last minibatches only: it costs a pass over theta.
+# Measured in the last minibatches of an epoch only, because it costs a pass over the weights.
 _RESIDUAL_STEPS = 20
 
 
@@ -26,7 +25,7 @@ class EpochMeter:
     Args:
         elbo: the objective.
         batches: minibatches an epoch.
-        sums: those of an epoch that was interrupted, to go on from; changed in place.
+        sums: those of an interrupted epoch that is resumed; updated in place.
     """
 
     def __init__(self, elbo: ELBO, batches: int, sums: dict[str, float]) -> None:
@@ -35,37 +34,36 @@ class EpochMeter:
         self._sums = sums
 
     def wants_residual(self, batch: int) -> bool:
-        """Whether this minibatch's gradients are to be looked at."""
+        """Whether ``std_residual`` is to be measured in this minibatch."""
         return batch >= self._batches - _RESIDUAL_STEPS
 
-    def add(self, values: StepValues, targets: Tensor) -> None:
-        """Take in what a step says of its minibatch, before it moves the weights."""
-        size = len(targets)
-        samples = len(values.outputs)
+    def add(self, terms: ELBOTerms, targets: Tensor, *, batch: int) -> None:
+        """Add the terms of one minibatch, the ``batch``-th of the epoch."""
+        size, factor = len(targets), terms.kl_factor
+        samples = len(terms.outputs)
         error = self._elbo.bnn.likelihood.error(
-            values.outputs.flatten(0, 1), targets.repeat(samples, *[1] * (targets.dim() - 1))
+            terms.outputs.flatten(0, 1), targets.repeat(samples, *[1] * (targets.dim() - 1))
         )
-        nll = float(values.nll)
+        nll = float(terms.nll)
         self._add("count", size)
         self._add("nll", nll * size)
         self._add("loss", nll * size)
         self._add("error", float(error) * size)
-        if values.complexity is None:
-            self._add("owed", values.factor * size)
+        if terms.has_kl:
+            self._add_complexity(terms.kl, terms.penalty, factor * size)
         else:
-            self._add_complexity(values.complexity, values.factor * size)
-
-    def add_residual(self, values: StepValues, residual: float | None, *, batch: int) -> None:
-        """Take in the loss's mean derivative in log std, where it is asked for."""
-        if residual is not None and values.factor > 0.0 and self.wants_residual(batch):
-            self._add("residual", residual / values.factor)
+            self._add("owed", factor * size)
+        if terms.std_residual is not None and factor > 0.0 and self.wants_residual(batch):
+            self._add("residual", terms.std_residual / factor)
             self._add("residual_count", 1)
 
-    def row(self, *, epoch: int, learning_rate: float, seconds: float, total_seconds: float) -> Row:
+    def row(
+        self, *, epoch: int, learning_rate: float, seconds: float, total_seconds: float
+    ) -> EpochRow:
         """The epoch's row; ``seconds`` are those of this epoch's training."""
         sums, count = self._sums, self._sums["count"]
-        if "owed" in sums:  # the loader brought fewer minibatches than it said
-            self._add_complexity(self._now(), 0.0)
+        if "owed" in sums:  # the loader brought fewer minibatches than its length
+            self._add_complexity(*self._complexity_now(), 0.0)
         residual_count = sums.get("residual_count", 0)
         posterior = self._elbo.bnn.posterior
         return {
@@ -82,14 +80,14 @@ class EpochMeter:
             "seconds": total_seconds,
         }
 
-    def _add_complexity(self, complexity: tuple[Tensor, Tensor], factor: float) -> None:
-        kl, penalty = map(float, complexity)
-        self._sums["kl"], self._sums["penalty"] = kl, penalty
-        # Of the minibatches before it too, whose own was not computed.
-        self._add("loss", (factor + self._sums.pop("owed", 0.0)) * (kl + penalty))
+    def _add_complexity(self, kl: Tensor, penalty: Tensor, factor: float) -> None:
+        self._sums["kl"], self._sums["penalty"] = float(kl), float(penalty)
+        # It also stands for the minibatches before it whose own value was not computed.
+        total = float(kl) + float(penalty)
+        self._add("loss", (factor + self._sums.pop("owed", 0.0)) * total)
 
     @torch.no_grad()
-    def _now(self) -> tuple[Tensor, Tensor]:
+    def _complexity_now(self) -> tuple[Tensor, Tensor]:
         elbo = self._elbo
         return elbo.complexity(None, elbo.step, range(elbo.num_samples))
 
@@ -99,10 +97,10 @@ class EpochMeter:
 
 @torch.no_grad()
 def _std_median(posterior: Posterior) -> float | None:
-    """Over the weights that were not pruned."""
+    """The median std of the weights that are not pruned."""
     if not isinstance(posterior, MeanFieldGaussian):
         return None
-    stds = posterior.full_std if posterior.kept is None else posterior.full_std[posterior.kept]
+    stds = posterior.full_std if posterior.mask is None else posterior.full_std[posterior.mask]
     return float(stds.median()) if stds.numel() else None
 
 
@@ -113,7 +111,7 @@ def is_finite(elbo: ELBO) -> bool:
 
 
 @torch.no_grad()
-def validation_row(elbo: ELBO, loader: Loader | None) -> Row:
+def validation_row(elbo: ELBO, loader: Loader | None) -> EpochRow:
     """Error and nll of the mean weights on a loader's data, or None without one."""
     if loader is None:
         return {"validation_error": None, "validation_nll": None}

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of a step, so that what is written is consistent."""
+"""Deferred Ctrl-C: a step ends before the run stops, so that its files are consistent."""
 
 from __future__ import annotations
 

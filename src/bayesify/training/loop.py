@@ -1,195 +1,258 @@
-"""fit(): one readable loop."""
+"""The training loop, shared by fit, fit_replicas and bandit agents."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bayesify.elbo import ELBO
-from bayesify.perturbations import Perturbation
-from bayesify.training.callbacks import Callback, LineProgress
+from bayesify.module.inputs import Inputs
+from bayesify.training.backends import Noise, NonFiniteLossError
 from bayesify.training.checkpoint import (
     CHECKPOINT_NAME,
     Position,
     read_checkpoint,
     write_checkpoint,
 )
-from bayesify.training.checks import check_arguments, check_finite, check_parameters
+from bayesify.training.checks import check_parameters, diverged
 from bayesify.training.convergence import warn_of_convergence
+from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import EpochMeter, History, validation_row
 from bayesify.training.interrupt import deferred_interrupt
-from bayesify.training.minibatches import Loader, kept_generators, minibatches
-from bayesify.training.optimizers import OptimizerFactory, make_optimizer
-from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
-from bayesify.training.steps import StepKind, check_step, make_step
+from bayesify.training.minibatches import Loader, kept_generators
+from bayesify.training.progress import Callback, LineProgress
+from bayesify.training.schedules import KLWarmup, ScheduleFactory
 
-__all__ = ["fit"]
+__all__ = ["Member", "Minibatch", "StepOptions", "TrainStep", "run_epochs", "run_steps"]
 
 
-def fit(
-    elbo: ELBO,
-    train_loader: Loader,
-    validation_loader: Loader | None = None,
-    *,
-    epochs: int = 10,
-    optimizer: Optimizer | OptimizerFactory | None = None,
-    scheduler: LRScheduler | ScheduleFactory | None = None,
-    rho_lr_scale: float = 1.0,
-    kl_warmup_epochs: float = 0,
-    kl_warmup_power: float = 1.0,
-    perturbation: Perturbation | None = None,
-    step: StepKind = "auto",
-    checkpoint_dir: str | Path | None = None,
-    resume: bool = False,
-    callback: Callback | None = None,
-) -> History:
-    """Train a Bayesian network by stochastic gradient descent on the ELBO.
+class Minibatch(NamedTuple):
+    """A minibatch and its index ``batch`` within the epoch."""
 
-    Everything random is a function of the network's seed, the epoch and the step: the noise, the
-    order of the data and dropout (torch's global generators are seeded anew each step, and put
-    back as they were afterwards). So a run that was stopped and resumed gives the same weights,
-    bit for bit on one machine, as one that was not (save where the network chooses its way by the
-    data under an estimator that traces it, see docs/adr/0004). Ctrl-C ends the step, writes a
-    checkpoint and raises KeyboardInterrupt.
+    batch: int
+    inputs: Inputs
+    targets: Tensor
 
-    Args:
-        elbo: the objective; its network is trained in place.
-        train_loader: minibatches (inputs, targets); its ``set_epoch``, if any, is called.
-        validation_loader: data to measure the error of the mean weights on, each epoch.
-        epochs: passes over the training data in all, those before a resume included.
-        optimizer: an optimiser, or a function that makes one from parameter groups; None is
-            ``torch.optim.Adam`` with rate 1e-3.
-        scheduler: a scheduler, or a function of optimiser and total number of steps, as in
-            ``bayesify.training.schedules``. It is stepped after every minibatch.
-        rho_lr_scale: learning rate of rho as a multiple of the others'.
-        kl_warmup_epochs: the KL's weight rises from 0 to 1 over so many epochs; from then on the
-            objective is the ELBO.
-        kl_warmup_power: it rises as this power of a straight line: above 1 late and steeply.
-        perturbation: how noise enters, such as ``Flipout()``; the network keeps it. None leaves
-            the network's own.
-        step: ``"fused"`` for the network's passes and one compiled kernel for all else, on noise
-            of its own; ``"plain"`` for a step without a compiler; ``"auto"`` for the fused one
-            where it can be taken (see docs/fused-step.md). The callback is told which it is.
-        checkpoint_dir: where ``checkpoint.safetensors`` is written after every epoch.
-        resume: go on from that checkpoint if it is there.
-        callback: told of every step and epoch; None prints a line an epoch on standard error.
 
-    Returns:
-        The history, a row an epoch: epoch (from 1), loss and nll (nats per datum, averaged over
-        the epoch's data; the loss with the KL of the last minibatch, where the others' is not
-        computed because its gradient does not need it), kl and penalty (nats, at the last
-        minibatch), train_error (of the
-        training outputs), validation_error and validation_nll (of the mean weights), std_median,
-        std_residual (nats a weight, see ``training.convergence``), learning_rate,
-        data_per_second, seconds (of training so far).
+class StepOptions(NamedTuple):
+    """The arguments of ``Backend.step`` that change from step to step."""
+
+    kl_scale: float = 1.0
+    with_kl: bool = False
+    with_residual: bool = False
+
+
+class TrainStep(Protocol):
+    """One step of K networks, such as ``ReplicaBackend.step`` or that of a single network."""
+
+    def __call__(self, minibatch: Minibatch, options: StepOptions) -> Sequence[ELBOTerms]:
+        """Update all networks; returns the terms of each."""
+
+
+def run_steps(
+    step: TrainStep,
+    minibatches: Iterable[Minibatch],
+    options_of: Callable[[Minibatch], StepOptions],
+) -> Iterator[tuple[Minibatch, Sequence[ELBOTerms]]]:
+    """Make one training step for each minibatch and yield its terms.
 
     Raises:
-        ValueError: an argument is out of its range, the objective's ``num_data`` is not what
-            the loader brings, or ``step="fused"`` cannot be taken.
-        CompilerError: it needs a C++ compiler, and there is none.
-        NonFiniteLossError: the loss or a parameter is NaN or infinite.
-        StorageError: the checkpoint is damaged or of another run.
-        FileExistsError: ``checkpoint_dir`` holds a checkpoint and ``resume`` is False.
-
-    Warns:
-        ConvergenceWarning: the standard deviations have visibly not converged.
-
-    Example:
-        >>> import bayesify as bf
-        >>> x, y = torch.randn(64, 3), torch.randint(2, (64,))
-        >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 32)
-        >>> elbo = bf.ELBO(bf.BayesianModule(torch.nn.Linear(3, 2)), num_data=64)
-        >>> import warnings
-        >>> with warnings.catch_warnings(action="ignore"):
-        ...     history = fit(elbo, loader, epochs=2)
-        >>> [row["epoch"] for row in history]
-        [1, 2]
+        NonFiniteLossError: a term is NaN or infinite.
     """
-    batches = len(train_loader)
-    check_arguments(elbo, train_loader, validation_loader, epochs)
-    warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
-    check_step(step)
-    if perturbation is not None:
-        elbo.bnn.perturbation = perturbation
-    made = make_optimizer(elbo, optimizer, rho_lr_scale)
-    schedule = constant if scheduler is None else scheduler
-    if not isinstance(schedule, LRScheduler):
-        schedule = schedule(made, max(1, epochs * batches))
-    settings = {
-        **warmup.settings,
-        "lr": [float(group.get("initial_lr", group["lr"])) for group in made.param_groups],
-    }
-    path = None if checkpoint_dir is None else Path(checkpoint_dir) / CHECKPOINT_NAME
-    position = Position()
-    if path is not None and path.exists():
-        if not resume:
-            raise FileExistsError(
-                f"{path} exists already; pass resume=True to go on from it, or another folder"
+    for minibatch in minibatches:
+        # Drop autocast's cached casts: they are of the parameters before the last update.
+        torch.clear_autocast_cache()
+        yield minibatch, step(minibatch, options_of(minibatch))
+
+
+@dataclass
+class Member:
+    """One network of a run, with its optimiser, checkpoint and position.
+
+    Args:
+        elbo: the objective.
+        optimizer: of its parameters.
+        schedule: of the learning rate, stepped after each minibatch.
+        settings: what a resumed run must share with the checkpoint.
+        path: the checkpoint, or None.
+        position: the epoch and minibatch that come next, and the history so far.
+    """
+
+    elbo: ELBO
+    optimizer: Optimizer
+    schedule: LRScheduler
+    settings: dict[str, Any]
+    path: Path | None
+    position: Position
+
+    @classmethod
+    def prepared(
+        cls,
+        elbo: ELBO,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | ScheduleFactory,
+        total_steps: int,
+        warmup: KLWarmup,
+        folder: Path | None,
+        *,
+        resume: bool,
+    ) -> Member:
+        """A network at its start, or where its checkpoint in ``folder`` left it.
+
+        Raises:
+            FileExistsError: there is a checkpoint and ``resume`` is False.
+            StorageError: the checkpoint is damaged or of another run.
+        """
+        schedule = scheduler
+        if not isinstance(schedule, LRScheduler):
+            schedule = schedule(optimizer, total_steps)
+        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        settings = {**warmup.settings, "lr": rates}
+        path = None if folder is None else folder / CHECKPOINT_NAME
+        position = Position()
+        if path is not None and path.exists():
+            if not resume:
+                raise FileExistsError(
+                    f"{path} exists already; pass resume=True to resume it, or another folder"
+                )
+            position = read_checkpoint(path, elbo, optimizer, schedule, settings)
+        return cls(elbo, optimizer, schedule, settings, path, position)
+
+    def checkpoint(self, noise: Noise) -> None:
+        """Write the checkpoint, if there is to be one."""
+        self.position.noise = noise
+        if self.path is not None:
+            write_checkpoint(
+                self.path, self.elbo, self.optimizer, self.schedule, self.settings, self.position
             )
-        position = read_checkpoint(path, elbo, made, schedule, settings)
-    taken = make_step(elbo, made, step, noise=position.noise)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
 
-    def checkpoint() -> None:
-        position.noise = taken.noise
-        if path is not None:
-            write_checkpoint(path, elbo, made, schedule, settings, position)
+    def end_epoch(
+        self, meter: EpochMeter, epoch: int, seconds: float, validation_loader: Loader | None
+    ) -> None:
+        """Add the epoch's row to the history."""
+        position = self.position
+        position.seconds += seconds
+        row = meter.row(
+            epoch=epoch,
+            learning_rate=position.sums["learning_rate"],
+            seconds=seconds,
+            total_seconds=position.seconds,
+        )
+        check_parameters(self.elbo, epoch, self.path)
+        with kept_generators():
+            position.history.append(row | validation_row(self.elbo, validation_loader))
+        position.begin_epoch(epoch + 1)
 
+
+def run_epochs(
+    members: Sequence[Member],
+    step: TrainStep,
+    minibatches: Callable[[int, int], Generator[Minibatch, None, None]],
+    *,
+    epochs: int,
+    batches: int,
+    warmup: KLWarmup,
+    noise: Callable[[], Noise],
+    separate: bool = False,
+    validation_loader: Loader | None = None,
+    callback: Callback | None = None,
+    description: str = "",
+) -> list[History]:
+    """Train from where the members stand to the last epoch.
+
+    Args:
+        members: K networks at the same position.
+        step: one step of all of them.
+        minibatches: those of an epoch, from an index on.
+        epochs: in all.
+        batches: minibatches an epoch.
+        warmup: of the KL.
+        noise: the noise of the steps, for the checkpoint.
+        separate: whether targets have a leading axis of size K.
+        validation_loader: see ``fit``.
+        callback: see ``fit``.
+        description: of the backend, for the callback.
+    """
     watcher = LineProgress() if callback is None else callback
     if (tell := getattr(watcher, "on_note", None)) is not None:
-        tell(f"step: {taken.description}")
-    watcher.on_start(epochs=epochs, batches=batches, history=list(position.history))
-    elbo.train()
+        tell(f"backend: {description}")
+    start = members[0].position
+    watcher.on_start(epochs=epochs, batches=batches, history=list(start.history))
+    for member in members:
+        if member.path is not None:
+            member.path.parent.mkdir(parents=True, exist_ok=True)
+        member.elbo.train()
     with deferred_interrupt() as interrupt:
-        for epoch in range(position.epoch, epochs):
-            started = time.perf_counter() - position.epoch_seconds
-            meter = EpochMeter(elbo, batches, position.sums)
-            learning_rate = position.sums.setdefault("learning_rate", made.param_groups[0]["lr"])
-            epoch_of_data = minibatches(
-                train_loader, seed=elbo.bnn.seed, epoch=epoch, skip=position.batch
-            )
-            with closing(epoch_of_data):
-                for batch, (inputs, targets) in epoch_of_data:
-                    kl_scale = warmup.scale(epoch * batches + batch, batches)
-                    # Under autocast, the casts of parameters as they were before the last step.
-                    torch.clear_autocast_cache()
-                    last = batch + 1 == batches
-                    values = taken.evaluate(
-                        inputs, targets, batch_index=batch, kl_scale=kl_scale, values=last
-                    )
-                    check_finite(elbo, values, epoch, batch, path)
-                    meter.add(values, targets)
-                    residual = taken.update(residual=meter.wants_residual(batch))
-                    meter.add_residual(values, residual, batch=batch)
-                    schedule.step()
-                    watcher.on_step(epoch=epoch, batch=batch)
-                    if interrupt.requested and not last:
-                        check_parameters(elbo, epoch, path)
-                        position.batch = batch + 1
-                        position.epoch_seconds = time.perf_counter() - started
-                        checkpoint()
+        for epoch in range(start.epoch, epochs):
+            started = time.perf_counter() - start.epoch_seconds
+            meters = [EpochMeter(each.elbo, batches, each.position.sums) for each in members]
+            for member in members:
+                rate = member.optimizer.param_groups[0]["lr"]
+                member.position.sums.setdefault("learning_rate", rate)
+
+            def options_of(
+                minibatch: Minibatch, epoch: int = epoch, meter: EpochMeter = meters[0]
+            ) -> StepOptions:
+                index = minibatch.batch
+                return StepOptions(
+                    kl_scale=warmup.scale(epoch * batches + index, batches),
+                    with_kl=index + 1 == batches,
+                    with_residual=meter.wants_residual(index),
+                )
+
+            with closing(minibatches(epoch, start.batch)) as data:
+                steps = run_steps(step, data, options_of)
+                for minibatch, terms in _located(steps, members, epoch, start.batch):
+                    index, targets = minibatch.batch, minibatch.targets
+                    for k, (member, meter) in enumerate(zip(members, meters, strict=True)):
+                        meter.add(terms[k], targets[k] if separate else targets, batch=index)
+                        member.schedule.step()
+                    watcher.on_step(epoch=epoch, batch=index)
+                    if interrupt.requested and index + 1 < batches:
+                        for member in members:
+                            check_parameters(member.elbo, epoch, member.path)
+                        # All were checked before any is written, so that they are of one step.
+                        for member in members:
+                            member.position.batch = index + 1
+                            member.position.epoch_seconds = time.perf_counter() - started
+                            member.checkpoint(noise())
                         raise KeyboardInterrupt
             seconds = time.perf_counter() - started
-            position.seconds += seconds
-            row = meter.row(
-                epoch=epoch,
-                learning_rate=learning_rate,
-                seconds=seconds,
-                total_seconds=position.seconds,
-            )
-            check_parameters(elbo, epoch, path)
-            with kept_generators():
-                position.history.append(row | validation_row(elbo, validation_loader))
-            position.begin_epoch(epoch + 1)
-            checkpoint()
-            watcher.on_epoch(position.history[-1])
+            for member, meter in zip(members, meters, strict=True):
+                member.end_epoch(meter, epoch, seconds, validation_loader)
+            for member in members:
+                member.checkpoint(noise())
+            watcher.on_epoch(start.history[-1])
             if interrupt.requested:
                 raise KeyboardInterrupt
-    warn_of_convergence(position.history, epochs, kl_warmup_epochs, stacklevel=3)
-    return position.history
+    for member in members:
+        warn_of_convergence(member.position.history, epochs, warmup.epochs, stacklevel=4)
+    return [member.position.history for member in members]
+
+
+def _located(
+    steps: Iterator[tuple[Minibatch, Sequence[ELBOTerms]]],
+    members: Sequence[Member],
+    epoch: int,
+    first: int,
+) -> Iterator[tuple[Minibatch, Sequence[ELBOTerms]]]:
+    """The steps, where a NonFiniteLossError names epoch, minibatch and the last checkpoint."""
+    index = first
+    try:
+        for minibatch, terms in steps:
+            yield minibatch, terms
+            index = minibatch.batch + 1
+    except NonFiniteLossError as error:
+        what = str(error).removesuffix(" is NaN or infinite")
+        if len(members) > 1:
+            what = f"network {error.network}: {what}"
+        where = f"{what} (epoch {epoch + 1}, minibatch {index + 1})"
+        raise NonFiniteLossError(diverged(where, members[error.network].path)) from None

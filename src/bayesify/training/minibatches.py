@@ -1,4 +1,4 @@
-"""An epoch's minibatches, with everything random in it a function of seed, epoch and step."""
+"""Minibatches of an epoch, whose randomness is a function of seed, epoch and step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bayesify.inputs import Inputs
-from bayesify.noise import Stream, derived_seed
+from bayesify.module.inputs import Inputs
+from bayesify.noise.keys import Stream, derived_seed
 
 __all__ = ["Loader", "generators_seed", "kept_generators", "minibatches", "num_data_of"]
 
 
 class Loader(Protocol):
-    """Minibatches of inputs and targets, as often as it is asked, such as torch's DataLoader."""
+    """An iterable of minibatches that can be iterated again, such as torch's DataLoader."""
 
     def __len__(self) -> int:
         """The number of minibatches."""
@@ -28,7 +28,7 @@ class Loader(Protocol):
 def minibatches(
     loader: Loader, *, seed: int, epoch: int, skip: int
 ) -> Generator[tuple[int, tuple[Inputs, Tensor]], None, None]:
-    """An epoch's minibatches with their indices, but for the first ``skip``.
+    """Yield an epoch's minibatches with their indices, without the first ``skip``.
 
     The order of the data is a function of seed and epoch. Before each minibatch is fetched torch's
     global generators are seeded by seed and step, so that random augmentation and dropout are
@@ -53,10 +53,10 @@ def minibatches(
 
 
 def num_data_of(loader: Loader) -> set[int]:
-    """The numbers of data that the loader may be said to bring; empty if it does not say."""
+    """The possible numbers of examples in an epoch; empty if the loader does not tell."""
     if hasattr(loader, "num_data"):
         return {loader.num_data}
-    # A sampler may take a part of the data set, as a split does, or repeat some of it.
+    # A sampler may draw a part of the data set, as a split does, or repeat some of it.
     owners: tuple[Any, ...] = tuple(getattr(loader, n, None) for n in ("dataset", "sampler"))
     return {len(owner) for owner in owners if hasattr(owner, "__len__")}
 
@@ -73,15 +73,15 @@ def _seed_loader(loader: Loader, epoch: int, epoch_seed: int) -> None:
 
 
 def generators_seed() -> Callable[[int], object]:
-    """What seeds torch's global generators, those of all devices that there are."""
-    # Without an accelerator torch.manual_seed remembers its caller for each kind that there could
-    # be, at every call: for a small network a sixth of a step's time.
-    processor_only = not torch.accelerator.is_available()
-    return torch.default_generator.manual_seed if processor_only else torch.manual_seed
+    """The function that seeds torch's global generators on all devices."""
+    # Without an accelerator, torch.manual_seed records its call stack for each possible device
+    # type: a sixth of the time of a step of a small network.
+    cpu_only = not torch.accelerator.is_available()
+    return torch.default_generator.manual_seed if cpu_only else torch.manual_seed
 
 
 @contextmanager
 def kept_generators() -> Iterator[None]:
-    """Put torch's global generators back as they were."""
+    """Restore torch's global generators on exit."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         yield

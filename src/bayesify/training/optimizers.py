@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-from bayesify.elbo import ELBO
+from bayesify.training.elbo import ELBO
 
-__all__ = ["OptimizerFactory", "make_optimizer", "parameter_groups"]
+__all__ = ["OptimizerFactory", "group_of", "make_optimizer", "parameter_groups"]
 
-#: Makes an optimiser from parameter groups, as torch's optimiser classes do.
+#: A function of parameter groups that builds an optimiser, such as torch's optimiser classes.
 OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
 
 
@@ -32,10 +33,24 @@ def parameter_groups(elbo: ELBO) -> list[dict[str, Any]]:
     return groups if rho is None else [*groups, {"params": [rho]}]
 
 
+def group_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any] | None:
+    """The parameter group of an optimiser that holds a parameter, or None.
+
+    Example:
+        >>> parameter = torch.nn.Parameter(torch.zeros(2))
+        >>> group_of(torch.optim.SGD([parameter], lr=0.1), parameter)["lr"]
+        0.1
+    """
+    for group in optimizer.param_groups:
+        if any(held is parameter for held in group["params"]):
+            return group
+    return None
+
+
 def make_optimizer(
     elbo: ELBO, optimizer: Optimizer | OptimizerFactory | None, rho_lr_scale: float
 ) -> Optimizer:
-    """The optimiser that ``fit`` was asked for, with rho's rate scaled.
+    """Build the optimiser that ``fit`` was asked for, with rho's rate scaled.
 
     Raises:
         ValueError: ``rho_lr_scale`` is not positive, or cannot be applied; or the optimiser holds

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, stepped once a minibatch, and the warm-up of the KL."""
+"""Learning-rate schedules, stepped once per minibatch, and the warm-up of the KL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 __all__ = ["KLWarmup", "ScheduleFactory", "constant", "cosine"]
 
-#: Makes a scheduler for an optimiser and the number of steps of the whole run.
+#: A function of an optimiser and the number of steps of the whole run that builds a scheduler.
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
 
 
@@ -46,7 +46,7 @@ def cosine(optimizer: Optimizer, total_steps: int) -> LRScheduler:
 
 @dataclass(frozen=True)
 class KLWarmup:
-    """How the KL's weight rises from 0 to 1 as training begins.
+    """The rise of the KL's weight from 0 to 1 in the first epochs.
 
     Args:
         epochs: over so many, at least 0.
@@ -72,12 +72,12 @@ class KLWarmup:
             raise ValueError(f"kl_warmup_power must be positive and finite, got {self.power}")
 
     def scale(self, step: int, batches: int) -> float:
-        """The factor on the KL at a step, from 0, of epochs of so many minibatches."""
+        """The factor on the KL at ``step``, from 0, with ``batches`` minibatches per epoch."""
         steps = self.epochs * batches
         return 1.0 if step >= steps else float(((step + 1) / (steps + 1)) ** self.power)
 
     @property
     def settings(self) -> dict[str, float]:
-        """As a checkpoint has them: a straight line needs no power, as before there was one."""
+        """The settings for a checkpoint; power 1 is left out, as in older checkpoints."""
         settings = {"kl_warmup_epochs": self.epochs}
         return settings if self.power == 1.0 else {**settings, "kl_warmup_power": self.power}

@@ -1,0 +1,1 @@
+"""The application: command line, run folders, reports and benchmarks."""

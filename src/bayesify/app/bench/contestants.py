@@ -1,0 +1,170 @@
+"""The contestants: the plain network, and bayesify with each backend, estimator and optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.optim import SGD, Adam, Optimizer
+
+import bayesify as bf
+from bayesify.app.bench.cases import NUM_DATA, Case
+from bayesify.training.backends import BackendName, make_backend
+
+__all__ = ["OURS", "PLAIN_NET", "SAMPLES", "Contestant", "Step", "contestants_of", "make_optimizer"]
+
+#: One training step or prediction.
+Step = Callable[[], None]
+
+PLAIN_NET = "plain-net"
+#: The path of predictions, which have no backend.
+OURS = "bayesify"
+#: Weight samples of a prediction.
+SAMPLES = 100
+_ESTIMATORS: dict[str, bf.Estimator] = {
+    "sampling": bf.WeightSampling(),
+    "local": bf.LocalReparameterization(),
+    "flipout": bf.Flipout(),
+}
+_BACKENDS: tuple[BackendName, ...] = ("closed-form", "compiled")
+# So small that no network learns these few examples, which would change its gradients.
+_RATE = 1e-6
+_NONE = "none"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An implementation of the work of a case.
+
+    Args:
+        path: ``"plain-net"``, a backend of bayesify, ``"bayesify"`` (predictions), or a peer.
+        estimator: gradient estimator, or ``"none"``.
+        optimizer: ``"adam"``, ``"sgd"`` (momentum 0.9), a peer's own, or ``"none"``.
+        build: builds network and optimizer, and returns a function that does one step.
+        is_peer: whether another library does the work.
+        against: optimizer of the plain network that it is compared with, if not the same.
+    """
+
+    path: str
+    estimator: str
+    optimizer: str
+    build: Callable[[], Step]
+    is_peer: bool = False
+    against: str | None = None
+
+    @property
+    def baseline(self) -> str:
+        """The optimizer of the plain network that it is compared with."""
+        return self.against or self.optimizer
+
+    @property
+    def label(self) -> str:
+        """Its path, estimator and optimizer as text."""
+        parts = (self.path, self.estimator, self.optimizer)
+        return ", ".join(part for part in parts if part != _NONE)
+
+
+def make_optimizer(name: str, parameters: Iterable[Any], lr: float = _RATE) -> Optimizer:
+    """Return Adam or SGD with momentum 0.9, in PyTorch's fused implementation.
+
+    Example:
+        >>> make_optimizer("sgd", torch.nn.Linear(2, 1).parameters()).defaults["momentum"]
+        0.9
+    """
+    if name == "adam":
+        return Adam(parameters, lr=lr, fused=True)
+    return SGD(parameters, lr=lr, momentum=0.9, fused=True)
+
+
+def contestants_of(case: Case, batch: int) -> list[Contestant]:
+    """Return the plain network first, then bayesify.
+
+    Training is measured with Adam for every estimator, and with SGD for weight sampling.
+
+    Example:
+        >>> from bayesify.app.bench.cases import CASES
+        >>> [each.label for each in contestants_of(CASES["predict"], 128)]
+        ['plain-net', 'bayesify, sampling']
+    """
+    if case.work != "train":
+        return [
+            Contestant(PLAIN_NET, _NONE, _NONE, partial(_plain_prediction, case, batch)),
+            Contestant(OURS, _ESTIMATOR_OF[case.work], _NONE, partial(_prediction, case, batch)),
+        ]
+    entered = [
+        Contestant(PLAIN_NET, _NONE, name, partial(_plain_training, case, batch, name))
+        for name in ("adam", "sgd")
+    ]
+    for optimizer, estimators in (("adam", tuple(_ESTIMATORS)), ("sgd", ("sampling",))):
+        for estimator in estimators:
+            for kind in _BACKENDS:
+                build = partial(_training, case, batch, kind, estimator, optimizer)
+                entered.append(Contestant(kind, estimator, optimizer, build))
+    return entered
+
+
+_ESTIMATOR_OF = {"predict": "sampling", "predict-mean": _NONE}
+
+
+def bayesian(case: Case, estimator: str = "sampling") -> bf.BayesianModule:
+    """Return the case's Bayesian network, with the scale mixture of Blundell et al. 2015.
+
+    Example:
+        >>> from bayesify.app.bench.cases import perceptron
+        >>> bayesian(perceptron("tiny", 8, inputs=4)).layout.num_weights
+        202
+    """
+    prior = bf.ScaleMixture(pi=0.75, std1=1.0, std2=math.exp(-8))
+    return bf.BayesianModule(case.make_net(), prior=prior, estimator=_ESTIMATORS[estimator])
+
+
+def _plain_training(case: Case, batch: int, optimizer: str) -> Step:
+    (inputs, targets), net = case.data(batch), case.make_net()
+    made = make_optimizer(optimizer, net.parameters())
+
+    def step() -> None:
+        made.zero_grad(set_to_none=True)
+        F.cross_entropy(net(inputs), targets).backward()
+        made.step()
+
+    return step
+
+
+def _training(case: Case, batch: int, kind: BackendName, estimator: str, optimizer: str) -> Step:
+    inputs, targets = case.data(batch)
+    elbo = bf.ELBO(bayesian(case, estimator), num_data=NUM_DATA)
+    backend = make_backend(elbo, make_optimizer(optimizer, elbo.parameters()), kind)
+
+    def step() -> None:
+        backend.step(inputs, targets, batch_index=0)
+
+    return step
+
+
+def _plain_prediction(case: Case, batch: int) -> Step:
+    (inputs, _), net = case.data(batch), case.make_net().eval()
+    passes = SAMPLES if case.work == "predict" else 1
+
+    @torch.no_grad()
+    def step() -> None:
+        for _ in range(passes):
+            net(inputs)
+
+    return step
+
+
+def _prediction(case: Case, batch: int) -> Step:
+    (inputs, _), bnn = case.data(batch), bayesian(case)
+
+    def step() -> None:
+        if case.work == "predict":
+            bnn.predict(inputs, SAMPLES)
+        else:
+            bnn.predict_mean(inputs)
+
+    return step

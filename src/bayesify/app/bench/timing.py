@@ -1,0 +1,150 @@
+"""Time contestants in turns, so that a disturbance of the machine affects all of them alike."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from bayesify.app.bench.contestants import Contestant, Step
+from bayesify.app.out_of_memory import is_out_of_memory
+
+__all__ = ["Entrant", "Turn", "paired_ratio", "spread", "take_turns"]
+
+
+@dataclass
+class Entrant:
+    """A contestant that is built, with its measurements.
+
+    Args:
+        contestant: the contestant.
+        step: does one step.
+        peak: bytes, see ``step_memory``.
+        times: milliseconds of a step, one number per round.
+        error: why it was left out, or None.
+    """
+
+    contestant: Contestant
+    step: Step
+    peak: int = 0
+    times: list[float] = field(default_factory=list)
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The steps of one turn of a contestant.
+
+    Args:
+        untimed: steps at the start, which load its memory into the caches, as in training.
+        timed: steps after these.
+    """
+
+    untimed: int
+    timed: int
+
+    @classmethod
+    def for_steps_of(cls, seconds: float) -> Turn:
+        """Choose a turn for steps of this duration; long steps need no untimed one.
+
+        Example:
+            >>> Turn.for_steps_of(0.002), Turn.for_steps_of(0.02), Turn.for_steps_of(0.5)
+            (Turn(untimed=5, timed=20), Turn(untimed=1, timed=2), Turn(untimed=0, timed=1))
+        """
+        if seconds >= 0.05:
+            return cls(0, 1)
+        timed = min(max(round(0.04 / seconds), 1), 50)
+        return cls(-(-timed // 4), timed)
+
+    def take(self, step: Step) -> float:
+        """Return the milliseconds of a step, averaged over the timed ones."""
+        for _ in range(self.untimed):
+            step()
+        started = time.perf_counter()
+        for _ in range(self.timed):
+            step()
+        return 1e3 * (time.perf_counter() - started) / self.timed
+
+
+def take_turns(
+    entrants: Sequence[Entrant],
+    *,
+    rounds: int,
+    turn: Turn,
+    on_turn: Callable[[], None] = lambda: None,
+) -> None:
+    """Time every entrant once per round, in random order.
+
+    An error of another library is kept in its ``error``, and it gets no more turns.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the rounds until then stay in the entrants' times.
+
+    Example:
+        >>> calls = []
+        >>> ours = Entrant(Contestant("closed-form", "sampling", "adam", lambda: None), calls.clear)
+        >>> take_turns([ours], rounds=3, turn=Turn(0, 1))
+        >>> len(ours.times)
+        3
+    """
+    order, chance = list(entrants), random.Random(0)
+    with _collected_between(rounds) as each_round:
+        for _ in each_round:
+            chance.shuffle(order)
+            for entrant in order:
+                if entrant.error is None:
+                    try:
+                        entrant.times.append(turn.take(entrant.step))
+                    except Exception as error:  # whatever another library raises
+                        if not entrant.contestant.is_peer or is_out_of_memory(error):
+                            raise
+                        entrant.error = error
+                on_turn()
+
+
+def spread(times: Sequence[float]) -> float:
+    """Return the interquartile range.
+
+    Example:
+        >>> spread([1.0, 2.0, 3.0, 4.0, 5.0])
+        2.0
+    """
+    low, high = np.quantile(times, (0.25, 0.75))
+    return float(high - low)
+
+
+def paired_ratio(times: Sequence[float], baseline: Sequence[float]) -> float:
+    """Return the median over the rounds of the ratio within a round.
+
+    Example:
+        >>> paired_ratio([2.0, 30.0, 2.0], [1.0, 10.0, 1.0])
+        2.0
+    """
+    return median(ours / theirs for ours, theirs in zip(times, baseline, strict=False))
+
+
+@contextmanager
+def _collected_between(rounds: int) -> Iterator[Iterator[int]]:
+    """Yield the rounds; the garbage collector runs between them and never within one."""
+    was_enabled = gc.isenabled()
+
+    def count() -> Iterator[int]:
+        for index in range(rounds):
+            gc.collect()
+            yield index
+
+    gc.collect()
+    gc.disable()
+    gc.freeze()  # existing objects need no search each time
+    try:
+        yield count()
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,30 @@
+"""The command line of bayesify."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 success, 1 diverged, 2 bad usage or input, 130 Ctrl-C."""
+    try:
+        from bayesify.app.cli.commands import run
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith(("bayesify", "torch", "numpy", "safetensors")):
+            raise
+        print(
+            f"bayesify: the command line needs {error.name}; pip install 'bayesify[cli]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    code = run(list(sys.argv[1:] if arguments is None else arguments))
+    try:
+        if sys.stdout is not None:  # None after a shell's >&-
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

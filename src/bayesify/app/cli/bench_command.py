@@ -1,0 +1,220 @@
+"""``bayesify bench``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from bayesify.app.bench import (
+    Case,
+    Group,
+    Measurement,
+    Peer,
+    contestants_of,
+    estimated_seconds,
+    find_cases,
+    installed_peers,
+    measure,
+    peer_contestants,
+)
+from bayesify.app.bench.step_memory import can_measure
+from bayesify.app.bench.tables import by_group, cells_of, headings_of
+from bayesify.app.runs import ConfigError, RunError
+from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.io import atomic_write
+
+__all__ = ["bench"]
+
+_ROUNDS, _QUICK_ROUNDS = 30, 5
+_THREADS = 2
+
+
+def bench(
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="mlp-400, mlp-1200, resnet-20, predict or predict-mean; may be repeated. "
+            r"\[default: all]",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(
+            help=r"Examples at once; may be repeated. \[default: 128 and 1024; resnet-20 128]",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help=rf"Rounds, in each of which every contestant is timed. "
+            rf"\[default: {_ROUNDS}; with --quick {_QUICK_ROUNDS}]",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few rounds, for a first impression.")
+    ] = False,
+    peers: Annotated[
+        bool,
+        typer.Option("--peers", help="Measure other libraries too, if they are installed."),
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help=rf"CPU threads. \[default: {_THREADS}, or the number of cores if smaller]",
+            show_default=False,
+        ),
+    ] = None,
+    resident: Annotated[
+        bool,
+        typer.Option("--resident", help="Measure also the memory of a process for each, in 3 s."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write all results to this JSON file.", show_default=False)
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the ratios to this PNG file.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure time and memory of a step, relative to the plain network in the same run.
+
+    Ratios are to the plain network with the same optimizer. "closed-form" and "compiled" are the
+    backends of training; "floor" is a lower bound for a compiled step, from its forward and
+    backward pass, memory traffic and noise. Ctrl-C shows the results so far.
+    """
+    cases = find_cases(case or [])
+    rounds = steps if steps is not None else _QUICK_ROUNDS if quick else _ROUNDS
+    count = min(_THREADS, os.cpu_count() or 1) if threads is None else threads
+    for name, values in (("batch", batch or [1]), ("steps", [rounds]), ("threads", [count])):
+        if min(values) < 1:
+            raise ConfigError(f"{name} must be at least 1, got {min(values)}")
+    if resident and not can_measure():
+        raise ConfigError(
+            "resident needs Linux, which reports the peak memory of a process; leave it out"
+        )
+    for path in (out, figure):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise RunError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+    found, missing = installed_peers() if peers else ([], [])
+    groups = _groups(cases, batch, found)
+    console = Console(stderr=True)
+    started = time.perf_counter()
+    with _threads(count):
+        about = estimated_seconds(groups, rounds=rounds)
+        console.print(
+            f"{len(groups)} x {rounds} rounds on {hardware()}: about "
+            + (f"{about:.0f} s" if about < 90 else f"{about / 60:.0f} min"),
+            highlight=False,
+            soft_wrap=True,
+        )
+        turns = rounds * sum(len(group.entered) for group in groups)
+        with _bar(console, turns) as on_turn:
+            measured = measure(groups, rounds=rounds, resident=resident, on_turn=on_turn)
+        document = {
+            "experiment": "bench",
+            "quick": quick,
+            "config": {
+                "cases": [each.name for each in cases],
+                "batches": batch or None,
+                "rounds": rounds,
+                "threads": torch.get_num_threads(),
+                "peers": peers,
+            },
+            "seed": 0,
+            "commit": commit(),
+            "hardware": hardware(),
+            "versions": {**versions(), **{peer.name: str(peer.version) for peer in found}},
+            "metrics": {"rows": measured.rows},
+            "seconds": time.perf_counter() - started,
+        }
+    if missing:
+        measured.notes.append(f"not installed: {', '.join(missing)}")
+    document["notes"] = measured.notes
+    if not measured.interrupted:
+        _store(document, out, figure)
+    if as_json:
+        shown = {key: value for key, value in document.items() if key != "metrics"}
+        typer.echo(json.dumps({"rows": measured.rows, **shown}))
+    else:
+        _show(measured)
+    if measured.interrupted:
+        raise KeyboardInterrupt
+
+
+def _groups(cases: list[Case], batches: list[int] | None, peers: list[Peer]) -> list[Group]:
+    return [
+        Group(case, batch, [*contestants_of(case, batch), *peer_contestants(peers, case, batch)])
+        for case in cases
+        for batch in batches or case.batches
+    ]
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _bar(console: Console, turns: int) -> Iterator[Any]:
+    columns = (TextColumn("{task.description:<20}"), BarColumn(bar_width=40))
+    bar = Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        auto_refresh=False,  # so that no thread draws while a step is timed
+    )
+    task = bar.add_task("", total=turns)
+
+    def on_turn(name: str) -> None:
+        bar.update(task, advance=1, description=name, refresh=True)
+
+    with bar:
+        yield on_turn
+
+
+def _store(document: dict[str, Any], out: Path | None, figure: Path | None) -> None:
+    if out is not None:
+        atomic_write(out, json.dumps(document, indent=2) + "\n")
+    if figure is not None:
+        from bayesify.app.bench.figure import step_times
+
+        drawn = step_times(document["metrics"]["rows"])
+        drawn.savefig(figure, format="png", dpi=150, metadata={"Software": None})
+
+
+def _show(measured: Measurement) -> None:
+    console = Console()
+    for name, rows in by_group(measured.rows).items():
+        table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left")
+        table.title = Text(name)
+        for index, heading in enumerate(headings_of(rows)):
+            table.add_column(heading, justify="right" if index else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*cells_of(row))
+        console.print(table, "")
+    for note in measured.notes:
+        console.print(Text(note), soft_wrap=True)
+    if measured.interrupted:
+        console.print("stopped early: nothing was stored", soft_wrap=True)

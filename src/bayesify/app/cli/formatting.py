@@ -1,0 +1,83 @@
+"""Format durations and the results of a run as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from bayesify.app.runs import Run
+
+__all__ = ["duration", "measure_label", "summarise"]
+
+_LABELS = {
+    "error_predictive": "error, averaged predictions (%)",
+    "error_mean_weights": "error, mean weights (%)",
+    "nll": "negative log-likelihood (nats)",
+    "brier": "Brier score",
+    "ece": "expected calibration error",
+    "rmse": "RMSE, averaged predictions",
+    "rmse_mean_weights": "RMSE, mean weights",
+    "crps": "CRPS",
+    "mean_std": "predicted standard deviation",
+    **{f"coverage_{level}": f"coverage of {level} % intervals (%)" for level in (50, 80, 95)},
+    **{f"width_{level}": f"width of {level} % intervals" for level in (50, 80, 95)},
+}
+
+
+def measure_label(name: str) -> str:
+    """Return the label of a measure in metrics.json.
+
+    Example:
+        >>> measure_label("brier"), measure_label("some_other")
+        ('Brier score', 'some other')
+    """
+    return _LABELS.get(name, name.replace("_", " "))
+
+
+def duration(seconds: float) -> str:
+    """Format a time, such as "3 min"."""
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def summarise(console: Console, run: Run, metrics: dict[str, Any], notes: list[str]) -> None:
+    """Print the metrics of the test set, and the notes on them."""
+    lines = _regression if run.config.task == "regression" else _classification
+    console.print(lines(run, metrics), highlight=False, markup=False, soft_wrap=True)
+    for note in notes:
+        console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def _classification(run: Run, metrics: dict[str, Any]) -> str:
+    test = metrics["test"]
+    averaged = (
+        f"{test['error_predictive']:.2f} % averaged over {metrics['test_samples']} weight samples, "
+        if run.config.baseline is None
+        else ""
+    )
+    return (
+        f"test error {averaged}{test['error_mean_weights']:.2f} %"
+        f"{' at the mean weights' if averaged else ''}\n"
+        f"nll {test['nll']:.4f} nats, Brier {test['brier']:.4f}, "
+        f"calibration error {test['ece']:.4f}"
+    )
+
+
+def _regression(run: Run, metrics: dict[str, Any]) -> str:
+    test = metrics["test"]
+    averaged = (
+        f"{test['rmse']:.4g} averaged over {metrics['test_samples']} weight samples, "
+        if run.config.baseline is None
+        else ""
+    )
+    return (
+        f"test RMSE {averaged}{test['rmse_mean_weights']:.4g}"
+        f"{' at the mean weights' if averaged else ''}\n"
+        f"nll {test['nll']:.4f} nats, CRPS {test['crps']:.4g}, 95 % intervals hold "
+        f"{test['coverage_95']:.1f} % and are {test['width_95']:.4g} wide"
+    )

@@ -1,0 +1,264 @@
+"""``bayesify evaluate``, ``prune``, ``inspect`` and ``report``: the results of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bayesify import io as bayesify_io
+from bayesify.app.cli.data_command import download_bar
+from bayesify.app.cli.formatting import measure_label
+from bayesify.app.runs import ConfigError, Run, RunData, RunError, rewrite_report
+from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table
+from bayesify.app.runs.measure import evaluate as measured
+from bayesify.app.runs.train import use_threads
+from bayesify.distributions.posteriors import Delta, MeanFieldGaussian
+from bayesify.pruning import prune as pruned
+from bayesify.pruning import snr_decibels
+
+__all__ = ["AsJson", "Folder", "evaluate", "inspect", "opened", "prune", "report"]
+
+_FRACTIONS = ",".join(f"{fraction:g}" for fraction in FRACTIONS)
+
+Folder = Annotated[Path, typer.Argument(help="Folder of the run.", metavar="DIR")]
+DataDir = Annotated[
+    str | None, typer.Option(help="Look for the data only in this folder.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def evaluate(
+    folder: Folder,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help=r"Weight samples to average over. \[default: as in training]", show_default=False
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the network of a run again, on its test and training data."""
+    run = opened(folder)
+    if samples is not None and samples < 1:
+        raise ConfigError(f"samples must be at least 1, got {samples}")
+    bnn = run.load_module()
+    data = _data(run, data_dir)
+    with Console(stderr=True).status("measuring ..."):
+        metrics, _ = measured(bnn, data, num_samples=samples or run.config.test_samples)
+    if as_json:
+        typer.echo(json.dumps(metrics))
+        return
+    table = _table("", "test", "training")
+    regression = run.config.task == "regression"
+    for name in metrics["test"]:
+        places = ".2f" if name.startswith("error") else ".5g" if regression else ".4f"
+        values = (format(metrics[part][name], places) for part in ("test", "train"))
+        table.add_row(measure_label(name), *values)
+    table.add_row("weight samples", str(metrics["test_samples"]), str(metrics["train_samples"]))
+    Console().print(table)
+
+
+def prune(
+    folder: Folder,
+    fractions: Annotated[
+        str, typer.Option(help="Fractions of the weights to remove, from 0 to 1.")
+    ] = _FRACTIONS,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the network with the largest fraction removed to this new file.",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Weight samples to average over.")] = FEW_SAMPLES,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the weights with the lowest signal-to-noise ratio, and measure the rest."""
+    wanted = _fractions(fractions)
+    run = opened(folder)
+    if samples < 1:
+        raise ConfigError(f"samples must be at least 1, got {samples}")
+    if out is not None and out.exists():
+        raise RunError(f"{out} exists already; choose a new file with --out")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise RunError(f"{out} cannot be written: there is no folder {out.absolute().parent}")
+    bnn = run.load_module()
+    if isinstance(bnn.posterior, Delta):
+        raise RunError(
+            f"{folder} holds a {run.config.baseline} baseline, whose weights have no std and "
+            "hence no signal-to-noise ratio; prune a run of Bayes by Backprop"
+        )
+    data = _data(run, data_dir)
+    with Console(stderr=True).status("pruning ..."):
+        rows = prune_table(bnn, data, wanted, num_samples=samples)
+    written: dict[str, Any] = {}
+    if out is not None:
+        bayesify_io.save(pruned(bnn, max(wanted)), out)
+        written = {
+            "file": str(out),
+            "fraction": max(wanted),
+            "bytes": out.stat().st_size,
+            "bytes_unpruned": rows[0]["file_bytes"],
+        }
+    if as_json:
+        typer.echo(json.dumps({"rows": rows, "written": written or None}))
+        return
+    regression = run.config.task == "regression"
+    unit, places = ("mse", ".4f") if regression else ("%", ".2f")
+    table = _table(
+        "removed %", "weights left", f"error, averaged {unit}", f"mean weights {unit}", "file, kB"
+    )
+    for row in rows:
+        table.add_row(
+            f"{100 * row['fraction']:g}",
+            f"{row['weights_left']:,}",
+            format(row["error_predictive"], places),
+            format(row["error_mean_weights"], places),
+            f"{row['file_bytes'] / 1000:,.0f}",
+        )
+    console = Console()
+    console.print(table)
+    if written:
+        text = (
+            f"{out}: {written['bytes']:,} bytes, {written['bytes_unpruned']:,} unpruned "
+            f"({written['bytes_unpruned'] / written['bytes']:.1f} times smaller)"
+        )
+        console.print(Text(text), soft_wrap=True)
+
+
+def inspect(folder: Folder, as_json: AsJson = False) -> None:
+    """Show the settings of a run, and a summary of each parameter."""
+    run = opened(folder)
+    bnn = run.load_module()
+    posterior = bnn.posterior
+    gaussian = isinstance(posterior, MeanFieldGaussian)
+    decibels = snr_decibels(bnn) if gaussian else None
+    # Two examples, so that their axis differs from those of size 1.
+    num_inputs = 784 if run.table is None else len(run.table.features)
+    summary = bnn.summary(torch.zeros(2, num_inputs))
+    rows: list[dict[str, Any]] = []
+    with torch.no_grad():
+        means = bnn.layout.unflatten(posterior.mean)
+        stds = bnn.layout.unflatten(posterior.std)
+        ratios = bnn.layout.unflatten(decibels) if decibels is not None else None
+        for name, shape, treatment, reason in summary:
+            rows.append(
+                {
+                    "name": name,
+                    "shape": list(shape),
+                    "treatment": treatment if gaussian else None,
+                    "reason": reason if gaussian else None,
+                    "mean_rms": float(means[name].square().mean().sqrt()),
+                    "std_median": float(stds[name].median()) if gaussian else None,
+                    "snr_db_median": float(ratios[name].median()) if ratios else None,
+                }
+            )
+    document = {**run.document, "settings": run.config.to_json()}
+    if as_json:
+        typer.echo(
+            json.dumps({**document, "num_weights": bnn.layout.num_weights, "parameters": rows})
+        )
+        return
+    console = Console()
+    settings = _table("setting", "value")
+    idle = run.config.idle()
+    for name, value in run.config.to_json().items():
+        if value not in (None, []) and name not in idle:
+            settings.add_row(name.replace("_", "-"), Text(_shown(value)))
+    for name in ("command", "commit", "hardware"):
+        settings.add_row(name, Text(_shown(document.get(name))))
+    console.print(settings)
+    table = _table("parameter", "shape", "rms of mean", "median std", "median SNR, dB")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            " x ".join(map(str, row["shape"])),
+            f"{row['mean_rms']:.4f}",
+            "-" if row["std_median"] is None else f"{row['std_median']:.4f}",
+            "-" if row["snr_db_median"] is None else f"{row['snr_db_median']:.1f}",
+        )
+    console.print(table)
+    if gaussian:
+        treatments = Table(box=None, header_style="bold", pad_edge=False)
+        for title in ("parameter", "treatment in training", "why"):
+            treatments.add_column(title, overflow="fold")
+        for row in rows:
+            treatments.add_row(row["name"], row["treatment"], row["reason"])
+        console.print("", treatments, "")
+    console.print(f"{bnn.layout.num_weights:,} weights", highlight=False)
+
+
+def report(
+    folder: Folder,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Another finished run to compare with; may be repeated.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the figures and write report.html of a finished run again."""
+    run = opened(folder)
+    others = [Run.open(other) for other in compare or []]
+    for each in (run, *others):
+        each.metrics()
+    data = _data(run, data_dir)
+    with Console(stderr=True).status("measuring and drawing ..."):
+        path = rewrite_report(run, data, others, data_dir=data_dir)
+    typer.echo(json.dumps({"report": str(path)}) if as_json else f"report: {path}")
+
+
+def opened(folder: Path) -> Run:
+    """Open a run, use its number of threads, and print a note if it is unfinished."""
+    run = Run.open(folder)
+    use_threads(run)
+    if run.is_unfinished():
+        Console(stderr=True).print(
+            Text(
+                f"note: this run stopped before its last epoch, {run.config.epochs}; resume with: "
+                f"{run.command} --resume"
+            ),
+            soft_wrap=True,
+        )
+    return run
+
+
+def _data(run: Run, data_dir: str | None) -> RunData:
+    if run.table is not None:
+        return run.load_data(data_dir)
+    with download_bar() as progress:
+        return run.load_data(data_dir, progress=progress)
+
+
+def _fractions(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0.0 <= value <= 1.0 for value in values):
+        raise ConfigError(f"fractions must be numbers from 0 to 1 such as 0.5,0.95, got {text!r}")
+    return values
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    return table
+
+
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,277 @@
+"""``bayesify train``: its options follow from the settings' declarations."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from bayesify.app.cli.data_command import download_bar
+from bayesify.app.cli.epoch_table import EpochTable, HistoryWriter
+from bayesify.app.cli.formatting import duration, summarise
+from bayesify.app.runs import ConfigError, Run, RunConfig, RunData, RunError, finish
+from bayesify.app.runs import train as train_run
+from bayesify.app.runs.folder import check_is_free
+from bayesify.app.runs.settings import Declaration, declarations, option
+from bayesify.app.runs.train import seconds_per_epoch, use_threads
+from bayesify.module.bayesian import BayesianModule
+
+__all__ = ["train"]
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each setting, in place of its ``**given``."""
+    parameters = list(inspect.signature(command, eval_str=True).parameters.values())
+    fixed = [each for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    settings = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(name, declared)
+        )
+        for name, declared in declarations().items()
+        if name not in inspect.signature(command).parameters
+    ]
+    # The order of the help: arguments, settings, then the options of this command alone.
+    ordered = [*fixed[:2], *settings, *fixed[2:]]
+    vars(command)["__signature__"] = inspect.Signature(
+        [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in ordered]
+    )
+    return command
+
+
+def _option(name: str, declared: Declaration) -> Any:
+    """Return the annotation of a setting's option, from which Typer parses it."""
+    *most, last = declared.choices or ("",)
+    text = declared.setting.help.format(choices=f"{', '.join(most)} or {last}")
+    default = _defaults(name)
+    info = typer.Option(
+        help=text + (rf" \[default: {default}]" if default else ""),
+        show_default=False,
+        rich_help_panel=declared.setting.panel,
+    )
+    return Annotated[_parsed_as(declared.kind) | None, info]
+
+
+def _parsed_as(kind: Any) -> Any:
+    """Return the type by which Typer parses a setting; its choices are checked by the settings."""
+    if get_origin(kind) is tuple:
+        return list[str] if get_args(kind)[0] is str else str  # 400,400 is one value
+    return next((each for each in (kind, *get_args(kind)) if each in (int, float)), str)
+
+
+#: Runs with defaults of their own.
+_SPECIAL: dict[str, list[dict[str, Any]]] = {
+    "sgd baseline": [{"baseline": "sgd"}],
+    "dropout baseline": [{"baseline": "dropout"}],
+    "antithetic": [{"estimator": "antithetic"}],
+    "tables": [{"target": "y", "task": task} for task in ("classification", "regression")],
+}
+
+
+def _defaults(name: str) -> str:
+    """Return a setting's defaults for the help: the usual one, and others with their runs.
+
+    Example:
+        >>> _defaults("batch_size")
+        '256; sgd baseline 128; dropout baseline 128; tables 512'
+    """
+    usual = _shown(getattr(RunConfig.of("mnist"), name))
+    texts = [usual]
+    for kind, cases in _SPECIAL.items():
+        few, many = (
+            [
+                _shown(getattr(run, name))
+                for given in cases
+                if name not in given
+                and name not in (run := RunConfig.of("", num_rows=rows, **given)).idle()
+            ]
+            for rows in (1_000, 1_000_000)
+        )
+        if few != many:
+            texts.append(f"{kind} by their size")
+        elif set(few) - {usual}:
+            texts.append(f"{kind} {' or '.join(dict.fromkeys(few))}")
+    return "; ".join(text for text in texts if text)
+
+
+def _shown(value: object) -> str:
+    if value is None or value == ():
+        return ""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+@_with_settings
+def train(
+    dataset: Annotated[str, typer.Argument(help=declarations()["dataset"].setting.help)],
+    out: Annotated[Path, typer.Option(help="Folder of the run, new or empty.")],
+    data_dir: Annotated[
+        str | None,
+        typer.Option(help="Look for the data only in this folder.", show_default=False),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume from the last checkpoint in --out.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    **given: Any,
+) -> None:
+    """Train a Bayesian network, or a baseline, and report on it.
+
+    The data are images or a table, CSV or Parquet. For a table the types of its columns are
+    detected, some rows are held out for testing, and the values of the target decide between
+    regression and classification.
+
+    The folder --out receives the settings, the history, a checkpoint after every epoch, the
+    metrics, the figures and report.html. Ctrl-C stops after the current step. The same command
+    with --resume then continues, with the same results as an uninterrupted run.
+    """
+    settings: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    if "hidden" in settings:
+        settings["hidden"] = _widths(settings["hidden"])
+    console = Console(stderr=True)
+    run, data, is_new = _prepare(console, dataset, out, settings, data_dir, resume=resume)
+    # Built before the folder is created, so that an error here leaves no folder.
+    bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
+    use_threads(run)
+    if is_new:
+        run = Run.create(out, run.config, data_dir=data_dir, table=run.table)
+    _announce(console, run, bnn, data)
+
+    table = EpochTable(console, run.config.task)
+    try:
+        trained = train_run(run, data, HistoryWriter(run, table))
+    except KeyboardInterrupt:
+        table.close()
+        # Text, because Rich would read [brackets] and :colons: in a path as markup.
+        console.print(Text(f"stopped; resume with: {run.command} --resume"), soft_wrap=True)
+        raise
+    finally:
+        table.close()
+    with console.status("measuring and drawing ..."):
+        metrics, report = finish(run, data, trained)
+    if as_json:
+        typer.echo(json.dumps(metrics))
+        return
+    summarise(console, run, metrics, trained.notes)
+    typer.echo(f"report: {report}")
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(
+            f"hidden must be positive numbers of units such as 400,400, got {text!r}"
+        ) from error
+
+
+def _prepare(
+    console: Console,
+    dataset: str,
+    out: Path,
+    given: dict[str, Any],
+    data_dir: str | None,
+    *,
+    resume: bool,
+) -> tuple[Run, RunData, bool]:
+    """Return the requested run, its data, and whether the run is new; write nothing.
+
+    Raises:
+        ConfigError, RunError, DataError, TableError: settings, folder or data cannot be used.
+    """
+    if "target" in given:
+        # Absolute, so that the run finds its table from any folder.
+        dataset = str(Path(dataset).absolute())
+        if data_dir is not None:
+            raise ConfigError("data-dir is for images; give the path of the table itself")
+    exists = (out / "config.json").exists()
+    if resume and not exists:
+        console.print(Text(f"nothing to resume in {out}: starting a new run"), soft_wrap=True)
+    if not (resume and exists):
+        config = RunConfig.of(dataset, **given)
+        if config.target is None:
+            run = Run(out, config, data_dir)
+            return run, _load_images(run), True
+        check_is_free(out)
+        return (*_read_table(console, out, config, given), True)
+    run = Run.open(out)
+    for name, value in {"dataset": dataset, **given}.items():
+        stored = getattr(run.config, name)
+        if value != stored:
+            raise RunError(
+                f"--resume continues the run in {out}, whose {option(name)} is {stored}, but "
+                f"{value} was asked for; leave it out, or choose a new folder"
+            )
+    run = Run(out, run.config, data_dir or run.data_dir, run.table)
+    return run, _load_images(run) if run.table is None else run.load_data(), False
+
+
+def _load_images(run: Run) -> RunData:
+    with download_bar() as progress:
+        return run.load_data(progress=progress)
+
+
+def _read_table(
+    console: Console, out: Path, config: RunConfig, given: dict[str, Any]
+) -> tuple[Run, RunData]:
+    """Read a table, print what was found in it, and return its run and data."""
+    from bayesify.tabular.training_table import fit_table
+
+    assert config.target is not None
+    with console.status("reading the table ..."):
+        data, schema = fit_table(
+            Path(config.dataset),
+            config.target,
+            task=config.task,
+            test_fraction=config.test_fraction,
+            seed=config.seed,
+            drop=config.drop,
+            keep=config.keep,
+            limit=config.limit,
+        )
+    known = {**given, "task": schema.target.task}
+    config = RunConfig.of(config.dataset, num_rows=len(data.train_targets), **known)
+    target = schema.target
+    what = f"{len(target.classes)} classes" if target.classes else "a number"
+    kinds: dict[str, int] = {}
+    for column in schema.columns:
+        kinds[column.kind] = kinds.get(column.kind, 0) + 1
+    counted = ", ".join(f"{count} {kind}{'s'[: count > 1]}" for kind, count in kinds.items())
+    lines = [
+        f"{data.name}: {len(data.train_targets):,} rows for training, {len(data.test_targets):,} "
+        f"held out by seed {config.seed}",
+        f"target {target.name}: {what} ({target.task})",
+        f"columns: {counted.replace('categorys', 'categories')}; {len(schema.features)} inputs",
+        *(f"not used: {name}, for {reason}" for name, reason in schema.dropped.items()),
+        *(f"note: {remark}" for remark in schema.remarks),
+    ]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+    return Run(out, config, None, schema), data
+
+
+def _announce(console: Console, run: Run, bnn: BayesianModule, data: RunData) -> None:
+    """Print what will be trained and how long it will take, estimated from a few steps."""
+    config = run.config
+    what = {None: "Bayes by Backprop", "sgd": "plain network", "dropout": "dropout network"}
+    things = "images" if run.table is None else "rows"
+    passes = f"({config.passes} passes each) " if config.passes > 1 else ""
+    seconds = seconds_per_epoch(bnn, config, data)
+    console.print(
+        f"{what[config.baseline]}, {data.name}, {config.net}: {bnn.layout.num_weights:,} "
+        f"weights, {len(data.train_targets):,} {things}; {config.epochs} epochs {passes}of about "
+        f"{duration(seconds)}, {duration(seconds * config.epochs)} in all",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,1 @@
+"""The HTML report of a run: its figures and its page."""

@@ -1,0 +1,19 @@
+"""Runs: settings, the folder with everything a run writes, training, measuring and predicting."""
+
+from bayesify.app.runs.finish import finish, rewrite_report
+from bayesify.app.runs.folder import Run, RunData, RunError
+from bayesify.app.runs.settings import ConfigError, RunConfig, renamed_settings
+from bayesify.app.runs.train import Trained, train
+
+__all__ = [
+    "ConfigError",
+    "Run",
+    "RunConfig",
+    "RunData",
+    "RunError",
+    "Trained",
+    "finish",
+    "renamed_settings",
+    "rewrite_report",
+    "train",
+]

@@ -1,0 +1,86 @@
+"""Defaults of a run that depend on its data, its baseline and its estimator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from bayesify.tabular import TableRecipe
+
+__all__ = ["closed_forms_hold", "defaults_for"]
+
+#: The optimizer of Blundell et al. 2015, each baseline with the better of the rates 0.1 and 0.02.
+_BASELINES: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "batch_size": 128},
+    "dropout": {
+        **{"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "batch_size": 128},
+        **{"dropout_input": 0.2, "dropout_hidden": 0.5},
+    },
+}
+#: Training steps per row of the history, where a pass over a small table has fewer.
+_STEPS_PER_EPOCH = 50
+
+
+def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[str, Any]:
+    """Return the defaults that differ from the fields' own, for a run with these settings.
+
+    Args:
+        given: the settings that were given.
+        num_rows: rows of a table for training, if it was read.
+
+    Example:
+        >>> defaults_for({"estimator": "antithetic"})
+        {'train_samples': 2}
+    """
+    # An unknown baseline is an error that the field's check reports.
+    defaults = dict(_BASELINES.get(given.get("baseline") or "", {}))
+    if given.get("target") is not None:
+        defaults = _table_defaults(given, num_rows)
+    if given.get("estimator") == "antithetic":
+        defaults["train_samples"] = 2
+    return defaults
+
+
+def closed_forms_hold(settings: Mapping[str, Any]) -> bool:
+    """Return whether the gradients of a run have the closed forms that the backend needs.
+
+    A regression on a table has a prior by group of weights. Several samples a step under an
+    estimator without sampled weights need a KL in closed form.
+    """
+    if settings.get("task") == "regression":
+        return False
+    sampled = settings.get("estimator", "sampling") in ("sampling", "antithetic")
+    exact_kl = settings.get("prior") != "scale-mixture" and settings.get("kl") != "monte-carlo"
+    return sampled or exact_kl or settings.get("train_samples", 1) == 1
+
+
+def _table_defaults(given: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:
+    """Return those of ``TableRecipe`` under the names of a run's settings."""
+    size = given.get("batch_size") or TableRecipe.batch_size
+    recipe = TableRecipe.for_rows(num_rows or size, batch_size=max(1, size))
+    batches = -(-(num_rows or size) // recipe.batch_size)
+    passes = given.get("passes") or max(1, _STEPS_PER_EPOCH // batches)
+    common = {
+        "net": "table",
+        "hidden": recipe.hidden,
+        "batch_size": recipe.batch_size,
+        "passes": passes,
+        "epochs": math.ceil(recipe.steps / (batches * max(1, passes))),
+    }
+    if given.get("baseline") is not None:
+        return {**common, "optimizer": "adam", "lr": 1e-3}
+    backend = "auto"
+    if given.get("task") is not None:
+        exact = closed_forms_hold({"estimator": "local", **given})
+        backend = "closed-form" if exact else "autograd"
+    return {
+        **common,
+        "prior_std": recipe.prior_std,
+        "estimator": "local",
+        "lr": recipe.lr,
+        "rho_lr_scale": recipe.rho_lr_scale,
+        "init_std": recipe.init_std,
+        "kl_warmup": recipe.kl_warmup,
+        "backend": backend,
+    }

@@ -1,0 +1,66 @@
+"""Describe where a run was made: versions, commit and hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+import bayesify
+
+__all__ = ["commit", "hardware", "versions"]
+
+
+def versions(*, table: bool = False) -> dict[str, str]:
+    """Return the versions that a result depends on; that of pandas only if it read a table.
+
+    Example:
+        >>> sorted(versions())
+        ['bayesify', 'numpy', 'python', 'safetensors', 'torch']
+    """
+    names = ("numpy", *(["pandas"] if table else []), "safetensors", "torch")
+    installed = {name: metadata.version(name) for name in names}
+    return {
+        "bayesify": bayesify.__version__,
+        "python": platform.python_version(),
+        **installed,
+    }
+
+
+def commit() -> str | None:
+    """Return the commit of bayesify's checkout, with ``-dirty`` where files differ, or None."""
+    root = Path(bayesify.__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (FileNotFoundError, PermissionError, subprocess.SubprocessError):  # no usable git
+        return None
+    return found.stdout.strip() or None
+
+
+def hardware() -> str:
+    """Return the name of the CPU, and how many threads and cores of it are used."""
+    threads = torch.get_num_threads()
+    return f"{_cpu()}, {threads} thread{'s'[: threads > 1]} on {os.cpu_count()} cores"
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except FileNotFoundError:  # only Linux has it
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,173 @@
+"""Finish a run: write its metrics, pruning table, figures and report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bayesify.app.report.figures import build_figures
+from bayesify.app.report.page import write_report
+from bayesify.app.runs.folder import Run, RunData, as_test_row
+from bayesify.app.runs.measure import FRACTIONS, evaluate, prune_table
+from bayesify.app.runs.one_column import one_column
+from bayesify.app.runs.train import Trained
+from bayesify.datasets import IMAGE_DATASETS, find_test_inputs
+from bayesify.distributions.posteriors import Delta
+from bayesify.module.bayesian import BayesianModule
+from bayesify.prediction import Predictive
+from bayesify.tabular.table_data import TableData
+from bayesify.training.history import History
+
+__all__ = ["finish", "rewrite_report"]
+
+#: Images of another data set to predict: a histogram of 10,000 shows no more.
+_MOST_OUTSIDE = 2000
+
+
+def finish(run: Run, data: RunData, trained: Trained) -> tuple[dict[str, Any], Path]:
+    """Measure a trained network and write everything about it.
+
+    Returns:
+        The metrics, as in ``metrics.json``, and the path of the report.
+    """
+    bnn, history, notes = trained
+    measured, predictive = evaluate(bnn, data, num_samples=run.config.test_samples)
+    last = history[-1]
+    metrics = {
+        **measured,
+        "epochs": int(last["epoch"] or 0) * run.config.passes,
+        "seconds_train": last["seconds"],
+        "temperature": None if run.config.baseline else run.config.temperature,
+        "std_residual": last["std_residual"],
+        "notes": notes,
+    }
+    run.write_history(history)
+    run.write_metrics(metrics)
+    return metrics, _report(run, data, bnn, history, metrics, predictive)
+
+
+def rewrite_report(
+    run: Run, data: RunData, others: Sequence[Run] = (), *, data_dir: str | None = None
+) -> Path:
+    """Draw the figures and write the report of a finished run again, from its files.
+
+    Args:
+        run: the run.
+        data: its data set.
+        others: other finished runs, whose curves, weights and metrics are shown for comparison.
+        data_dir: where to look for images of another data set; None looks where the run's data
+            were.
+
+    Raises:
+        RunError: a run is not finished.
+    """
+    bnn = run.load_module()
+    metrics = run.metrics()
+    _, predictive = evaluate(bnn, data, num_samples=run.config.test_samples, with_train=False)
+    return _report(run, data, bnn, run.history(), metrics, predictive, others, data_dir)
+
+
+def _report(
+    run: Run,
+    data: RunData,
+    bnn: BayesianModule,
+    history: History,
+    metrics: dict[str, Any],
+    predictive: Predictive,
+    others: Sequence[Run] = (),
+    data_dir: str | None = None,
+) -> Path:
+    pruning: list[dict[str, Any]] = []
+    if not isinstance(bnn.posterior, Delta):
+        pruning = prune_table(bnn, data, FRACTIONS)
+        run.write_json("pruning.json", pruning)
+    figures = build_figures(
+        bnn,
+        images=data.test_inputs,
+        targets=data.test_targets,
+        predictive=predictive,
+        history=[as_test_row(row) for row in history],
+        pruning=pruning,
+        class_names=data.class_names,
+        image_shape=data.image_shape,
+        baselines={_label(other): other.history() for other in others},
+        baseline_weights={_label(other): other.load_module().posterior.mean for other in others},
+        outside=_outside(run, data, bnn, data_dir or run.data_dir),
+        truth=_truth(run, data),
+    )
+    curve = one_column(run, data, bnn)
+    if curve is not None:
+        figures = {"one_column": curve, **figures}
+    document = run.document
+    del document["settings"]
+    return write_report(
+        run.folder,
+        title=_title(run, data),
+        config={**run.config.to_json(), **document},
+        metrics=metrics,
+        history=[as_test_row(row) for row in history],
+        pruning=pruning,
+        figures=figures,
+        notes=[*metrics.get("notes", []), *_table_notes(run)],
+        others={_label(other): other.metrics() for other in others},
+    )
+
+
+def _outside(
+    run: Run, data: RunData, bnn: BayesianModule, data_dir: str | None
+) -> tuple[str, Predictive] | None:
+    """Return the predictions for images of another data set, if one is at hand."""
+    if data.image_shape is None or isinstance(bnn.posterior, Delta):
+        return None
+    for name in IMAGE_DATASETS:
+        if name == data.name:
+            continue
+        inputs = find_test_inputs(name, data_dir)
+        if inputs is not None:
+            return name, bnn.predict(inputs[:_MOST_OUTSIDE], run.config.test_samples)
+    return None
+
+
+def _truth(run: Run, data: RunData) -> tuple[str, Tensor] | None:
+    """Return the name of a table's target, and its test values in its own unit."""
+    if not isinstance(data, TableData) or run.config.task != "regression":
+        return None
+    return run.config.target or "target", data.test_targets.double() * data.scale + data.shift
+
+
+def _title(run: Run, data: RunData) -> str:
+    of = f": {run.config.target}" if run.config.target is not None else ""
+    return f"{_kind(run)} on {data.name}{of}"
+
+
+def _table_notes(run: Run) -> list[str]:
+    """Return notes on how a table was read."""
+    if run.table is None:
+        return []
+    split = run.table.split
+    notes = [
+        f"{split['train']:,} rows for training, {split['test']:,} held out by seed "
+        f"{split['seed']}: these are the test data",
+        *(f"not used: {name}, for {reason}" for name, reason in run.table.dropped.items()),
+        *run.table.remarks,
+    ]
+    if run.config.task == "regression":
+        notes.append(
+            "in the curves over epochs and of pruning the target is standardised: an error is the "
+            "share of its variance that is not explained"
+        )
+    return notes
+
+
+def _label(run: Run) -> str:
+    return f"{_kind(run)} ({run.folder.name})"
+
+
+def _kind(run: Run) -> str:
+    config = run.config
+    kinds = {None: "Bayes by Backprop", "sgd": "Plain network", "dropout": "Dropout network"}
+    drops = config.baseline is None and (config.dropout_input or config.dropout_hidden)
+    return f"{kinds[config.baseline]}, dropout" if drops else kinds[config.baseline]

@@ -1,0 +1,323 @@
+"""The folder of a run: create it, read it and write its files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from bayesify import io as bayesify_io
+from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.settings import FORMAT, ConfigError, RunConfig
+from bayesify.datasets import load_images
+from bayesify.distributions.likelihoods import CategoricalLikelihood
+from bayesify.distributions.posteriors import Delta
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.networks import lenet5, mlp
+from bayesify.tabular import TableNet, table_baseline, table_module
+from bayesify.training.checkpoint import CHECKPOINT_NAME
+from bayesify.training.history import History
+
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.schema import TableSchema
+
+__all__ = ["Run", "RunData", "RunError", "as_test_row", "check_is_free"]
+
+_CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
+
+
+class RunData(Protocol):
+    """Training and test data of a run: inputs and targets (``ImageData``, ``TableData``)."""
+
+    @property
+    def name(self) -> str:
+        """Name of the data in reports."""
+
+    @property
+    def train_inputs(self) -> Tensor:
+        """(N, D) float32."""
+
+    @property
+    def train_targets(self) -> Tensor:
+        """(N,) int64 class indices, or (N, 1) float32 standardised numbers."""
+
+    @property
+    def test_inputs(self) -> Tensor:
+        """(N_test, D) float32."""
+
+    @property
+    def test_targets(self) -> Tensor:
+        """As ``train_targets``."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; none for numbers."""
+
+    @property
+    def image_shape(self) -> Sequence[int] | None:
+        """Height and width of an image; None for tables."""
+
+
+class RunError(ValueError):
+    """A folder does not hold the requested run, or holds another."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of a run, with its settings.
+
+    It holds ``config.json``, ``history.csv``, ``checkpoint.safetensors``, ``metrics.json``,
+    ``pruning.json``, ``report.html`` and the figures; for a table also ``table.json``.
+
+    Args:
+        folder: path of the folder.
+        config: the settings.
+        data_dir: folder with its data, if one was given.
+        table: conversion of its table to inputs and targets, if it has one.
+    """
+
+    folder: Path
+    config: RunConfig
+    data_dir: str | None = None
+    table: TableSchema | None = None
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        config: RunConfig,
+        *,
+        data_dir: str | None,
+        table: TableSchema | None = None,
+    ) -> Run:
+        """Create a run in a new or empty folder.
+
+        Raises:
+            RunError: the folder holds something already.
+        """
+        check_is_free(folder)
+        run = cls(folder, config, data_dir, table)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Written before config.json, so that a folder with config.json is complete.
+        if table is not None:
+            table.save(folder)
+        run.write_json(
+            _CONFIG,
+            {
+                "format": FORMAT,
+                "settings": config.to_json(),
+                "data_dir": data_dir,
+                "command": run.command,
+                "versions": versions(table=table is not None),
+                "commit": commit(),
+                "hardware": hardware(),
+            },
+        )
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """Read the settings of an existing run.
+
+        Raises:
+            RunError: there is no run in this folder, or its settings cannot be read.
+        """
+        document = _read_json(folder / _CONFIG, f"{folder} holds no run")
+        try:
+            config = RunConfig.from_json(document["settings"], document.get("format", 1))
+        except (ConfigError, KeyError, TypeError) as error:
+            raise RunError(f"{folder / _CONFIG} cannot be read: {error}") from error
+        table = None
+        if config.target is not None:
+            from bayesify.tabular.schema import TableSchema
+
+            table = TableSchema.load(folder)
+        return cls(folder, config, document.get("data_dir"), table)
+
+    @property
+    def command(self) -> str:
+        """The command that repeats this run."""
+        config = self.config
+        kind = {"baseline": config.baseline, "target": config.target, "task": config.task}
+        given: dict[str, Any] = {name: value for name, value in kind.items() if value is not None}
+        default = RunConfig.of(config.dataset, **given).to_json()
+        words = ["bayesify", "train", config.dataset, "--out", str(self.folder)]
+        for name, value in config.to_json().items():
+            if name == "dataset" or (name not in given and value == default[name]):
+                continue
+            texts = value if name in ("drop", "keep") else [value]
+            for each in texts:
+                text = ",".join(map(str, each)) if isinstance(each, list) else str(each)
+                words += [f"--{name.replace('_', '-')}", text]
+        if self.data_dir is not None:
+            words += ["--data-dir", self.data_dir]
+        return shlex.join(words)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file with the state of training."""
+        return self.folder / CHECKPOINT_NAME
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The content of ``config.json``."""
+        return _read_json(self.folder / _CONFIG, f"{self.folder} holds no run")
+
+    def load_data(self, data_dir: str | None = None, **options: Any) -> RunData:
+        """Load the data of the run, from ``data_dir`` or from where they were when it was made."""
+        if self.table is not None:
+            from bayesify.tabular.training_table import load_table
+
+            if data_dir is not None:
+                raise RunError("data-dir is for images; the path of a table is in its run")
+            return load_table(Path(self.config.dataset), self.table)
+        return load_images(
+            self.config.dataset, data_dir or self.data_dir, limit=self.config.limit, **options
+        )
+
+    def make_module(self) -> BayesianModule:
+        """Build the Bayesian network with its initial values."""
+        config = self.config
+        net = self._net()
+        common: dict[str, Any] = {"seed": config.seed}
+        if config.baseline is None:
+            common |= {"init_std": config.init_std, "estimator": config.make_estimator()}
+        if isinstance(net, TableNet):
+            if config.baseline is not None:
+                return table_baseline(net, **common)
+            return table_module(net, prior_of=config.make_prior, **common)
+        common["likelihood"] = CategoricalLikelihood()
+        if config.baseline is not None:
+            return BayesianModule(net, posterior=Delta, **common)
+        return BayesianModule(net, prior=config.make_prior(), **common)
+
+    def load_module(self) -> BayesianModule:
+        """Load the network of the last checkpoint.
+
+        Raises:
+            StorageError: the file is missing, damaged or of another architecture.
+            RunError: there is no checkpoint yet, or it is of another kind than the settings.
+        """
+        if not self.checkpoint.exists():
+            raise RunError(
+                f"{self.folder} has no checkpoint yet: its training stopped within the first "
+                "epoch; resume it with bayesify train ... --resume"
+            )
+        bnn = bayesify_io.load(self.checkpoint, self._net())
+        if isinstance(bnn.posterior, Delta) != (self.config.baseline is not None):
+            raise RunError(
+                f"{self.checkpoint} holds a {type(bnn.posterior).__name__} posterior, "
+                f"which is not what {self.folder / _CONFIG} describes"
+            )
+        return bnn
+
+    def history(self) -> History:
+        """Read the rows of ``history.csv``; epochs count from 1.
+
+        Raises:
+            RunError: the file is missing or not of this form.
+        """
+        path = self.folder / _HISTORY
+        try:
+            with path.open(newline="") as file:
+                return [
+                    {name: float(text) if text else None for name, text in row.items()}
+                    for row in csv.DictReader(file)
+                ]
+        except (OSError, ValueError, TypeError) as error:
+            raise RunError(f"{path} cannot be read: {error}") from error
+
+    def is_unfinished(self) -> bool:
+        """Return whether training is known to have stopped before its last epoch."""
+        if not (self.folder / _HISTORY).exists():
+            return False
+        return len(self.history()) < self.config.epochs
+
+    def write_history(self, history: History) -> None:
+        """Replace ``history.csv``."""
+        text = io.StringIO()
+        rows = [as_test_row(row) for row in history]
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        bayesify_io.atomic_write(self.folder / _HISTORY, text.getvalue())
+
+    def metrics(self) -> dict[str, Any]:
+        """Read ``metrics.json``.
+
+        Raises:
+            RunError: training is not finished, or the file cannot be read.
+        """
+        path = self.folder / _METRICS
+        document = _read_json(path, f"{self.folder} holds no finished run")
+        if not all(isinstance(document.get(part), dict) for part in ("test", "train")):
+            raise RunError(f"{path} cannot be read: it must hold an object test and one train")
+        return document
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Replace ``metrics.json``."""
+        self.write_json(_METRICS, metrics)
+
+    def write_json(self, name: str, document: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Write a JSON file of the folder atomically."""
+        bayesify_io.atomic_write(self.folder / name, json.dumps(document, indent=2) + "\n")
+
+    def _net(self) -> Any:
+        config = self.config
+        if self.table is not None:
+            return TableNet(
+                len(self.table.features),
+                config.hidden,
+                len(self.table.target.classes) or 1,
+                noise=config.noise if config.task == "regression" else None,
+                seed=config.seed,
+            )
+        options: dict[str, Any] = {
+            "dropout": (config.dropout_input, config.dropout_hidden),
+            "init_std": config.mean_init_std,
+            "seed": config.seed,
+        }
+        if config.net == "lenet5":
+            return lenet5(**options)
+        return mlp(784, config.hidden, 10, **options)
+
+
+def check_is_free(folder: Path) -> None:
+    """Check that a new run can be created in a folder.
+
+    Raises:
+        RunError: it holds something already.
+    """
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        held = "another run" if (folder / _CONFIG).exists() else "other files"
+        mend = ", or continue that run with --resume" if held == "another run" else ""
+        raise RunError(f"{folder} holds {held}; choose a new folder with --out{mend}")
+
+
+def as_test_row(row: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return a row of the history with the names of a run: images, and test for validation."""
+    names = {
+        "validation_error": "test_error",
+        "validation_nll": "test_nll",
+        "data_per_second": "images_per_second",
+    }
+    return {names.get(name, name): value for name, value in row.items()}
+
+
+def _read_json(path: Path, missing: str) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunError(f"{missing}: there is no {path}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error
+    if not isinstance(document, dict):
+        raise RunError(f"{path} cannot be read: it must hold a JSON object")
+    return document

@@ -1,0 +1,138 @@
+"""Measure a network on a data set, whole and pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.app.runs.folder import RunData
+from bayesify.distributions.kl import kl_divergence
+from bayesify.distributions.posteriors import Delta
+from bayesify.io import encoded_size, model_meta, model_tensors
+from bayesify.metrics import classification_metrics, error_percent, regression_metrics
+from bayesify.module.bayesian import BayesianModule
+from bayesify.noise.keys import NoiseKey, Stream
+from bayesify.prediction import GaussianPredictive, Predictive
+from bayesify.pruning import prune
+from bayesify.tabular.table_data import TableData
+
+__all__ = ["FEW_SAMPLES", "FRACTIONS", "evaluate", "in_units", "prune_table", "weights_left"]
+
+#: Fractions of the weights that the report's pruning table removes.
+FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
+#: Averaging over more samples changes neither a train error nor a pruning curve visibly.
+FEW_SAMPLES = 5
+
+
+def evaluate(
+    bnn: BayesianModule, data: RunData, *, num_samples: int, with_train: bool = True
+) -> tuple[dict[str, Any], Predictive]:
+    """Return the metrics of ``metrics.json``, and the averaged predictions of the test set.
+
+    For a regression both are in the target's own units, not those of the standardised target.
+
+    Args:
+        bnn: the network.
+        data: the data set.
+        num_samples: weight samples of the test set's predictions; at most five are used for the
+            training set.
+        with_train: whether to measure the training set too.
+    """
+    point = isinstance(bnn.posterior, Delta)
+    samples = 1 if point else num_samples
+    predictive = in_units(bnn.predict(data.test_inputs, samples), *_units(data))
+    metrics: dict[str, Any] = {
+        "test": _measured(bnn, predictive, data, data.test_inputs, data.test_targets),
+        "test_samples": samples,
+    }
+    if with_train:
+        few = min(samples, FEW_SAMPLES)
+        predicted = in_units(bnn.predict(data.train_inputs, few), *_units(data))
+        metrics["train"] = _measured(bnn, predicted, data, data.train_inputs, data.train_targets)
+        metrics["train_samples"] = few
+    metrics["kl_nats"] = None if point else _kl(bnn)
+    metrics["num_weights"] = bnn.layout.num_weights
+    metrics["num_weights_left"] = weights_left(bnn)
+    return metrics, predictive
+
+
+def prune_table(
+    bnn: BayesianModule,
+    data: RunData,
+    fractions: Sequence[float],
+    *,
+    num_samples: int = FEW_SAMPLES,
+) -> list[dict[str, Any]]:
+    """Return test error and file size with no weight removed and with each fraction removed.
+
+    The error is the likelihood's: in percent, or the mean squared error of the standardised
+    target, which is a fraction of its variance.
+
+    Raises:
+        ValueError: a fraction is not between 0 and 1.
+        TypeError: the network is a point estimate.
+    """
+    rows = []
+    for fraction in dict.fromkeys((0.0, *fractions)):
+        small = prune(bnn, fraction) if fraction else bnn
+        whole = small.mean_outputs(data.test_inputs)
+        averaged = small.predict(data.test_inputs, num_samples)
+        rows.append(
+            {
+                "fraction": fraction,
+                "weights_left": weights_left(small),
+                "error_mean_weights": float(bnn.likelihood.error(whole, data.test_targets)),
+                "error_predictive": _error(averaged, data.test_targets),
+                "file_bytes": encoded_size(
+                    model_tensors(small), {"kind": "model", "model": model_meta(small)}
+                ),
+            }
+        )
+    return rows
+
+
+def in_units(predictive: Predictive, shift: float, scale: float) -> Predictive:
+    """Return a prediction of a standardised number in its own units; one of classes unchanged."""
+    if not isinstance(predictive, GaussianPredictive):
+        return predictive
+    # In float64, because a target may be far from 0 in units of its spread.
+    wide = GaussianPredictive(predictive.means.double(), predictive.noise_std.double())
+    return wide.rescaled(shift, scale)
+
+
+def _units(data: RunData) -> tuple[float, float]:
+    return (data.shift, data.scale) if isinstance(data, TableData) else (0.0, 1.0)
+
+
+def _error(predictive: Predictive, targets: Tensor) -> float:
+    if isinstance(predictive, GaussianPredictive):
+        return float((predictive.mean - targets).double().square().mean())
+    return error_percent(predictive.mean, targets)
+
+
+def _measured(
+    bnn: BayesianModule, predictive: Predictive, data: RunData, inputs: Tensor, targets: Tensor
+) -> dict[str, float]:
+    shift, scale = _units(data)
+    at_mean = in_units(bnn.predict_mean(inputs), shift, scale).mean
+    if isinstance(predictive, GaussianPredictive):
+        truth = targets.double() * scale + shift
+        whole = float((at_mean - truth).square().mean().sqrt())
+        return {"rmse_mean_weights": whole, **regression_metrics(predictive, truth)}
+    return classification_metrics(predictive, at_mean, targets)
+
+
+@torch.no_grad()
+def _kl(bnn: BayesianModule) -> float:
+    key = NoiseKey(bnn.seed, Stream.PREDICTION, 1)
+    draw = bnn.posterior.draw(bnn.posterior.noise(key, range(1)))
+    return float(kl_divergence(bnn.posterior, bnn.weight_prior, draw, prior_mean=bnn.prior_mean))
+
+
+def weights_left(bnn: BayesianModule) -> int:
+    """Return the number of random weights that are not pruned."""
+    mask = bnn.posterior.mask
+    return bnn.layout.num_weights if mask is None else int(mask.sum())

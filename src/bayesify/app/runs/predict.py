@@ -1,0 +1,176 @@
+"""Predict new data with a trained run, and write the predictions as CSV."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bayesify.app.runs.folder import Run, RunError
+from bayesify.app.runs.measure import in_units
+from bayesify.distributions.posteriors import Delta
+from bayesify.module.bayesian import BayesianModule
+from bayesify.prediction import CategoricalPredictive, Predictive
+
+__all__ = ["Predictions", "write_predictions"]
+
+#: Rows that are predicted at once. Every chunk uses the same weight samples.
+_CHUNK_ROWS = 10_000
+
+
+@dataclass
+class Predictions:
+    """Predictions of a run's network for new data, as rows of a table.
+
+    Args:
+        run: the run.
+        bnn: its network.
+        level: probability of the intervals of a regression.
+        samples: weight samples.
+        class_names: of a classification.
+        totals: sums over the rows so far, for :meth:`summary`.
+    """
+
+    run: Run
+    bnn: BayesianModule
+    level: float
+    samples: int
+    class_names: Sequence[str]
+    totals: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run, *, level: float, samples: int, class_names: Sequence[str]) -> Predictions:
+        """Prepare the predictions of a trained run.
+
+        Raises:
+            RunError: level or samples is out of its range, or there is no checkpoint.
+        """
+        if not 0.0 < level < 1.0:
+            raise RunError(f"level must lie strictly between 0 and 1, got {level}")
+        if samples < 1:
+            raise RunError(f"samples must be at least 1, got {samples}")
+        bnn = run.load_module()
+        point = isinstance(bnn.posterior, Delta)
+        return cls(run, bnn, level, 1 if point else samples, class_names)
+
+    @property
+    def header(self) -> list[str]:
+        """The names of the columns."""
+        split = ["total", "aleatoric", "epistemic"]
+        if self.class_names:
+            return ["prediction", *(f"p({name})" for name in self.class_names), *split]
+        percent = f"{100.0 * self.level:g}"
+        return ["mean", "std", f"lower_{percent}", f"upper_{percent}", *split]
+
+    def rows(self, inputs: Tensor) -> Iterator[list[object]]:
+        """Yield the cells of each example of inputs (N, D).
+
+        Raises:
+            RunError: a prediction is not finite.
+        """
+        for chunk in inputs.split(_CHUNK_ROWS):
+            predictive = self._predictive(chunk)
+            if isinstance(predictive, CategoricalPredictive):
+                first: list[Any] = [[self.class_names[i] for i in predictive.mean.argmax(-1)]]
+                numbers = [*predictive.mean.unbind(-1)]
+            else:
+                low, high = predictive.interval(self.level)
+                std = predictive.total.sqrt()
+                numbers = [part.squeeze(-1) for part in (predictive.mean, std, low, high)]
+                first = []
+            numbers += [
+                part.reshape(len(chunk))
+                for part in (predictive.total, predictive.aleatoric, predictive.epistemic)
+            ]
+            if not all(bool(part.isfinite().all()) for part in numbers):
+                raise RunError(
+                    "predictions must be finite, got NaN or infinity: some values lie too far "
+                    "outside the training data; correct or remove these rows"
+                )
+            self._count(predictive, len(chunk))
+            texts = [[f"{value:.{self._digits}g}" for value in part.tolist()] for part in numbers]
+            yield from (list(cells) for cells in zip(*first, *texts, strict=True))
+
+    @property
+    def _digits(self) -> int:
+        """Digits of a number: the seven of float32, or more for a target far from 0."""
+        if self.run.table is None or self.class_names:
+            return 7
+        target = self.run.table.target
+        distance = abs(target.shift) / target.scale
+        return min(17, 10 + math.ceil(math.log10(max(1.0, distance))))
+
+    def _predictive(self, inputs: Tensor) -> Predictive:
+        predictive = self.bnn.predict(inputs, self.samples)
+        table = self.run.table
+        if table is None:
+            return predictive
+        return in_units(predictive, table.target.shift, table.target.scale)
+
+    def _count(self, predictive: Predictive, rows: int) -> None:
+        sums = {
+            "rows": float(rows),
+            **{
+                name: float(getattr(predictive, name).double().sum())
+                for name in ("total", "aleatoric", "epistemic")
+            },
+        }
+        for name, value in sums.items():
+            self.totals[name] = self.totals.get(name, 0.0) + value
+
+    def summary(self) -> dict[str, Any]:
+        """Return the number of predicted rows, and the means of their uncertainties."""
+        rows = int(self.totals["rows"])
+        return {
+            "rows": rows,
+            "weight_samples": self.samples,
+            **({} if self.class_names else {"level": self.level}),
+            **{
+                f"mean_{name}": self.totals[name] / rows
+                for name in ("total", "aleatoric", "epistemic")
+            },
+            "unit": "nats" if self.class_names else "variance, squared units of the target",
+        }
+
+
+def write_predictions(out: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file row by row, under a temporary name until it is complete.
+
+    Raises:
+        RunError: the file exists, or its folder does not.
+        OSError: it cannot be written; no file is left then.
+    """
+    check_can_be_written(out)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(header)
+            writer.writerows(rows)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(out)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def check_can_be_written(out: Path) -> None:
+    """Check that a new file can be written, before its content is computed.
+
+    Raises:
+        RunError: the file exists, or its folder does not or cannot be written to.
+    """
+    if out.exists():
+        raise RunError(f"{out} exists already; choose a new file with --out")
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise RunError(f"{out} cannot be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise RunError(f"{out} cannot be written: {folder} may not be written to")

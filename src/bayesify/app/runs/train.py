@@ -1,0 +1,147 @@
+"""Train a run from its settings, and estimate beforehand how long that takes."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from bayesify.app.runs.folder import Run, RunData
+from bayesify.app.runs.settings import RunConfig
+from bayesify.datasets import Passes, TensorLoader
+from bayesify.module.bayesian import BayesianModule
+from bayesify.training import ConvergenceWarning, fit
+from bayesify.training.backends import NonFiniteLossError, make_backend
+from bayesify.training.elbo import ELBO
+from bayesify.training.history import History
+from bayesify.training.optimizers import OptimizerFactory, make_optimizer
+from bayesify.training.progress import Callback
+from bayesify.training.schedules import constant, cosine
+
+__all__ = [
+    "Trained",
+    "make_elbo",
+    "optimizer_factory",
+    "precision_of",
+    "seconds_per_epoch",
+    "train",
+    "use_threads",
+]
+
+#: Steps that are timed for the estimate, the first two of which pay for memory and threads.
+_TIMED_STEPS = 8
+
+
+class Trained(NamedTuple):
+    """A trained network, its history, and notes for readers of its results."""
+
+    bnn: BayesianModule
+    history: History
+    notes: list[str]
+
+
+def train(run: Run, data: RunData, callback: Callback) -> Trained:
+    """Train a run from its last checkpoint, or from the start if it has none.
+
+    Raises:
+        NonFiniteLossError, StorageError, OSError: as ``fit`` does.
+    """
+    config = run.config
+    elbo = make_elbo(run.make_module(), config, data)
+    with warnings.catch_warnings(record=True) as caught, precision_of(config):
+        warnings.simplefilter("always", ConvergenceWarning)
+        history = fit(
+            elbo,
+            Passes(
+                TensorLoader(
+                    data.train_inputs, data.train_targets, config.batch_size, seed=config.seed
+                ),
+                config.passes,
+            ),
+            TensorLoader(data.test_inputs, data.test_targets, 2048, shuffle=False),
+            epochs=config.epochs,
+            optimizer=optimizer_factory(config),
+            scheduler=cosine if config.schedule == "cosine" else constant,
+            rho_lr_scale=config.rho_lr_scale if config.baseline is None else 1.0,
+            kl_warmup_epochs=0 if config.baseline else config.kl_warmup * config.epochs,
+            kl_warmup_power=config.kl_warmup_power,
+            backend=config.backend,
+            checkpoint_dir=run.folder,
+            resume=True,
+            callback=callback,
+        )
+    notes = [
+        _with_option_names(str(warning.message))
+        for warning in caught
+        if issubclass(warning.category, ConvergenceWarning)
+    ]
+    if config.baseline is None and config.temperature != 1.0:
+        notes.insert(
+            0,
+            f"tempered objective: the KL is multiplied by {config.temperature:g}, so that this is "
+            "not the ELBO",
+        )
+    return Trained(elbo.bnn, history, notes)
+
+
+def _with_option_names(text: str) -> str:
+    """Return a message of the library with the names of the command line's options."""
+    for name in ("rho_lr_scale", "init_std"):
+        text = text.replace(name, f"--{name.replace('_', '-')}")
+    return text
+
+
+def make_elbo(bnn: BayesianModule, config: RunConfig, data: RunData) -> ELBO:
+    """Return the objective that the settings name; for a baseline the plain likelihood."""
+    num_data = len(data.train_targets)
+    return ELBO(
+        bnn,
+        num_data=num_data,
+        kl=config.kl,
+        kl_weighting=config.kl_weighting,
+        temperature=0.0 if config.baseline else config.temperature,
+        num_samples=config.train_samples,
+        num_batches=config.passes * -(-num_data // config.batch_size),
+    )
+
+
+def precision_of(config: RunConfig) -> torch.autocast:
+    """Return the autocast context of the training steps."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16")
+
+
+def optimizer_factory(config: RunConfig) -> OptimizerFactory:
+    """Return a function that makes the optimizer that the settings name."""
+    if config.optimizer == "adam":
+        return partial(torch.optim.Adam, lr=config.lr, fused=True)
+    return partial(torch.optim.SGD, lr=config.lr, momentum=config.momentum, fused=True)
+
+
+def use_threads(run: Run) -> None:
+    """Compute with the run's number of threads, which may change the last bits of results."""
+    torch.set_num_threads(run.config.threads)
+
+
+def seconds_per_epoch(bnn: BayesianModule, config: RunConfig, data: RunData) -> float:
+    """Return the seconds of an epoch, from the median of a few steps on a copy of the network."""
+    elbo = make_elbo(copy.deepcopy(bnn), config, data)
+    optimizer = make_optimizer(elbo, optimizer_factory(config), 1.0)
+    backend = make_backend(elbo, optimizer, config.backend)
+    inputs = data.train_inputs[: config.batch_size]
+    targets = data.train_targets[: config.batch_size]
+    times = []
+    for _ in range(_TIMED_STEPS):
+        started = time.perf_counter()
+        try:
+            with precision_of(config):
+                backend.step(inputs, targets, batch_index=0)
+        except NonFiniteLossError:
+            break  # the run itself names the step and the mend
+        times.append(time.perf_counter() - started)
+    batches = config.passes * -(-len(data.train_targets) // config.batch_size)
+    return median(times[2:] or times or [0.0]) * batches

@@ -1,0 +1,247 @@
+"""Priors that differ between the parameters of a network, or learn their width from q."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from bayesify.distributions.layout import ParameterLayout, abbreviate
+from bayesify.distributions.priors import PRIOR_LIMITS, BlockPrior, Gaussian, Prior, check_positive
+
+__all__ = ["ByGroup", "EmpiricalGaussian", "empirical_variance"]
+
+
+@dataclass(frozen=True, init=False)
+class ByGroup(Prior):
+    """Different priors for different parameters, chosen by name.
+
+    Args:
+        groups: shell patterns over parameter names and the prior of each, as a mapping or as
+            pairs. The first pattern that matches any of a parameter's names decides.
+
+    Raises:
+        ValueError: there is no pattern.
+        TypeError: a pattern is not a string, or its value is not a prior that a group can have.
+
+    Example:
+        >>> from torch import nn
+        >>> from bayesify.distributions.priors import Laplace
+        >>> prior = ByGroup({"*.bias": Laplace(0.5), "*": Gaussian(0.3)})
+        >>> layout = ParameterLayout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
+        >>> prior.for_layout(layout).sizes
+        (6, 2, 2, 1)
+    """
+
+    groups: tuple[tuple[str, Prior], ...]
+
+    def __init__(self, groups: Mapping[str, Prior] | Iterable[tuple[str, Prior]]) -> None:
+        try:
+            pairs = tuple(groups.items() if isinstance(groups, Mapping) else groups)
+            checked = tuple((pattern, prior) for pattern, prior in pairs)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"ByGroup must be given patterns with their priors, got {groups!r}; write "
+                'ByGroup({"*.bias": Laplace(0.5), "*": Gaussian(0.3)})'
+            ) from None
+        if not checked:
+            raise ValueError(
+                'ByGroup must have at least one pattern, got none; write {"*": Gaussian(0.3)} for '
+                "one prior over all parameters"
+            )
+        for pattern, prior in checked:
+            if not isinstance(pattern, str):
+                raise TypeError(
+                    "ByGroup must hold patterns of parameter names such as '*.bias', got "
+                    f"{pattern!r}"
+                )
+            if not isinstance(prior, Prior) or isinstance(prior, ByGroup | BlockPrior):
+                raise TypeError(
+                    f"ByGroup must hold priors such as Gaussian(0.3), got {prior!r} for "
+                    f"{pattern!r}; list the patterns of a nested ByGroup in the outer one"
+                )
+        object.__setattr__(self, "groups", checked)
+
+    def log_prob(self, weights: Tensor) -> Tensor:  # noqa: ARG002
+        """Raise TypeError: the prior of a weight depends on the layout of the network."""
+        raise TypeError(
+            "a ByGroup prior must know which parameter each weight belongs to; use "
+            "prior.for_layout(bnn.layout).log_prob(weights)"
+        )
+
+    def for_layout(self, layout: ParameterLayout) -> Prior:
+        """Return the prior of each weight of the flat vector.
+
+        This is a ``BlockPrior``, or a single prior if one covers all weights. Consecutive
+        parameters with equal priors form one block, unless each learns its own width.
+
+        Raises:
+            ValueError: a pattern decides no random parameter, or no pattern matches a parameter.
+        """
+        patterns = self._patterns_of(layout)
+        pattern_sizes = [0] * len(self.groups)
+        for size, pattern in zip(layout.sizes, patterns, strict=True):
+            pattern_sizes[pattern] += size
+        priors: list[Prior] = []
+        owners: list[int] = []
+        shared_priors: dict[int, int] = {}  # pattern whose weights share one learned width -> prior
+        for size, pattern in zip(layout.sizes, patterns, strict=True):
+            prior = self.groups[pattern][1]
+            shared = isinstance(prior, EmpiricalGaussian) and not prior.per_parameter
+            if isinstance(prior, EmpiricalGaussian):
+                prior = prior.for_group(pattern_sizes[pattern] if shared else size)
+            owner = len(priors)
+            if not isinstance(prior, EmpiricalGaussian):
+                if owners and _are_equal(priors[owners[-1]], prior):
+                    owner = owners[-1]
+            elif shared:
+                owner = shared_priors.setdefault(pattern, owner)
+            if owner == len(priors):
+                priors.append(prior)
+            owners.append(owner)
+        if len(priors) == 1:
+            return priors[0]
+        runs = groupby(zip(owners, layout.sizes, strict=True), key=lambda block: block[0])
+        blocks = [(owner, sum(size for _, size in run)) for owner, run in runs]
+        return BlockPrior(
+            sizes=tuple(size for _, size in blocks),
+            priors=tuple(priors),
+            owners=tuple(owner for owner, _ in blocks),
+        )
+
+    def _patterns_of(self, layout: ParameterLayout) -> list[int]:
+        """Return for each parameter the index of the first pattern that matches it."""
+        matching = [
+            [
+                number
+                for number, (pattern, _) in enumerate(self.groups)
+                if any(fnmatchcase(name, pattern) for name in names)
+            ]
+            for names in layout.ties
+        ]
+        for name, numbers in zip(layout.names, matching, strict=True):
+            if not numbers:
+                raise ValueError(
+                    f"ByGroup must give every random parameter a prior, but no pattern matches "
+                    f'{name!r}; add "*" with the prior of all others as the last pattern'
+                )
+        for number, (pattern, _) in enumerate(self.groups):
+            if any(numbers[0] == number for numbers in matching):
+                continue
+            shadowed = [
+                name
+                for name, numbers in zip(layout.names, matching, strict=True)
+                if number in numbers
+            ]
+            raise ValueError(
+                f"every pattern of ByGroup must decide a random parameter, but {pattern!r} "
+                + (
+                    f"matches only {abbreviate(shadowed)}, which earlier patterns decide; move it "
+                    "before them or remove it"
+                    if shadowed
+                    else f"matches none of {abbreviate(layout.names)}; correct or remove it"
+                )
+            )
+        return [numbers[0] for numbers in matching]
+
+
+@dataclass(frozen=True)
+class EmpiricalGaussian(Prior):
+    """N(0, s^2) with s chosen at every step to maximise the evidence lower bound.
+
+    Empirical Bayes: for a group of weights, s^2 is the mean of mean^2 + std^2 of the posterior
+    (Graves 2011, section 4.2, with the prior's mean at zero). s is a function of the posterior, so
+    that it is not stored and has no learning rate. The gradient with respect to the posterior is
+    that of the bound maximised over s. Pruned weights do not count.
+
+    Args:
+        min_size: a group of fewer weights has the prior ``Gaussian(small_std)``, since a few
+            weights do not determine a width.
+        small_std: standard deviation of the prior of such a group, positive.
+        per_parameter: whether each parameter of the network is a group of its own. If False, all
+            weights that the prior covers form one group.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Example:
+        >>> prior = EmpiricalGaussian(min_size=2)
+        >>> prior.std_of(torch.tensor([1.0, -7.0]), torch.tensor([1.0, 7.0]))
+        tensor(7.0711)
+    """
+
+    min_size: int = 100
+    small_std: float = 1.0
+    per_parameter: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive(self, "small_std")
+        object.__setattr__(self, "min_size", operator.index(self.min_size))
+        if self.min_size < 1:
+            raise ValueError(f"min_size must be at least 1, got {self.min_size}")
+
+    def log_prob(self, weights: Tensor) -> Tensor:  # noqa: ARG002
+        """Raise TypeError: without a posterior the standard deviation is not known."""
+        raise TypeError(
+            "an EmpiricalGaussian prior takes its std from the spread of the posterior and has no "
+            "density without one, as for a point estimate; use kl_divergence with "
+            "posterior=MeanFieldGaussian, or a prior of fixed width such as Gaussian(std=0.3)"
+        )
+
+    def for_layout(self, layout: ParameterLayout) -> Prior:
+        """Return the priors of one group per parameter, or of one group of all weights."""
+        return ByGroup({"*": self}).for_layout(layout)
+
+    def for_group(self, num_weights: int) -> Prior:
+        """Return the prior of a single group of ``num_weights`` weights."""
+        if num_weights < self.min_size:
+            return Gaussian(self.small_std)
+        return replace(self, per_parameter=False)
+
+    def std_of(self, mean: Tensor, std: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return s for a group of n weights with this posterior.
+
+        Args:
+            mean: the means of the posterior minus the prior's mean, shape (n,).
+            std: the standard deviations of the posterior, shape (n,).
+            mask: False for pruned weights, shape (n,); None if no weight is pruned.
+
+        Returns:
+            A scalar in float32 or wider, differentiable in mean and std, between 1e-15 and 1e15.
+        """
+        if mean.numel() < self.min_size:
+            dtype = torch.promote_types(mean.dtype, torch.float32)
+            return torch.full((), self.small_std, dtype=dtype, device=mean.device)
+        return empirical_variance(mean, std, mask)[1].sqrt()
+
+
+def empirical_variance(mean: Tensor, std: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Average mean^2 + std^2 over the unpruned weights, shapes (n,).
+
+    Returns:
+        Two scalars in float32 or wider: the average itself, and the variance of the prior, which is
+        the average clamped to the range of a prior's width.
+
+    Example:
+        >>> mask = torch.tensor([True, False])
+        >>> empirical_variance(torch.zeros(2), torch.tensor([2.0, 5.0]), mask)
+        (tensor(4.), tensor(4.))
+    """
+    dtype = torch.promote_types(mean.dtype, torch.float32)
+    squares = mean.to(dtype).square() + std.to(dtype).square()
+    if mask is None:
+        average = squares.mean()
+    else:
+        average = torch.where(mask, squares, 0.0).sum() / mask.sum().clamp_min(1)
+    low, high = PRIOR_LIMITS
+    return average, average.clamp(low**2, high**2)
+
+
+def _are_equal(one: Prior, other: Prior) -> bool:
+    # Hashes are compared first: == fails where the fields of a user's prior are tensors.
+    return one is other or (hash(one) == hash(other) and one == other)

@@ -1,0 +1,405 @@
+"""Parameter layout: the random parameters of a network and their places in one flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from glob import escape
+from itertools import accumulate
+from math import prod
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["NORMALIZATION_LAYERS", "ParameterLayout", "Selector", "abbreviate"]
+
+#: A shell pattern over parameter names, or a module type: all parameters of such modules.
+Selector: TypeAlias = str | type[nn.Module]
+
+NORMALIZATION_LAYERS: tuple[type[nn.Module], ...] = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+)
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """The map between a network's random parameters and one flat vector of D weights.
+
+    A parameter that several modules share is one entry: it is sampled once per forward pass and
+    its KL is counted once. ``ties`` lists all of its names.
+
+    Args:
+        names: the first name of each random parameter, in the order of the flat vector.
+        shapes: the shape of each random parameter.
+        ties: all names of each random parameter, including the first.
+        dtype: the floating dtype that all of them share.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+        >>> layout = ParameterLayout.of(net)
+        >>> layout.names
+        ('0.weight', '0.bias', '2.weight', '2.bias')
+        >>> layout.num_weights, layout.slice_of("2.weight")
+        (11, slice(8, 10, None))
+        >>> ParameterLayout.of(net, include=(nn.Linear,), exclude=("0.*",)).names
+        ('2.weight', '2.bias')
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    ties: tuple[tuple[str, ...], ...]
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of(
+        cls,
+        net: nn.Module,
+        include: Sequence[Selector] = ("*",),
+        exclude: Sequence[Selector] | None = None,
+    ) -> ParameterLayout:
+        """Choose the random parameters of ``net``.
+
+        Args:
+            net: any module whose parameters are initialised. Frozen parameters
+                (``requires_grad=False``) are never random.
+            include: shell patterns over parameter names (``"head.*"``) and module types
+                (``nn.Linear`` selects all parameters of modules of that type or a subclass, and of
+                their sub-modules). Each must match something.
+            exclude: patterns and types of the parameters that stay deterministic; they take
+                precedence over ``include``. None, the default, excludes the affine parameters of
+                normalisation layers, since a prior centred at zero harms them. ``include`` can
+                still select them: by a pattern other than ``"*"``, or by a type of normalisation
+                layer. The type of a block that contains such a layer does not select it.
+
+        Returns:
+            The layout, with D > 0 weights.
+
+        Raises:
+            ValueError: a pattern or a type matches no parameter, or no weight is left.
+            TypeError: an option is not a sequence of patterns and module types; a selected
+                parameter is lazy, quantised, scripted, on the meta device, sparse or not real
+                floating point; the selected parameters have several dtypes or devices; the network
+                cannot be copied, or is wrapped for parallel training.
+        """
+        check_network(net)
+        aliases: dict[int, list[str]] = {}
+        weights: dict[int, Weight] = {}
+        for name, weight in named_weights(net):
+            aliases.setdefault(id(weight), []).append(name)
+            weights[id(weight)] = weight
+        included = _select("include", include, net, aliases)
+        excluded = _select("exclude", () if exclude is None else exclude, net, aliases)
+        fixed = set().union(*excluded.values())
+        if exclude is None:
+            named = (keys for selector, keys in included.items() if _selects_affines(selector))
+            fixed |= _keys_within(net, NORMALIZATION_LAYERS).difference(*named)
+        wanted = set().union(*included.values()) - fixed
+        scripted = _keys_within(net, torch.jit.ScriptModule)
+        chosen = {
+            key: check_random_weight(aliases[key][0], weight, is_scripted=key in scripted)
+            for key, weight in weights.items()
+            if key in wanted and not is_frozen(weight)
+        }
+        if not any(parameter.numel() for parameter in chosen.values()):
+            every_name = [name for names in aliases.values() for name in names]
+            raise ValueError(
+                "at least one parameter must be left to make Bayesian, but "
+                f"include={_shown(include)}, exclude={exclude and _shown(exclude)} leave none of "
+                f"{abbreviate(every_name) if every_name else 'a network without parameters'}; "
+                "frozen parameters (requires_grad=False) do not count, nor do those of "
+                "normalisation layers unless include names them or exclude=()"
+            )
+        check_uniform("dtype", "convert the network with net.to(torch.float32)", aliases, chosen)
+        check_uniform("device", "move the network to one with net.to(device)", aliases, chosen)
+        return cls(
+            names=tuple(aliases[key][0] for key in chosen),
+            shapes=tuple(parameter.shape for parameter in chosen.values()),
+            ties=tuple(tuple(aliases[key]) for key in chosen),
+            dtype=next(iter(chosen.values())).dtype,
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of weights of each parameter."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @property
+    def num_weights(self) -> int:
+        """D, the length of the flat vector."""
+        return sum(self.sizes)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Start of each parameter in the flat vector, followed by D."""
+        return tuple(accumulate(self.sizes, initial=0))
+
+    def slice_of(self, name: str) -> slice:
+        """Return the slice of the flat vector that holds the parameter with this name.
+
+        Any of the tied names of a parameter is valid.
+
+        Raises:
+            KeyError: no random parameter has this name.
+        """
+        start = 0
+        for size, names in zip(self.sizes, self.ties, strict=True):
+            if name in names:
+                return slice(start, start + size)
+            start += size
+        raise KeyError(f"name must be that of a random parameter, {self.names}, got {name!r}")
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Concatenate one tensor per first name to a vector, shape (D,)."""
+        return torch.cat([tensors[name].reshape(-1) for name in self.names])
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Split the last axis of ``flat``, shape (..., D), into ``{name: (..., *shape)}``.
+
+        The tensors are views. A tied parameter appears once, under its first name.
+        """
+        lead = flat.shape[:-1]
+        # split instead of slices: the backward of each slice would allocate a zero vector of
+        # length D.
+        parts = flat.split(self.sizes, dim=-1)
+        return {
+            name: part.view((*lead, *shape))
+            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
+
+
+def _keys_within(net: nn.Module, kinds: type | tuple[type, ...]) -> set[int]:
+    modules = (module for module in net.modules() if isinstance(module, kinds))
+    return {id(weight) for module in modules for _, weight in named_weights(module)}
+
+
+def _select(
+    option: str, selectors: Sequence[Selector], net: nn.Module, aliases: Mapping[int, list[str]]
+) -> dict[Selector, set[int]]:
+    """Return the keys of the parameters that each pattern or type of an option selects."""
+    if isinstance(selectors, str | type):
+        shown = "string" if isinstance(selectors, str) else "type"
+        raise TypeError(
+            f"{option} must be a sequence of patterns and module types, got the {shown} "
+            f"{_name(selectors)}; write {option}=({_name(selectors)},)"
+        )
+    if not isinstance(selectors, Collection):
+        raise TypeError(
+            f"{option} must be a sequence of patterns and module types such as ('head.*',), got "
+            f"{selectors!r}"
+        )
+    selected: dict[Selector, set[int]] = {}
+    for selector in selectors:
+        if isinstance(selector, str):
+            keys = {key for key, names in aliases.items() if _matches(names, selector)}
+            available = [name for names in aliases.values() for name in names]
+            rule = "pattern of {} must match a parameter name"
+        elif isinstance(selector, type) and issubclass(selector, nn.Module):
+            keys = _keys_within(net, selector)
+            holders = (module for module in net.modules() if any(named_weights(module)))
+            available = list(dict.fromkeys(type(module).__name__ for module in holders))
+            rule = "type of {} must be that of a module with parameters"
+        else:
+            raise TypeError(
+                f"{option} must hold patterns of parameter names such as 'head.*' and module "
+                f"types such as nn.Linear, got {selector!r}"
+            )
+        if aliases and not keys:
+            raise ValueError(
+                f"every {rule.format(option)}, but {_name(selector)} matches none of "
+                f"{abbreviate(available)}"
+            )
+        selected[selector] = keys
+    return selected
+
+
+def _matches(names: Sequence[str], pattern: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _selects_affines(selector: Selector) -> bool:
+    if isinstance(selector, str):
+        return selector != "*"
+    return issubclass(selector, NORMALIZATION_LAYERS)
+
+
+def _name(selector: Selector | type) -> str:
+    return selector.__name__ if isinstance(selector, type) else repr(selector)
+
+
+def _shown(selectors: Sequence[Selector]) -> str:
+    shown = ", ".join(_name(selector) for selector in selectors)
+    return f"({shown},)" if len(selectors) == 1 else f"({shown})"
+
+
+def abbreviate(names: Sequence[str], limit: int = 12) -> str:
+    """Join names for an error message, the first ``limit`` of them if there are more.
+
+    Example:
+        >>> abbreviate(["a", "b", "c"], limit=2)
+        'a, b, ... (3 in all)'
+    """
+    shown = ", ".join(names[:limit])
+    return shown + (f", ... ({len(names)} in all)" if len(names) > limit else "")
+
+
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+#: A parameter, or the packed weights that a quantised module holds instead.
+Weight: TypeAlias = Tensor | torch.ScriptObject
+
+# Narrower dtypes such as float8 have no arithmetic.
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def named_weights(net: nn.Module) -> Iterator[tuple[str, Weight]]:
+    """Yield every parameter under each of its names, and the packed weights of quantised modules.
+
+    Example:
+        >>> [name for name, _ in named_weights(nn.Sequential(nn.Linear(3, 2)))]
+        ['0.weight', '0.bias']
+    """
+    for prefix, module in net.named_modules(remove_duplicate=False):
+        own: dict[str, Weight] = dict(
+            module.named_parameters(recurse=False, remove_duplicate=False)
+        )
+        if any(kind.__module__.startswith("torch.ao.nn.quantized") for kind in type(module).mro()):
+            own |= {n: v for n, v in vars(module).items() if isinstance(v, torch.ScriptObject)}
+        for name, weight in own.items():
+            yield (f"{prefix}.{name}" if prefix else name), weight
+
+
+def is_frozen(weight: Weight) -> bool:
+    """Return True if this is a floating-point parameter with ``requires_grad=False``.
+
+    Parameters of other dtypes can never require a gradient and do not count as frozen.
+
+    Example:
+        >>> is_frozen(nn.Parameter(torch.zeros(2), requires_grad=False))
+        True
+    """
+    return (
+        isinstance(weight, Tensor)
+        and not weight.requires_grad
+        and (weight.dtype.is_floating_point or weight.dtype.is_complex)
+    )
+
+
+def check_network(net: nn.Module) -> None:
+    """Check that a network can be copied and then run with other parameters.
+
+    Raises:
+        TypeError: the network is not a module, is wrapped for parallel training, recomputes
+            parameters with hooks of ``torch.nn.utils`` (``weight_norm``, ``spectral_norm``,
+            ``prune``), edits them (``max_norm``), or holds a lazy buffer, a sparse parameter or a
+            tensor with an autograd graph.
+
+    Example:
+        >>> check_network(nn.DataParallel(nn.Linear(3, 2)))
+        Traceback (most recent call last):
+        TypeError: the network must not be wrapped for parallel training, got a DataParallel; ...
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net must be an nn.Module, got {net!r}")
+    if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise TypeError(
+            f"the network must not be wrapped for parallel training, got a {type(net).__name__}; "
+            "pass the network inside, net.module"
+        )
+    for prefix, module in net.named_modules():
+        place = f"the module {prefix!r}" if prefix else "the network"
+        if getattr(module, "max_norm", None) is not None and isinstance(module, _EMBEDDINGS):
+            raise TypeError(
+                f"parameters must not be edited in place by a forward pass, but {place} has "
+                f"max_norm={module.max_norm}; remove it, a prior keeps weights small"
+            )
+        for hook in module._forward_pre_hooks.values():
+            # The hooks of weight_norm, spectral_norm and prune set tensors that cannot be copied.
+            kind = type(hook)
+            trains = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+            if kind.__module__.startswith("torch.nn.utils.") and trains:
+                raise TypeError(
+                    f"parameters must not be recomputed by a hook, but {place} has a "
+                    f"{kind.__name__}; use torch.nn.utils.parametrizations instead, or make it "
+                    "permanent with remove_weight_norm, remove_spectral_norm or prune.remove"
+                )
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for name, tensor in (vars(module) | dict(own)).items():
+            if isinstance(tensor, nn.Parameter) and tensor.layout is not torch.strided:
+                raise TypeError(
+                    f"every parameter must be dense, but {name!r} of {place} is {tensor.layout}; "
+                    "convert it with .to_dense(), or hold it as a buffer"
+                )
+            if isinstance(tensor, nn.parameter.UninitializedBuffer):
+                raise TypeError(
+                    f"every buffer must be initialised, but {name!r} of {place} is lazy; pass one "
+                    "batch through the network first"
+                )
+            if isinstance(tensor, Tensor) and not tensor.is_leaf:
+                raise TypeError(
+                    f"the network must be one that can be copied, but {name!r} of {place} is the "
+                    "result of a computation and carries its graph; detach or delete it"
+                )
+
+
+def check_random_weight(name: str, weight: Weight, *, is_scripted: bool) -> Tensor:
+    """Return the weight if it can be random.
+
+    Raises:
+        TypeError: it cannot; the message gives the reason and the remedy.
+
+    Example:
+        >>> weight = nn.Parameter(torch.zeros(2, device="meta"))
+        >>> check_random_weight("scale", weight, is_scripted=False)
+        Traceback (most recent call last):
+        TypeError: ... 'scale' is on the meta device, which holds no values; load its values ...
+    """
+    if isinstance(weight, torch.ScriptObject):
+        got = "quantised"
+        fix = "pass the network before quantisation and quantise the result of to_module()"
+    elif is_scripted:
+        got = "scripted"
+        fix = "pass the network before scripting and script the result of to_module()"
+    elif isinstance(weight, nn.parameter.UninitializedParameter):
+        got, fix = "lazy", "pass one batch through the network first"
+    elif weight.is_meta:
+        got, fix = "on the meta device, which holds no values", "load its values first"
+    elif not weight.dtype.is_floating_point:
+        got, fix = str(weight.dtype), "store it as real floating-point numbers"
+    elif weight.dtype not in _DTYPES:
+        got, fix = str(weight.dtype), "convert the network with net.to(torch.float32)"
+    else:
+        return weight
+    raise TypeError(
+        "every random parameter must be a tensor of real floating-point numbers, but "
+        f"{name!r} is {got}; {fix}, or keep it deterministic with exclude=({escape(name)!r},)"
+    )
+
+
+def check_uniform(
+    attribute: str, fix: str, aliases: Mapping[int, list[str]], chosen: Mapping[int, Tensor]
+) -> None:
+    """Check that all random parameters have the same ``"dtype"`` or ``"device"``.
+
+    Args:
+        attribute: the attribute that must be equal.
+        fix: the remedy, for the error message.
+        aliases: the names of each parameter.
+        chosen: the random parameters, under the same keys.
+
+    Raises:
+        TypeError: the attribute differs.
+
+    Example:
+        >>> check_uniform("dtype", "convert", {1: ["a"]}, {1: torch.zeros(2)})
+    """
+    found = {getattr(weight, attribute): aliases[key][0] for key, weight in chosen.items()}
+    if len(found) > 1:
+        listed = ", ".join(f"{name} is {value}" for value, name in found.items())
+        raise TypeError(
+            f"all random parameters must share one {attribute}, but {listed}; {fix} or exclude some"
+        )

@@ -1,0 +1,136 @@
+"""Interception of the PyTorch functions that use a network's random parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import maybe_current_level
+from torch.overrides import TorchFunctionMode
+
+from bayesify.estimators.operations import LinearOperation, linear_operation
+
+__all__ = ["WeightInterceptor", "tensors_in"]
+
+_DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+# Functions that read a tensor's values but return no tensor. All others that return no tensor read
+# metadata only, such as shape and dtype.
+_READERS = frozenset(
+    {
+        *("allclose", "equal", "is_nonzero", "item", "numpy", "tolist", "__array__"),
+        *("__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__"),
+    }
+)
+
+
+class WeightInterceptor(TorchFunctionMode):
+    """A mode that intercepts every PyTorch function that uses one of the given tensors.
+
+    Tensors are recognised by identity. Subclasses decide what to do with the uses.
+
+    Args:
+        tensors: the tensors that the network is run with, by name.
+        grad_mode: whether gradients are enabled when the network is called.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, grad_mode: bool) -> None:
+        super().__init__()
+        # Strong references, since Python reuses the id of a deleted tensor.
+        self._tensors = list(tensors.values())
+        self._names = list(tensors)
+        self._grad_mode = grad_mode
+        self._compiling = torch.compiler.is_compiling()
+        # Compiled code has no ids; there ``_name_of`` compares with each tensor.
+        self._by_id = {} if self._compiling else {id(tensors[name]): name for name in tensors}
+        self._level = 0 if self._compiling else maybe_current_level()
+
+    def on_linear(self, operation: LinearOperation, weight: str | None, bias: str | None) -> Tensor:
+        """Compute a linear operation on intercepted tensors.
+
+        Args:
+            operation: the operation.
+            weight: the name of its weight, or None if that is not intercepted.
+            bias: the name of its bias, or None if that is not intercepted.
+        """
+        raise NotImplementedError
+
+    def on_other(self, name: str, function: str) -> None:
+        """Record any other function that uses an intercepted tensor."""
+        raise NotImplementedError
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Handle one call of a PyTorch function; PyTorch calls this method."""
+        kwargs = {} if kwargs is None else kwargs
+        operation = linear_operation(func, args, kwargs)
+        if operation is not None and self._in_forward_pass():
+            weight, bias = self._name_of(operation.weight), self._name_of(operation.bias)
+            if self._name_of(operation.inputs) is None and (weight is not None or bias is not None):
+                return self.on_linear(operation, weight, bias)
+        result = func(*args, **kwargs)
+        # A derivative within the forward pass uses all weights: noise that is added to outputs does
+        # not depend on the inputs, so that derivatives by the inputs would be wrong.
+        derivative = func in _DERIVATIVES
+        names = self._names if derivative else self._names_in([args, kwargs])
+        function = getattr(func, "__name__", str(func))
+        if names and (derivative or function in _READERS or tensors_in(result)):
+            for name in names:
+                self.on_other(name, function)
+        return result
+
+    def _in_forward_pass(self) -> bool:
+        # False in a user's autograd.Function, where gradients are off and whose backward uses the
+        # weight itself, and in a torch.func transform, which differentiates the outputs.
+        if torch.is_grad_enabled() != self._grad_mode:
+            return False
+        return self._compiling or maybe_current_level() == self._level
+
+    def _names_in(self, value: object) -> list[str]:
+        parts = _parts(value)
+        if parts is None:
+            name = self._name_of(value)
+            return [] if name is None else [name]
+        names: list[str] = []
+        for part in parts:
+            names += self._names_in(part)
+        return names
+
+    def _name_of(self, value: object) -> str | None:
+        if not isinstance(value, Tensor):
+            return None
+        if not self._compiling:
+            return self._by_id.get(id(value))
+        for name, tensor in zip(self._names, self._tensors, strict=True):
+            if tensor is value:
+                return name
+        return None
+
+
+def tensors_in(value: object) -> list[Tensor]:
+    """Return the tensors in nested lists, tuples and dicts.
+
+    Example:
+        >>> len(tensors_in({"a": [torch.zeros(2), 3], "b": (torch.ones(1),)}))
+        2
+    """
+    parts = _parts(value)
+    if parts is None:
+        return [value] if isinstance(value, Tensor) else []
+    found: list[Tensor] = []
+    for part in parts:
+        found += tensors_in(part)
+    return found
+
+
+def _parts(value: object) -> list[object] | None:
+    # Only lists, tuples and dicts: iterating over a generator would exhaust it.
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else None

@@ -1,0 +1,227 @@
+"""Per-example noise within linear operations, and weight samples for all other parameters."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior, WeightDraw
+from bayesify.estimators.estimator import Estimator, ForwardPass, ParameterUse
+from bayesify.estimators.interception import WeightInterceptor
+from bayesify.estimators.operations import LinearOperation
+from bayesify.noise.keys import NoiseKey, NoiseSource
+
+__all__ = ["MIN_VARIANCE", "ParameterMoments", "PassState", "PerExampleEstimator"]
+
+#: Added to variances, since the gradient of the square root overflows at 0; its root is negligible.
+MIN_VARIANCE = 1e-36
+
+
+@dataclass(frozen=True)
+class ParameterMoments:
+    """Mean and spread of the weight or the bias of one linear operation.
+
+    Args:
+        mean: the mean, or the tensor itself if no noise is added within the operation.
+        spread: the standard deviation, or None if no noise is added within the operation.
+        name: the name in the layout, or empty if no noise is added within the operation.
+        squared: whether ``spread`` is the variance.
+    """
+
+    mean: Tensor
+    spread: Tensor | None = None
+    name: str = ""
+    squared: bool = False
+
+    @property
+    def std(self) -> Tensor | None:
+        """Standard deviation, or None."""
+        if self.spread is None or not self.squared:
+            return self.spread
+        return (self.spread + MIN_VARIANCE).sqrt()
+
+    def variance(self, dtype: torch.dtype) -> Tensor | None:
+        """Return the variance in a wider dtype, or None."""
+        if self.spread is None or self.squared:
+            return self.spread
+        return self.spread.to(dtype).square()
+
+
+@dataclass
+class PassState:
+    """The state of one forward pass.
+
+    Args:
+        noise: the source of the noise.
+        batch_size: the number of examples in the minibatch, or None if it is not known.
+        drawn: tensors that were drawn already, by name, for estimators that use them again.
+    """
+
+    noise: NoiseSource
+    batch_size: int | None
+    drawn: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PerExampleEstimator(Estimator):
+    """The common part of local reparametrisation and Flipout: separate noise for each example.
+
+    Traced passes tell which parameters are used by linear operations only; to these, noise is
+    added within the operations. All other parameters are sampled once for the minibatch. If a pass
+    uses a parameter differently than the traced ones, it is undone and run again with that
+    parameter sampled.
+    """
+
+    #: Whether ``noisy_output`` uses variances, so that a training step may provide these directly.
+    uses_variances: ClassVar[bool] = False
+
+    @abstractmethod
+    def noisy_output(
+        self,
+        operation: LinearOperation,
+        weight: ParameterMoments,
+        bias: ParameterMoments | None,
+        state: PassState,
+    ) -> Tensor:
+        """Compute a linear operation with noise for the parameters that have a spread."""
+
+    def run(
+        self, forward_pass: ForwardPass, posterior: Posterior, key: NoiseKey, samples: range
+    ) -> tuple[list[Any], WeightDraw | None]:
+        """See :meth:`Estimator.run`.
+
+        Raises:
+            TypeError: the posterior's weights are not independent Gaussians.
+        """
+        if not isinstance(posterior, MeanFieldGaussian):
+            raise TypeError(
+                f"{type(self).__name__} needs a MeanFieldGaussian posterior, got "
+                f"{type(posterior).__name__}; use WeightSampling()"
+            )
+        means, spreads = posterior.moments_of(forward_pass.layout)
+        squared = posterior.gives_variances
+        moments = {
+            name: ParameterMoments(means[name], spreads[name], name, squared) for name in means
+        }
+        local = set(forward_pass.local_names())
+        outputs = []
+        for sample in samples:
+            noise = NoiseSource(key, sample, antithetic=self.antithetic)
+            if torch.compiler.is_compiling():  # these shapes have just been traced
+                outputs.append(self._run_once(forward_pass, moments, local, noise)[0])
+            else:
+                outputs.append(self._run_sample(forward_pass, moments, local, noise))
+        return outputs, None
+
+    def _run_sample(
+        self,
+        forward_pass: ForwardPass,
+        moments: Mapping[str, ParameterMoments],
+        local: set[str],
+        noise: NoiseSource,
+    ) -> Any:
+        """Run one sample, again after each unexpected use of a parameter."""
+        undo = forward_pass.snapshot() if local else None
+        while True:
+            outputs, use = self._run_once(forward_pass, moments, local, noise)
+            if use is None or undo is None:
+                return outputs
+            name, function = use
+            forward_pass.on_unexpected_use(name, function)
+            local.remove(name)
+            noise.rewind()
+            undo()
+
+    def _run_once(
+        self,
+        forward_pass: ForwardPass,
+        moments: Mapping[str, ParameterMoments],
+        local: Collection[str],
+        noise: NoiseSource,
+    ) -> tuple[Any, tuple[str, str] | None]:
+        """Return the outputs, or the name and the function of an unexpected use."""
+        tensors, intercepted = {}, {}
+        for name, parameter in moments.items():
+            mean = parameter.mean
+            if name in local:
+                # NaN reveals any use that the interceptor does not see.
+                intercepted[name] = mean.new_full((), torch.nan).expand(mean.shape)
+                tensors[name] = intercepted[name]
+            else:
+                normals = noise.normals(mean.shape, mean.dtype, mean.device)
+                tensors[name] = torch.addcmul(mean, _std(parameter), normals)
+        state = PassState(noise, forward_pass.batch_size)
+        injector = _NoiseInjector(self, intercepted, moments, state)
+        if torch.compiler.is_compiling():
+            with injector:
+                return forward_pass.forward(tensors), None
+        outputs = None
+        try:
+            with injector:
+                outputs = forward_pass.forward(tensors)
+        except (_UnexpectedUse, Exception):
+            # The network may have raised another exception in response to _UnexpectedUse.
+            if injector.unexpected is None:
+                raise
+        return outputs, injector.unexpected
+
+
+def _std(parameter: ParameterMoments) -> Tensor:
+    assert parameter.std is not None
+    return parameter.std
+
+
+class _UnexpectedUse(BaseException):
+    """A pass used a parameter differently than the traced ones.
+
+    It derives from BaseException so that ``except Exception`` in a network does not catch it.
+    """
+
+
+class _NoiseInjector(WeightInterceptor):
+    """Adds an estimator's noise to the linear operations of a pass."""
+
+    def __init__(
+        self,
+        estimator: PerExampleEstimator,
+        intercepted: Mapping[str, Tensor],
+        moments: Mapping[str, ParameterMoments],
+        state: PassState,
+    ) -> None:
+        super().__init__(intercepted, grad_mode=torch.is_grad_enabled())
+        self._estimator = estimator
+        self._moments = moments
+        self._state = state
+        self._uses: dict[str, list[ParameterUse]] = {name: [] for name in intercepted}
+        self.unexpected: tuple[str, str] | None = None
+
+    def on_linear(self, operation: LinearOperation, weight: str | None, bias: str | None) -> Tensor:
+        weight_moments = (
+            ParameterMoments(operation.weight) if weight is None else self._moments[weight]
+        )
+        bias_moments = None
+        if operation.bias is not None:
+            bias_moments = ParameterMoments(operation.bias) if bias is None else self._moments[bias]
+        outputs = self._estimator.noisy_output(operation, weight_moments, bias_moments, self._state)
+        for name, of_bias in ((weight, False), (bias, True)):
+            if name is not None:
+                use = operation.use(outputs, self._state.batch_size, of_bias=of_bias)
+                self._add_use(name, use)
+        return outputs
+
+    def on_other(self, name: str, function: str) -> None:
+        self._add_use(name, ParameterUse(function))
+
+    def _add_use(self, name: str, use: ParameterUse) -> None:
+        uses = self._uses[name]
+        if uses[-2:] == [use, use]:
+            return  # a third equal use does not change the treatment
+        uses.append(use)
+        if self._estimator.treatment(uses).kind == "sampled":
+            self.unexpected = name, use.function
+            raise _UnexpectedUse

@@ -1,0 +1,202 @@
+"""Stateless calls: run a network with given weights and leave the network unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bayesify.distributions.layout import ParameterLayout
+
+__all__ = [
+    "evaluation_mode",
+    "is_out_of_memory",
+    "non_padding_mask",
+    "parameter_paths",
+    "remove_parameters",
+    "restore_parameters",
+    "run_with",
+    "snapshot",
+]
+
+
+def remove_parameters(net: nn.Module, layout: ParameterLayout) -> dict[str, Tensor]:
+    """Remove the random parameters from ``net`` and return their values.
+
+    Example:
+        >>> net = nn.Linear(3, 2)
+        >>> sorted(remove_parameters(net, ParameterLayout.of(net))), list(net.parameters())
+        (['bias', 'weight'], [])
+    """
+    values = {}
+    for name, aliases in zip(layout.names, layout.ties, strict=True):
+        values[name] = net.get_parameter(name).detach()
+        for owner, leaf in _owners(net, aliases):
+            # None keeps the entry, so that a call without the weight raises an error.
+            owner._parameters[leaf] = None
+    for module in _recurrent(net):
+        _forget_flat_weights(module)
+    return values
+
+
+def non_padding_mask(net: nn.Module, layout: ParameterLayout, values: Tensor) -> Tensor | None:
+    """Return a mask that is False for padding rows of embeddings, shape (D,); None if all are True.
+
+    The row of an embedding's ``padding_idx`` is 0 and receives no gradient from the network. As a
+    random variable it would move to the prior, and padding would become noise. A padding row with
+    other values is treated as a weight.
+
+    Args:
+        net: the network, before or after its random parameters were removed.
+        layout: the layout of its random parameters.
+        values: the values of these parameters, shape (D,).
+
+    Example:
+        >>> net = nn.Embedding(3, 2, padding_idx=0)
+        >>> layout = ParameterLayout.of(net)
+        >>> non_padding_mask(net, layout, net.weight.detach().flatten())
+        tensor([False, False,  True,  True,  True,  True])
+    """
+    mask = torch.ones_like(values, dtype=torch.bool)
+    for aliases in layout.ties:
+        owners = [owner for owner, _ in _owners(net, aliases)]
+        tables = [owner for owner in owners if isinstance(owner, nn.Embedding | nn.EmbeddingBag)]
+        indices = {table.padding_idx for table in tables}
+        # If the table is tied to a layer of another kind, the row receives gradients there.
+        if len(tables) == len(owners) and len(indices) == 1 and None not in indices:
+            width = tables[0].embedding_dim
+            start = layout.slice_of(aliases[0]).start + (tables[0].padding_idx or 0) * width
+            mask[start : start + width] = bool(values[start : start + width].any())
+    return None if bool(mask.all()) else mask
+
+
+def restore_parameters(
+    net: nn.Module, layout: ParameterLayout, values: Mapping[str, Tensor]
+) -> None:
+    """Set the random parameters of ``net`` to these values, with the original ties."""
+    for name, aliases in zip(layout.names, layout.ties, strict=True):
+        parameter = nn.Parameter(values[name].clone())
+        for owner, leaf in _owners(net, aliases):
+            setattr(owner, leaf, parameter)
+
+
+def parameter_paths(net: nn.Module, layout: ParameterLayout) -> dict[str, tuple[str, ...]]:
+    """Return the paths at which the network holds each random parameter, by its first name.
+
+    A module that is registered twice has one path, the first of its names.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+        >>> net[1], net[2].weight = net[0], net[0].weight
+        >>> parameter_paths(net, ParameterLayout.of(net))["0.weight"]
+        ('0.weight', '2.weight')
+    """
+    found = {}
+    for name, aliases in zip(layout.names, layout.ties, strict=True):
+        places: dict[tuple[nn.Module, str], str] = {}
+        for place, alias in zip(_owners(net, aliases), aliases, strict=True):
+            places.setdefault(place, alias)
+        found[name] = tuple(places.values())
+    return found
+
+
+def run_with(
+    net: nn.Module,
+    tensors: Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Run ``net`` with the given tensors in place of its random parameters."""
+    recurrent = _recurrent(net)
+    for module in recurrent:
+        _forget_flat_weights(module)
+    try:
+        return functional_call(net, dict(tensors), args, dict(kwargs), tie_weights=False)
+    finally:
+        for module in recurrent:
+            _forget_flat_weights(module)
+
+
+@contextmanager
+def evaluation_mode(net: nn.Module) -> Iterator[None]:
+    """Set all modules of ``net`` to evaluation mode, and restore their modes on exit."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def snapshot(net: nn.Module) -> Callable[[], None]:
+    """Save the buffers and generator states that a pass may change; return a function to restore.
+
+    Example:
+        >>> net = nn.BatchNorm1d(2)
+        >>> undo = snapshot(net)
+        >>> _ = net(torch.ones(3, 2))
+        >>> undo()
+        >>> net.running_mean
+        tensor([0., 0.])
+    """
+    buffers = [
+        (module, name, buffer, None if buffer is None else buffer.detach().clone())
+        for module in net.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    generator = torch.get_rng_state()
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()
+    devices = torch.cuda.get_rng_state_all() if used else []
+
+    @torch.no_grad()
+    def undo() -> None:
+        for module, name, buffer, value in buffers:
+            # A pass may have replaced a buffer by another tensor.
+            module._buffers[name] = buffer
+            if buffer is not None and value is not None:
+                buffer.copy_(value)
+        torch.set_rng_state(generator)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+    return undo
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an error that a network raised means that memory is exhausted.
+
+    Example:
+        >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("a shape is wrong"))
+        (True, False)
+    """
+    # PyTorch's CPU allocator raises a plain RuntimeError.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def _recurrent(net: nn.Module) -> list[nn.RNNBase]:
+    return [module for module in net.modules() if isinstance(module, nn.RNNBase)]
+
+
+def _forget_flat_weights(module: nn.RNNBase) -> None:
+    # A recurrent layer caches the weights of its last call, which would hold the autograd graph and
+    # prevent deepcopy. Dead references make it collect its weights again at the next call.
+    names = module._flat_weights_names
+    module._flat_weights = [module._parameters.get(name) for name in names]
+    module._flat_weight_refs = [_dead_reference] * len(names)  # type: ignore[list-item]
+
+
+def _dead_reference() -> None:
+    """Return None, as a weak reference to a deleted object does."""
+
+
+def _owners(net: nn.Module, aliases: tuple[str, ...]) -> Iterator[tuple[nn.Module, str]]:
+    for alias in aliases:
+        owner, _, leaf = alias.rpartition(".")
+        yield net.get_submodule(owner), leaf

@@ -1,0 +1,184 @@
+"""Tracing of forward passes: the functions that use each random parameter, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.estimators.estimator import ParameterUse
+from bayesify.estimators.interception import WeightInterceptor, tensors_in
+from bayesify.estimators.operations import LinearOperation
+from bayesify.estimators.stateless import is_out_of_memory, snapshot
+
+__all__ = ["ParameterUses", "TraceCache", "minibatch_size", "trace"]
+
+#: The uses of each random parameter, by its first name, in one forward pass.
+ParameterUses = dict[str, tuple[ParameterUse, ...]]
+
+
+def minibatch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+    """Return the common length of all tensors among a network's arguments, or None."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    lengths = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
+    # Compared instead of hashed, so that compiled code is valid for every minibatch size.
+    equal = bool(lengths) and lengths[0] > 0 and all(n == lengths[0] for n in lengths)
+    return lengths[0] if equal else None
+
+
+class TraceCache:
+    """The traced parameter uses of one network, by the kind of its inputs.
+
+    Attributes:
+        last: the uses in the kind of pass that was requested last, or None.
+    """
+
+    def __init__(self) -> None:
+        self._by_kind: dict[object, ParameterUses] = {}
+        self.last: ParameterUses | None = None
+
+    def uses(
+        self,
+        net: nn.Module,
+        forward: Callable[..., Any],
+        tensors: Callable[[], Mapping[str, Tensor]],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> ParameterUses:
+        """Return the uses of each parameter in a pass with inputs of this kind.
+
+        Args:
+            net: the network; its buffers are restored after tracing.
+            forward: the forward pass, ``forward(tensors, *args, **kwargs)``.
+            tensors: returns one tensor for each parameter, by its first name.
+            args: positional inputs.
+            kwargs: keyword inputs.
+        """
+        kind = _kind_of_pass(net, args, kwargs)
+        if kind not in self._by_kind:
+            undo = snapshot(net)
+            try:
+                self._by_kind[kind] = trace(forward, tensors(), args, kwargs)
+            finally:
+                undo()
+        self.last = self._by_kind[kind]
+        return self.last
+
+    def add_use(self, name: str, function: str) -> None:
+        """Add a use that tracing missed to the kind of pass that was requested last."""
+        if self.last is not None:
+            self.last[name] += (ParameterUse(function),)
+
+
+def _kind_of_pass(net: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    """Return a key of all that the uses may depend on, except the size of the minibatch."""
+    # Whether a custom autograd function is a linear use depends on gradients being enabled.
+    modes = torch.is_grad_enabled(), *(module.training for module in net.modules())
+    return modes, tuple(map(_kind, args)), tuple((name, _kind(kwargs[name])) for name in kwargs)
+
+
+def _kind(value: object) -> object:
+    if isinstance(value, Tensor):
+        return tuple(value.shape[1:]), value.dtype
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_kind, value))
+    # Numbers are left out: one that changes at every call would cause a trace at every call.
+    return value if isinstance(value, (bool, str)) else type(value)
+
+
+def trace(
+    forward: Callable[..., Any],
+    tensors: Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> ParameterUses:
+    """Run a network with N and with N + 1 examples, and list the uses of its parameters.
+
+    A single pass does not tell whether the rows of an operation are examples: in a network whose
+    first axis is time, there may be as many time steps as examples. A use therefore counts as one
+    on rows of examples only if the number of rows grows with N.
+
+    Args:
+        forward: the forward pass, ``forward(tensors, *args, **kwargs)``.
+        tensors: one tensor for each parameter, by its first name.
+        args: positional inputs.
+        kwargs: keyword inputs.
+
+    Raises:
+        torch.OutOfMemoryError: the memory does not suffice for N + 1 examples.
+    """
+    size = minibatch_size(args, kwargs)
+    uses, has_rows = _uses(forward, tensors, args, kwargs, size)
+    if size is None:
+        return _none_by_row(uses, "and the inputs do not tell the number of examples")
+    if not has_rows:
+        return _none_by_row(uses, "and the outputs are not rows of examples")
+    try:
+        index = torch.arange(size + 1) % size
+        longer_args = tuple(_repeat(value, index) for value in args)
+        longer_kwargs = {name: _repeat(value, index) for name, value in kwargs.items()}
+        longer_uses, has_rows = _uses(forward, tensors, longer_args, longer_kwargs, size + 1)
+    except Exception as error:  # the user's network may raise any kind of error
+        if is_out_of_memory(error):
+            raise
+        reason = f"in a network that fails on a minibatch of another size ({type(error).__name__})"
+        return _none_by_row(uses, reason)
+    if not has_rows:
+        return _none_by_row(uses, "and the outputs are not rows of examples")
+    return {
+        name: found if longer_uses[name] == found else _not_by_row(found)
+        for name, found in uses.items()
+    }
+
+
+def _none_by_row(uses: ParameterUses, why: str) -> ParameterUses:
+    return {name: _not_by_row(uses[name], why) for name in uses}
+
+
+def _not_by_row(
+    uses: tuple[ParameterUse, ...], why: str = ParameterUse("").why
+) -> tuple[ParameterUse, ...]:
+    return tuple(ParameterUse(use.function, why=why) for use in uses)
+
+
+def _repeat(value: Any, index: Tensor) -> Any:
+    return value[index.to(value.device)] if isinstance(value, Tensor) else value
+
+
+def _uses(
+    forward: Callable[..., Any],
+    tensors: Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    batch_size: int | None,
+) -> tuple[ParameterUses, bool]:
+    """Return the uses in one pass, and whether the first axis of an output is the examples."""
+    # Copies, as a pass may edit weights in place, and the tracer needs a separate tensor for each.
+    weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    tracer = _Tracer(weights, batch_size)
+    with tracer:
+        outputs = forward(weights, *args, **kwargs)
+    has_rows = any(part.dim() > 0 and len(part) == batch_size for part in tensors_in(outputs))
+    return {name: tuple(found) for name, found in tracer.uses.items()}, has_rows
+
+
+class _Tracer(WeightInterceptor):
+    """Records the uses of each parameter."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], batch_size: int | None) -> None:
+        super().__init__(tensors, grad_mode=torch.is_grad_enabled())
+        self._batch_size = batch_size
+        self.uses: dict[str, list[ParameterUse]] = {name: [] for name in tensors}
+
+    def on_linear(self, operation: LinearOperation, weight: str | None, bias: str | None) -> Tensor:
+        outputs = operation.apply(operation.inputs, operation.weight, operation.bias)
+        for name, of_bias in ((weight, False), (bias, True)):
+            if name is not None:
+                use = operation.use(outputs, self._batch_size, of_bias=of_bias)
+                self.uses[name].append(use)
+        return outputs
+
+    def on_other(self, name: str, function: str) -> None:
+        self.uses[name].append(ParameterUse(function))

@@ -1,0 +1,401 @@
+"""Saving and loading of Bayesian networks as safetensors files, without pickle."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor, nn
+
+from bayesify import estimators
+from bayesify.distributions import by_group, likelihoods, posteriors, priors
+from bayesify.distributions.likelihoods import Likelihood
+from bayesify.distributions.posteriors import Posterior
+from bayesify.distributions.priors import Prior
+from bayesify.estimators import Estimator
+from bayesify.module.bayesian import BayesianModule
+
+__all__ = [
+    "StorageError",
+    "atomic_write",
+    "encoded_size",
+    "load",
+    "model_meta",
+    "model_tensors",
+    "read_tensors",
+    "restore_model",
+    "save",
+    "unpack_state",
+    "write_tensors",
+]
+
+_PRIOR_MEAN = "prior_mean"
+
+
+def save(bnn: BayesianModule, path: str | os.PathLike[str]) -> None:
+    """Save parameters, buffers and components of a Bayesian network to a safetensors file.
+
+    The file is written atomically. For a pruned network it holds the remaining weights only, and a
+    mask of one bit per weight.
+
+    Args:
+        bnn: the network. Its architecture is not saved; :func:`load` needs the plain network.
+        path: the file; an existing file is replaced.
+
+    Raises:
+        OSError: the file cannot be written; an existing file is then unchanged.
+
+    Example:
+        >>> import tempfile
+        >>> bnn = BayesianModule(nn.Linear(3, 2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(bnn, f"{folder}/model.safetensors")
+        ...     again = load(f"{folder}/model.safetensors", nn.Linear(3, 2))
+        >>> bool((again.posterior.mean == bnn.posterior.mean).all())
+        True
+    """
+    write_tensors(Path(path), model_tensors(bnn), {"kind": "model", "model": model_meta(bnn)})
+
+
+def load(
+    path: str | os.PathLike[str],
+    net: nn.Module,
+    *,
+    likelihood: Likelihood | None = None,
+    prior: Prior | None = None,
+    estimator: Estimator | None = None,
+    posterior: type[Posterior] | None = None,
+) -> BayesianModule:
+    """Load a Bayesian network from a file of :func:`save` or from a training checkpoint.
+
+    Args:
+        path: the file.
+        net: a network of the same architecture. Its values are ignored and it is not changed.
+        likelihood: the likelihood, required if it is not a class of bayesify.
+        prior: the prior, required if it is not a class of bayesify.
+        estimator: the estimator, required if it is not a class of bayesify; it may replace the
+            saved one.
+        posterior: the class of the posterior, required if it is not a class of bayesify.
+
+    Returns:
+        The network as it was saved, on the CPU.
+
+    Raises:
+        StorageError: the file is missing, truncated, altered, not written by bayesify, or of
+            another architecture.
+
+    Example:
+        >>> import tempfile
+        >>> bnn = BayesianModule(nn.Linear(3, 2), seed=5)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(bnn, f"{folder}/model.safetensors")
+        ...     load(f"{folder}/model.safetensors", nn.Linear(3, 2)).seed
+        5
+    """
+    tensors, meta = read_tensors(Path(path))
+    return restore_model(
+        net,
+        tensors,
+        meta.get("model", {}),
+        source=str(path),
+        likelihood=likelihood,
+        prior=prior,
+        estimator=estimator,
+        posterior=posterior,
+    )
+
+
+def model_tensors(bnn: BayesianModule) -> dict[str, Tensor]:
+    """Return the tensors that :func:`save` writes: the state dict without pruned weights."""
+    state: dict[str, Tensor] = dict(bnn.state_dict())
+    mask = bnn.posterior.mask
+    if mask is None:
+        return state
+    for name in _weight_vectors(bnn):
+        state[name] = state[name][mask]
+    packed = np.packbits(mask.cpu().numpy())
+    return state | {"posterior.mask": torch.from_numpy(packed)}
+
+
+def model_meta(bnn: BayesianModule) -> dict[str, Any]:
+    """Return the JSON description that :func:`load` needs in addition to the tensors."""
+    return {
+        "names": list(bnn.layout.names),
+        "shapes": [list(shape) for shape in bnn.layout.shapes],
+        "dtype": str(bnn.layout.dtype).removeprefix("torch."),
+        "posterior": _type_name(bnn.posterior),
+        "prior": _describe(bnn.prior),
+        "estimator": _describe(bnn.estimator),
+        "likelihood": {"type": _type_name(bnn.likelihood), **bnn.likelihood.config()},
+        "seed": bnn.seed,
+    }
+
+
+def restore_model(
+    net: nn.Module,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    *,
+    source: str,
+    likelihood: Likelihood | None = None,
+    prior: Prior | None = None,
+    estimator: Estimator | None = None,
+    posterior: type[Posterior] | None = None,
+) -> BayesianModule:
+    """Restore a network from the results of :func:`model_tensors` and :func:`model_meta`.
+
+    The other arguments are those of :func:`load`.
+
+    Raises:
+        StorageError: tensors or description are incomplete, or do not fit ``net``.
+    """
+    try:
+        names, shapes = meta["names"], [tuple(shape) for shape in meta["shapes"]]
+        _check_architecture(net, names, shapes, source)
+        bnn = BayesianModule(
+            copy.deepcopy(net).to(getattr(torch, meta["dtype"])),
+            likelihood=_component(likelihoods, Likelihood, meta["likelihood"])
+            if likelihood is None
+            else likelihood,
+            prior=prior or _prior(meta["prior"]),
+            posterior=posterior or _component_class(posteriors, Posterior, meta["posterior"]),
+            estimator=estimator or _component(estimators, Estimator, meta["estimator"]),
+            prior_mean="initial" if _PRIOR_MEAN in tensors else None,
+            include=[glob.escape(name) for name in names],
+            exclude=(),
+            seed=meta["seed"],
+        )
+        if list(bnn.layout.names) != list(names):
+            raise StorageError(
+                f"{source} is of another architecture: its parameters have the order "
+                f"{', '.join(names)}, those of the given network {', '.join(bnn.layout.names)}"
+            )
+        state = unpack_state(bnn, tensors)
+        for name, tensor in bnn.state_dict(keep_vars=True).items():
+            # A learned noise or an excluded parameter may have another dtype than the weights.
+            if name in state:
+                tensor.data = tensor.data.to(state[name].dtype)
+        bnn.load_state_dict(state)
+    except StorageError:
+        raise
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise StorageError(
+            f"{source} does not describe a network that can be restored: {reason}"
+        ) from error
+    return bnn
+
+
+def _describe(component: Prior | Estimator) -> dict[str, Any]:
+    name = _type_name(component)
+    fields: dict[str, Any] = {}
+    # Fields of a user's own component are not saved: the component is passed to load().
+    if dataclasses.is_dataclass(component) and "." not in name:
+        for field in dataclasses.fields(component):
+            value = getattr(component, field.name)
+            # Defaults of estimators are not saved, so that runs can resume after a new option is
+            # added.
+            if not (isinstance(component, Estimator) and value == field.default):
+                fields[field.name] = _as_json(value)
+    return {"type": name, **fields}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Prior):
+        return _describe(value)
+    return [_as_json(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _type_name(component: object) -> str:
+    kind = type(component)
+    is_ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return kind.__name__ if is_ours else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _component_class(module: Any, kind: type[Any], name: str) -> Any:
+    found = getattr(module, name, None) if name in module.__all__ else None
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise ValueError(
+            f"bayesify has no {kind.__name__.lower()} named {name!r}; pass your own to load()"
+        )
+    return found
+
+
+def _component(module: Any, kind: type[Any], description: Mapping[str, Any]) -> Any:
+    arguments = dict(description)
+    return _component_class(module, kind, arguments.pop("type"))(**arguments)
+
+
+def _prior(description: Mapping[str, Any]) -> Any:
+    """Create a prior from its description, including the priors that it consists of."""
+    fields = {name: _from_json(value) for name, value in dict(description).items()}
+    module = by_group if fields["type"] in by_group.__all__ else priors
+    return _component(module, Prior, fields)
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _prior(value)
+    return tuple(_from_json(item) for item in value) if isinstance(value, list) else value
+
+
+def _check_architecture(
+    net: nn.Module, names: list[str], shapes: list[tuple[int, ...]], source: str
+) -> None:
+    actual = {name: tuple(p.shape) for name, p in net.named_parameters(remove_duplicate=False)}
+    for name, shape in zip(names, shapes, strict=True):
+        if actual.get(name) != shape:
+            got = f"shape {actual[name]}" if name in actual else "no such parameter"
+            raise StorageError(
+                f"{source} is of another architecture: its parameter {name!r} has shape {shape}, "
+                f"the given network has {got}"
+            )
+
+
+def _weight_vectors(bnn: BayesianModule) -> list[str]:
+    """Return the names of the entries of the state that have one number per weight."""
+    names = [f"posterior.{name}" for name, _ in bnn.posterior.named_parameters()]
+    return names if bnn.prior_mean is None else [*names, _PRIOR_MEAN]
+
+
+def unpack_state(bnn: BayesianModule, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state dict from the tensors of :func:`model_tensors` or of a checkpoint.
+
+    Tensors that are not part of the network's state are ignored.
+    """
+    state = {
+        name: tensors[name]
+        for name in tensors
+        if name.startswith(("posterior.", "likelihood.", "net.")) or name == _PRIOR_MEAN
+    }
+    if "posterior.mask" not in state or state["posterior.mask"].dtype == torch.bool:
+        return state
+    num_weights = bnn.layout.num_weights
+    bits = np.unpackbits(state["posterior.mask"].numpy(), count=num_weights)
+    mask = torch.from_numpy(bits.astype(bool))
+    for name in _weight_vectors(bnn):
+        state[name] = torch.zeros(num_weights, dtype=state[name].dtype).masked_scatter(
+            mask, state[name]
+        )
+    return state | {"posterior.mask": mask}
+
+
+_META_KEY = "bayesify"
+#: Format 1 had ``kept`` for ``mask`` and ``perturbation`` for ``estimator``.
+_FORMAT = 2
+_OLD_NAMES = {"kept": "mask", "perturbation": "estimator"}
+
+
+class StorageError(ValueError):
+    """A file is missing, truncated or altered, or belongs to another network."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write tensors, a JSON description and a digest of both, atomically.
+
+    Raises:
+        OSError: the file cannot be written; an existing file is then unchanged.
+    """
+    atomic_write(path, _encoded(tensors, meta))
+
+
+def encoded_size(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
+    """Return the number of bytes that :func:`write_tensors` would write."""
+    return len(_encoded(tensors, meta))
+
+
+def _encoded(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
+    # Cloned, since safetensors does not accept tensors that share memory (tied parameters).
+    copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    document = {"format": _FORMAT, **meta}
+    document["sha256"] = _digest(copies, document)
+    return to_safetensors(copies, {_META_KEY: json.dumps(document, allow_nan=True)})
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors (on the CPU) and the description that :func:`write_tensors` wrote.
+
+    Raises:
+        StorageError: the file is missing, truncated, altered or not written by bayesify.
+    """
+    if not path.is_file():
+        raise StorageError(f"there is no file {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            description = (file.metadata() or {}).get(_META_KEY)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+        raise StorageError(
+            f"{path} is not a whole safetensors file, it was cut off or altered ({error}); use a "
+            "copy, or train again"
+        ) from error
+    if description is None:
+        raise StorageError(f"{path} is a safetensors file, but bayesify did not write it")
+    try:
+        meta: dict[str, Any] = json.loads(description)
+        expected = meta.pop("sha256")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise StorageError(f"the description in {path} was altered; use a copy") from error
+    if _digest(tensors, meta) != expected:
+        raise StorageError(
+            f"{path} was altered after it was written: its SHA-256 must be {expected}, got "
+            f"{_digest(tensors, meta)}; use a copy, or train again"
+        )
+    if meta.get("format") not in (1, _FORMAT):
+        raise StorageError(
+            f"{path} has format {meta.get('format')}, this version of bayesify reads 1 to {_FORMAT}"
+        )
+    if meta["format"] == 1:
+        return _with_current_names(tensors), _with_current_names(meta)
+    return tensors, meta
+
+
+def _with_current_names(entries: dict[str, Any]) -> dict[str, Any]:
+    """Rename the entries of the tensors or the description of a file of format 1."""
+    renamed = {}
+    for name, value in entries.items():
+        owner, dot, last = name.rpartition(".")
+        new = f"{owner}{dot}{_OLD_NAMES.get(last, last)}"
+        renamed[new] = _with_current_names(value) if isinstance(value, dict) else value
+    return renamed
+
+
+def atomic_write(path: Path, payload: bytes | str) -> None:
+    """Write a file atomically: under a temporary name that then replaces the file.
+
+    Raises:
+        OSError: the disk is full or the folder is not writable; the temporary file is removed.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(payload.encode() if isinstance(payload, str) else payload)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _digest(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

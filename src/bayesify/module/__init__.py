@@ -1,0 +1,1 @@
+"""Bayesian modules: networks whose parameters are random variables, and their predictions."""

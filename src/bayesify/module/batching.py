@@ -1,0 +1,223 @@
+"""Batching of predictions: the number of examples and of weight samples in one forward pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import ceil
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayesify.estimators.stateless import is_out_of_memory
+from bayesify.module.inputs import Inputs, arguments_of, count_examples
+from bayesify.module.pass_memory import PROBE_SIZE, MemoryTracker, PassMemory
+from bayesify.module.random_network import RandomNetwork
+from bayesify.prediction import SizedIterable
+
+__all__ = ["Batching", "PassMemoryCache", "Reduction", "parse_bytes"]
+
+#: Reduces the outputs of all weight samples to a result, such as a predictive distribution.
+Reduction = Callable[[SizedIterable], object]
+#: Measured pass memory by the kind of inputs; None where a probe of a few examples failed.
+PassMemoryCache = dict[object, PassMemory | None]
+
+# docs/prediction.md documents the measurements behind these constants.
+# Bytes of the tensors of one pass; above them a CPU becomes slower, by up to a factor of three.
+_BEST_PASS = {"cpu": 8 * 10**6}
+_LARGEST_PASS = 10**9
+_MAX_BATCH_SIZE = 1024
+# Weight samples share a pass only if each needs few bytes and there are enough of them; otherwise
+# a loop is as fast.
+_LARGEST_SHARE = 250_000
+_BEST_SHARED_PASS = 4 * 10**6
+_MIN_GROUP, _MAX_GROUP = 8, 64
+# Factor for memory that the tracker does not count.
+_SAFETY_FACTOR = 2
+# The batch size is chosen for a pass of a third of the available bytes, since the memory of an
+# allocator becomes fragmented.
+_FRAGMENTATION_FACTOR = 3
+# Masked means, standard deviations, noise that becomes weights, and weights in a kernel's layout.
+_WEIGHT_VECTORS = 4
+# Generator states, and scratch memory of kernels that does not grow with the number of examples.
+_FIXED_OVERHEAD = 2 * 10**6
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_bytes(memory: int | str) -> int:
+    """Parse a number of bytes; MB is 1000^2 bytes, MiB is 1024^2 bytes.
+
+    Raises:
+        ValueError: the text cannot be parsed, or the number is below 1.
+        TypeError: ``memory`` is neither an integer nor text.
+
+    Example:
+        >>> parse_bytes(4096), parse_bytes("64 MB"), parse_bytes("1.5 GiB")
+        (4096, 64000000, 1610612736)
+    """
+    expected = 'max_memory must be a number of bytes, or text such as "64 MB" or "1 GiB"'
+    if isinstance(memory, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMG]I?B|B)", memory.strip().upper())
+        if match is None:
+            raise ValueError(f"{expected}, got {memory!r}")
+        size = int(float(match[1]) * _UNITS[match[2]])
+    elif isinstance(memory, int) and not isinstance(memory, bool):
+        size = memory
+    else:
+        raise TypeError(f"{expected}, got {memory!r}")
+    if size < 1:
+        raise ValueError(f"{expected}, of at least 1 byte, got {memory!r}")
+    return size
+
+
+class Batching(NamedTuple):
+    """The division of a prediction into forward passes.
+
+    Args:
+        batch_size: the number of examples in one pass.
+        group: the number of weight samples in one pass; 1 is a loop over the samples.
+    """
+
+    batch_size: int
+    group: int
+
+    @classmethod
+    def of(
+        cls,
+        network: RandomNetwork,
+        inputs: Inputs,
+        cache: PassMemoryCache,
+        *,
+        num_samples: int = 1,
+        reduction: Reduction | None = None,
+        batch_size: int | None = None,
+        max_memory: int | str | None = None,
+    ) -> Batching:
+        """Choose a fast division that fits into memory.
+
+        Args:
+            network: the network, in evaluation mode.
+            inputs: as for ``BayesianModule.predict``.
+            cache: measurements of earlier calls; new ones are added.
+            num_samples: S, the number of weight samples.
+            reduction: the reduction of the outputs of all samples; None if there is a single
+                output that is returned as it is.
+            batch_size: the batch size that the user requested, or None.
+            max_memory: the memory that the prediction may use, or None.
+
+        Raises:
+            ValueError: ``batch_size`` is below 1, or ``max_memory`` is too small.
+
+        Example:
+            >>> from torch import nn
+            >>> from bayesify import BayesianModule
+            >>> bnn, x = BayesianModule(nn.Linear(1000, 2000)), torch.zeros(3000, 1000)
+            >>> with torch.no_grad():
+            ...     Batching.of(bnn, x, {})
+            ...     Batching.of(bnn, x, {}, max_memory="90 MB")
+            Batching(batch_size=1000, group=1)
+            Batching(batch_size=158, group=1)
+        """
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        num_examples, mean = count_examples(inputs), network.posterior.mean
+        # Forward hooks must see the passes of the prediction only, so that no probe is run.
+        has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in network.net.modules())
+        pass_memory, available = None, None
+        if max_memory is not None:
+            cap = parse_bytes(max_memory)
+            pass_memory, available = _measure_within(
+                cap, network, inputs, num_samples, reduction, batch_size
+            )
+        elif not has_hooks:
+            pass_memory = _cached_pass_memory(network, inputs, cache)
+        if pass_memory is None:
+            return cls(batch_size or min(_MAX_BATCH_SIZE, num_examples), 1)
+        if batch_size is None:
+            best = _BEST_PASS.get(mean.device.type, _LARGEST_PASS)
+            size = min(num_examples, _MAX_BATCH_SIZE, best // pass_memory.per_example)
+            if available is not None:
+                size = min(size, pass_memory.examples_within(available // _FRAGMENTATION_FACTOR))
+            batch_size = ceil(num_examples / ceil(num_examples / max(1, size)))
+        if has_hooks or batch_size < num_examples or not pass_memory.vectorises:
+            return cls(batch_size, 1)
+        share = pass_memory.bytes_for(num_examples) + mean.nbytes
+        group = min(num_samples, _MAX_GROUP, _BEST_SHARED_PASS // share)
+        if available is not None:
+            group = min(group, available // (share + _WEIGHT_VECTORS * mean.nbytes))
+        if share > _LARGEST_SHARE or group < _MIN_GROUP:
+            return cls(batch_size, 1)
+        return cls(batch_size, ceil(num_samples / ceil(num_samples / group)))
+
+
+def _cached_pass_memory(
+    network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache
+) -> PassMemory | None:
+    args, kwargs = arguments_of(inputs)
+    mean, probe_size = network.posterior.mean, min(PROBE_SIZE, count_examples(inputs))
+    kind = (
+        (mean.dtype, mean.device, torch.is_autocast_enabled(mean.device.type), probe_size),
+        tuple((value.shape[1:], value.dtype) for value in args),
+        tuple((name, value.shape[1:], value.dtype) for name, value in kwargs.items()),
+    )
+    if kind not in cache:
+        try:
+            cache[kind], _ = PassMemory.of(network, inputs, _LARGEST_PASS)
+        except Exception as error:
+            # The user's network may reject a few examples with any error, for instance where they
+            # belong together as the nodes of a graph. Any other fault shows in the prediction.
+            if is_out_of_memory(error):
+                raise
+            cache[kind] = None
+    return cache[kind]
+
+
+def _measure_within(
+    cap: int,
+    network: RandomNetwork,
+    inputs: Inputs,
+    num_samples: int,
+    reduction: Reduction | None,
+    batch_size: int | None,
+) -> tuple[PassMemory, int]:
+    """Measure the memory of a pass; return it and the bytes that a pass may use under the cap."""
+    num_examples = count_examples(inputs)
+    weights = _WEIGHT_VECTORS * network.posterior.mean.nbytes + _FIXED_OVERHEAD
+    available, probe_size = max(0, cap - weights) // _SAFETY_FACTOR, PROBE_SIZE
+    if batch_size is not None:
+        available, probe_size = _LARGEST_PASS, batch_size
+    try:
+        pass_memory, outputs = PassMemory.of(network, inputs, available, probe_size)
+    except Exception as error:
+        error.add_note("max_memory measures a pass over one example and one over a few")
+        raise
+    # The outputs of two consecutive weight samples, and the result of the reduction.
+    results = num_examples * (
+        2 * pass_memory.output + _reduction_bytes(reduction, outputs, num_samples)
+    )
+    available = (cap - weights - results) // _SAFETY_FACTOR
+    count = min(num_examples, 1 if batch_size is None else batch_size)
+    needed = pass_memory.bytes_for(count)
+    if needed > available:
+        minimum = weights + results + _SAFETY_FACTOR * needed
+        raise ValueError(
+            f"max_memory must be at least {minimum} bytes for this prediction, got {cap}: "
+            f"{weights} for weights, {results} for the results of {num_examples} examples, "
+            f"{_SAFETY_FACTOR * needed} for a pass over {count} of them; predict fewer examples at "
+            "a time" + ("" if count == 1 else ", or omit batch_size")
+        )
+    return pass_memory, available
+
+
+def _reduction_bytes(reduction: Reduction | None, outputs: Tensor, num_samples: int) -> int:
+    """Return the peak bytes of a reduction per example, without the outputs of one sample."""
+    if reduction is None:
+        return 0
+    peaks: list[int] = []
+    for count in (2, 3):
+        with MemoryTracker() as tracker:
+            reduction([outputs] * count)
+        peaks.append(tracker.peak)
+    return ceil((peaks[0] + (num_samples - 2) * (peaks[1] - peaks[0])) / len(outputs))

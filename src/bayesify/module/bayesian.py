@@ -1,0 +1,249 @@
+"""BayesianModule: any PyTorch network as a Bayesian neural network, without editing it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.distributions.layout import Selector, abbreviate
+from bayesify.distributions.likelihoods import CategoricalLikelihood, Likelihood
+from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
+from bayesify.distributions.priors import Gaussian, Prior
+from bayesify.estimators import Estimator, stateless
+from bayesify.module.batching import Batching, PassMemoryCache, Reduction
+from bayesify.module.inputs import Inputs
+from bayesify.module.pretrained import RelativeStd, prior_mean_of
+from bayesify.module.random_network import RandomNetwork
+from bayesify.module.sampling import SampledOutputs, run_in_batches
+from bayesify.noise.keys import NoiseKey, Stream
+from bayesify.prediction import Predictive
+
+__all__ = ["BayesianModule"]
+
+
+class BayesianModule(RandomNetwork):
+    """A network whose parameters are random variables with a learned posterior.
+
+    The network is copied; the caller's object is never changed. The random parameters are removed
+    from the copy, so that ``parameters()`` yields the parameters of the posterior, those of the
+    likelihood and the deterministic parameters of the network. Any optimiser can train these. A
+    parameter that the network shares between modules is one random variable.
+
+    Args:
+        net: an initialised module; its values are the initial means.
+        likelihood: the distribution of the targets given the outputs, also copied; default
+            ``CategoricalLikelihood()``.
+        prior: the prior of each weight; default ``Gaussian(std=0.3)``.
+        posterior: the family of q, ``MeanFieldGaussian`` or ``Delta``.
+        init_std: initial standard deviation: a number, a vector of shape (D,), or ``RelativeStd``
+            in proportion to each weight; default 0.02 for a Gaussian.
+        prior_mean: None for a prior centred at 0, ``"initial"`` for one centred on the network's
+            own values (MOPED, Krishnan et al. 2020), or a vector of shape (D,).
+        estimator: how noise enters the forward pass; default ``WeightSampling()``.
+        include: name patterns and module types of the random parameters.
+        exclude: name patterns and module types of deterministic parameters; None excludes the
+            affine parameters of normalisation layers.
+        seed: the seed of all noise.
+
+    Raises:
+        ValueError: no parameter is left to make random, or a pattern matches none.
+        TypeError: a parameter cannot be random (see ``ParameterLayout.of``), or a component is not
+            of the expected type.
+
+    Example:
+        >>> net = nn.Linear(3, 2)
+        >>> bnn = BayesianModule(net, seed=1)
+        >>> bnn(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+        >>> sorted(name for name, _ in bnn.named_parameters())
+        ['posterior.mean', 'posterior.rho']
+        >>> bnn.predict(torch.zeros(5, 3), num_samples=10).mean.shape
+        torch.Size([5, 2])
+    """
+
+    prior_mean: Tensor | None
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        likelihood: Likelihood | None = None,
+        prior: Prior | None = None,
+        posterior: type[Posterior] = MeanFieldGaussian,
+        init_std: float | Tensor | RelativeStd | None = None,
+        prior_mean: Literal["initial"] | Tensor | None = None,
+        estimator: Estimator | None = None,
+        include: Sequence[Selector] = ("*",),
+        exclude: Sequence[Selector] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            net,
+            posterior=posterior,
+            init_std=init_std,
+            estimator=estimator,
+            include=include,
+            exclude=exclude,
+            seed=seed,
+        )
+        if not isinstance(likelihood, Likelihood | None):
+            raise TypeError(
+                f"likelihood must be a Likelihood such as CategoricalLikelihood(), got "
+                f"{likelihood!r}"
+            )
+        initial = self.posterior.mean.detach()
+        self.register_buffer("prior_mean", prior_mean_of(prior_mean, initial))
+        self.likelihood: Likelihood = (
+            CategoricalLikelihood() if likelihood is None else copy.deepcopy(likelihood)
+        )
+        self.prior = Gaussian(std=0.3) if prior is None else prior
+        self._pass_memory: PassMemoryCache = {}
+
+    @property
+    def prior(self) -> Prior:
+        """The prior as it was given; ``weight_prior`` is the prior of the flat weight vector."""
+        return self._prior
+
+    @prior.setter
+    def prior(self, prior: Prior) -> None:
+        if not isinstance(prior, Prior):
+            raise TypeError(f"prior must be a Prior such as Gaussian(0.3), got {prior!r}")
+        weight_prior = prior.for_layout(self.layout)
+        if isinstance(self.posterior, Delta):
+            weight_prior.log_prob(self.posterior.mean)  # raises TypeError if it needs a spread
+        self.weight_prior, self._prior = weight_prior, prior
+
+    @torch.no_grad()
+    def predict(
+        self,
+        inputs: Inputs,
+        num_samples: int = 100,
+        *,
+        keep_samples: bool = False,
+        batch_size: int | None = None,
+        max_memory: int | str | None = None,
+        seed: int | None = None,
+    ) -> Predictive:
+        """Predict with S weight samples from the posterior.
+
+        Dropout and batch normalisation are in evaluation mode. Repeated calls give the same
+        result, because the weight samples are a function of the seed.
+
+        Args:
+            inputs: the network's inputs with N examples on the first axis: one tensor, or a
+                sequence or mapping of tensors that become positional or keyword arguments.
+            num_samples: S, the number of weight samples, at least 1.
+            keep_samples: whether the result holds the prediction of every sample, which takes S
+                times the memory.
+            batch_size: the number of examples in one forward pass; None chooses a fast one.
+            max_memory: the memory that the prediction may use, including its result: a number of
+                bytes, or text such as ``"64 MB"``. None only bounds the memory of a single pass.
+            seed: a seed for other weight samples; None stands for the seed of the module.
+
+        Returns:
+            A :class:`Predictive` over N examples.
+
+        Raises:
+            ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no examples, or
+                ``max_memory`` is too small.
+        """
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
+        reduction = partial(self.likelihood.predictive, keep_samples=keep_samples)
+        with stateless.evaluation_mode(self.net):
+            batching = Batching.of(
+                self,
+                inputs,
+                self._pass_memory,
+                num_samples=num_samples,
+                reduction=reduction,
+                batch_size=batch_size,
+                max_memory=max_memory,
+            )
+            return reduction(SampledOutputs(self, inputs, key, num_samples, batching))
+
+    @torch.no_grad()
+    def predict_mean(
+        self,
+        inputs: Inputs,
+        *,
+        batch_size: int | None = None,
+        max_memory: int | str | None = None,
+    ) -> Predictive:
+        """Predict with the mean weights, in one pass of a single network.
+
+        For few examples the overhead of this method doubles the time of the pass; see
+        docs/prediction.md.
+
+        Args:
+            inputs: as for :meth:`predict`.
+            batch_size: as for :meth:`predict`.
+            max_memory: as for :meth:`predict`.
+
+        Returns:
+            A :class:`Predictive` without epistemic uncertainty.
+
+        Raises:
+            ValueError: ``batch_size`` is below 1, there are no examples, or ``max_memory`` is too
+                small.
+        """
+        reduction = partial(self.likelihood.predictive, keep_samples=False)
+        return reduction([self._mean_outputs(inputs, reduction, batch_size, max_memory)])
+
+    @torch.no_grad()
+    def mean_outputs(
+        self,
+        inputs: Inputs,
+        *,
+        batch_size: int | None = None,
+        max_memory: int | str | None = None,
+    ) -> Tensor:
+        """Return the network's outputs at the mean weights in evaluation mode, shape (N, ...)."""
+        return self._mean_outputs(inputs, None, batch_size, max_memory)
+
+    def _mean_outputs(
+        self,
+        inputs: Inputs,
+        reduction: Reduction | None,
+        batch_size: int | None,
+        max_memory: int | str | None,
+    ) -> Tensor:
+        with stateless.evaluation_mode(self.net):
+            batching = Batching.of(
+                self,
+                inputs,
+                self._pass_memory,
+                reduction=reduction,
+                batch_size=batch_size,
+                max_memory=max_memory,
+            )
+            mean = self.posterior.masked_mean.clone()  # the network may edit its weights in place
+            return run_in_batches(self, mean, inputs, batching.batch_size)
+
+    def to_module(self) -> nn.Module:
+        """Return an ordinary network of the original class with the mean weights as parameters.
+
+        Example:
+            >>> type(BayesianModule(nn.Linear(3, 2)).to_module())
+            <class 'torch.nn.modules.linear.Linear'>
+        """
+        net = copy.deepcopy(self.net)
+        stateless.restore_parameters(net, self.layout, self._means())
+        return net
+
+    def extra_repr(self) -> str:
+        """Describe the components that are not modules, and count the treatments."""
+        counts = sorted(self.summary().counts.items())
+        treated = ", ".join(f"{count} {kind}" for kind, count in counts)
+        centred = "" if self.prior_mean is None else " about prior_mean"
+        return (
+            f"random={abbreviate(self.layout.names, 6)}; num_weights={self.layout.num_weights}, "
+            f"prior={self.prior}{centred}, estimator={self.estimator} ({treated}), "
+            f"seed={self.seed}"
+        )

@@ -1,0 +1,235 @@
+"""Measure the memory of a forward pass on a few examples."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bayesify.estimators import stateless
+from bayesify.module.inputs import Inputs, batches_of, check_rows, count_examples
+from bayesify.module.random_network import RandomNetwork, as_tensor
+
+__all__ = ["PROBE_SIZE", "MemoryTracker", "PassMemory", "UnfusedAttention"]
+
+#: Number of examples in the larger of the two measured passes.
+PROBE_SIZE = 8
+
+# Operations for which torch.vmap has a batching rule that emits no warning. A network with any
+# other operation is run sample by sample.
+_VECTORISED = frozenset({
+    "_adaptive_avg_pool2d", "_log_softmax", "_prelu_kernel", "_softmax", "_to_copy",
+    "_unsafe_view", "abs", "add", "add_", "addmm", "avg_pool2d", "baddbmm", "bmm", "cat",
+    "clamp", "clone", "convolution", "cos", "div", "div_", "elu", "embedding", "empty", "exp",
+    "expand", "gelu", "hardtanh", "leaky_relu", "log", "masked_fill", "max_pool2d_with_indices",
+    "mean", "mm", "mul", "mul_", "native_batch_norm", "native_group_norm", "native_layer_norm",
+    "neg", "permute", "pow", "relu", "relu_", "rsub", "select", "sigmoid", "silu", "sin",
+    "slice", "softplus", "split", "split_with_sizes", "sqrt", "squeeze", "stack", "sub", "sub_",
+    "sum", "t", "tanh", "transpose", "unsqueeze", "view",
+})  # fmt: skip
+
+
+class MemoryTracker(TorchDispatchMode):
+    """A context that counts the bytes of the tensors that are allocated in it.
+
+    Attributes:
+        live: bytes of the tensors that still exist.
+        peak: the largest number of bytes at any time, including the workspace of convolutions and
+            recurrent layers.
+        operations: names of the operations that were run.
+
+    Example:
+        >>> with MemoryTracker() as tracker:
+        ...     x = torch.ones(10).exp()
+        >>> tracker.live, tracker.peak, sorted(tracker.operations)
+        (40, 80, ['exp', 'ones'])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = 0
+        self.peak = 0
+        self.operations: set[str] = set()
+        self._held: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch imports its compiler here, which takes a second and 70 MB.
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one operation and count the tensors that it allocates."""
+        named = kwargs or {}
+        given = {
+            value.untyped_storage()._cdata
+            for value in (*args, *named.values())
+            if isinstance(value, Tensor)
+        }
+        result = func(*args, **named)
+        name = func._schema.name.removeprefix("aten::")
+        self.operations.add(name)
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, Tensor) and value.untyped_storage()._cdata not in given:
+                self._hold(value.untyped_storage())
+        self.peak = max(self.peak, self.live + _workspace(name, args, result))
+        return result
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._held:
+            return
+
+        def release(_: object) -> None:
+            del self._held[key]
+            self.live -= size
+
+        self._held[key] = weakref.ref(storage, release)
+        self.live += size
+
+
+def _workspace(name: str, args: Sequence[Any], result: Any) -> int:
+    """Return the bytes that a kernel allocates internally, for kernels measured to do so."""
+    if name == "mkldnn_rnn_layer":
+        return 5 * int(result[0].nbytes)
+    if name != "convolution":
+        return 0
+    inputs, kernel = args[:2]
+    if inputs.dtype in (torch.float32, torch.bfloat16):
+        return int(inputs.nbytes + result.nbytes)  # copies in the kernel's memory layout
+    # im2col: all patches of the inputs as one matrix.
+    return int(kernel[0].numel() * result.numel() // result.shape[1] * result.element_size())
+
+
+class UnfusedAttention(TorchFunctionMode):
+    """A context in which attention layers do not use their fused kernel.
+
+    Transformer layers skip the kernel whenever a function mode is active, so that the mode itself
+    does nothing. The fused kernel hides its tensors from ``MemoryTracker``, has no dropout and
+    cannot run several weight samples.
+
+    Example:
+        >>> with UnfusedAttention():
+        ...     torch.ones(2).exp()
+        tensor([2.7183, 2.7183])
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call the function unchanged."""
+        return func(*args, **(kwargs or {}))
+
+
+class PassMemory(NamedTuple):
+    """The memory of a forward pass as a function of the number of examples.
+
+    Args:
+        single: bytes of a pass over one example.
+        fixed: bytes of a pass over several examples that do not depend on their number.
+        per_example: additional bytes for each example.
+        output: bytes of the output of one example, which ``per_example`` includes.
+        vectorises: whether several weight samples can share a pass.
+    """
+
+    single: int
+    fixed: int
+    per_example: int
+    output: int
+    vectorises: bool
+
+    def bytes_for(self, num_examples: int) -> int:
+        """Return the bytes of a pass over this number of examples.
+
+        Example:
+            >>> PassMemory(70, fixed=50, per_example=20, output=4, vectorises=True).bytes_for(10)
+            250
+        """
+        return self.single if num_examples == 1 else self.fixed + num_examples * self.per_example
+
+    def examples_within(self, available: int) -> int:
+        """Return the largest number of examples in a pass of at most ``available`` bytes.
+
+        Example:
+            >>> memory = PassMemory(70, fixed=50, per_example=20, output=4, vectorises=True)
+            >>> memory.examples_within(269)
+            10
+        """
+        several = (available - self.fixed) // self.per_example
+        return several if several > 1 else int(self.single <= available)
+
+    @classmethod
+    def of(
+        cls, network: RandomNetwork, inputs: Inputs, available: int, probe_size: int = PROBE_SIZE
+    ) -> tuple[PassMemory, Tensor]:
+        """Measure a pass of the mean network over one example and one over a few examples.
+
+        Buffers and generator states of the network are restored afterwards.
+
+        Args:
+            network: the network, in evaluation mode.
+            inputs: as for ``BayesianModule.predict``.
+            available: the largest number of bytes that a measured pass may need.
+            probe_size: the largest number of examples in the second pass.
+
+        Returns:
+            The memory of a pass, and the outputs of the second pass.
+
+        Raises:
+            ValueError: the outputs are not rows of examples.
+
+        Example:
+            >>> from torch import nn
+            >>> from bayesify import BayesianModule
+            >>> with torch.no_grad():
+            ...     PassMemory.of(BayesianModule(nn.Linear(3, 2)), torch.zeros(100, 3), 10**6)[0]
+            PassMemory(single=8, fixed=0, per_example=8, output=8, vectorises=True)
+        """
+        weights = network.posterior.masked_mean.clone()
+        undo = stateless.snapshot(network.net)
+
+        def measure(count: int) -> tuple[int, Tensor, bool]:
+            args, kwargs = next(batches_of(inputs, count))
+            # Copies, as a network may edit its inputs.
+            args = tuple(value.clone() for value in args)
+            kwargs = {name: value.clone() for name, value in kwargs.items()}
+            with MemoryTracker() as tracker, UnfusedAttention():
+                result = as_tensor(network.run_with(weights, *args, **kwargs))
+            outputs = result.clone()
+            del result
+            # A network that stores tensors of a pass would store unusable vmap tensors.
+            stores = tracker.live > 0
+            return tracker.peak, outputs, not stores and tracker.operations <= _VECTORISED
+
+        try:
+            one, outputs, vectorises = measure(1)
+            affordable = available // max(1, one)
+            count = max(1, min(PROBE_SIZE, probe_size, count_examples(inputs), affordable))
+            peak, outputs, vectorises = measure(count) if count > 1 else (one, outputs, vectorises)
+        finally:
+            undo()
+        check_rows(outputs, count)
+        per_example = (peak - one) / (count - 1) if count == PROBE_SIZE else peak / count
+        pass_memory = cls(
+            single=one,
+            fixed=max(0, ceil(peak - count * per_example)),
+            per_example=max(1, ceil(per_example)),
+            output=outputs.nbytes // count,
+            vectorises=vectorises,
+        )
+        return pass_memory, outputs

@@ -1,0 +1,233 @@
+"""RandomNetwork: a network whose weights are drawn from a posterior at each forward pass."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.distributions.layout import ParameterLayout, Selector
+from bayesify.distributions.posteriors import Delta, Posterior, WeightDraw
+from bayesify.estimators import Estimator, ForwardPass, WeightSampling, stateless
+from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
+from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.module.pretrained import RelativeStd, init_std_of
+from bayesify.module.summary import ModuleSummary
+from bayesify.noise.keys import (
+    NoiseKey,
+    Stream,
+    increment_counter,
+    make_counter,
+    process_rank,
+    read_counter,
+)
+
+__all__ = ["RandomNetwork", "as_tensor"]
+
+
+class RandomNetwork(nn.Module):
+    """A private copy of a network whose parameters are drawn from a posterior.
+
+    ``BayesianModule`` adds a prior, a likelihood and predictions, and documents the arguments.
+
+    Attributes:
+        net: the copy of the network, without its random parameters.
+        layout: the layout of the random parameters.
+        posterior: the distribution of the random parameters.
+
+    Example:
+        >>> from bayesify.distributions.posteriors import Delta
+        >>> net = nn.Linear(3, 2)
+        >>> bool((RandomNetwork(net, posterior=Delta)(net.weight) == net(net.weight)).all())
+        True
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        posterior: type[Posterior],
+        init_std: float | Tensor | RelativeStd | None = None,
+        estimator: Estimator | None = None,
+        include: Sequence[Selector] = ("*",),
+        exclude: Sequence[Selector] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if not (isinstance(posterior, type) and issubclass(posterior, Posterior)):
+            raise TypeError(
+                f"posterior must be a class such as MeanFieldGaussian or Delta, got {posterior!r}"
+            )
+        self.layout = ParameterLayout.of(net, include, exclude)
+        for path, module in net.named_modules():
+            if isinstance(module, RandomNetwork):
+                raise TypeError(
+                    f"the network must not contain a {type(module).__name__}, but "
+                    f"{repr(path) if path else 'it'} is one, whose KL would not be counted; pass "
+                    "the plain network, and select the random parameters with include and exclude"
+                )
+        self.net = copy.deepcopy(net)
+        mean = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
+        self.posterior = posterior.centred_on(mean, init_std_of(init_std, mean))
+        self.posterior.mask = stateless.non_padding_mask(self.net, self.layout, mean)
+        self.estimator = WeightSampling() if estimator is None else estimator
+        self.seed = operator.index(seed)
+        if not -(2**127) <= self.seed < 2**127:
+            raise ValueError(f"seed must have at most 128 bits with its sign, got {seed}")
+        self._calls = make_counter()
+        self._traces = TraceCache()
+        self._paths = stateless.parameter_paths(self.net, self.layout)
+
+    @property
+    def estimator(self) -> Estimator:
+        """How noise enters the forward pass."""
+        return self._estimator
+
+    @estimator.setter
+    def estimator(self, estimator: Estimator) -> None:
+        if not isinstance(estimator, Estimator):
+            raise TypeError(f"estimator must be an Estimator such as Flipout(), got {estimator!r}")
+        self._estimator = estimator
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one pass with new weights; the result has the form of ``net(...)``, no extra axis."""
+        key = NoiseKey(self.seed, Stream.CALL, read_counter(self._calls))
+        increment_counter(self._calls)
+        rank = process_rank()
+        outputs, _ = self._run_samples(args, kwargs, key, range(rank, rank + 1), self.posterior)
+        return outputs[0]
+
+    def run_with(self, weights: Tensor, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the network with one flat weight vector, shape (D,)."""
+        return self.run_with_named(self.layout.unflatten(weights), *args, **kwargs)
+
+    def run_with_named(self, tensors: Mapping[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
+        """Run the network with one tensor for each random parameter, by its first name."""
+        given = {path: tensors[name] for name in tensors for path in self._paths[name]}
+        return stateless.run_with(self.net, given, args, kwargs)
+
+    def sample_outputs(
+        self,
+        inputs: Inputs,
+        key: NoiseKey,
+        samples: range,
+        *,
+        posterior: Posterior | None = None,
+    ) -> tuple[Tensor, WeightDraw | None]:
+        """Return outputs under the weight samples of a noise key, shape (S, N, ...), and the draw.
+
+        Args:
+            inputs: as for ``BayesianModule.predict``.
+            key: the key of the noise; the sample index completes it.
+            samples: the indices of the S samples.
+            posterior: the distribution of the weights; None stands for ``self.posterior``.
+
+        Raises:
+            TypeError: the network does not return a single tensor.
+        """
+        args, kwargs = arguments_of(inputs)
+        distribution = self.posterior if posterior is None else posterior
+        results, draw = self._run_samples(args, kwargs, key, samples, distribution)
+        outputs = [as_tensor(result) for result in results]
+        return (outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)), draw
+
+    def summary(self, *args: Any, **kwargs: Any) -> ModuleSummary:
+        """Summarise how noise is added to each random parameter, from one traced forward pass.
+
+        Args:
+            args: example inputs, in the form in which the network is called. Without any, the
+                summary describes the last kind of pass, or is ``unknown`` before any pass.
+            kwargs: keyword inputs.
+
+        Returns:
+            A row for each random parameter: name, shape, treatment, reason.
+
+        Example:
+            >>> from bayesify import BayesianModule, LocalReparameterization
+            >>> bnn = BayesianModule(nn.Linear(3, 2), estimator=LocalReparameterization())
+            >>> [row.treatment for row in bnn.summary()]
+            ['unknown', 'unknown']
+            >>> [row.treatment for row in bnn.summary(torch.zeros(5, 3))]
+            ['exact', 'exact']
+        """
+        if args or kwargs:
+            self._uses(args, kwargs)
+        mixing = [
+            name
+            for name, module in self.net.named_modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+        ]
+        note = (
+            f"; but {mixing[0] or 'the network'} mixes the examples in training mode"
+            if mixing
+            else ""
+        )
+        return ModuleSummary.of(self.layout, self._effective_estimator(), self._traces.last, note)
+
+    def _run_samples(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: NoiseKey,
+        samples: range,
+        posterior: Posterior,
+    ) -> tuple[list[Any], WeightDraw | None]:
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                "a random network must not be run within a backward pass, as "
+                "torch.utils.checkpoint does, since it would draw other noise; checkpoint parts of "
+                "the network's own forward instead, and choose include and exclude such that these "
+                "parts have no random parameter"
+            )
+        forward_pass = ForwardPass(
+            layout=self.layout,
+            forward=lambda tensors: self.run_with_named(tensors, *args, **kwargs),
+            batch_size=minibatch_size(args, kwargs),
+            local_names=lambda: self._local_names(*args, **kwargs),
+            snapshot=lambda: stateless.snapshot(self.net),
+            on_unexpected_use=self._traces.add_use,
+        )
+        return self._effective_estimator().run(forward_pass, posterior, key, samples)
+
+    def _effective_estimator(self) -> Estimator:
+        # A point estimate has no noise, so that the simplest estimator is exact.
+        is_point = isinstance(self.posterior, Delta)
+        return WeightSampling() if is_point else self.estimator
+
+    def _local_names(self, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        uses = self._uses(args, kwargs)
+        return tuple(n for n in uses if self.estimator.treatment(uses[n]).kind != "sampled")
+
+    # This is what torch.compiler.assume_constant_result sets, without importing the compiler. In
+    # compiled code the pass is traced once, when the code is compiled for inputs of these shapes.
+    _local_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _uses(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ParameterUses:
+        return self._traces.uses(self.net, self.run_with_named, self._means, args, kwargs)
+
+    def _means(self) -> dict[str, Tensor]:
+        # A copy, since a network may edit its weights in place, for instance by clamping them.
+        return self.layout.unflatten(self.posterior.masked_mean.detach().clone())
+
+
+def as_tensor(output: object) -> Tensor:
+    """Return the output of a network if it is a single tensor, as likelihoods require.
+
+    Raises:
+        TypeError: it is not a tensor.
+
+    Example:
+        >>> as_tensor([1.0])
+        Traceback (most recent call last):
+        TypeError: the network must return one tensor for the likelihood, got list; ...
+    """
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            "the network must return one tensor for the likelihood, got "
+            f"{type(output).__name__}; wrap it in a module that picks the tensor"
+        )
+    return output

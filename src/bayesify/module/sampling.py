@@ -1,0 +1,136 @@
+"""Outputs of a network under many weight samples, computed batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior
+from bayesify.estimators import stateless
+from bayesify.estimators.stateless import is_out_of_memory
+from bayesify.module.batching import Batching
+from bayesify.module.inputs import Inputs, arguments_of, batches_of, check_rows, count_examples
+from bayesify.module.pass_memory import UnfusedAttention
+from bayesify.module.random_network import RandomNetwork, as_tensor
+from bayesify.noise.keys import NoiseKey
+
+__all__ = ["SampledOutputs", "run_in_batches"]
+
+
+class SampledOutputs:
+    """A network's outputs (N, ...) under each of S weight samples, computed on iteration.
+
+    Args:
+        network: the network, in evaluation mode.
+        inputs: as for ``BayesianModule.predict``.
+        key: the noise of the weights.
+        num_samples: S, the number of weight samples.
+        batching: the number of examples and of weight samples in one pass.
+
+    Example:
+        >>> from torch import nn
+        >>> from bayesify.noise.keys import Stream
+        >>> network = RandomNetwork(nn.Linear(3, 2), posterior=MeanFieldGaussian)
+        >>> key, x = NoiseKey(0, Stream.PREDICTION, 0), torch.zeros(5, 3)
+        >>> with torch.no_grad():
+        ...     outputs = list(SampledOutputs(network, x, key, 2, Batching(batch_size=5, group=1)))
+        >>> [part.shape for part in outputs]
+        [torch.Size([5, 2]), torch.Size([5, 2])]
+    """
+
+    def __init__(
+        self,
+        network: RandomNetwork,
+        inputs: Inputs,
+        key: NoiseKey,
+        num_samples: int,
+        batching: Batching,
+    ) -> None:
+        self._network = network
+        self._inputs = inputs
+        self._key = key
+        self._num_samples = num_samples
+        self._batching = batching
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __iter__(self) -> Iterator[Tensor]:
+        draw = _weight_sampler(self._network.posterior)
+        (batch_size, group), first = self._batching, 0
+        while first < self._num_samples:
+            samples = range(first, min(first + group, self._num_samples))
+            weights = draw(self._key, samples)
+            if len(samples) == 1:
+                yield run_in_batches(self._network, weights[0], self._inputs, batch_size)
+            else:
+                outputs = self._run_group(weights)
+                if outputs is None:
+                    group = 1  # the weights are drawn again, as the network may have edited them
+                    continue
+                yield from outputs.unbind()
+            first = samples.stop
+
+    def _run_group(self, weights: Tensor) -> Tensor | None:
+        """Return the outputs of several weight vectors in one pass, or None if vmap fails."""
+        args, kwargs = arguments_of(self._inputs)
+        network = self._network
+        undo = stateless.snapshot(network.net)
+        try:
+            with UnfusedAttention():
+                outputs: Tensor = torch.vmap(
+                    lambda row: as_tensor(network.run_with(row, *args, **kwargs))
+                )(weights)
+        except Exception as error:
+            # The user's network may fail under vmap with any error; a loop then runs it without
+            # vmap, and raises errors that are not due to vmap again.
+            undo()
+            if is_out_of_memory(error):
+                raise
+            return None
+        return outputs
+
+
+def _weight_sampler(posterior: Posterior) -> Callable[[NoiseKey, range], Tensor]:
+    if type(posterior) is not MeanFieldGaussian:
+        return lambda key, samples: posterior.draw(posterior.noise(key, samples)).weights
+    mean, std = posterior.masked_mean.detach(), posterior.std.detach()
+
+    def draw(key: NoiseKey, samples: range) -> Tensor:
+        # The same numbers as posterior.draw, with std computed only once, and in place.
+        noise = posterior.noise(key, samples)
+        return torch.addcmul(mean, std, noise, out=noise)
+
+    return draw
+
+
+def run_in_batches(
+    network: RandomNetwork, weights: Tensor, inputs: Inputs, batch_size: int
+) -> Tensor:
+    """Return the outputs (N, ...) under one weight vector, ``batch_size`` examples at a time.
+
+    Raises:
+        ValueError: the outputs of a batch are not rows of examples.
+
+    Example:
+        >>> from torch import nn
+        >>> network = RandomNetwork(nn.Linear(3, 2), posterior=MeanFieldGaussian)
+        >>> run_in_batches(network, torch.zeros(8), torch.ones(5, 3), batch_size=2).shape
+        torch.Size([5, 2])
+    """
+    num_examples, start = count_examples(inputs), 0
+    outputs: Tensor | None = None
+    for args, kwargs in batches_of(inputs, batch_size):
+        part = as_tensor(network.run_with(weights, *args, **kwargs))
+        if batch_size >= num_examples:
+            return part.clone()  # neither a view of a larger tensor, nor one that the network holds
+        stop = min(start + batch_size, num_examples)
+        check_rows(part, stop - start)
+        if outputs is None:
+            outputs = part.new_empty((num_examples, *part.shape[1:]))
+        outputs[start:stop] = part
+        start = stop
+    assert outputs is not None
+    return outputs

@@ -1,0 +1,92 @@
+"""Summary of a Bayesian module: shape and treatment of each random parameter, as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bayesify.distributions.layout import ParameterLayout
+from bayesify.estimators import Estimator, Treatment
+from bayesify.estimators.tracing import ParameterUses
+
+__all__ = ["ModuleSummary", "ParameterSummary"]
+
+
+class ParameterSummary(NamedTuple):
+    """One random parameter: its first name, shape and treatment, and the reason for it.
+
+    ``treatment`` is ``"exact"``, ``"per-position"``, ``"sampled"`` or ``"unknown"``; see
+    :class:`~bayesify.estimators.Treatment`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    treatment: str
+    reason: str
+
+
+class ModuleSummary(tuple[ParameterSummary, ...]):
+    """How noise is added to each random parameter in a forward pass; prints as a table.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from bayesify.module.bayesian import BayesianModule
+        >>> from bayesify.estimators import Flipout
+        >>> bnn = BayesianModule(nn.Linear(3, 2), estimator=Flipout())
+        >>> bnn.summary(zeros(5, 3))
+        parameter  shape  treatment  why
+        weight     2 x 3  exact      linear uses random signs for each example
+        bias       2      exact      linear uses random signs for each example
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(
+        cls,
+        layout: ParameterLayout,
+        estimator: Estimator,
+        uses: ParameterUses | None,
+        note: str = "",
+    ) -> ModuleSummary:
+        """Summarise how an estimator treats parameters with these uses.
+
+        Args:
+            layout: the layout of the random parameters.
+            estimator: the estimator.
+            uses: the uses found by tracing a forward pass, or None if none was traced.
+            note: appended to the reason of parameters with separate noise for each example.
+        """
+        rows = []
+        for name, shape in zip(layout.names, layout.shapes, strict=True):
+            kind, reason = _treatment(estimator, uses, name)
+            reason += note if kind in ("exact", "per-position") else ""
+            rows.append(ParameterSummary(name, tuple(shape), kind, reason))
+        return cls(rows)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Number of parameters with each treatment."""
+        return Counter(row.treatment for row in self)
+
+    def __repr__(self) -> str:
+        head = ("parameter", "shape", "treatment", "why")
+        rows = [head] + [
+            (r.name, " x ".join(map(str, r.shape)), r.treatment, r.reason) for r in self
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        return "\n".join(
+            "  ".join(
+                [*(text.ljust(width) for text, width in zip(row[:3], widths, strict=True)), row[3]]
+            )
+            for row in rows
+        )
+
+
+def _treatment(estimator: Estimator, uses: ParameterUses | None, name: str) -> Treatment:
+    if not estimator.needs_trace:
+        return estimator.treatment(())
+    if uses is None:
+        return Treatment("unknown", "no forward pass yet; pass an example input to summary()")
+    return estimator.treatment(uses[name])

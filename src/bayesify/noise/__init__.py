@@ -1,0 +1,1 @@
+"""Reproducible noise: random numbers as a pure function of seed, stream, step and sample."""

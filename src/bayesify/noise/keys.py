@@ -1,0 +1,300 @@
+"""Noise keys: random numbers as a pure function of (seed, stream, step, sample, place).
+
+The same key gives the same numbers, whatever was drawn before, in whatever order, compiled or
+not. A checkpoint therefore stores no generator state: the step counter is enough to resume a run
+exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, library
+
+__all__ = [
+    "NoiseKey",
+    "NoiseSource",
+    "Stream",
+    "derived_seed",
+    "increment_counter",
+    "make_counter",
+    "process_rank",
+    "read_counter",
+]
+
+_MT_WORDS = 624
+_MT_HEADER_BYTES = 24  # seed (8), words left (4), seeded (4), next word (8)
+
+
+NoiseKind = Literal["normal", "sign"]
+
+
+class Stream(IntEnum):
+    """Purposes of noise; two streams never share numbers.
+
+    Example:
+        >>> [stream.name for stream in Stream]
+        ['INITIALIZATION', 'TRAINING', 'PREDICTION', 'CALL', 'SHUFFLE', 'DROPOUT', 'DIVERGENCE',
+         'ACTING', 'ENVIRONMENT']
+    """
+
+    INITIALIZATION = 0
+    TRAINING = 1
+    PREDICTION = 2
+    CALL = 3
+    SHUFFLE = 4
+    DROPOUT = 5
+    DIVERGENCE = 6
+    ACTING = 7
+    ENVIRONMENT = 8
+
+
+@dataclass(frozen=True)
+class NoiseKey:
+    """The key of all noise of one forward pass; a sample's index completes it.
+
+    Args:
+        seed: the seed of the run, a signed integer of at most 128 bits.
+        stream: the purpose of the noise.
+        step: the step within the stream, at least 0. In compiled code it is a tensor on the CPU,
+            so that a new step does not trigger a new compilation.
+
+    Example:
+        >>> key = NoiseKey(seed=0, stream=Stream.TRAINING, step=7)
+        >>> key.normals(range(2), 3).shape
+        torch.Size([2, 3])
+    """
+
+    seed: int
+    stream: Stream
+    step: int | Tensor
+
+    def normals(
+        self,
+        samples: range,
+        size: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Draw standard normals, shape (S, size), one row for each index in ``samples``."""
+        if isinstance(self.step, Tensor):
+            return torch.stack(
+                [self.numbers("normal", sample, 0, size, dtype, device) for sample in samples]
+            )
+        rows = torch.empty(len(samples), size, dtype=dtype, device=device)
+        for row, sample in zip(rows, samples, strict=True):
+            self.fill_normals(row, sample)
+        return rows
+
+    def fill_normals(self, vector: Tensor, sample: int) -> None:
+        """Write one sample's standard normals into a vector; not for compiled code."""
+        _fill(vector, "normal", (self.seed, self.stream, int(self.step), sample, 0))
+
+    def numbers(
+        self,
+        kind: NoiseKind,
+        sample: int,
+        place: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> Tensor:
+        """Draw one vector of shape (size,).
+
+        Args:
+            kind: ``"normal"`` for standard normals, ``"sign"`` for -1 or 1 with probability 1/2.
+            sample: the index of the weight sample.
+            place: the index of the vector within the sample; every vector has its own numbers.
+            size: the length of the vector.
+            dtype: a floating dtype.
+            device: the device to draw on.
+        """
+        if isinstance(self.step, Tensor):
+            # The key is passed as text, because integers of a custom operator have 64 bits only.
+            key = f"{self.seed} {int(self.stream)}"
+            numbers: Tensor = _numbers(
+                kind, key, self.step, sample, place, size, dtype, torch.device(device)
+            )
+            return numbers
+        vector = torch.empty(size, dtype=dtype, device=device)
+        return _fill(vector, kind, (self.seed, self.stream, self.step, sample, place))
+
+
+class NoiseSource:
+    """The noise of one weight sample in one forward pass: a sequence of independent vectors.
+
+    Each call of :meth:`normals` or :meth:`signs` draws the next vector of the sequence.
+
+    Args:
+        key: seed, stream and step.
+        sample: the index of the weight sample.
+        antithetic: whether samples 2i and 2i + 1 have opposite normals and equal signs.
+
+    Example:
+        >>> source = NoiseSource(NoiseKey(0, Stream.TRAINING, 7), sample=0)
+        >>> source.normals((2, 3), torch.float32, "cpu").shape
+        torch.Size([2, 3])
+        >>> sorted(set(source.signs((50,), torch.float32, "cpu").tolist()))
+        [-1.0, 1.0]
+    """
+
+    def __init__(self, key: NoiseKey, sample: int, *, antithetic: bool = False) -> None:
+        self._key = key
+        self._sample = sample - sample % 2 if antithetic else sample
+        self._opposite = antithetic and sample % 2 == 1
+        self._place = 0
+
+    def normals(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str
+    ) -> Tensor:
+        """Draw standard normals of this shape."""
+        numbers = self._next("normal", shape, dtype, device)
+        return -numbers if self._opposite else numbers
+
+    def signs(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Draw -1 or 1, each with probability 1/2, of this shape."""
+        return self._next("sign", shape, dtype, device)
+
+    def rewind(self) -> None:
+        """Return to the first vector of the sequence."""
+        self._place = 0
+
+    def _next(
+        self, kind: NoiseKind, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str
+    ) -> Tensor:
+        # Place 0 is reserved for the noise of whole weight vectors.
+        self._place += 1
+        vector = self._key.numbers(kind, self._sample, self._place, prod(shape), dtype, device)
+        return vector.view(tuple(shape))
+
+
+def derived_seed(seed: int, stream: Stream, step: int, sample: int = 0) -> int:
+    """Hash a key to a 63-bit seed, for generators that take a seed (shuffling, dropout).
+
+    Example:
+        >>> derived_seed(0, Stream.SHUFFLE, 1) == derived_seed(0, Stream.SHUFFLE, 2)
+        False
+    """
+    return int.from_bytes(_digest(8, (seed, stream, step, sample, 0)), "little") >> 1
+
+
+def read_counter(counter: Tensor) -> int | Tensor:
+    """Return the value of a counter for use in a key: an int, or a tensor in compiled code.
+
+    Example:
+        >>> read_counter(torch.tensor(3))
+        3
+    """
+    if torch.compiler.is_compiling():
+        return counter.clone()
+    with torch._C._DisableFuncTorch():
+        return int(counter)
+
+
+def make_counter(value: int = 0) -> Tensor:
+    """Create a counter on the CPU that compiled code can increment too.
+
+    Example:
+        >>> counter = make_counter()
+        >>> increment_counter(counter)
+        >>> read_counter(counter)
+        1
+    """
+    with torch.inference_mode(False):
+        return torch.tensor(value, dtype=torch.int64, device="cpu")
+
+
+def increment_counter(counter: Tensor) -> None:
+    """Add 1 to a counter; this also works within a transform of ``torch.func``."""
+    if torch.compiler.is_compiling():
+        counter += 1
+    else:
+        with torch._C._DisableFuncTorch():
+            counter.add_(1)
+
+
+def process_rank() -> int:
+    """Return the rank of this process, by which ranks draw different noise; 0 if not distributed.
+
+    Example:
+        >>> process_rank()
+        0
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    return 0
+
+
+_Key = tuple[int, int, int, int, int]
+
+
+# A custom operator is opaque to torch.compile: compiled code draws the same numbers as eager code.
+@library.custom_op("bayesify::numbers", mutates_args=())
+def _numbers(
+    kind: str,
+    key: str,
+    step: Tensor,
+    sample: int,
+    place: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    seed, stream = map(int, key.split())
+    vector = torch.empty(size, dtype=dtype, device=device)
+    return _fill(vector, kind, (seed, stream, int(step), sample, place))
+
+
+@_numbers.register_fake
+def _(*args: Any) -> Tensor:
+    *_, size, dtype, device = args
+    return torch.empty(size, dtype=dtype, device=device)
+
+
+def _fill(vector: Tensor, kind: str, key: _Key) -> Tensor:
+    generator = _generator(vector.device, key)
+    if kind == "normal":
+        return vector.normal_(generator=generator)
+    return vector.random_(0, 2, generator=generator).mul_(2.0).sub_(1.0)
+
+
+def _digest(num_bytes: int, key: _Key) -> bytes:
+    seed, stream, step, sample, place = key
+    if step < 0 or sample < 0:
+        raise ValueError(f"step and sample must be at least 0, got {step} and {sample}")
+    text = seed.to_bytes(16, "little", signed=True) + struct.pack("<qqq", stream, step, sample)
+    # Place 0 is not hashed: earlier versions had no places, and their runs must resume unchanged.
+    return hashlib.shake_256(text + (struct.pack("<q", place) if place else b"")).digest(num_bytes)
+
+
+def _generator(device: torch.device, key: _Key) -> torch.Generator:
+    generator = torch.Generator(device)
+    if device.type != "cpu":
+        return generator.manual_seed(int.from_bytes(_digest(8, key), "little") >> 1)
+    # manual_seed keeps only 32 bits on the CPU, so that some steps of a long run would share their
+    # noise. Filling the whole state of the Mersenne Twister avoids such collisions.
+    state = _seeded_state().copy()
+    words = state[_MT_HEADER_BYTES : _MT_HEADER_BYTES + 8 * _MT_WORDS].view(np.int64)
+    words[:] = np.frombuffer(_digest(4 * _MT_WORDS, key), dtype="<u4")
+    with torch._C._DisableFuncTorch():  # within a transform the tensor would have no storage
+        generator.set_state(torch.from_numpy(state))
+    return generator
+
+
+@cache
+def _seeded_state() -> npt.NDArray[np.uint8]:
+    """Return the state of a seeded generator, whose words ``_generator`` replaces."""
+    state: npt.NDArray[np.uint8] = torch.Generator().manual_seed(0).get_state().numpy()
+    return state

@@ -1,0 +1,141 @@
+"""Averages of class probabilities over weight samples, computed one sample at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["AveragedProbabilities", "average_probabilities", "entropy", "join_averages"]
+
+
+class AveragedProbabilities(NamedTuple):
+    """The average of S distributions over K classes, and the entropies that it needs.
+
+    Args:
+        log_mean: logarithm of the averaged probabilities, shape (..., K).
+        expected_entropy: entropy averaged over the S distributions, in nats, shape (...).
+        mutual_information: KL divergence from their average, averaged over the S distributions, in
+            nats, shape (...).
+        log_samples: logarithm of the probabilities of each distribution, shape (S, ..., K), or
+            None.
+    """
+
+    log_mean: Tensor
+    expected_entropy: Tensor
+    mutual_information: Tensor
+    log_samples: Tensor | None
+
+
+def average_probabilities(
+    log_probs: Iterable[Tensor], count: int, *, keep_samples: bool
+) -> AveragedProbabilities:
+    """Average ``count`` distributions over classes, holding one of them at a time.
+
+    The averaged probabilities are accumulated as logarithms, so that a class to which every sample
+    gives a tiny probability still has a finite nll, and in float32 or wider, since in half
+    precision the sum would stop growing. The entropies and the divergences
+    KL(p_s || average) = cross-entropy - entropy are accumulated in float64 from the probabilities,
+    because they are small differences where the samples nearly agree.
+
+    Args:
+        log_probs: the log probabilities of each sample, shape (..., K).
+        count: the number of samples.
+        keep_samples: whether the result holds the log probabilities of all samples.
+
+    Raises:
+        ValueError: there is no sample.
+
+    Example:
+        >>> samples = [torch.tensor([0.5, 0.5]).log()] * 3
+        >>> average = average_probabilities(samples, 3, keep_samples=False)
+        >>> average.log_mean.exp(), average.mutual_information
+        (tensor([0.5000, 0.5000]), tensor(0.))
+    """
+    log_sum: Tensor | None = None
+    prob_sum = entropy_sum = torch.zeros(())
+    log_samples: Tensor | None = None
+    index = -1  # not enumerate, which would hold a sample while the next one is computed
+    for sample in log_probs:
+        index += 1
+        if keep_samples:
+            if log_samples is None:
+                log_samples = sample.new_empty((count, *sample.shape))
+            log_samples[index] = sample
+        probs = sample.to(_accumulation_dtype(sample)).exp()
+        if log_sum is None:
+            dtype = sample.dtype
+            log_sum = sample.to(torch.promote_types(dtype, torch.float32), copy=True)
+            prob_sum, entropy_sum = torch.zeros_like(probs), torch.zeros_like(probs[..., 0])
+        else:
+            # Autograd does not allow the in-place form.
+            out = None if sample.requires_grad or log_sum.requires_grad else log_sum
+            log_sum = torch.logaddexp(log_sum, sample, out=out)
+        del sample
+        probs, entropies = _normalise(probs)
+        prob_sum += probs
+        entropy_sum += entropies
+        del probs, entropies
+    if log_sum is None:
+        raise ValueError("at least one weight sample is needed, got none")
+    mean, expected = prob_sum / count, entropy_sum / count
+    information = _normalise(mean)[1] - expected
+    return AveragedProbabilities(
+        (log_sum - math.log(count)).to(dtype),
+        expected.to(dtype),
+        information.clamp_min(0.0).to(dtype),
+        log_samples,
+    )
+
+
+def join_averages(parts: Sequence[AveragedProbabilities]) -> AveragedProbabilities:
+    """Average several averages in equal shares.
+
+    The result has all of their samples if each holds the same number of samples, else None.
+    """
+    means = average_probabilities([part.log_mean for part in parts], len(parts), keep_samples=False)
+    samples = [part.log_samples for part in parts if part.log_samples is not None]
+    equal = len(samples) == len(parts) and len({len(part) for part in samples}) == 1
+    within = torch.stack([part.mutual_information for part in parts]).mean(0)
+    return AveragedProbabilities(
+        means.log_mean,
+        torch.stack([part.expected_entropy for part in parts]).mean(0),
+        within + means.mutual_information,
+        torch.cat(samples) if equal else None,
+    )
+
+
+def entropy(log_probs: Tensor) -> Tensor:
+    """Compute the entropy in nats over the last axis; log p may be -inf."""
+    return _normalise(log_probs.to(_accumulation_dtype(log_probs)).exp())[1].to(log_probs.dtype)
+
+
+def _normalise(probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return probabilities that sum to 1, and their entropy, both to full relative precision.
+
+    The largest probability is replaced by 1 - rest, with rest the sum of the others, and its
+    entropy is computed from rest. For a nearly certain prediction the entropy is of the order of
+    rest, which would vanish in the rounding error of 1.
+    """
+    largest = probs.argmax(-1, keepdim=True)
+    others = _scatter(probs, largest, 0.0)
+    terms = torch.special.entr(others).sum(-1, keepdim=True)
+    rest = others.sum(-1, keepdim=True)
+    top = 1.0 - rest
+    total = terms.addcmul_(top, rest.neg_().log1p_(), value=-1.0)
+    return _scatter(others, largest, top), total.squeeze(-1)
+
+
+def _scatter(tensor: Tensor, index: Tensor, value: Tensor | float) -> Tensor:
+    # Autograd does not allow the in-place form.
+    scatter: Any = tensor.scatter if tensor.requires_grad else tensor.scatter_
+    filled: Tensor = scatter(-1, index, value)
+    return filled
+
+
+def _accumulation_dtype(tensor: Tensor) -> torch.dtype:
+    # Apple's GPUs have no float64.
+    return torch.float32 if tensor.device.type == "mps" else torch.float64

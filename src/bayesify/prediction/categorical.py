@@ -1,0 +1,135 @@
+"""The predictive distribution over classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from bayesify.prediction.averaging import (
+    AveragedProbabilities,
+    average_probabilities,
+    entropy,
+    join_averages,
+)
+from bayesify.prediction.predictive import Predictive, SizedIterable, check_joinable, select_samples
+
+__all__ = ["CategoricalPredictive"]
+
+
+@dataclass(frozen=True, eq=False)
+class CategoricalPredictive(Predictive):
+    """A distribution over K classes for each of N examples; create it with :meth:`from_logits`.
+
+    Args:
+        log_mean: logarithm of the averaged class probabilities, shape (N, K).
+        expected_entropy: entropy averaged over the weight samples, in nats, shape (N,).
+        mutual_information: mutual information of class and weights, in nats, shape (N,). None
+            stands for the difference of the two entropies, which has a rounding error.
+        log_samples: logarithm of the class probabilities of each weight sample, shape (S, N, K),
+            or None.
+
+    Example:
+        >>> logits = [torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]])]
+        >>> p = CategoricalPredictive.from_logits(logits)
+        >>> p.mean.tolist(), round(p.total.item(), 4), round(p.epistemic.item(), 4)
+        ([[0.5, 0.5]], 0.6931, 0.6931)
+    """
+
+    log_mean: Tensor
+    expected_entropy: Tensor
+    mutual_information: Tensor | None = None
+    log_samples: Tensor | None = None
+
+    @classmethod
+    def from_logits(
+        cls, logits: SizedIterable, *, keep_samples: bool = False
+    ) -> CategoricalPredictive:
+        """Average softmax(logits) over weight samples, one tensor of shape (N, K) at a time.
+
+        The memory does not grow with the number of samples, unless they are kept.
+
+        Raises:
+            ValueError: there is no sample, or the logits are not of shape (N, K).
+        """
+        return cls(
+            *average_probabilities(_log_probs(logits), len(logits), keep_samples=keep_samples)
+        )
+
+    @property
+    def mean(self) -> Tensor:
+        """Averaged class probabilities, shape (N, K)."""
+        return self.log_mean.exp()
+
+    @property
+    def prediction(self) -> Tensor:
+        """The most probable class, shape (N,)."""
+        return self.log_mean.argmax(-1)
+
+    @property
+    def total(self) -> Tensor:
+        """Entropy of the averaged probabilities, in nats, shape (N,)."""
+        return entropy(self.log_mean)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Entropy averaged over the weight samples, in nats, shape (N,)."""
+        return self.expected_entropy
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Mutual information of class and weights, in nats, shape (N,).
+
+        It is the KL divergence of each weight sample's probabilities from their average, averaged
+        over the weight samples.
+        """
+        if self.mutual_information is None:
+            return (self.total - self.aleatoric).clamp_min(0.0)
+        return self.mutual_information
+
+    @property
+    def samples(self) -> Tensor | None:
+        """Class probabilities of each weight sample, shape (S, N, K), if they were kept."""
+        return None if self.log_samples is None else self.log_samples.exp()
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return the log of the averaged probability of each target's class, in nats, shape (N,).
+
+        Raises:
+            ValueError: the targets are not of shape (N,).
+        """
+        if targets.shape != self.log_mean.shape[:1]:
+            raise ValueError(
+                f"targets must be class indices of shape {tuple(self.log_mean.shape[:1])}, got "
+                f"shape {tuple(targets.shape)}; nothing is broadcast"
+            )
+        return self.log_mean.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+    def quantile(self, q: float) -> Tensor:  # noqa: ARG002
+        """Raise TypeError: classes have no order."""
+        raise TypeError("classes have no order, hence no quantiles; use mean, the probabilities")
+
+    def subset(self, samples: Sequence[int] | Tensor) -> Self:
+        """See ``Predictive.subset``."""
+        selected = select_samples(self.log_samples, samples)
+        return type(self)(*average_probabilities(selected, len(selected), keep_samples=True))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """See ``Predictive.joined``."""
+        check_joinable([tuple(part.log_mean.shape) for part in parts])
+        averages = [
+            AveragedProbabilities(p.log_mean, p.expected_entropy, p.epistemic, p.log_samples)
+            for p in parts
+        ]
+        return cls(*join_averages(averages))
+
+
+def _log_probs(logits: SizedIterable) -> Iterator[Tensor]:
+    for sample in logits:
+        if sample.dim() != 2:
+            raise ValueError(f"logits must have shape (N, K), got {tuple(sample.shape)}")
+        yield torch.log_softmax(sample, -1)

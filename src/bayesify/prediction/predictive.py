@@ -1,0 +1,274 @@
+"""The common interface of predictive distributions: moments, quantiles, uncertainties, errors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self, get_args
+
+import torch
+from torch import Tensor
+
+from bayesify.prediction.jackknife import jackknife
+
+__all__ = ["Abstention", "Predictive", "SizedIterable", "Uncertainty", "stack_samples"]
+
+#: The uncertainties of a predictive distribution, by name.
+Uncertainty = Literal["total", "aleatoric", "epistemic"]
+
+
+class SizedIterable(Sized, Iterable[Tensor], Protocol):
+    """An iterable of tensors with a length: a list, or tensors that are computed on iteration."""
+
+
+def stack_samples(tensors: SizedIterable) -> Tensor:
+    """Stack tensors along a new first axis, holding one of them at a time.
+
+    Each tensor is copied to its place as it is computed; ``torch.stack`` would hold all twice.
+
+    Raises:
+        ValueError: there is no tensor.
+
+    Example:
+        >>> stack_samples([torch.zeros(2), torch.ones(2)])
+        tensor([[0., 0.],
+                [1., 1.]])
+    """
+    stack: Tensor | None = None
+    for index, tensor in enumerate(tensors):
+        if stack is None:
+            stack = tensor.new_empty((len(tensors), *tensor.shape))
+        stack[index] = tensor
+    if stack is None:
+        raise ValueError("at least one weight sample is needed, got none")
+    return stack
+
+
+@dataclass(frozen=True, eq=False)
+class Abstention:
+    """Predictions together with a mask of those whose uncertainty is below a threshold.
+
+    Args:
+        answered: True where the uncertainty is at most the threshold, the shape of
+            ``uncertainty``.
+        prediction: the predictions everywhere, see ``Predictive.prediction``.
+        uncertainty: the uncertainty that was compared with the threshold.
+
+    Example:
+        >>> from bayesify.prediction import GaussianPredictive
+        >>> p = GaussianPredictive(torch.tensor([[0.0, -1.0], [0.0, 1.0]]), torch.tensor(0.5))
+        >>> abstention = p.abstain(0.5)
+        >>> abstention.answered, abstention.coverage
+        (tensor([ True, False]), 0.5)
+    """
+
+    answered: Tensor
+    prediction: Tensor
+    uncertainty: Tensor
+
+    @property
+    def coverage(self) -> float:
+        """Share of the predictions that are answered, from 0 to 1."""
+        return float(self.answered.double().mean())
+
+
+class Predictive(ABC):
+    """The predictive distribution p(y | x) of N examples: a mixture over S weight samples.
+
+    ``total = aleatoric + epistemic``, each computed by its own formula. Aleatoric uncertainty is
+    the noise that would remain if the weights were known; epistemic uncertainty is what knowing
+    the weights would remove. For classes ``total`` is the entropy of the averaged probabilities,
+    ``aleatoric`` the averaged entropy and ``epistemic`` the mutual information of class and
+    weights, in nats (Depeweg et al. 2018, eq. 2). For numbers ``total`` is the variance of the
+    mixture, ``aleatoric`` the averaged variance of the noise and ``epistemic`` the variance of the
+    network's output, by the law of total variance (eq. 4 there).
+
+    Example:
+        >>> from bayesify.prediction import GaussianPredictive
+        >>> p = GaussianPredictive(torch.tensor([[-1.0], [1.0]]), torch.tensor(0.5))
+        >>> p.total, p.interval(0.9)
+        (tensor([1.2500]), (tensor([-1.6408]), tensor([1.6408])))
+    """
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """Class probabilities (N, K), or the probability of 1 or mean of the target (N, ...)."""
+
+    @property
+    @abstractmethod
+    def prediction(self) -> Tensor:
+        """The point prediction: the most probable class, or the mean of the target."""
+
+    @property
+    @abstractmethod
+    def total(self) -> Tensor:
+        """Entropy in nats (N,), or the variance of the target (N, ...)."""
+
+    @property
+    @abstractmethod
+    def aleatoric(self) -> Tensor:
+        """The part of ``total`` that would remain if the weights were known."""
+
+    @property
+    @abstractmethod
+    def epistemic(self) -> Tensor:
+        """The part of ``total`` that is due to uncertain weights; never negative."""
+
+    @property
+    @abstractmethod
+    def samples(self) -> Tensor | None:
+        """The prediction of each weight sample, shape (S, N, ...), or None if not kept."""
+
+    @abstractmethod
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return log p(y | x) of the mixture, in nats, shape (N,)."""
+
+    @abstractmethod
+    def quantile(self, q: float) -> Tensor:
+        """Return the q-quantile of the target, with the shape of ``mean``."""
+
+    @abstractmethod
+    def subset(self, samples: Sequence[int] | Tensor) -> Self:
+        """Return the predictive distribution of some weight samples, given by their indices.
+
+        Raises:
+            ValueError: the samples were not kept, ``samples`` is empty, or an index is out of
+                range.
+        """
+
+    @classmethod
+    @abstractmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Mix several predictive distributions of the same examples in equal shares.
+
+        Raises:
+            ValueError: there is none, or their shapes differ.
+        """
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """Return the equal-tailed interval that contains the target with probability ``level``.
+
+        Raises:
+            ValueError: level is not strictly between 0 and 1.
+        """
+        if not 0.0 < level < 1.0:
+            raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
+        return self.quantile(0.5 - 0.5 * level), self.quantile(0.5 + 0.5 * level)
+
+    def standard_error(
+        self, statistic: Callable[[Self], Tensor | float], *, groups: int | None = None
+    ) -> Tensor:
+        """Estimate the Monte Carlo standard error of a function of this distribution.
+
+        This is the standard deviation of the statistic over repeated predictions with S other
+        weight samples each; four times as many samples halve it. It is estimated by the jackknife
+        that leaves out one group of weight samples at a time (Busing, Meijer and van der Leeden
+        1999, eqs 4 to 6), from the present samples alone, with ``groups + 1`` evaluations of the
+        statistic.
+
+        Args:
+            statistic: maps a predictive distribution to a tensor or a number.
+            groups: the number of groups, from 2 to S; None stands for 25, or S if S is smaller.
+                The relative error of the estimate is about ``1 / sqrt(2 * groups)``.
+
+        Returns:
+            The standard error, with the shape of the statistic.
+
+        Raises:
+            ValueError: the samples were not kept, there is only one, or ``groups`` is out of
+                range.
+            TypeError: ``statistic`` returns neither a tensor nor a number.
+
+        Example:
+            >>> from bayesify.prediction import GaussianPredictive
+            >>> p = GaussianPredictive(torch.tensor([[-1.0], [0.0], [1.0]]), torch.tensor(0.5))
+            >>> p.standard_error(lambda p: p.mean), p.standard_error(lambda p: p.quantile(0.9))
+            (tensor([0.5774]), tensor([0.6...]))
+        """
+        if self.samples is None:
+            raise ValueError(f"a standard error needs the weight samples; {KEEP_SAMPLES_HINT}")
+        return jackknife(lambda indices: statistic(self.subset(indices)), len(self.samples), groups)
+
+    def abstain(self, threshold: float, *, by: Uncertainty = "total") -> Abstention:
+        """Answer only where the uncertainty is at most ``threshold``.
+
+        ``metrics.risk_coverage`` computes the curve from which to choose the threshold.
+
+        Args:
+            threshold: in nats, or in squared units of the target.
+            by: the uncertainty to compare: ``"total"``, ``"aleatoric"`` or ``"epistemic"``.
+
+        Raises:
+            ValueError: ``threshold`` is nan, or ``by`` is not one of these names.
+
+        Example:
+            >>> from bayesify.prediction import CategoricalPredictive
+            >>> p = CategoricalPredictive.from_logits([torch.tensor([[9.0, 0.0], [0.2, 0.0]])])
+            >>> p.abstain(0.5).answered
+            tensor([ True, False])
+        """
+        if threshold != threshold:
+            raise ValueError("threshold must be a number, got nan")
+        uncertainty = self.uncertainty(by)
+        return Abstention(uncertainty <= threshold, self.prediction, uncertainty)
+
+    def uncertainty(self, by: Uncertainty) -> Tensor:
+        """Return ``total``, ``aleatoric`` or ``epistemic``, by name.
+
+        Raises:
+            ValueError: there is no uncertainty of this name.
+        """
+        if by not in get_args(Uncertainty):
+            raise ValueError(f"by must be one of {', '.join(get_args(Uncertainty))}, got {by!r}")
+        found: Tensor = getattr(self, by)
+        return found
+
+
+#: The remedy for missing samples, for error messages.
+KEEP_SAMPLES_HINT = "call predict(x, keep_samples=True)"
+
+
+def select_samples(tensor: Tensor | None, samples: Sequence[int] | Tensor) -> Tensor:
+    """Select weight samples from a tensor (S, ...) by their indices.
+
+    Raises:
+        ValueError: the tensor is None, ``samples`` is empty, or an index is out of range.
+    """
+    if tensor is None:
+        raise ValueError(f"the weight samples were not kept; {KEEP_SAMPLES_HINT}")
+    index = torch.as_tensor(samples, device=tensor.device)
+    if index.dim() != 1 or len(index) == 0:
+        raise ValueError(
+            "samples must be at least one index of a weight sample, in one row, got shape "
+            f"{tuple(index.shape)}"
+        )
+    if index.dtype == torch.bool or index.is_floating_point() or index.is_complex():
+        raise ValueError(
+            f"samples must be integer indices, got {index.dtype}; convert a mask to indices with "
+            "mask.nonzero().flatten()"
+        )
+    low, high = int(index.min()), int(index.max())
+    if low < -len(tensor) or high >= len(tensor):
+        raise ValueError(
+            f"samples must lie from 0 to {len(tensor) - 1}, as there are {len(tensor)} weight "
+            f"samples, got {high if high >= len(tensor) else low}"
+        )
+    return tensor[index.long()]
+
+
+def check_joinable(shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise ValueError unless there is at least one shape and all are equal."""
+    if len(set(shapes)) != 1:
+        raise ValueError(
+            "there must be at least one predictive distribution, and all must be of the same "
+            "examples, got "
+            f"{'none' if not shapes else 'shapes ' + ', '.join(map(str, sorted(set(shapes))))}"
+        )
+
+
+def check_level(q: float) -> None:
+    """Raise ValueError unless q lies strictly between 0 and 1."""
+    if not 0.0 < q < 1.0:
+        raise ValueError(f"q must lie strictly between 0 and 1, got {q}")

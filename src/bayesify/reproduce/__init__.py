@@ -1,0 +1,73 @@
+"""Reproduce tables and figures of the literature, each by one command."""
+
+from bayesify.reproduce.harness.experiment import (
+    Context,
+    Experiment,
+    Job,
+    ProgressListener,
+    Result,
+)
+from bayesify.reproduce.harness.result_files import read_result, read_results, stored_result
+from bayesify.reproduce.harness.run_experiment import Outcome, reproduce
+from bayesify.reproduce.papers import estimator_comparison, koca_dittmann, mnist_ood, uci
+from bayesify.reproduce.papers.blundell import (
+    figure5_regression,
+    figure6_mushroom,
+    recipe_search,
+    table1,
+    table2_pruning,
+)
+from bayesify.reproduce.papers.pyro_local import notebook
+from bayesify.reproduce.papers.rahmanto import prior_grid, widths
+from bayesify.reproduce.papers.straight_dope import gluon, scratch
+
+__all__ = [
+    "EXPERIMENTS",
+    "Context",
+    "Experiment",
+    "Job",
+    "Outcome",
+    "ProgressListener",
+    "Result",
+    "find_experiment",
+    "read_result",
+    "read_results",
+    "reproduce",
+    "stored_result",
+]
+
+#: All experiments by name. To add one, write a module with an ``EXPERIMENT`` and list it here.
+EXPERIMENTS: dict[str, Experiment] = {
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (
+        table1,
+        table2_pruning,
+        recipe_search,
+        scratch,
+        gluon,
+        koca_dittmann,
+        prior_grid,
+        widths,
+        notebook,
+        estimator_comparison,
+        figure5_regression,
+        uci,
+        mnist_ood,
+        figure6_mushroom,
+    )
+}
+
+
+def find_experiment(name: str) -> Experiment:
+    """Return the experiment called ``name``.
+
+    Raises:
+        ValueError: there is none; the message lists the known ones.
+
+    Example:
+        >>> find_experiment("uci").seeds
+        (0,)
+    """
+    if name not in EXPERIMENTS:
+        raise ValueError(f"there is no experiment {name!r}; known are {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]

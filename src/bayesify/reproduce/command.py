@@ -1,0 +1,219 @@
+"""``bayesify reproduce``: tables and figures of the literature."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from bayesify.app.cli.data_command import download_bar
+from bayesify.app.cli.formatting import duration
+from bayesify.app.runs import ConfigError
+from bayesify.io import StorageError
+from bayesify.reproduce import (
+    EXPERIMENTS,
+    Context,
+    Experiment,
+    Job,
+    Result,
+    find_experiment,
+    stored_result,
+)
+from bayesify.reproduce import reproduce as run_experiment
+
+__all__ = ["reproduce"]
+
+_RESULTS = Path("results")
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="The experiment; see --list.", show_default=False)
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="About a minute, to see that it works; reproduces nothing."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help=r"The folder of its results. \[default: results/NAME, or results/NAME-quick]",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help=r"Such as 0,1,2. \[default: the experiment's own]", show_default=False),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Look for the data only in this folder.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Reproduce a table or a figure of the literature, next to the reported numbers.
+
+    Each finished job is a JSON file in the folder --out; table.md, the figures and, for some
+    experiments, CSV files are written next to them. The same command resumes a run that was
+    stopped or killed at any moment, after its last epoch; finished jobs are not run again. The
+    same command in a second terminal shares the work.
+    """
+    if list_ == (name is not None):
+        raise ConfigError("reproduce needs the name of an experiment, or --list and no name")
+    if name is None:
+        given = {"quick": quick, "out": out, "seeds": seeds, "data-dir": data_dir}
+        idle = [option for option, value in given.items() if value]
+        if idle:
+            raise ConfigError(f"{idle[0]} would do nothing with --list; leave it out")
+        _list(as_json=as_json)
+        return
+    experiment = find_experiment(name)
+    folder = out or _RESULTS / (f"{name}-quick" if quick else name)
+    console = Console(stderr=True)
+    display = _Display(console, experiment, folder, quick=quick)
+    try:
+        with download_bar() as on_download:
+            outcome = run_experiment(
+                experiment,
+                folder,
+                display,
+                seeds=_numbers(seeds),
+                quick=quick,
+                context=Context(data_dir=data_dir, on_download=on_download),
+            )
+    except KeyboardInterrupt:
+        display.close()
+        console.print("stopped; the same command resumes it", soft_wrap=True)
+        raise
+    finally:
+        display.close()
+    if as_json:
+        document = {
+            "experiment": name,
+            "quick": quick,
+            "rows": list(outcome.results),
+            "table": str(outcome.table),
+            "figures": [str(path) for path in outcome.figures],
+            "files": [str(path) for path in outcome.files],
+        }
+        typer.echo(json.dumps(document))
+        return
+    typer.echo(outcome.table.read_text(encoding="utf-8"))
+    for path in (outcome.table, *outcome.figures, *outcome.files):
+        console.print(Text(str(path)), soft_wrap=True)
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"seeds must be numbers such as 0,1,2, got {text!r}") from error
+
+
+def _list(*, as_json: bool) -> None:
+    rows = [_describe(experiment) for experiment in EXPERIMENTS.values()]
+    if as_json:
+        typer.echo(json.dumps({"experiments": rows}))
+        return
+    table = Table(Column("name", no_wrap=True), "source", "reported", "cost", "stored")
+    for row in rows:
+        table.add_row(row["name"], row["source"], row["reported"], row["cost"], row["stored"])
+    Console().print(table)
+
+
+def _describe(experiment: Experiment) -> dict[str, Any]:
+    jobs, folder = experiment.jobs(experiment.seeds, False), _RESULTS / experiment.name
+    stored, other = 0, 0
+    for job in jobs:
+        try:
+            stored += stored_result(experiment, folder, job, quick=False) is not None
+        except StorageError:
+            other += 1
+    damaged = f", {other} damaged or of other settings" if other else ""
+    return {
+        "name": experiment.name,
+        "source": experiment.source,
+        "reported": experiment.reported,
+        "cost": f"{duration(experiment.seconds())} on one core, {experiment.memory_mb} MB; --quick "
+        f"{duration(experiment.seconds(quick=True))}",
+        "stored": f"{stored} of {len(jobs)} in {folder}{damaged}",
+    }
+
+
+class _Display:
+    """Prints the estimated cost, a line for each finished job, and a progress bar."""
+
+    def __init__(self, console: Console, experiment: Experiment, out: Path, *, quick: bool) -> None:
+        self._console, self._experiment, self._out = console, experiment, out
+        self._quick = quick
+        self._noted: set[str] = set()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=40),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._started = 0.0
+
+    def on_start(self, jobs: Sequence[Job], left: Sequence[Job]) -> None:
+        """Print how many jobs there are, and how long the missing ones take."""
+        self._total, self._done = len(jobs), len(jobs) - len(left)
+        seconds = sum(job.seconds for job in left)
+        quick = " --quick, which reproduces nothing" if self._quick else ""
+        there = f", {self._done} of them there already" if self._done else ""
+        self._say(
+            f"{self._experiment.name}{quick} ({self._experiment.source}): {len(jobs)} runs{there}"
+            f"; about {duration(seconds)} on one core and {self._experiment.memory_mb} MB"
+        )
+        self._say(f"results in {self._out}; stop at any time, the same command resumes")
+
+    def on_job(self, job: Job) -> None:
+        """Show a progress bar for the job."""
+        self._started = time.monotonic()
+        self._bar.start()
+        self._task = self._bar.add_task(f"{job.name}, seed {job.seed}", total=1.0)
+
+    def on_progress(self, part: float) -> None:
+        """Update the bar."""
+        if self._task is not None:
+            self._bar.update(self._task, completed=part)
+
+    def on_wait(self, job: Job) -> None:
+        """Print which job another process runs."""
+        self._say(f"{job.name}, seed {job.seed}: another process runs it; waiting")
+
+    def on_done(self, job: Job, result: Result) -> None:
+        """Print that the result is stored, with its notes."""
+        self._done += 1
+        self.close()
+        took = duration(float(result["seconds"]))
+        self._say(f"{self._done}/{self._total} {job.name}, seed {job.seed}: {took}")
+        for note in result["notes"]:
+            if note not in self._noted:  # jobs of one kind often have the same notes
+                self._say(f"    note: {note}")
+        self._noted.update(result["notes"])
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
+        self._bar.stop()
+
+    def _say(self, text: str) -> None:
+        # Text, because Rich would read [brackets] in a path as markup.
+        self._console.print(Text(text), soft_wrap=True)

@@ -1,0 +1,223 @@
+"""Run each job of an experiment once, in one process or several, and store its result.
+
+The folder ``.work`` next to the results holds, for each job that is not finished, the state of its
+training and a lock file. The operating system releases the lock of a process that ends, however it
+ends, so that another process can resume the job.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.io import StorageError, atomic_write
+from bayesify.reproduce.harness.experiment import (
+    Context,
+    Experiment,
+    Job,
+    ProgressListener,
+    Result,
+)
+from bayesify.reproduce.harness.result_files import (
+    RESULT_KEYS,
+    check_same_settings,
+    job_settings,
+    read_object,
+    stored_result,
+)
+
+__all__ = ["JobRunner"]
+
+_WORK = ".work"
+#: Settings of a job that has begun, its commit and its seconds so far; the second name is that of
+#: earlier versions.
+_BEGINNING, _OLD_BEGINNING = "job.json", "unit.json"
+_POLL_SECONDS = 0.5
+
+
+class JobRunner:
+    """Runs the jobs of one experiment and stores their results in a folder.
+
+    Args:
+        experiment: the experiment.
+        out: the folder of its results.
+        listener: receives the events of the run.
+        context: given to each job, with ``work`` and ``on_progress`` of its own.
+        quick: whether the jobs are those of the short version.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        out: Path,
+        listener: ProgressListener,
+        context: Context,
+        *,
+        quick: bool,
+    ) -> None:
+        self._experiment, self._out, self._listener = experiment, out, listener
+        self._context, self._quick = context, quick
+        self._results: dict[str, Result] = {}
+        self._commit = commit()  # read once: the code in memory stays the same if HEAD moves
+
+    def stored(self, job: Job) -> Result | None:
+        """Return the result of a finished job, or None.
+
+        Raises:
+            StorageError: the file is damaged, or holds a result of other settings.
+        """
+        name = job.file_name
+        if name not in self._results:
+            result = stored_result(self._experiment, self._out, job, quick=self._quick)
+            if result is None:
+                return None
+            self._results[name] = result
+        return self._results[name]
+
+    def check_beginning(self, job: Job) -> None:
+        """Check that a job that was interrupted can be resumed.
+
+        Raises:
+            StorageError: it was begun with other settings.
+        """
+        self._beginning(job)
+
+    def run(self, job: Job, *, wait: bool) -> Result | None:
+        """Return a job's result, after running the job if need be; see ``experiment.RunJob``."""
+        if job.file_name in self._results:
+            return self._results[job.file_name]
+        result = self.stored(job)  # another process may have finished it meanwhile
+        if result is None:
+            with self._locked(job, wait=wait) as locked:
+                if not locked:
+                    return None
+                result = self.stored(job)
+                if result is None:
+                    self._listener.on_job(job)
+                    result = self._run(job)
+                    atomic_write(self._out / job.file_name, json.dumps(result, indent=2) + "\n")
+                    self._results[job.file_name] = result
+                shutil.rmtree(self._work(job), ignore_errors=True)
+        self._listener.on_done(job, result)
+        return result
+
+    def clean_up(self, jobs: Sequence[Job]) -> None:
+        """Remove the intermediate files of jobs that are finished."""
+        for job in jobs:
+            shutil.rmtree(self._work(job), ignore_errors=True)
+            lock = FileLock(self._lock_path(job))
+            # Either another process cleans up too, or it has removed the folder already.
+            with suppress(Timeout, FileNotFoundError), lock.acquire(timeout=0):
+                self._lock_path(job).unlink(missing_ok=True)
+        with suppress(OSError):  # not empty: jobs of other seeds have begun; or not there
+            (self._out / _WORK).rmdir()
+
+    @contextmanager
+    def _locked(self, job: Job, *, wait: bool) -> Iterator[bool]:
+        """Hold the job's lock; False if another process holds it and ``wait`` is False."""
+        lock = FileLock(self._lock_path(job))
+        locked = self._acquire(lock, timeout=0.0)
+        if not locked and wait:
+            self._listener.on_wait(job)
+            locked = self._acquire(lock, timeout=-1.0)
+        try:
+            yield locked
+        finally:
+            lock.release()
+
+    def _acquire(self, lock: FileLock, timeout: float) -> bool:
+        while True:
+            (self._out / _WORK).mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=timeout, poll_interval=_POLL_SECONDS)
+            except Timeout:
+                return False
+            except FileNotFoundError:  # a process that is finished has just removed the folder
+                continue
+            return True
+
+    def _run(self, job: Job) -> dict[str, Any]:
+        begun = self._beginning(job) or {"commit": self._commit, "seconds": 0.0}
+        started = time.perf_counter() - begun["seconds"]
+        self._write_beginning(job, begun)
+
+        def on_progress(part: float) -> None:
+            self._write_beginning(job, {**begun, "seconds": time.perf_counter() - started})
+            self._listener.on_progress(part)
+
+        context = replace(self._context, work=self._work(job), on_progress=on_progress)
+        try:
+            with _one_thread(), _collected_warnings() as notes:
+                metrics = self._experiment.run(job, context)
+                where = hardware()
+        except StorageError as error:
+            raise StorageError(
+                f"{error}; remove {self._work(job)}, and the same command begins this run anew"
+            ) from error
+        if begun["commit"] != self._commit:
+            notes.add(f"begun at commit {begun['commit']}")
+        result = {
+            **job_settings(self._experiment, job, quick=self._quick),
+            **{"commit": self._commit, "hardware": where, "versions": versions()},
+            **{"metrics": metrics, "notes": sorted(notes)},
+            "seconds": time.perf_counter() - started,
+        }
+        return {key: result[key] for key in RESULT_KEYS}
+
+    def _work(self, job: Job) -> Path:
+        """Return the folder of the job's state of training."""
+        return self._out / _WORK / job.file_name.removesuffix(".json")
+
+    def _lock_path(self, job: Job) -> Path:
+        return Path(f"{self._work(job)}.lock")
+
+    def _beginning(self, job: Job) -> dict[str, Any] | None:
+        """Return the commit at which an interrupted job began, and the seconds it has taken."""
+        for name in (_BEGINNING, _OLD_BEGINNING):
+            path = self._work(job) / name
+            if path.exists():
+                begun = read_object(path)
+                settings = job_settings(self._experiment, job, quick=self._quick)
+                check_same_settings(path, settings, begun, "the beginning of a result")
+                return {"commit": begun.get("commit"), "seconds": float(begun.get("seconds", 0.0))}
+        return None
+
+    def _write_beginning(self, job: Job, begun: Mapping[str, Any]) -> None:
+        path = self._work(job) / _BEGINNING
+        path.parent.mkdir(parents=True, exist_ok=True)
+        document = {**job_settings(self._experiment, job, quick=self._quick), **begun}
+        atomic_write(path, json.dumps(document, indent=2) + "\n")
+
+
+@contextmanager
+def _collected_warnings() -> Iterator[set[str]]:
+    """Collect warnings, without those that Python and PyTorch give only once per process."""
+    notes: set[str] = set()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        for category in (UserWarning, RuntimeWarning):
+            warnings.simplefilter("always", category)
+        yield notes
+    messages = (str(warning.message) for warning in caught)
+    notes.update(text for text in messages if "(Triggered internally at" not in text)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""Blundell et al. 2015: Weight Uncertainty in Neural Networks."""

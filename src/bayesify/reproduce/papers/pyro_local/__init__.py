@@ -1,0 +1,1 @@
+"""The notebook on local reparametrisation written with Pyro."""

@@ -1,0 +1,1 @@
+"""Rahmanto's reproduction in PyTorch."""

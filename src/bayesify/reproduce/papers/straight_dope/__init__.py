@@ -1,0 +1,1 @@
+"""The two chapters of The Straight Dope."""

@@ -1,0 +1,108 @@
+"""Parse the text of table cells: missing values, numbers, yes and no, dates.
+
+The parsers are pandas' own. The words for a missing value and the date formats are ours, because a
+run must read the same values with every version of pandas.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+__all__ = [
+    "DATE_FORMATS",
+    "FLAG_WORDS",
+    "Floats",
+    "Texts",
+    "as_days",
+    "as_flags",
+    "as_numbers",
+    "by_value",
+    "is_missing",
+]
+
+Floats = npt.NDArray[np.float64]
+Texts = npt.NDArray[np.object_]
+
+#: Cells without a value, in lower case.
+_MISSING = frozenset(
+    ("", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "#null!", "none", "nil")
+) | {"?", "-", "--", "missing"}
+#: Words for no and for yes, in lower case.
+FLAG_WORDS = (("false", "true"), ("no", "yes"), ("f", "t"), ("n", "y"), ("off", "on"))
+#: The first of several formats that fit is used.
+_DAYS = (
+    "ISO8601",
+    *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%Y/%m/%d", "%d %b %Y", "%b %d, %Y"),
+    *("%d %B %Y", "%B %d, %Y", "%d-%b-%Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y"),
+)
+DATE_FORMATS = tuple(
+    day + time
+    for day in _DAYS
+    for time in (("",) if day == "ISO8601" else ("", " %H:%M", " %H:%M:%S"))
+)
+
+
+def by_value(texts: Texts) -> tuple[npt.NDArray[np.intp], Texts]:
+    """Return the distinct texts without blanks around them, and the index of each cell's text.
+
+    Example:
+        >>> by_value(np.array(["b ", "a", "b"], dtype=object))
+        (array([0, 1, 0]), array(['b', 'a'], dtype=object))
+    """
+    codes, values = pd.factorize(texts)
+    stripped = np.array([str(value).strip() for value in values], dtype=object)
+    again, unique = pd.factorize(stripped) if len(stripped) else (codes, stripped)
+    return again[codes], np.asarray(unique, dtype=object)
+
+
+def is_missing(texts: Texts) -> npt.NDArray[np.bool_]:
+    """Return which texts stand for a missing value.
+
+    Example:
+        >>> is_missing(np.array(["", "NA", "none", "0"], dtype=object)).tolist()
+        [True, True, True, False]
+    """
+    return np.fromiter((text.lower() in _MISSING for text in texts), np.bool_, len(texts))
+
+
+def as_numbers(texts: Texts, *, decimal_comma: bool = False) -> Floats:
+    """Parse numbers, which may be infinite; nan for a text that is no number.
+
+    Example:
+        >>> as_numbers(np.array(["1e3", "1,5", "inf"], dtype=object)).tolist()
+        [1000.0, nan, inf]
+        >>> as_numbers(np.array(["1,5", "2"], dtype=object), decimal_comma=True).tolist()
+        [1.5, 2.0]
+    """
+    series = pd.Series(texts, dtype=object)
+    if decimal_comma:
+        plain = series.str.fullmatch(r"[+-]?\d*,?\d*(?:[eE][+-]?\d+)?")
+        series = series.where(plain.astype(bool), "").str.replace(",", ".", regex=False)
+    return np.asarray(pd.to_numeric(series, errors="coerce"), dtype=np.float64)
+
+
+def as_flags(texts: Texts, words: tuple[str, str]) -> Floats:
+    """Parse the words for no and yes, in any case, as 0 and 1; nan for other texts.
+
+    Example:
+        >>> as_flags(np.array(["No", "YES", "?"], dtype=object), ("no", "yes")).tolist()
+        [0.0, 1.0, nan]
+    """
+    values = {words[0]: 0.0, words[1]: 1.0}
+    return np.array([values.get(text.lower(), np.nan) for text in texts], dtype=np.float64)
+
+
+def as_days(texts: Texts, form: str) -> Floats:
+    """Parse dates as days since 1970, with fractions; nan for a text that is no date of this form.
+
+    Example:
+        >>> as_days(np.array(["1970-01-02 12:00", "soon"], dtype=object), "ISO8601").tolist()
+        [1.5, nan]
+    """
+    options: dict[str, Any] = {"format": form, "errors": "coerce", "utc": True}
+    times = pd.to_datetime(pd.Series(texts, dtype=object), **options)
+    return np.asarray((times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1), dtype=np.float64)

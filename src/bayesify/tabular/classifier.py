@@ -1,0 +1,130 @@
+"""Bayesian network for classes, as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.validation import column_or_1d, validate_data
+
+from bayesify.tabular.estimator import BayesianMLP
+from bayesify.tabular.weights import Array, DistinctRows, checked_weights
+
+__all__ = ["BayesianMLPClassifier"]
+
+
+class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
+    """Bayesian multilayer perceptron for classes of any labels.
+
+    Its probabilities are averages over the posterior, trained by variational inference. Columns
+    are standardised inside, and the defaults suit the number of rows.
+
+    Args:
+        hidden_layer_sizes: units of each hidden layer (ReLU), in parallel to a linear path.
+        steps: gradient steps; None chooses by the number of rows.
+        batch_size: rows a step; None is 512. A step uses all rows of a table with no more.
+        learning_rate_init: of Adam at the start, falling to 0; None is the recipe's own.
+        num_samples: weight samples that a prediction averages over.
+        early_stopping: whether to hold out rows and keep the parameters with their lowest nll.
+        validation_fraction: the part of the rows that is held out then.
+        n_iter_no_change: epochs (50 steps, or a pass over many rows) without progress before
+            training stops.
+        random_state: seed of everything random: None, an integer or a NumPy RandomState.
+
+    Attributes:
+        classes_: the labels, sorted, shape (K,).
+        bnn_: the ``bayesify.BayesianModule``, on standardised columns.
+        feature_scaling_: shift and scale of the columns.
+        recipe_: the settings of the training.
+        history_: a row for each epoch; see ``bayesify.fit``.
+        n_iter_: number of steps.
+        n_features_in_: number of columns.
+        feature_names_in_: names of the columns, if X had names.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = BayesianMLPClassifier(random_state=0).fit(X, y)
+        >>> model.predict(X[:3])
+        array([0, 0, 0])
+        >>> model.predictive(X[:3]).epistemic.shape
+        torch.Size([3])
+    """
+
+    classes_: Array
+
+    def partial_fit(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        classes: Any = None,
+        sample_weight: Any = None,
+    ) -> Self:
+        """Train on further rows, with the present posterior as the prior.
+
+        Give each row once only: a row given twice counts twice. The first call sets the scaling of
+        the columns, so its rows should be typical. There is no early stopping.
+
+        Args:
+            X: as for :meth:`fit`.
+            y: labels, shape (N,).
+            classes: all labels of this and later calls; needed in the first call only.
+            sample_weight: as for :meth:`fit`.
+
+        Raises:
+            ValueError: as for :meth:`fit`; or ``classes`` is missing, differs from the first call,
+                or does not hold a label of y.
+        """
+        if not hasattr(self, "bnn_") and classes is None:
+            raise ValueError("classes must be passed on the first call to partial_fit.")
+        return self._fit(X, y, sample_weight, further=True, classes=classes)
+
+    def _fit(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        sample_weight: Any,
+        *,
+        further: bool,
+        classes: Any = None,
+    ) -> Self:
+        first = not (further and hasattr(self, "bnn_"))
+        table, labels = validate_data(self, X, y, dtype=np.float64, reset=first)
+        labels = column_or_1d(labels, warn=True)
+        check_classification_targets(labels)
+        weights = checked_weights(sample_weight, len(table))
+        if not further:
+            classes = labels[weights > 0.0]
+        known = self.classes_ if classes is None else unique_labels(classes)
+        if not first and not np.array_equal(known, self.classes_):
+            raise ValueError(
+                f"classes must be those of the first call, {self.classes_}, got {known}"
+            )
+        unknown = np.setdiff1d(labels, known) if further else ()
+        if len(unknown):
+            raise ValueError(f"y must hold only the classes {known}, got {unknown} too")
+        self.classes_ = known
+        # A label of weight 0 may be none of the classes; its row is left out.
+        index = np.searchsorted(known, labels)
+        rows = DistinctRows.of(table, index[:, None], weights)
+        if first:
+            self._begin(rows, len(known), None)
+        stopping = self.early_stopping and not further
+        targets = rows.targets[:, 0].long()
+        self._train(rows, targets, streaming=not first, early_stopping=stopping)
+        return self
+
+    def predict(self, X: Any) -> Array:  # noqa: N803
+        """Return the most probable label of each row, shape (N,)."""
+        best = self.predict_proba(X).argmax(axis=1)
+        labels: Array = self.classes_[best]
+        return labels
+
+    def predict_proba(self, X: Any) -> Array:  # noqa: N803
+        """Return the probability of each of ``classes_``, shape (N, K)."""
+        probabilities = np.concatenate([batch.mean.numpy() for batch in self._batches(X)])
+        # Rounding may leave a mean over 1, which scikit-learn's metrics reject.
+        normalised: Array = probabilities / probabilities.sum(axis=1, keepdims=True)
+        return normalised

@@ -1,0 +1,364 @@
+"""Turn the columns of a table into inputs of the network, and measure what lies outside training.
+
+The values of a column are float64: numbers, days since 1970, 0 and 1, or indices of levels. nan is
+a missing value. inf is a value that the column cannot hold: an infinite number, text among
+numbers, a level that is not in the training table.
+
+scikit-learn's encoders are not used: they do not say how far a value lies outside the training
+data, and a run stores its columns as JSON that every version reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+
+from bayesify.tabular.cells import (
+    Floats,
+    Texts,
+    as_days,
+    as_flags,
+    as_numbers,
+    by_value,
+    is_missing,
+)
+from bayesify.tabular.files import TableError
+from bayesify.tabular.scaling import Scaling
+
+__all__ = [
+    "CategoryColumn",
+    "Column",
+    "DateColumn",
+    "Features",
+    "FlagColumn",
+    "NumberColumn",
+    "RangedColumn",
+    "column_from_json",
+]
+
+#: Inputs of the network, shape (N, number of features).
+Features = npt.NDArray[np.float32]
+
+#: Inputs are clipped to this, far from overflow in float32; such rows are far outside anyhow.
+_LARGEST = 1e6
+#: Stands for infinity in JSON; no other finite float64 of use is larger.
+_HUGE = 1.7e308
+#: Lengths of the cycles of a date, in days.
+_CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column(ABC):
+    """Input column of a table.
+
+    Args:
+        name: name in the table's header.
+        missing: whether training had missing values; then they have an input of their own.
+    """
+
+    name: str
+    missing: bool = False
+
+    kind: ClassVar[str]
+
+    def parse(self, texts: Texts) -> Floats:
+        """Return the values of some cells, shape (N,)."""
+        codes, unique = by_value(texts)
+        values = self._parse(unique).copy()
+        strange = ~np.isfinite(values)
+        values[strange] = np.where(is_missing(unique[strange]), math.nan, math.inf)
+        return values[codes]
+
+    @abstractmethod
+    def _parse(self, texts: Texts) -> Floats:
+        """Return the values of stripped cells; not finite for a cell without one."""
+
+    def fit(self, values: Floats, *, tail: int = 1) -> Self:
+        """Return this column with the statistics of its training values.
+
+        Args:
+            values: values of the training rows, shape (N,).
+            tail: the range is from the ``tail``-th smallest to the ``tail``-th largest value.
+        """
+        del tail
+        return dataclasses.replace(self, missing=bool(self._is_missing(values).any()))
+
+    @property
+    @abstractmethod
+    def own_features(self) -> tuple[str, ...]:
+        """Names of the inputs, without that of missing values."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the inputs."""
+        return (*self.own_features, *((f"{self.name} is missing",) if self.missing else ()))
+
+    @abstractmethod
+    def _encode(self, values: Floats) -> list[Floats]:
+        """Return the inputs but that of missing values; zeros for values that are not finite."""
+
+    def _is_missing(self, values: Floats) -> npt.NDArray[np.bool_]:
+        return ~np.isfinite(values)
+
+    def encode(self, values: Floats) -> Features:
+        """Return the inputs of the network, shape (N, number of features)."""
+        inputs = self._encode(values)
+        if self.missing:
+            inputs.append(np.where(self._is_missing(values), 1.0, 0.0))
+        return np.stack(inputs, axis=1).astype(np.float32)
+
+    def outside(self, values: Floats) -> Floats:
+        """Return how far values lie outside training's, shape (N,).
+
+        It is 0 within, and inf for a value that the column cannot hold and for a missing value
+        where training had none.
+        """
+        far = np.where(np.isposinf(values), math.inf, 0.0)
+        return far if self.missing else np.where(np.isnan(values), math.inf, far)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the column as JSON."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangedColumn(Column):
+    """Column of numbers on an axis.
+
+    Args:
+        mean: mean of the training values.
+        std: their standard deviation.
+        low: values below it lie far outside training's.
+        high: values above it lie far outside training's.
+        spread: interquartile range of the training values, the unit of ``outside``.
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+    low: float = -_HUGE
+    high: float = _HUGE
+    spread: float = 1.0
+
+    def fit(self, values: Floats, *, tail: int = 1) -> Self:
+        """Add mean, standard deviation and range of the finite training values."""
+        column = super().fit(values)
+        finite = np.sort(values[np.isfinite(values)])
+        if not len(finite):
+            return column
+        scaling = Scaling.of(torch.from_numpy(finite).unsqueeze(-1))
+        mean, std = scaling.shift.item(), scaling.scale.item()
+        tail = min(tail, (len(finite) + 1) // 2)
+        low, high = float(finite[tail - 1]), float(finite[-tail])
+        quarter, three = np.quantile(finite / 2.0, (0.25, 0.75))  # whose difference is finite
+        spread = min(2.0 * float(three - quarter), _HUGE)
+        if not spread:
+            spread = min(high / 2.0 - low / 2.0, 0.5 * _HUGE) * 2.0 or abs(mean) or 1.0
+        return dataclasses.replace(
+            column,
+            mean=mean,
+            std=std,
+            low=max(low - spread, -_HUGE),
+            high=min(high + spread, _HUGE),
+            spread=spread,
+        )
+
+    def _standardised(self, values: Floats) -> Floats:
+        known = torch.from_numpy(np.where(np.isfinite(values), values, self.mean))
+        scaled = Scaling.of_numbers(self.mean, self.std).standardised(known)
+        return np.asarray(scaled.clamp(-_LARGEST, _LARGEST).numpy(), np.float64)
+
+    def outside(self, values: Floats) -> Floats:
+        """Return the distance beyond the range, in interquartile ranges."""
+        known = np.where(np.isfinite(values), values, self.mean)
+        with np.errstate(over="ignore"):
+            beyond = np.maximum(self.low - known, known - self.high) / self.spread
+        return np.maximum(super().outside(values), np.maximum(beyond, 0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberColumn(RangedColumn):
+    """Numbers: standardised by training's mean and standard deviation.
+
+    Args:
+        decimal_comma: whether 1.5 is written 1,5.
+
+    Example:
+        >>> column = NumberColumn(name="age")
+        >>> values = column.parse(np.array(["1", "3", "old", ""], dtype=object))
+        >>> values
+        array([ 1.,  3., inf, nan])
+        >>> column.fit(values).encode(values)
+        array([[-1.,  0.],
+               [ 1.,  0.],
+               [ 0.,  1.],
+               [ 0.,  1.]], dtype=float32)
+    """
+
+    decimal_comma: bool = False
+    kind: ClassVar[str] = "number"
+
+    def _parse(self, texts: Texts) -> Floats:
+        return as_numbers(texts, decimal_comma=self.decimal_comma)
+
+    @property
+    def own_features(self) -> tuple[str, ...]:
+        """The column's name."""
+        return (self.name,)
+
+    def _encode(self, values: Floats) -> list[Floats]:
+        return [self._standardised(values)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DateColumn(RangedColumn):
+    """Dates: the standardised day, and its place in the year, the week and the day.
+
+    Args:
+        form: how dates are written, as for ``pandas.to_datetime``.
+        cycles: those among year, week and day over which training's dates vary.
+
+    Example:
+        >>> column = DateColumn(name="sold", form="ISO8601")
+        >>> values = column.parse(np.array(["2024-01-01", "2024-12-31"], dtype=object))
+        >>> len(column.fit(values).features)
+        5
+    """
+
+    form: str = "ISO8601"
+    cycles: tuple[str, ...] = ()
+    kind: ClassVar[str] = "date"
+
+    def _parse(self, texts: Texts) -> Floats:
+        return as_days(texts, self.form)
+
+    def fit(self, values: Floats, *, tail: int = 1) -> Self:
+        """Also find the cycles over which the training dates vary."""
+        column = super().fit(values, tail=tail)
+        finite = values[np.isfinite(values)]
+        span = float(np.ptp(finite)) if len(finite) else 0.0
+        cycles = [name for name, least in (("year", 180.0), ("week", 7.0)) if span >= least]
+        if "week" in cycles and not np.ptp(np.floor(finite) % 7.0):
+            cycles.remove("week")
+        if len(finite) and np.ptp(finite % 1.0) > 0.0:
+            cycles.append("day")
+        return dataclasses.replace(column, cycles=tuple(cycles))
+
+    @property
+    def own_features(self) -> tuple[str, ...]:
+        """The day, and two for each cycle."""
+        waves = (f"{self.name} {wave} of {c}" for c in self.cycles for wave in ("sin", "cos"))
+        return (self.name, *waves)
+
+    def _encode(self, values: Floats) -> list[Floats]:
+        known = np.isfinite(values)
+        inputs = [self._standardised(values)]
+        for cycle in self.cycles:
+            angle = 2.0 * math.pi * np.where(known, values, 0.0) / _CYCLES[cycle]
+            inputs += [np.where(known, np.sin(angle), 0.0), np.where(known, np.cos(angle), 0.0)]
+        return inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlagColumn(Column):
+    """Yes or no: 1 or -1.
+
+    Args:
+        words: those for no and yes, in lower case.
+
+    Example:
+        >>> column = FlagColumn(name="sold", words=("no", "yes"))
+        >>> column.encode(column.parse(np.array(["Yes", "no"], dtype=object))).tolist()
+        [[1.0], [-1.0]]
+    """
+
+    words: tuple[str, str]
+    kind: ClassVar[str] = "flag"
+
+    def _parse(self, texts: Texts) -> Floats:
+        return as_flags(texts, self.words)
+
+    @property
+    def own_features(self) -> tuple[str, ...]:
+        """The column's name."""
+        return (self.name,)
+
+    def _encode(self, values: Floats) -> list[Floats]:
+        return [np.where(np.isfinite(values), 2.0 * values - 1.0, 0.0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoryColumn(Column):
+    """Levels: an input for each of the most frequent ones, and one for all others.
+
+    A level that is not in the training table counts as one of the others, and lies outside.
+
+    Args:
+        levels: those of the training table, the most frequent first.
+        kept: how many have an input of their own.
+
+    Example:
+        >>> column = CategoryColumn(name="city", levels=("Rome", "Oslo", "Pau"), kept=2)
+        >>> column.features
+        ('city = Rome', 'city = Oslo', 'city = another')
+        >>> values = column.parse(np.array(["Oslo", "Pau", "Ulm"], dtype=object))
+        >>> column.encode(values).tolist(), column.outside(values).tolist()
+        ([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]], [0.0, 0.0, inf])
+    """
+
+    levels: tuple[str, ...]
+    kept: int
+    kind: ClassVar[str] = "category"
+
+    def _parse(self, texts: Texts) -> Floats:
+        places = pd.Index(self.levels, dtype=object).get_indexer(pd.Index(texts, dtype=object))
+        return np.where(places < 0, math.inf, places)
+
+    def _is_missing(self, values: Floats) -> npt.NDArray[np.bool_]:
+        return np.isnan(values)  # an unknown level, inf, is not missing
+
+    @property
+    def own_features(self) -> tuple[str, ...]:
+        """The levels."""
+        other = ("another",) if self.kept < len(self.levels) else ()
+        return tuple(f"{self.name} = {level}" for level in (*self.levels[: self.kept], *other))
+
+    def _encode(self, values: Floats) -> list[Floats]:
+        inputs = [np.where(values == place, 1.0, 0.0) for place in range(self.kept)]
+        if self.kept < len(self.levels):
+            inputs.append(np.where(values >= self.kept, 1.0, 0.0))
+        return inputs
+
+
+_KINDS: dict[str, type[Column]] = {
+    kind.kind: kind for kind in (NumberColumn, DateColumn, FlagColumn, CategoryColumn)
+}
+
+
+def column_from_json(stored: Mapping[str, Any]) -> Column:
+    """Return the column that :meth:`Column.to_json` wrote.
+
+    Raises:
+        TableError: it is not of this form.
+
+    Example:
+        >>> column_from_json(FlagColumn(name="sold", words=("no", "yes")).to_json()).name
+        'sold'
+    """
+    try:
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in stored.items()
+            if name != "kind"
+        }
+        return _KINDS[stored["kind"]](**fields)
+    except (KeyError, TypeError) as error:
+        raise TableError(f"a stored column cannot be read: {error}") from error

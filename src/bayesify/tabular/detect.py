@@ -1,0 +1,316 @@
+"""Detect what each column of a table holds, from all its rows; no row is kept."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+
+from bayesify.tabular.cells import (
+    DATE_FORMATS,
+    FLAG_WORDS,
+    Floats,
+    Texts,
+    as_days,
+    as_numbers,
+    by_value,
+    is_missing,
+)
+from bayesify.tabular.columns import CategoryColumn, Column, DateColumn, FlagColumn, NumberColumn
+from bayesify.tabular.files import TableError
+from bayesify.tabular.schema import Target, label_of
+
+__all__ = ["ColumnScan", "find_target"]
+
+#: Levels of a category that have an input of their own; the rest share one.
+_MOST_LEVELS = 50
+_MOST_CLASSES = 1000
+#: Whole numbers with at most so many values, each in so many rows on average, are classes.
+_FEW_VALUES, _ROWS_EACH = 10, 5
+#: Distinct texts of a column that are counted; one with more holds identifiers or free text.
+_MOST_TEXTS = 100_000
+#: Share of its cells that must be numbers, or dates, in a column of numbers, or dates.
+_MOSTLY = 0.9
+_ID_NAME = re.compile(
+    r"(?:^|[_\W])(?:id|idx|index|uuid|guid|key|row|row_?n(?:r|o|um|umber)?)$"
+    r"|^unnamed: \d+$|^__index_level_\d+__$|[a-z]ID$|^ID$"
+)
+#: Number with the sign of a currency, or of percent.
+_AMOUNT = re.compile(r"[+-]?(?:[$€£¥] ?[+-]?[\d.,]*\d|[\d.,]*\d ?[$€£¥%])")
+#: Number whose commas may separate thousands.
+_GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+
+
+class ColumnScan:
+    """Statistics of a column's cells, updated chunk by chunk, that tell what it holds.
+
+    Args:
+        name: name of the column.
+        decimal_commas: whether a comma in a number is surely the decimal point.
+
+    Example:
+        >>> scan = ColumnScan("size")
+        >>> scan.update(np.array(["1.5", "2.5", "2", "", "7"], dtype=object))
+        >>> scan.column().kind, scan.missing
+        ('number', 1)
+    """
+
+    def __init__(self, name: str, *, decimal_commas: bool = False) -> None:
+        self.name = name
+        self.count = self.missing = 0
+        self.texts: Counter[str] = Counter()
+        self.overflowed = False
+        self.remarks: list[str] = []
+        self._numbers = self._infinite = 0
+        self._commas = 0
+        self._grouped, self._decimal = False, decimal_commas
+        self._whole = True
+        self._last: float | None = None
+        self._first: float | None = None
+        self._consecutive = True
+        self._dates: Counter[str] | None = None
+
+    def update(self, cells: Texts) -> None:
+        """Count the next cells."""
+        codes, unique = by_value(cells)
+        sizes = np.bincount(codes, minlength=len(unique))
+        numbers = as_numbers(unique)
+        absent = np.isnan(numbers)
+        absent[absent] = is_missing(unique[absent])
+        self.missing += int(sizes[absent].sum())
+        known, sizes, numbers = unique[~absent], sizes[~absent], numbers[~absent]
+        if not len(known):
+            return
+        self.count += int(sizes.sum())
+        if not self.overflowed:
+            self.texts.update(dict(zip(known.tolist(), sizes.tolist(), strict=True)))
+            self.overflowed = len(self.texts) > _MOST_TEXTS
+        self._numbers += int(sizes[~np.isnan(numbers)].sum())
+        self._infinite += int(sizes[np.isinf(numbers)].sum())
+        if self._numbers < _MOSTLY * self.count:
+            self._update_texts(known, sizes)
+        else:
+            self._commas += int(sizes.sum())
+        finite = numbers[np.isfinite(numbers)]
+        self._whole &= len(finite) == len(known) and bool((finite == np.round(finite)).all())
+        if self._whole and self._consecutive:
+            in_order = np.full(len(unique), np.nan)
+            in_order[~absent] = numbers
+            self._update_order(in_order[codes])
+
+    def _update_order(self, values: Floats) -> None:
+        before = np.concatenate(([self._last] if self._last is not None else [], values))
+        self._consecutive = bool((np.diff(before) == 1.0).all())
+        self._first = float(values[0]) if self._first is None else self._first
+        self._last = float(values[-1])
+
+    def _update_texts(self, known: Texts, sizes: npt.NDArray[np.int64]) -> None:
+        commas = ~np.isnan(as_numbers(known, decimal_comma=True))
+        self._commas += int(sizes[commas].sum())
+        for text in known[commas]:
+            if "," in text:
+                self._grouped |= bool(_GROUPED.fullmatch(text))
+                self._decimal |= not _GROUPED.fullmatch(text)
+        if self._dates is None:
+            few = known[:50]
+            looks = [bool(re.search(r"\d", text)) and 6 <= len(text) <= 40 for text in few]
+            forms = DATE_FORMATS if np.mean(looks) >= _MOSTLY else ()
+            self._dates = Counter(
+                {form: 0 for form in forms if np.isfinite(as_days(few, form)).mean() >= _MOSTLY}
+            )
+        for form in list(self._dates):
+            fits = np.isfinite(as_days(known, form))
+            self._dates[form] += int(sizes[fits].sum())
+            if self._dates[form] < 0.5 * self.count:
+                del self._dates[form]
+
+    @property
+    def all_different(self) -> bool:
+        """Whether no text occurs twice, as far as texts were counted."""
+        return self.overflowed or len(self.texts) == self.count
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the cells are numbers, but for a few."""
+        return self.count > 0 and self._numbers >= _MOSTLY * self.count
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every cell with a value is a whole number."""
+        return self.is_number and self._whole
+
+    def reason_to_drop(self) -> str | None:
+        """Return why the column is of no use as an input; None if it is of use."""
+        if not self.count:
+            return "it is empty"
+        if len(self.texts) == 1 and not self.missing:
+            return f"it is {_shown(next(iter(self.texts)))} in every row"
+        named = _ID_NAME.search(self.name) or _ID_NAME.search(self.name.lower())
+        if self.count > 1 and self.is_whole and self.all_different:
+            if self._consecutive and not self.missing and self._first in (0.0, 1.0):
+                return "it numbers the rows"
+            if named:
+                return "it identifies rows: whole numbers, all different"
+        if self.is_number or self.decimal_comma or self._date_form() or self._flag_words():
+            return None
+        if self.is_ambiguous:
+            return (
+                "the commas in its numbers may separate thousands or be decimal points; write "
+                "the numbers without"
+            )
+        if self.all_different and (amounts := self._amounts()):
+            return amounts
+        if self.count > 1 and (
+            self.all_different
+            or (len(self.texts) > _MOST_LEVELS and len(self.texts) > 0.5 * self.count)
+        ):
+            return "it identifies rows or is free text: almost every row has a text of its own"
+        return None
+
+    @property
+    def decimal_comma(self) -> bool:
+        """Whether the cells are numbers with a decimal comma, but for a few.
+
+        False if every comma may as well separate thousands, as in 1,234.
+        """
+        return self._has_commas and self._decimal
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether the cells are numbers whose commas may be either."""
+        return self._has_commas and self._grouped and not self._decimal
+
+    @property
+    def _has_commas(self) -> bool:
+        return 0 < _MOSTLY * self.count <= self._commas and not self.is_number
+
+    def column(self) -> Column:
+        """Return the column, before it is fitted to its training values."""
+        name = self.name
+        if self.is_number:
+            strange = self.count - self._numbers
+            if strange:
+                texts = [text for text in self.texts if np.isnan(as_numbers(_array(text)))[0]]
+                self._remark(strange, f"no number, such as {_shown(texts[0])}," if texts else "")
+            if self._infinite:
+                self._remark(self._infinite, "infinite")
+            return NumberColumn(name=name)
+        if self.decimal_comma:
+            self.remarks.append(f"{name}: its commas were read as decimal points")
+            return NumberColumn(name=name, decimal_comma=True)
+        if (form := self._date_form()) is not None:
+            assert self._dates is not None
+            strange = self.count - self._dates[form]
+            if strange:
+                self._remark(strange, f"no date like {form}")
+            other = form.translate(str.maketrans("dm", "md"))
+            if self._dates.get(other) == self._dates[form] and other != form:
+                self.remarks.append(
+                    f"{name}: read as {form}, though all its dates fit {other} too; write dates as "
+                    "YYYY-MM-DD"
+                )
+            return DateColumn(name=name, form=form)
+        if (words := self._flag_words()) is not None:
+            return FlagColumn(name=name, words=words)
+        if amounts := self._amounts():
+            self.remarks.append(f"{name}: {amounts}; they were taken for categories")
+        levels = sorted(self.texts, key=lambda text: (-self.texts[text], text))
+        repeated = sum(self.texts[level] > 1 for level in levels)
+        kept = len(levels) if len(levels) <= 2 else max(1, min(_MOST_LEVELS, repeated))
+        return CategoryColumn(name=name, levels=tuple(levels), kept=kept)
+
+    def _amounts(self) -> str:
+        """Return a remark if the cells are numbers with a currency or percent sign, else ""."""
+        fits = sum(size for text, size in self.texts.items() if _AMOUNT.fullmatch(text))
+        if fits < _MOSTLY * self.count:
+            return ""
+        return f"its cells look like {_shown(next(iter(self.texts)))}; write the numbers alone"
+
+    def _remark(self, count: int, what: str) -> None:
+        verb = "is" if count == 1 else "are"
+        self.remarks.append(
+            f"{self.name}: {count:,} value{'s'[: count > 1]} {verb} {what or 'no number'} and "
+            f"count{'s' if count == 1 else ''} as missing"
+        )
+
+    def _date_form(self) -> str | None:
+        if self.is_number or not self._dates:
+            return None
+        form, fits = max(self._dates.items(), key=lambda item: item[1])
+        return form if fits >= _MOSTLY * self.count else None
+
+    def _flag_words(self) -> tuple[str, str] | None:
+        found = {text.lower() for text in self.texts} if len(self.texts) <= 6 else set()
+        return next((words for words in FLAG_WORDS if found and found <= set(words)), None)
+
+
+def _array(text: str) -> Texts:
+    return np.array([text], dtype=object)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")
+
+
+def find_target(scan: ColumnScan, task: str | None) -> Target:
+    """Return the target that a column holds, classes or numbers.
+
+    Args:
+        scan: the scan of the whole column.
+        task: ``"classification"`` or ``"regression"``; None decides by what the column holds:
+            text, and whole numbers of at most 10 values that occur 5 times each on average, are
+            classes.
+
+    Raises:
+        TableError: the target is empty or constant, has too many classes, or is text in a
+            regression.
+    """
+    name = scan.name
+    if not scan.count:
+        raise TableError(f"the target {name!r} is empty; choose another column with --target")
+    if scan.is_ambiguous:
+        raise TableError(
+            f"the commas in the numbers of the target {name!r} may separate thousands or be "
+            "decimal points; write them without"
+        )
+    labels = sorted({label_of(text) for text in scan.texts}, key=_in_order)
+    numbers = as_numbers(np.array(labels, dtype=object), decimal_comma=scan.decimal_comma)
+    # 3.5 and 3.50 are one number; no nan equals another.
+    if 1 in (len(labels), len(set(numbers.tolist()))):
+        raise TableError(
+            f"the target {name!r} has one value only, {labels[0]!r} (rows: {scan.count:,}), so "
+            "there is nothing to learn; use another column for --target, or add rows with others"
+        )
+    number = scan.is_number or scan.decimal_comma
+    if task is None:
+        few = len(labels) <= _FEW_VALUES and scan.count >= _ROWS_EACH * len(labels)
+        classes = not number or (scan.is_whole and (len(labels) == 2 or few))
+        task = "classification" if classes else "regression"
+    if task == "regression":
+        if not number:
+            raise TableError(
+                f"the target {name!r} must hold numbers for regression, got "
+                f"{labels[0]!r} and other text; use --task classification"
+            )
+        column = scan.column()
+        assert isinstance(column, NumberColumn)
+        return Target(name, task, decimal_comma=column.decimal_comma)
+    if scan.overflowed or len(labels) > _MOST_CLASSES:
+        mend = "--task regression" if number else "another column with --target"
+        raise TableError(
+            f"the target {name!r} must have at most {_MOST_CLASSES:,} classes, got "
+            f"{'more than ' if scan.overflowed else ''}{len(labels):,}; use {mend}"
+        )
+    return Target(name, task, tuple(labels))
+
+
+def _in_order(label: str) -> tuple[float, str]:
+    """Return the sort key of a label: numbers by size, then text by its letters."""
+    try:
+        number = float(label)
+    except ValueError:
+        number = math.inf
+    return (math.inf if math.isnan(number) else number, label)

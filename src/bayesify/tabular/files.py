@@ -1,0 +1,335 @@
+"""Open a file with a table, CSV or Parquet, and read its rows as text, a chunk at a time.
+
+The rows of both formats are text, so that a typed Parquet column and the same column in a CSV file
+give the same inputs. Rows are read in chunks, so that memory does not grow with the file. pandas
+and pyarrow read them; the encoding and the separator of a text are found here, because pandas finds
+no encoding, and its search for a separator splits a table of one column into two.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import hashlib
+import io
+import os
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pandas as pd
+import pyarrow as pa
+from pyarrow import parquet
+
+__all__ = ["CHUNK_ROWS", "TableError", "TableFile", "available_memory", "open_table"]
+
+#: Rows that are in memory as text at once.
+CHUNK_ROWS = 50_000
+_SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+_SAMPLE, _BLOCK = 1 << 18, 1 << 20
+
+
+class TableError(ValueError):
+    """A table cannot be used as it is; the message tells why and how to mend it."""
+
+
+@dataclass(frozen=True)
+class TableFile(ABC):
+    """File with a table, opened but not read; see :func:`open_table`.
+
+    Args:
+        path: path of the file.
+        columns: names of the columns.
+        sha256: digest of its bytes, of a compressed text of the uncompressed ones.
+        remarks: notes for the user on how the file is read.
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    sha256: str
+    remarks: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        doubled = [name for name, count in Counter(self.columns).items() if count > 1]
+        if doubled:
+            places = [str(p) for p, name in enumerate(self.columns, 1) if name == doubled[0]]
+            raise TableError(
+                f"{self.path} has the column name {doubled[0]!r} more than once (columns "
+                f"{', '.join(places)}); names must differ, so rename or remove one"
+            )
+
+    @property
+    def has_decimal_commas(self) -> bool:
+        """Whether a comma in a number is surely the decimal point."""
+        return False
+
+    @abstractmethod
+    def chunks(self, limit: int | None = None) -> Iterator[pd.DataFrame]:
+        """Read the rows as text, at most ``CHUNK_ROWS`` at a time.
+
+        Args:
+            limit: stop after this number of rows.
+
+        Raises:
+            TableError: the file cannot be read; a row of a CSV file has too many values, or a quote
+                is not closed.
+        """
+
+
+def open_table(path: Path, *, headless: bool = False) -> TableFile:
+    r"""Open a table; a suffix ``.parquet`` tells a Parquet file, any other file is text.
+
+    All bytes of the file are read once, and none is kept.
+
+    Args:
+        path: path of the file; text may be compressed by gzip.
+        headless: whether a first row of numbers is data instead of names.
+
+    Raises:
+        TableError: the file is missing, empty, neither text nor Parquet, or its header cannot be
+            used.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "a.csv")
+        ...     _ = path.write_text("x;y\n1,5;2\n")
+        ...     file = open_table(path)
+        ...     print(file.columns, [len(rows) for rows in file.chunks()])
+        ('x', 'y') [1]
+    """
+    if path.is_dir():
+        raise TableError(f"{path} is a folder; a table must be a file such as data.csv")
+    if not path.exists():
+        raise TableError(f"there is no file {path}")
+    if path.suffix.lower() == ".parquet":
+        return _open_parquet(path)
+    return _open_text(path, headless=headless)
+
+
+def available_memory() -> int | None:
+    """Return the bytes of memory that are free for use; None if the system does not tell."""
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+        if found:
+            return 1024 * int(found[1])
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+class _ParquetFile(TableFile):
+    """Parquet file whose typed columns are cast to text."""
+
+    def chunks(self, limit: int | None = None) -> Iterator[pd.DataFrame]:
+        left = limit
+        try:
+            with parquet.ParquetFile(self.path) as file:
+                for batch in file.iter_batches(CHUNK_ROWS, columns=list(self.columns)):
+                    rows = batch if left is None else batch.slice(0, left)
+                    left = None if left is None else left - len(rows)
+                    if len(rows):
+                        yield pd.DataFrame(
+                            {
+                                name: _as_text(rows.column(name)).to_numpy(zero_copy_only=False)
+                                for name in self.columns
+                            }
+                        )
+                    if left == 0:
+                        return
+        except (pa.ArrowException, OSError) as error:
+            raise TableError(f"{self.path} cannot be read: {_one_line(error)}") from error
+
+
+def _open_parquet(path: Path) -> TableFile:
+    try:
+        with path.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        schema = parquet.read_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path} cannot be read as Parquet: {_one_line(error)}") from error
+    remarks = [
+        f"{field.name}: a column of {field.type} is no column of a table and is not read"
+        for field in schema
+        if not _is_text(field.type)
+    ]
+    names = tuple(field.name for field in schema if _is_text(field.type))
+    if not names:
+        raise TableError(f"{path} has no column of numbers, text, dates or truth values")
+    return _ParquetFile(path, names, digest, tuple(remarks))
+
+
+def _as_text(values: pa.Array) -> pa.Array:
+    return values.cast(pa.large_string()).fill_null("")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Return whether values of a type have a text, as nested ones and bytes do not."""
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return False
+    try:
+        _as_text(pa.array([], kind))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return False
+    return not pa.types.is_fixed_size_binary(kind)
+
+
+@dataclass(frozen=True)
+class _TextFile(TableFile):
+    """CSV file, or text with another separator, perhaps compressed by gzip."""
+
+    encoding: str
+    separator: str
+    has_header: bool
+
+    @property
+    def has_decimal_commas(self) -> bool:
+        return self.separator == ";"
+
+    def chunks(self, limit: int | None = None) -> Iterator[pd.DataFrame]:
+        try:
+            with pd.read_csv(
+                self.path,
+                sep=self.separator,
+                encoding=self.encoding,
+                compression="gzip" if _is_gzip(self.path) else None,
+                header=0 if self.has_header else None,
+                names=list(self.columns),
+                index_col=False,
+                dtype=object,
+                na_filter=False,
+                nrows=limit,
+                chunksize=CHUNK_ROWS,
+            ) as reader:
+                yield from (rows for rows in reader if len(rows))
+        except pd.errors.EmptyDataError as error:
+            raise TableError(f"{self.path} has no rows below its header") from error
+        except pd.errors.ParserError as error:
+            reason = _one_line(error).replace("Error tokenizing data. C error: ", "")
+            raise TableError(
+                f"{self.path} cannot be read as a table: {reason}; put quotes around values that "
+                "hold the separator, and close every quote"
+            ) from error
+        except (OSError, EOFError, UnicodeError) as error:
+            raise TableError(f"{self.path} cannot be read: {error}") from error
+
+
+def _open_text(path: Path, *, headless: bool) -> TableFile:
+    encoding, sha256, remarks = _examined(path)
+    with _opened(path) as file:
+        text = file.read(_SAMPLE).decode(encoding, errors="replace")
+        whole = not file.read(1)
+    if not whole:  # the last row may be cut off
+        text = text[: max(text.rfind("\n"), text.rfind("\r")) + 1] or text
+    if not text.strip():
+        raise TableError(f"{path} is empty; it must begin with a row of column names")
+    separator, records = _separated(text, path)
+    header = records[0]
+    has_header = not headless or not _are_numbers(header)
+    if separator != ",":
+        remarks.append(f"values are separated by {_SEPARATORS[separator]}s")
+    for number, record in enumerate(records[1:], start=2):
+        if any(value.strip() for value in record[len(header) :]):
+            raise TableError(
+                f"{path} must have as many values in every row as names in its first, "
+                f"{len(header)}, but row {number} has {len(record)}; put quotes around values "
+                "that hold the separator"
+            )
+    columns = tuple(
+        (name.strip() if has_header else "") or f"column {place}"
+        for place, name in enumerate(header, start=1)
+    )
+    return _TextFile(path, columns, sha256, tuple(remarks), encoding, separator, has_header)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _are_numbers(texts: Sequence[str]) -> bool:
+    return not pd.to_numeric(pd.Series(texts), errors="coerce").isna().any()
+
+
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def _opened(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if _is_gzip(path) else path.open("rb")
+
+
+def _examined(path: Path) -> tuple[str, str, list[str]]:
+    """Return encoding and digest of a file's text, and remarks."""
+    digest = hashlib.sha256()
+    decoder: codecs.IncrementalDecoder | None = None
+    utf16 = valid = True
+    size = 0
+    try:
+        with _opened(path) as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                if decoder is None:
+                    utf16 = block[:2] in (b"\xff\xfe", b"\xfe\xff")
+                    decoder = codecs.getincrementaldecoder("utf-8")()
+                    _check_is_text(path, block)
+                if not utf16 and b"\0" in block:
+                    raise TableError(f"{path} is not text: byte {size + block.index(0)} is zero")
+                size += len(block)
+                if valid:
+                    try:
+                        decoder.decode(block)
+                    except UnicodeDecodeError:
+                        valid = False
+            if decoder is None:
+                raise TableError(f"{path} is empty; it must begin with a row of column names")
+            if valid:
+                try:
+                    decoder.decode(b"", final=True)
+                except UnicodeDecodeError:
+                    valid = False
+    except (OSError, EOFError) as error:
+        raise TableError(f"{path} cannot be read: {error}") from error
+    if utf16:
+        return "utf-16", digest.hexdigest(), []
+    if valid:
+        return "utf-8-sig", digest.hexdigest(), []
+    # Latin-1 decodes every byte, and equals Windows-1252 for the letters of Western languages.
+    return (
+        "latin-1",
+        digest.hexdigest(),
+        ["the file is not UTF-8 and was read as Latin-1; if names look wrong, save it as UTF-8"],
+    )
+
+
+def _check_is_text(path: Path, block: bytes) -> None:
+    if block[:4] == b"PK\x03\x04":
+        raise TableError(f"{path} is a zip archive or an Excel workbook; save the table as CSV")
+    if block[:4] == b"PAR1":
+        raise TableError(f"{path} is a Parquet file; give it a name that ends in .parquet")
+
+
+def _separated(text: str, path: Path) -> tuple[str, list[list[str]]]:
+    """Return the separator that gives the most columns in every row alike, and the first rows."""
+    best: tuple[tuple[float, int], str, list[list[str]]] | None = None
+    for separator in _SEPARATORS:
+        try:
+            reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+            records = [record for record, _ in zip(reader, range(200), strict=False) if any(record)]
+        except csv.Error as error:
+            raise TableError(f"{path} cannot be read as a table: {error}") from error
+        if not records:
+            continue
+        width = len(records[0])
+        alike = sum(len(record) == width for record in records) / len(records)
+        rank = (round(alike, 1) if width > 1 else -1.0, width)
+        if best is None or rank > best[0]:
+            best = rank, separator, records
+    if best is None:
+        raise TableError(f"{path} is empty; it must begin with a row of column names")
+    return best[1], best[2]

@@ -1,0 +1,242 @@
+"""Describe how a table becomes inputs and targets of the network; store it as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bayesify import io as bayesify_io
+from bayesify.tabular.cells import Floats, Texts, as_numbers, by_value, is_missing
+from bayesify.tabular.columns import Column, Features, RangedColumn, column_from_json
+from bayesify.tabular.files import TableError
+from bayesify.tabular.scaling import Scaling
+
+__all__ = ["OUTSIDE_RATE", "SCHEMA_NAME", "TableSchema", "Target", "label_of", "texts_of"]
+
+SCHEMA_NAME = "table.json"
+#: The ranges of all numbers and dates together exclude at most this share of rows like training's.
+OUTSIDE_RATE = 0.01
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Target:
+    """Target column: classes, or numbers that are standardised for training.
+
+    Args:
+        name: name of the column.
+        task: ``"classification"`` or ``"regression"``.
+        classes: the labels, as text, in order; none for regression.
+        decimal_comma: whether 1.5 is written 1,5.
+        shift: mean of the training targets, for regression.
+        scale: standard deviation of the training targets.
+
+    Example:
+        >>> target = Target("grade", "classification", classes=("bad", "good"))
+        >>> target.parse(np.array(["good", "bad", ""], dtype=object))
+        array([ 1.,  0., nan])
+    """
+
+    name: str
+    task: str
+    classes: tuple[str, ...] = ()
+    decimal_comma: bool = False
+    shift: float = 0.0
+    scale: float = 1.0
+
+    def parse(self, texts: Texts) -> Floats:
+        """Return class indices or numbers, shape (N,); nan for a cell without one."""
+        codes, unique = by_value(texts)
+        if self.task == "regression":
+            values = as_numbers(unique, decimal_comma=self.decimal_comma).copy()
+            values[~np.isfinite(values)] = np.nan
+        else:
+            places = {label: float(place) for place, label in enumerate(self.classes)}
+            labels = (label_of(text) for text in unique)
+            values = np.array([places.get(label, np.nan) for label in labels])
+        values[is_missing(unique)] = np.nan
+        return values[codes]
+
+    @property
+    def scaling(self) -> Scaling:
+        """Scaling of the numbers of a regression."""
+        return Scaling.of_numbers(self.shift, self.scale)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the target as JSON."""
+        return {**vars(self), "classes": list(self.classes)}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Target:
+        """Return the target that :meth:`to_json` wrote.
+
+        Raises:
+            TableError: it is not of this form.
+        """
+        try:
+            return cls(**{**stored, "classes": tuple(stored["classes"])})
+        except (KeyError, TypeError) as error:
+            raise TableError(f"the stored target cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """Input columns and target of a table, and the file and rows that they were fitted to.
+
+    Args:
+        columns: input columns in their order, fitted to the training rows.
+        target: the target column.
+        dropped: the names of columns that are not used, with the reason.
+        carried: those among the unused that identify rows; predictions repeat them.
+        source: the file of the training table: ``path``, ``sha256`` and ``columns``.
+        split: ``seed``, ``fraction`` and ``limit``, from which the held-out part follows; and how
+            many rows are for ``train`` and ``test``.
+        remarks: notes for the user on how the table was read.
+
+    Example:
+        >>> from bayesify.tabular.columns import NumberColumn
+        >>> schema = TableSchema((NumberColumn(name="x"),), Target("y", "regression"))
+        >>> schema.features, TableSchema.from_json(schema.to_json()) == schema
+        (('x',), True)
+    """
+
+    columns: tuple[Column, ...]
+    target: Target
+    dropped: Mapping[str, str] = None  # type: ignore[assignment]
+    carried: tuple[str, ...] = ()
+    source: Mapping[str, Any] = None  # type: ignore[assignment]
+    split: Mapping[str, Any] = None  # type: ignore[assignment]
+    remarks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("dropped", "source", "split"):
+            object.__setattr__(self, name, dict(getattr(self, name) or {}))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the inputs of the network."""
+        return tuple(name for column in self.columns for name in column.features)
+
+    @property
+    def least_rate(self) -> float:
+        """Lowest rate of rows outside that N training rows allow: 2 / (N + 1) a number or date.
+
+        This is the probability that a new value lies below or above all of N values, if all are
+        drawn from one distribution, whatever it is.
+        """
+        ranged = sum(isinstance(column, RangedColumn) for column in self.columns)
+        return float(2.0 * ranged / (self.split.get("train", 0) + 1))
+
+    def check_columns(self, names: Sequence[str], path: Path) -> None:
+        """Check that a table has every input column.
+
+        Raises:
+            TableError: some are missing.
+        """
+        lacking = [column.name for column in self.columns if column.name not in names]
+        if lacking:
+            more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+            raise TableError(
+                f"{path} lacks {'columns' if len(lacking) > 1 else 'the column'} "
+                f"{', '.join(map(repr, lacking[:5]))}{more} of the training table; add "
+                f"{'them' if len(lacking) > 1 else 'it'}, with empty cells where values are not "
+                "known"
+            )
+
+    def parse(self, rows: pd.DataFrame) -> list[Floats]:
+        """Return the values of each column in some rows."""
+        return [column.parse(texts_of(rows, column.name)) for column in self.columns]
+
+    def encode(self, values: Sequence[Floats]) -> Features:
+        """Return the inputs of the network, shape (N, number of features), float32."""
+        blocks = [column.encode(each) for column, each in zip(self.columns, values, strict=True)]
+        return np.concatenate(blocks, axis=1)
+
+    def outside(self, values: Sequence[Floats]) -> Floats:
+        """Return how far each row lies outside training's in each column, shape (N, columns)."""
+        distances = [
+            column.outside(each) for column, each in zip(self.columns, values, strict=True)
+        ]
+        return np.stack(distances, axis=1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the schema as JSON."""
+        return {
+            "format": _FORMAT,
+            "versions": {name: metadata.version(name) for name in ("numpy", "pandas")},
+            "target": self.target.to_json(),
+            "columns": [column.to_json() for column in self.columns],
+            "dropped": dict(self.dropped),
+            "carried": list(self.carried),
+            "source": dict(self.source),
+            "split": dict(self.split),
+            "remarks": list(self.remarks),
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> TableSchema:
+        """Return the schema that :meth:`to_json` wrote.
+
+        Raises:
+            TableError: it is not of this form.
+        """
+        try:
+            if stored["format"] != _FORMAT:
+                raise TableError(
+                    f"it has format {stored['format']}, this version of bayesify reads {_FORMAT}"
+                )
+            return cls(
+                tuple(column_from_json(column) for column in stored["columns"]),
+                Target.from_json(stored["target"]),
+                stored["dropped"],
+                tuple(stored["carried"]),
+                stored["source"],
+                stored["split"],
+                tuple(stored["remarks"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise TableError(f"it is not the description of a table: {error}") from error
+
+    def save(self, folder: Path) -> None:
+        """Write ``table.json``, whole or not at all."""
+        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
+        bayesify_io.atomic_write(folder / SCHEMA_NAME, text + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> TableSchema:
+        """Read ``table.json``.
+
+        Raises:
+            TableError: it is missing or cannot be read.
+        """
+        path = folder / SCHEMA_NAME
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise TableError(f"there is no {path}, which describes the run's table") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise TableError(f"{path} cannot be read: {error}") from error
+
+
+def texts_of(rows: pd.DataFrame, name: str) -> Texts:
+    """Return the cells of a column as text."""
+    return np.asarray(rows[name].to_numpy(), dtype=object)
+
+
+def label_of(text: str) -> str:
+    """Return the label of a class: one for 1 and 1.0, one for 0 and -0.0; other text as it is.
+
+    Example:
+        >>> label_of("1.00"), label_of("-0"), label_of("1.5")
+        ('1', '0', '1.5')
+    """
+    whole = text.partition(".")[0] if re.fullmatch(r"[+-]?\d+\.0+", text) else text
+    return "0" if whole == "-0" else whole

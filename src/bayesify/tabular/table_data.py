@@ -1,0 +1,32 @@
+"""Table as tensors, ready for training; importing this needs no pandas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["TableData"]
+
+
+@dataclass(frozen=True, eq=False)
+class TableData:
+    """Table as tensors, in a training and a held-out part."""
+
+    #: Name of the file.
+    name: str
+    #: (N, D) float32.
+    train_inputs: Tensor
+    #: (N,) int64 class indices, or (N, 1) float32 numbers, standardised.
+    train_targets: Tensor
+    #: (N_test, D) float32.
+    test_inputs: Tensor
+    #: (N_test,) or (N_test, 1).
+    test_targets: Tensor
+    #: Labels of the classes; none for regression.
+    class_names: tuple[str, ...]
+    #: The target is ``shift + scale * standardised target``.
+    shift: float = 0.0
+    scale: float = 1.0
+    #: Inputs are not images.
+    image_shape: None = None

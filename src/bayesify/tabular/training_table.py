@@ -1,0 +1,300 @@
+"""Read a table for training: detect its columns, read their values, hold out a part of the rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bayesify.noise.keys import Stream, derived_seed
+from bayesify.tabular.cells import Floats
+from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn
+from bayesify.tabular.detect import ColumnScan, find_target
+from bayesify.tabular.files import TableError, TableFile, available_memory, open_table
+from bayesify.tabular.scaling import Scaling
+from bayesify.tabular.schema import OUTSIDE_RATE, TableSchema, Target, texts_of
+from bayesify.tabular.table_data import TableData
+
+__all__ = ["fit_table", "load_table"]
+
+#: More rows than this make the measures hardly more precise, and take long to predict.
+_MOST_TEST_ROWS = 50_000
+_FEWEST_ROWS = 4
+
+
+def fit_table(
+    path: Path,
+    target: str,
+    *,
+    task: str | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    drop: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    limit: int | None = None,
+) -> tuple[TableData, TableSchema]:
+    r"""Detect what a table holds and read it, in two passes over the file with no copy of its text.
+
+    Args:
+        path: a CSV file, perhaps gzipped, or a Parquet file.
+        target: name of the column to predict.
+        task: ``"classification"`` or ``"regression"``; None decides by what the target holds.
+        test_fraction: part of the rows that is held out, strictly between 0 and 1; at most
+            50,000 rows are.
+        seed: the held-out rows are a function of it.
+        drop: names of columns not to use.
+        keep: names of columns to use though they look like identifiers.
+        limit: use only this number of rows from the top.
+
+    Raises:
+        TableError: the table cannot be used, or is too large for the free memory.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "a.csv")
+        ...     rows = [f"{i / 7},{i * i / 3}\n" for i in range(20)]
+        ...     _ = path.write_text("x,y\n" + "".join(rows))
+        ...     data, schema = fit_table(path, "y")
+        >>> data.train_inputs.shape, data.test_targets.shape, schema.target.task
+        (torch.Size([16, 1]), torch.Size([4, 1]), 'regression')
+    """
+    file = open_table(path)
+    _check_names(file, target, drop, keep)
+    scans = {
+        name: ColumnScan(name, decimal_commas=file.has_decimal_commas)
+        for name in file.columns
+        if name not in drop
+    }
+    rows = 0
+    for chunk in file.chunks(limit):
+        rows += len(chunk)
+        for name, scan in scans.items():
+            scan.update(texts_of(chunk, name))
+    if not rows:
+        raise TableError(f"{path} has no rows below its header")
+    found = find_target(scans[target], task)
+
+    dropped = dict.fromkeys(drop, "asked for by --drop")
+    columns: list[Column] = []
+    remarks = list(file.remarks)
+    carried = []
+    for name, scan in scans.items():
+        if name == target:
+            continue
+        reason = scan.reason_to_drop()
+        if reason is None or (name in keep and scan.count):
+            columns.append(scan.column())
+            remarks += scan.remarks
+            continue
+        dropped[name] = reason
+        if "identif" in reason or "numbers the rows" in reason:
+            carried.append(name)
+    if not columns:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
+        raise TableError(
+            f"{path} has no column to predict {target!r} from ({reasons or 'it is the only one'}); "
+            "bring one back with --keep NAME, or add columns"
+        )
+    _check_memory(path, rows, columns, len(found.classes))
+    draft = TableSchema(
+        tuple(columns),
+        found,
+        dropped,
+        tuple(carried),
+        {"path": str(path), "sha256": file.sha256, "columns": list(file.columns)},
+        {"seed": seed, "fraction": test_fraction, "limit": limit},
+        (),
+    )
+    values, targets = _values(file, draft)
+    known = ~np.isnan(targets)
+    absent = rows - int(known.sum())
+    if absent:
+        remarks.append(
+            f"{absent:,} row{'s have' if absent > 1 else ' has'} no usable target {target!r} and "
+            f"{'are' if absent > 1 else 'is'} left out"
+        )
+    train, test = _split(targets, known, found.task, test_fraction, seed, path)
+    draft, more = _fitted(draft, values, targets, train, test)
+    schema = dataclasses.replace(draft, remarks=(*remarks, *more))
+    return _data(path, schema, values, targets, train, test), schema
+
+
+def load_table(path: Path, schema: TableSchema) -> TableData:
+    """Read again the table that a schema was fitted to: the same rows, the same held-out part.
+
+    Raises:
+        TableError: the file is missing, or has changed.
+    """
+    file = open_table(path)
+    if file.sha256 != schema.source["sha256"]:
+        raise TableError(
+            f"{path} was changed after the run was made: its SHA-256 must be "
+            f"{schema.source['sha256']}, got {file.sha256}; use the file as it was, or train again"
+        )
+    values, targets = _values(file, schema)
+    split = schema.split
+    train, test = _split(
+        targets, ~np.isnan(targets), schema.target.task, split["fraction"], split["seed"], path
+    )
+    return _data(path, schema, values, targets, train, test)
+
+
+def _check_names(file: TableFile, target: str, drop: Sequence[str], keep: Sequence[str]) -> None:
+    known = ", ".join(map(repr, file.columns[:20])) + (", ..." if len(file.columns) > 20 else "")
+    for option, names in (("target", [target]), ("drop", drop), ("keep", keep)):
+        for name in names:
+            if name not in file.columns:
+                raise TableError(
+                    f"{file.path} has no column {name!r}, which --{option} asks for; its columns "
+                    f"are {known}"
+                )
+    for name in drop:
+        if name == target or name in keep:
+            raise TableError(
+                f"--drop {name} contradicts --{'target' if name == target else 'keep'}; leave one "
+                "out"
+            )
+
+
+def _check_memory(path: Path, rows: int, columns: Sequence[Column], classes: int) -> None:
+    inputs = sum(len(column.own_features) + 1 for column in columns)
+    # The peak is measuring the trained network on all rows; these are measured bytes a row.
+    answering = 4 * inputs + (64 + 48 * classes if classes else 640)
+    needed = rows * max(8 * (len(columns) + 1 + inputs), answering)
+    free = available_memory()
+    if free is not None and needed > free:
+        raise TableError(
+            f"{path} needs about {needed / 1e9:.1f} GB of memory ({rows:,} rows of {inputs} "
+            f"inputs), but {free / 1e9:.1f} GB are free; use --limit N for its first N rows, or "
+            "leave columns out with --drop"
+        )
+
+
+def _values(file: TableFile, schema: TableSchema) -> tuple[list[Floats], Floats]:
+    """Return the values of every column, and of the target; nan for a row without one."""
+    columns: list[list[Floats]] = [[] for _ in schema.columns]
+    targets = []
+    for chunk in file.chunks(schema.split["limit"]):
+        for values, parts in zip(schema.parse(chunk), columns, strict=True):
+            parts.append(values)
+        targets.append(schema.target.parse(texts_of(chunk, schema.target.name)))
+    return [np.concatenate(parts) for parts in columns], np.concatenate(targets)
+
+
+Places = npt.NDArray[np.int64]
+
+
+def _split(
+    targets: Floats, known: npt.NDArray[np.bool_], task: str, fraction: float, seed: int, path: Path
+) -> tuple[Places, Places]:
+    """Draw the rows for training and those held out; return their places, in order.
+
+    The held-out part has each class's share, and at least one row of each class is for training.
+    """
+    places = np.flatnonzero(known)
+    count = len(places)
+    if count < _FEWEST_ROWS:
+        raise TableError(
+            f"{path} must have at least {_FEWEST_ROWS} rows with a target, to train on some and "
+            f"measure on others, got {count}"
+        )
+    generator = torch.Generator()
+    generator.manual_seed(derived_seed(seed, Stream.SHUFFLE, 0, 1))
+    order = places[torch.randperm(count, generator=generator).numpy()]
+    held = max(1, min(round(fraction * count), _MOST_TEST_ROWS, count - 2))
+    test = np.zeros(len(targets), dtype=np.bool_)
+    if task == "classification":
+        labels = targets[order].astype(np.int64)
+        sizes = np.bincount(labels)
+        # Place of each row within its class, in random order.
+        by_class = np.argsort(labels, kind="stable")
+        rank = np.empty(count, dtype=np.int64)
+        rank[by_class] = np.arange(count) - (np.cumsum(sizes) - sizes)[labels[by_class]]
+        # The rows that come first relative to the size of their class, except the last of each.
+        due = np.where(rank < sizes[labels] - 1, (rank + 0.5) / sizes[labels], math.inf)
+        chosen = np.argsort(due, kind="stable")[:held]
+        test[order[chosen[np.isfinite(due[chosen])]]] = True
+        if not test.any():
+            raise TableError(
+                f"{path} has a class of its own for every row, so that none can be held out; use "
+                "--task regression, or another target"
+            )
+    else:
+        test[order[:held]] = True
+    return np.flatnonzero(known & ~test), np.flatnonzero(test)
+
+
+def _fitted(
+    draft: TableSchema, values: Sequence[Floats], targets: Floats, train: Places, test: Places
+) -> tuple[TableSchema, list[str]]:
+    """Return the schema with the statistics of the training rows, and remarks."""
+    ranged = sum(isinstance(column, RangedColumn) for column in draft.columns)
+    tail = max(1, math.floor(OUTSIDE_RATE * (len(train) + 1) / (2 * max(1, ranged))))
+    columns = tuple(
+        column.fit(each[train], tail=tail)
+        for column, each in zip(draft.columns, values, strict=True)
+    )
+    remarks = [
+        f"{column.name}: {len(column.levels) - column.kept:,} of its {len(column.levels):,} levels "
+        "are rare and share one input"
+        for column in columns
+        if isinstance(column, CategoryColumn) and column.kept < len(column.levels)
+    ]
+    if len(train) < 100:
+        remarks.append(
+            f"there are only {len(train)} rows to train on and {len(test)} held out: the numbers "
+            "below say little about new data"
+        )
+    schema = dataclasses.replace(
+        draft, columns=columns, target=_scaled(draft.target, targets[train])
+    )
+    far = (schema.outside([each[test] for each in values]) > 0.0).any(axis=1)
+    split = {
+        **draft.split,
+        "train": len(train),
+        "test": len(test),
+        "test_outside": int(far.sum()),
+    }
+    return dataclasses.replace(schema, split=split), remarks
+
+
+def _scaled(target: Target, values: Floats) -> Target:
+    if target.task != "regression":
+        return target
+    scaling = Scaling.of(torch.from_numpy(values).unsqueeze(-1))
+    return dataclasses.replace(target, shift=scaling.shift.item(), scale=scaling.scale.item())
+
+
+def _data(
+    path: Path,
+    schema: TableSchema,
+    values: Sequence[Floats],
+    targets: Floats,
+    train: Places,
+    test: Places,
+) -> TableData:
+    target = schema.target
+    if target.task == "regression":
+        scaled = target.scaling.standardised(torch.from_numpy(targets))
+        tensor = scaled.to(torch.float32).unsqueeze(-1)
+    else:
+        tensor = torch.from_numpy(np.nan_to_num(targets)).to(torch.int64)
+    inputs = [
+        torch.from_numpy(schema.encode([each[part] for each in values])) for part in (train, test)
+    ]
+    return TableData(
+        path.name,
+        inputs[0],
+        tensor[train],
+        inputs[1],
+        tensor[test],
+        target.classes,
+        target.shift,
+        target.scale,
+    )

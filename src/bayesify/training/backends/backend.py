@@ -1,0 +1,80 @@
+"""The interface of every training backend, and the check that each step makes."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from bayesify.module.inputs import Inputs
+from bayesify.training.elbo import ELBO, ELBOTerms
+
+__all__ = ["Backend", "BackendName", "Noise", "NonFiniteLossError", "require_finite"]
+
+BackendName = Literal["auto", "compiled", "closed-form", "autograd"]
+#: The source of a run's noise: PyTorch's generators or the counter-based generator of the kernel.
+Noise = Literal["generator", "counter"]
+
+
+class NonFiniteLossError(ArithmeticError):
+    """The loss, or a parameter, became NaN or infinite; the last checkpoint is untouched."""
+
+    #: The index of the network among several that are trained at once.
+    network = 0
+
+
+class Backend(Protocol):
+    """One implementation of a training step: forward pass, backward pass and update.
+
+    The objective's own step counter and the optimiser's state are read and advanced, so that
+    a run can change its backend between steps. ``AutogradBackend`` is the specification: all others
+    compute its gradients to rounding, given the same noise.
+    """
+
+    #: The backend and its reasons, in words, for progress output.
+    description: str
+    #: A run must resume with the noise that it began with.
+    noise: Noise
+
+    def step(
+        self,
+        inputs: Inputs,
+        targets: Tensor,
+        *,
+        batch_index: int,
+        kl_scale: float = 1.0,
+        with_kl: bool = False,
+        with_residual: bool = False,
+    ) -> ELBOTerms:
+        """Compute the objective of one minibatch and update the parameters.
+
+        Args:
+            inputs: as for ``BayesianModule.predict``, B_i examples.
+            targets: shape (B_i, ...).
+            batch_index: the minibatch's index within the epoch, from 0.
+            kl_scale: a further factor on the KL, for its warm-up.
+            with_kl: whether to compute the value of the KL; its gradient does not need it.
+            with_residual: whether to measure ``std_residual``.
+
+        Returns:
+            The terms at the parameters before the update.
+
+        Raises:
+            NonFiniteLossError: a term is NaN or infinite; the parameters are then as they were,
+                save for a captured CUDA graph, which has updated them.
+        """
+
+
+def require_finite(elbo: ELBO, terms: ELBOTerms) -> None:
+    """Raise NonFiniteLossError where a term that was computed is NaN or infinite."""
+    known = (terms.nll, terms.kl, terms.penalty) if terms.has_kl else (terms.nll,)
+    if all(bool(value.isfinite()) for value in known):
+        return
+    if not bool(torch.isfinite(terms.outputs).all()):
+        what = "the network's output"
+    elif not bool(terms.nll.isfinite()):
+        what = "the nll"
+    else:
+        what = "the KL or penalty"
+    raise NonFiniteLossError(f"{what} at step {elbo.step} is NaN or infinite")

@@ -1,0 +1,162 @@
+"""The choice of a backend: the one that was asked for, or the fastest that supports the run."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bayesify.estimators.stateless import snapshot
+from bayesify.module.inputs import Inputs
+from bayesify.training.backends.autograd import AutogradBackend
+from bayesify.training.backends.backend import Backend, BackendName, Noise
+from bayesify.training.backends.closed_form import ClosedFormBackend
+from bayesify.training.backends.compiled import CompiledBackend
+from bayesify.training.backends.graph import GraphBackend
+from bayesify.training.backends.leaf import EditedInPlaceError, LeafBackend
+from bayesify.training.backends.requirements import (
+    require,
+    why_no_closed_forms,
+    why_not_compiled,
+)
+from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.kernel.compiler import CompilerError
+from bayesify.training.kernel.formulas import leaf_kind
+
+__all__ = ["NOISE_OF", "check_backend", "make_backend"]
+
+#: The noise of each backend; a run must resume with the noise that it began with.
+NOISE_OF: dict[str, Noise] = {
+    "compiled": "counter",
+    "closed-form": "generator",
+    "autograd": "generator",
+}
+
+
+def check_backend(backend: str) -> None:
+    """Raise ValueError for an unknown backend."""
+    if backend not in get_args(BackendName):
+        known = ", ".join(f'"{name}"' for name in get_args(BackendName))
+        raise ValueError(f"backend must be one of {known}, got {backend!r}")
+
+
+def make_backend(
+    elbo: ELBO, optimizer: Optimizer, backend: BackendName = "auto", *, noise: Noise | None = None
+) -> Backend:
+    """The backend that was asked for, or with ``"auto"`` the fastest that supports the run.
+
+    Args:
+        elbo: the objective.
+        optimizer: the optimiser of its parameters.
+        backend: ``"compiled"``, ``"closed-form"``, ``"autograd"``, or ``"auto"``.
+        noise: of the run that is resumed; None for a new one.
+
+    Raises:
+        ValueError: ``backend`` is unknown, does not support the run, or has another noise than
+            the run that is resumed.
+        CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
+
+    Example:
+        >>> import torch
+        >>> from bayesify.module.bayesian import BayesianModule
+        >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=1)
+        >>> make_backend(elbo, torch.optim.AdamW(elbo.parameters())).description
+        'closed-form (gaussian prior); not compiled: the optimizer is AdamW'
+    """
+    check_backend(backend)
+    elbo.bnn.estimator.check_num_samples(elbo.num_samples)
+    if noise is not None and NOISE_OF.get(backend, noise) != noise:
+        fitting = " or ".join(f'"{name}"' for name in NOISE_OF if NOISE_OF[name] == noise)
+        raise ValueError(
+            f"this run began with the noise of backend={fitting}; resume with that or with "
+            f'backend="auto", got backend="{backend}"'
+        )
+    if backend == "autograd":
+        return AutogradBackend(elbo, optimizer)
+    if backend == "closed-form":
+        return _closed_form(elbo, optimizer, insist=True)
+    if noise == "generator":
+        return _closed_form(elbo, optimizer, insist=False)
+    insist = backend == "compiled"
+    reason = why_not_compiled(elbo, optimizer)
+    if reason is not None and noise == "counter":
+        raise ValueError(
+            f"this run began with the compiled backend, which no longer supports it: {reason}; "
+            "resume with the settings that it had, or begin anew in another folder"
+        )
+    if insist:
+        require("compiled", reason)
+    if reason is None:
+        try:
+            compiled = _compiled(elbo, optimizer)
+            return compiled if insist else _WithFallback(compiled, elbo, optimizer)
+        except CompilerError as error:
+            if noise is not None:  # the same numbers, slowly
+                return CompiledBackend(elbo, optimizer, compiled=False)
+            if insist:
+                raise
+            reason = str(error)
+    made = _closed_form(elbo, optimizer, insist=False)
+    if reason != why_no_closed_forms(elbo):
+        made.description += f"; not compiled: {reason}"
+    return made
+
+
+def _compiled(elbo: ELBO, optimizer: Optimizer) -> LeafBackend:
+    on_gpu = elbo.bnn.posterior.mean.device.type == "cuda"
+    # A graph must not capture noise of PyTorch's generators: each replay would repeat it.
+    if on_gpu and leaf_kind(elbo.bnn.estimator) == "weights" and elbo.num_samples == 1:
+        return GraphBackend(elbo, optimizer)
+    return CompiledBackend(elbo, optimizer)
+
+
+def _closed_form(elbo: ELBO, optimizer: Optimizer, *, insist: bool) -> Backend:
+    reason = why_no_closed_forms(elbo)
+    if insist:
+        require("closed-form", reason)
+    if reason is not None:
+        return AutogradBackend(elbo, optimizer, reason)
+    made = ClosedFormBackend(elbo, optimizer)
+    return made if insist else _WithFallback(made, elbo, optimizer)
+
+
+class _WithFallback:
+    """A backend on leaves that autograd replaces if the first pass edits its weights in place."""
+
+    def __init__(self, backend: LeafBackend, elbo: ELBO, optimizer: Optimizer) -> None:
+        self._backend: Backend = backend
+        self._elbo, self._optimizer = elbo, optimizer
+        self._first = True
+        self.description, self.noise = backend.description, backend.noise
+
+    def step(
+        self,
+        inputs: Inputs,
+        targets: Tensor,
+        *,
+        batch_index: int,
+        kl_scale: float = 1.0,
+        with_kl: bool = False,
+        with_residual: bool = False,
+    ) -> ELBOTerms:
+        """Make one step; see ``Backend.step``."""
+        undo = snapshot(self._elbo.bnn.net) if self._first else None
+        self._first = False
+        while True:
+            try:
+                return self._backend.step(
+                    inputs,
+                    targets,
+                    batch_index=batch_index,
+                    kl_scale=kl_scale,
+                    with_kl=with_kl,
+                    with_residual=with_residual,
+                )
+            except EditedInPlaceError:
+                if undo is None:
+                    raise
+                undo()
+                reason = "the network edits its weights in place"
+                self._backend = AutogradBackend(self._elbo, self._optimizer, reason)
+                self.description, self.noise = self._backend.description, self._backend.noise

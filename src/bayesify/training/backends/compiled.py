@@ -1,0 +1,104 @@
+"""The compiled backend: the network by autograd, and one kernel for all the rest."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bayesify.distributions.posteriors import WeightDraw
+from bayesify.module.inputs import Inputs
+from bayesify.training.backends.backend import Noise
+from bayesify.training.backends.leaf import Gradients, LeafBackend, Leaves, sample_sources
+from bayesify.training.backends.requirements import (
+    require,
+    signature,
+    why_not_compiled,
+)
+from bayesify.training.elbo import ELBO
+from bayesify.training.kernel.formulas import leaf_kind
+from bayesify.training.kernel.posterior_update import PosteriorUpdate
+
+__all__ = ["CompiledBackend"]
+
+
+class CompiledBackend(LeafBackend):
+    """Run the network and one kernel over the weights.
+
+    The kernel goes over the weights once: it turns the network's gradients into those of mean and
+    rho, updates both as the optimiser would (with the optimiser's own state), and writes the
+    weights of the next step. Its noise comes from a counter-based generator, so its numbers differ
+    from those of the objective itself.
+
+    Args:
+        elbo: the objective.
+        optimizer: Adam or SGD; ``why_not_compiled`` returns None for the two.
+        compiled: False for the same numbers without a compiler, many times slower.
+
+    Raises:
+        ValueError: there is no kernel for this objective and optimiser.
+        CompilerError: the kernel cannot be compiled on this machine.
+
+    Example:
+        >>> from bayesify.module.bayesian import BayesianModule
+        >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=10)
+        >>> sgd = torch.optim.SGD(elbo.parameters(), lr=0.1)
+        >>> backend = CompiledBackend(elbo, sgd, compiled=False)
+        >>> terms = backend.step(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long), batch_index=0)
+        >>> backend.noise, elbo.step
+        ('counter', 1)
+    """
+
+    noise: Noise = "counter"
+
+    def __init__(self, elbo: ELBO, optimizer: Optimizer, *, compiled: bool = True) -> None:
+        self._compiled = compiled
+        super().__init__(elbo, optimizer)
+
+    def _prepare(self) -> None:
+        elbo, optimizer = self._elbo, self._optimizer
+        require("compiled", why_not_compiled(elbo, optimizer))
+        leaf = torch.empty_like(elbo.bnn.posterior.mean.detach())
+        self._posterior_update = PosteriorUpdate(
+            elbo, optimizer, leaf, sample_sources(elbo), compiled=self._compiled
+        )
+        self._prepare_passes(
+            Leaves(elbo, leaf, leaf_kind(elbo.bnn.estimator), self._posterior_update.kernel_on_cpu)
+        )
+        self.description = f"compiled ({self._posterior_update.description})"
+        self._prepared_for = signature(elbo, optimizer)
+
+    def _keep_up(self) -> None:
+        if self._prepared_for != signature(self._elbo, self._optimizer):
+            self._prepare()
+
+    def _begin(self) -> None:
+        self._posterior_update.begin()
+
+    def _draw(self, sample: int) -> WeightDraw | None:
+        return self._posterior_update.draw(sample)
+
+    def _forget_gradients(self) -> None:
+        self._posterior_update.forget_gradients()
+
+    def _accumulate(self, in_mean: Gradients, sample: int, factor: float) -> None:
+        self._posterior_update.accumulate(in_mean, sample, factor)
+
+    def _update(
+        self,
+        in_mean: Gradients,
+        in_spread: Gradients,
+        factor: float,
+        *,
+        with_residual: bool,  # noqa: ARG002
+    ) -> float | None:
+        return self._posterior_update.update(in_mean, in_spread, factor)
+
+    def _run_on_device(self, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Run a whole step without reading from the device: nll and outputs."""
+        outputs = self._leaves.outputs(inputs)
+        nll = self._elbo.nll(outputs, targets)
+        self._posterior_update.forget_gradients()
+        self._leaves.backward(nll)
+        self._posterior_update.advance(*self._leaves.take_gradients())
+        return nll.detach(), outputs.detach()

@@ -1,0 +1,133 @@
+"""The compiled backend on a GPU: a step is captured once as a CUDA graph, then launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from bayesify.module.inputs import Inputs
+from bayesify.training.backends.backend import require_finite
+from bayesify.training.backends.compiled import CompiledBackend
+from bayesify.training.elbo import ELBO, ELBOTerms
+
+__all__ = ["CudaRecorder", "GraphBackend", "Recorder"]
+
+#: Ordinary steps before the capture: they allocate buffers and compile what is compiled.
+_WARM_UP = 3
+
+
+class Recorder(Protocol):
+    """Run a function once and return a function that runs it again on the same memory."""
+
+    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Record ``function``."""
+
+
+class CudaRecorder:
+    """A CUDA graph."""
+
+    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
+        """See :class:`Recorder`."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
+        return graph.replay
+
+
+class GraphBackend(CompiledBackend):
+    """Launch forward pass, backward pass and kernel as one graph.
+
+    The first steps are ordinary ones; so is every step with several weight samples, every step that
+    computes the value of the KL, and every minibatch of another shape than the captured one, such
+    as the last of an epoch. A captured graph always takes the same path: a network that branches
+    on the data must not be captured.
+
+    The returned terms are overwritten by the next step. Where the loss is not finite, the
+    parameters have been updated by the time it is seen.
+
+    Args:
+        elbo: the objective, on a GPU.
+        optimizer: see ``CompiledBackend``.
+        record: captures the step; None is a CUDA graph.
+        compiled: see ``CompiledBackend``.
+    """
+
+    def __init__(
+        self,
+        elbo: ELBO,
+        optimizer: Optimizer,
+        record: Recorder | None = None,
+        *,
+        compiled: bool = True,
+    ) -> None:
+        self._record = CudaRecorder() if record is None else record
+        self._replay: Callable[[], None] | None
+        self._shapes: list[torch.Size] = []
+        self._failed = False
+        super().__init__(elbo, optimizer, compiled=compiled)
+
+    def step(
+        self,
+        inputs: Inputs,
+        targets: Tensor,
+        *,
+        batch_index: int,
+        kl_scale: float = 1.0,
+        with_kl: bool = False,
+        with_residual: bool = False,
+    ) -> ELBOTerms:
+        """Make one step; see ``Backend.step``."""
+        self._keep_up()
+        parts, structure = tree_flatten((inputs, targets))
+        shapes = [part.shape for part in parts]
+        ready = self._ordinary_steps >= _WARM_UP and not with_kl and not self._failed
+        ready = ready and len(self._sources) == 1
+        if self._replay is None and ready:
+            self._capture(parts, structure)
+        if self._replay is None or not ready or shapes != self._shapes:
+            self._ordinary_steps += 1
+            return super().step(
+                inputs,
+                targets,
+                batch_index=batch_index,
+                kl_scale=kl_scale,
+                with_kl=with_kl,
+                with_residual=with_residual,
+            )
+        for own, part in zip(self._parts, parts, strict=True):
+            own.copy_(part, non_blocking=True)
+        elbo, update = self._elbo, self._posterior_update
+        factor = elbo.kl_factor(len(targets), batch_index=batch_index, kl_scale=kl_scale)
+        update.prepare(factor)
+        elbo.count_step()
+        self._replay()
+        unknown = self._unknown
+        terms = ELBOTerms(unknown, self._nll, unknown, unknown, self._outputs, factor, has_kl=False)
+        require_finite(elbo, terms)
+        return terms._replace(std_residual=update.conclude(with_residual=with_residual))
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._replay = None  # a captured graph reads and writes the vectors of before
+        self._ordinary_steps, self._failed = 0, False
+        self.description += ", as a graph"
+
+    def _capture(self, parts: list[Tensor], structure: TreeSpec) -> None:
+        # A minibatch may be a view of the data, which must not be written.
+        self._parts = [part.clone() for part in parts]
+        self._shapes = [part.shape for part in parts]
+        inputs, targets = tree_unflatten(self._parts, structure)
+
+        def passes() -> None:
+            self._nll, self._outputs = self._run_on_device(inputs, targets)
+
+        try:
+            self._replay = self._record(passes)
+        except RuntimeError as error:  # the network reads a value from the device
+            self._failed = True
+            self.description += f", but not captured: {str(error).splitlines()[0]}"

@@ -1,0 +1,455 @@
+"""Several networks of one architecture in one step, over a leading axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bayesify.distributions.posteriors import WeightDraw
+from bayesify.estimators import ForwardPass, stateless
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.module.random_network import as_tensor
+from bayesify.noise.keys import NoiseKey, NoiseKind, Stream
+from bayesify.noise.threefry import counter_key
+from bayesify.training.backends.backend import (
+    BackendName,
+    Noise,
+    NonFiniteLossError,
+    require_finite,
+)
+from bayesify.training.backends.leaf import Gradients, LeafPosterior
+from bayesify.training.backends.replica_updates import (
+    AutogradUpdates,
+    KernelUpdates,
+    ReplicaUpdates,
+)
+from bayesify.training.backends.requirements import why_not_compiled, why_own_code
+from bayesify.training.elbo import ELBO, ELBOTerms, detached
+from bayesify.training.kernel.compiler import CompilerError
+from bayesify.training.kernel.formulas import leaf_kind
+
+__all__ = ["ReplicaBackend"]
+
+
+class ReplicaBackend:
+    """Train K independent networks in one step: one vmapped pass for all of them.
+
+    Their parameters and buffers become views of tensors with a leading axis until :meth:`release`.
+    Each network becomes what it would have become alone under the same backend, to rounding.
+
+    Args:
+        elbos: K objectives over networks of one architecture; seeds, priors, initial values,
+            temperatures and numbers of examples may differ.
+        optimizers: one for each.
+        backend: ``"compiled"`` for the kernel, ``"autograd"`` for any prior and optimiser, or
+            ``"auto"`` for the first where it supports all networks.
+        noise: of the run that is resumed; None for a new one.
+
+    Raises:
+        ValueError: the networks do not go together, or ``backend`` does not support them.
+        CompilerError: the kernel cannot be compiled on this machine.
+    """
+
+    noise: Noise
+
+    def __init__(
+        self,
+        elbos: Sequence[ELBO],
+        optimizers: Sequence[Optimizer],
+        backend: BackendName = "auto",
+        *,
+        noise: Noise | None = None,
+    ) -> None:
+        _check(elbos, optimizers)
+        reason = _why_no_kernel(elbos, optimizers, backend, noise)
+        self._elbos = list(elbos)
+        self._first = first = elbos[0].bnn
+        self._kind = leaf_kind(first.estimator)
+        self._means: dict[str, Tensor] = {}
+        if self._kind != "weights":
+            means = _stacked([{"mean": elbo.bnn.posterior.mean} for elbo in elbos])["mean"]
+            self._means = _leaves(first, means)
+        leaf = torch.stack([torch.empty_like(elbo.bnn.posterior.mean.detach()) for elbo in elbos])
+        updater: ReplicaUpdates | None = None
+        if reason is None:
+            try:
+                updater = KernelUpdates(elbos, optimizers, leaf)
+            except CompilerError as error:
+                if backend != "auto" or noise is not None:
+                    self.release()
+                    raise
+                reason = str(error)
+        if updater is None:
+            updater = AutogradUpdates(elbos, optimizers, leaf)
+        self._updater = updater
+        self.noise = "counter" if reason is None else "generator"
+        name = "compiled" if reason is None else "autograd"
+        detail = updater.description if reason is None else reason
+        self.description = f"{name}, {len(elbos)} networks at once" + (
+            f" ({detail})" if detail else ""
+        )
+        self._leaves = _leaves(first, leaf)
+        self._places = stateless.parameter_paths(first.net, first.layout)
+        nets = [elbo.bnn.net for elbo in elbos]
+        self._own = [_slots(net, "_parameters") for net in nets]
+        self._rest = _stacked(self._own)
+        self._buffers = _stacked([_slots(net, "_buffers") for net in nets])
+        for name, tensor in self._rest.items():
+            tensor.requires_grad_(self._own[0][name].requires_grad)
+        self._requests: dict[object, list[_Request]] = {}
+
+    def step(
+        self,
+        inputs: Inputs,
+        targets: Tensor,
+        *,
+        separate: bool = False,
+        batch_index: int,
+        kl_scale: float = 1.0,
+        with_kl: bool = False,
+        with_residual: bool = False,
+    ) -> list[ELBOTerms]:
+        """Make one step of each network; see ``Backend.step``.
+
+        Args:
+            inputs: B_i examples, with a leading axis of size K where they are separate.
+            targets: likewise.
+            separate: whether each network has examples of its own.
+            batch_index: the minibatch's index within the epoch.
+            kl_scale: a further factor on the KL, for its warm-up.
+            with_kl: whether to compute the value of the KL.
+            with_residual: whether to measure ``std_residual``.
+        """
+        self._updater.begin()
+        outputs = self._outputs(inputs, separate=separate)
+        nlls, found = [], []
+        for k, elbo in enumerate(self._elbos):
+            own = outputs[k].unsqueeze(0)
+            nll = elbo.nll(own, targets[k] if separate else targets)
+            factor = elbo.kl_factor(own.shape[1], batch_index=batch_index, kl_scale=kl_scale)
+            nlls.append(nll)
+            draw = self._updater.draw(k) if with_kl else None
+            found.append(_terms(elbo, draw, nll.detach(), detached(own), factor, with_kl=with_kl))
+        for elbo in self._elbos:
+            elbo.count_step()
+        for k, (elbo, terms) in enumerate(zip(self._elbos, found, strict=True)):
+            try:
+                require_finite(elbo, terms)
+            except NonFiniteLossError as error:
+                error.network = k
+                raise
+        residuals = self._updater.update(
+            *self._backward(torch.stack(nlls).sum()),
+            [terms.kl_factor for terms in found],
+            with_residual=with_residual,
+        )
+        pairs = zip(found, residuals, strict=True)
+        return [terms._replace(std_residual=residual) for terms, residual in pairs]
+
+    def release(self) -> None:
+        """Give each network tensors of its own again."""
+        for elbo in self._elbos:
+            net, mean = elbo.bnn.net, elbo.bnn.posterior.mean
+            for tensor in (mean, *net.parameters(), *net.buffers()):
+                tensor.data = tensor.data.clone()
+
+    def _backward(self, nll: Tensor) -> tuple[Gradients, Gradients]:
+        self._updater.forget_gradients()
+        tensors = (*self._leaves.values(), *self._means.values(), *self._rest.values())
+        for tensor in tensors:
+            tensor.grad = None
+        if nll.requires_grad:  # not where a pass used no weight at all
+            nll.backward()
+        for name, tensor in self._rest.items():
+            if tensor.grad is not None:
+                for own, gradient in zip(self._own, tensor.grad, strict=True):
+                    own[name].grad = gradient
+        gradients = [leaf.grad for leaf in self._leaves.values()]
+        return (
+            (gradients, [])
+            if not self._means
+            else (
+                [mean.grad for mean in self._means.values()],
+                gradients,
+            )
+        )
+
+    def _outputs(self, inputs: Inputs, *, separate: bool) -> Tensor:
+        args, kwargs = arguments_of(inputs)
+        data = 0 if separate else None
+        noise: list[Tensor] = []
+        names: tuple[str, ...] = ()
+        if self._means:
+            one = args, dict(kwargs)
+            if separate:
+                one = tuple(each[0] for each in args), {n: v[0] for n, v in kwargs.items()}
+            names = self._first._local_names(*one[0], **one[1])
+            noise = self._draw_noise(names, *one)
+
+        def run(
+            leaves: Mapping[str, Tensor],
+            means: Mapping[str, Tensor],
+            noise: list[Tensor],
+            others: Mapping[str, Tensor],
+            args: tuple[Any, ...],
+            kwargs: Mapping[str, Any],
+        ) -> Tensor:
+            def forward(tensors: Mapping[str, Tensor]) -> Any:
+                given = {place: tensors[name] for name in tensors for place in self._places[name]}
+                return stateless.run_with(self._first.net, {**given, **others}, args, kwargs)
+
+            if not means:
+                return as_tensor(forward(leaves))
+            key = _DrawnKey(0, Stream.TRAINING, 0, noise)
+            return self._run_estimator(forward, names, key, means, leaves, args, kwargs)
+
+        run_all = torch.vmap(run, in_dims=(0, 0, 0, 0, data, data), randomness="different")
+        others = {**self._rest, **self._buffers}
+        outputs: Tensor = run_all(self._leaves, self._means, noise, others, args, kwargs)
+        return outputs
+
+    def _run_estimator(
+        self,
+        forward: Any,
+        names: Sequence[str],
+        key: NoiseKey,
+        means: Mapping[str, Tensor],
+        spreads: Mapping[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Tensor:
+        bnn = self._first
+        posterior = LeafPosterior(
+            bnn.posterior.mean, dict(means), dict(spreads), variances=self._kind == "variances"
+        )
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        call = ForwardPass(
+            layout=bnn.layout,
+            forward=forward,
+            batch_size=tensors[0].shape[0] if tensors else None,
+            local_names=lambda: names,
+            snapshot=lambda: lambda: None,
+            on_unexpected_use=_raise_unforeseen,
+        )
+        outputs, _ = bnn.estimator.run(call, posterior, key, range(1))
+        return as_tensor(outputs[0])
+
+    def _draw_noise(
+        self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[Tensor]:
+        """The noise that each network would draw alone, with a leading axis of size K."""
+        shapes = [getattr(value, "shape", None) for value in (*args, *kwargs.values())]
+        kind = str(shapes), torch.is_autocast_enabled()
+        if kind not in self._requests:
+            self._requests[kind] = self._trace_noise(names, args, kwargs)
+        return [
+            torch.stack([self._draw_one(k, request) for k in range(len(self._elbos))])
+            for request in self._requests[kind]
+        ]
+
+    def _draw_one(self, k: int, request: _Request) -> Tensor:
+        bnn, step = self._elbos[k].bnn, self._elbos[k].step
+        key = NoiseKey(bnn.seed, Stream.TRAINING, step)
+        kind, place, size, dtype, device = request
+        kernel = self._updater.kernel(k)
+        if kind == "normal" and kernel is not None:
+            drawn: Tensor = kernel.normals(counter_key(key, 0, place), step, size).to(dtype)
+            return drawn
+        return key.numbers(kind, 0, place, size, dtype, device)
+
+    def _trace_noise(
+        self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[_Request]:
+        """Run the first network once and list the noise that its estimator asks for."""
+        bnn = self._first
+        key = _RecordingKey(0, Stream.TRAINING, 0)
+        undo = stateless.snapshot(bnn.net)
+        try:
+            self._run_estimator(
+                lambda tensors: bnn.run_with_named(tensors, *args, **kwargs),
+                names,
+                key,
+                {name: each[0].detach() for name, each in self._means.items()},
+                {name: each[0].detach() for name, each in self._leaves.items()},
+                args,
+                kwargs,
+            )
+        finally:
+            undo()
+        return key.requests
+
+
+_Request = tuple[NoiseKind, int, int, torch.dtype, "torch.device | str"]
+
+
+@dataclass(frozen=True)
+class _RecordingKey(NoiseKey):
+    """A key that lists what is asked of it."""
+
+    requests: list[_Request] = field(default_factory=list)
+
+    def numbers(
+        self,
+        kind: NoiseKind,
+        sample: int,  # noqa: ARG002
+        place: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> Tensor:
+        self.requests.append((kind, place, size, dtype, device))
+        return torch.zeros(size, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
+class _DrawnKey(NoiseKey):
+    """A key whose numbers were drawn before, in the order of their places."""
+
+    drawn: list[Tensor] = field(default_factory=list)
+
+    def numbers(
+        self,
+        kind: NoiseKind,  # noqa: ARG002
+        sample: int,  # noqa: ARG002
+        place: int,
+        size: int,
+        dtype: torch.dtype,  # noqa: ARG002
+        device: torch.device | str,  # noqa: ARG002
+    ) -> Tensor:
+        if place > len(self.drawn) or self.drawn[place - 1].numel() != size:
+            _raise_unforeseen("a parameter", "an operation")
+        return self.drawn[place - 1]
+
+
+def _terms(
+    elbo: ELBO,
+    draw: WeightDraw | None,
+    nll: Tensor,
+    outputs: Tensor,
+    factor: float,
+    *,
+    with_kl: bool,
+) -> ELBOTerms:
+    if not with_kl:
+        unknown = nll.new_full((), torch.nan)
+        return ELBOTerms(unknown, nll, unknown, unknown, outputs, factor, has_kl=False)
+    with torch.no_grad():
+        kl, penalty = elbo.complexity(draw, elbo.step, range(1))
+    return ELBOTerms(nll + factor * (kl + penalty), nll, kl, penalty, outputs, factor)
+
+
+def _raise_unforeseen(name: str, function: str) -> None:
+    raise ValueError(
+        "networks that are trained at once must use each parameter in the same way in each "
+        f"forward pass, but {function} used {name} differently; train each by fit"
+    )
+
+
+def _leaves(bnn: BayesianModule, rows: Tensor) -> dict[str, Tensor]:
+    parts = bnn.layout.unflatten(rows.detach())
+    return {name: part.detach().requires_grad_() for name, part in parts.items()}
+
+
+def _why_no_kernel(
+    elbos: Sequence[ELBO],
+    optimizers: Sequence[Optimizer],
+    backend: BackendName,
+    noise: Noise | None,
+) -> str | None:
+    """The reason why autograd updates the networks, empty if asked for; None for the kernel."""
+    if backend == "closed-form":
+        raise ValueError(
+            'networks that are trained at once have no closed-form backend; use backend="compiled" '
+            'or "autograd"'
+        )
+    asked: Noise | None = {"compiled": "counter", "autograd": "generator"}.get(backend)  # type: ignore[assignment]
+    if noise is not None and asked not in (None, noise):
+        raise ValueError(
+            f'this run began with the {noise} noise, which is not that of backend="{backend}"; '
+            "resume with the backend that it had"
+        )
+    if "generator" in (asked, noise):
+        return ""
+    pairs = zip(elbos, optimizers, strict=True)
+    reasons = [why_not_compiled(elbo, optimizer) for elbo, optimizer in pairs]
+    reason = next((reason for reason in reasons if reason is not None), None)
+    if reason is not None and "counter" in (asked, noise):
+        raise ValueError(
+            f"network {reasons.index(reason)} cannot be trained by the compiled backend: {reason}"
+        )
+    return reason
+
+
+def _stacked(owned: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors of the networks with a leading axis, of which the networks' own become views."""
+    stacked: dict[str, Tensor] = {}
+    made: dict[int, Tensor] = {}  # what bears two names is one
+    for name, tensor in owned[0].items():
+        if id(tensor) not in made:
+            made[id(tensor)] = torch.stack([each[name].detach() for each in owned])
+            for each, row in zip(owned, made[id(tensor)], strict=True):
+                each[name].data = row
+        stacked[name] = made[id(tensor)]
+    return stacked
+
+
+def _slots(net: nn.Module, kind: str) -> dict[str, Tensor]:
+    """The parameters or buffers of each module, under one of its names."""
+    return {
+        f"{prefix}.{name}" if prefix else name: value
+        for prefix, module in net.named_modules()
+        for name, value in getattr(module, kind).items()
+        if value is not None
+    }
+
+
+def _likeness(bnn: BayesianModule) -> tuple[object, ...]:
+    mean = bnn.posterior.mean
+    kind = type(bnn.weight_prior), type(bnn.likelihood)
+    return (
+        *(bnn.layout, str(bnn.net), _settings(bnn.net), bnn.estimator),
+        *(mean.dtype, mean.device, *kind),
+    )
+
+
+def _settings(net: nn.Module) -> list[dict[str, object]]:
+    """The plain attributes of each module, which decide what it does and ``str`` may not show."""
+    kinds = (bool, int, float, str, tuple, type(None))
+    return [
+        {name: value for name, value in vars(module).items() if isinstance(value, kinds)}
+        for module in net.modules()
+    ]
+
+
+def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
+    if not elbos or len(elbos) != len(optimizers):
+        raise ValueError(
+            f"there must be at least one objective and an optimiser for each, got {len(elbos)} "
+            f"and {len(optimizers)}"
+        )
+    if len({id(elbo.bnn) for elbo in elbos}) != len(elbos):
+        raise ValueError("the objectives must be of different networks; wrap the net once for each")
+    first = elbos[0].bnn
+    for number, elbo in enumerate(elbos):
+        bnn, reason = elbo.bnn, why_own_code(elbo)
+        if reason is None and elbo.num_samples > 1:
+            reason = f"its step takes {elbo.num_samples} weight samples, not one"
+        elif (
+            reason is None
+            and bnn.posterior.mask is not None
+            and leaf_kind(bnn.estimator) != "weights"
+        ):
+            reason = f"it is pruned, which {type(bnn.estimator).__name__} does not support here"
+        if reason is not None:
+            raise ValueError(f"network {number} cannot be trained with others at once: {reason}")
+        if _likeness(bnn) != _likeness(first):
+            raise ValueError(
+                f"the networks must be of one architecture, with one estimator, on one device, "
+                f"with priors of one kind, but network {number} differs from network 0"
+            )

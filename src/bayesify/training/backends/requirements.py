@@ -1,0 +1,160 @@
+"""The objectives and optimisers that each backend supports, with the reasons against it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adam, Optimizer
+
+from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.estimators.per_example import PerExampleEstimator
+from bayesify.estimators.weight_sampling import WeightSampling
+from bayesify.module.bayesian import BayesianModule
+from bayesify.training.elbo import ELBO
+from bayesify.training.kernel.formulas import leaf_kind, prior_form
+from bayesify.training.optimizers import group_of
+
+__all__ = ["require", "signature", "why_no_closed_forms", "why_not_compiled", "why_own_code"]
+
+
+def why_own_code(elbo: ELBO) -> str | None:
+    """The reason why only ``ELBO.forward`` computes an objective, or None.
+
+    Own classes, hooks and estimators may change it in a way that no other code knows.
+
+    Example:
+        >>> class Own(BayesianModule): pass
+        >>> why_own_code(ELBO(Own(torch.nn.Linear(3, 2)), num_data=1))
+        'the network is a Own'
+    """
+    bnn = elbo.bnn
+    q = bnn.posterior
+    for owner, kind in ((elbo, ELBO), (bnn, BayesianModule), (q, MeanFieldGaussian)):
+        if type(owner) is not kind:
+            return f"the {_ROLES[kind]} is a {type(owner).__name__}"
+        if any(getattr(owner, name) for name in _HOOKS):
+            return f"the {_ROLES[kind]} has hooks"
+        if "forward" in vars(owner):
+            return f"the {_ROLES[kind]} has a forward of its own"
+    if elbo._compiled_call_impl is not None:
+        return "the objective was compiled"
+    if (
+        not isinstance(bnn.estimator, PerExampleEstimator)
+        and type(bnn.estimator) is not WeightSampling
+    ):
+        return f"the estimator is {type(bnn.estimator).__name__}"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "several processes train together"
+    return None
+
+
+def why_no_closed_forms(elbo: ELBO) -> str | None:
+    """The reason why an objective's gradients need autograd, or None where closed forms hold.
+
+    Example:
+        >>> from bayesify.distributions.priors import StudentT
+        >>> bnn = BayesianModule(torch.nn.Linear(3, 2), prior=StudentT())
+        >>> why_no_closed_forms(ELBO(bnn, num_data=1))
+        'the prior is StudentT'
+    """
+    reason = why_own_code(elbo)
+    if reason is not None:
+        return reason
+    bnn = elbo.bnn
+    q = bnn.posterior
+    assert isinstance(q, MeanFieldGaussian)
+    form = prior_form(bnn.weight_prior, elbo.kl)
+    if form is None:
+        return f"the prior is {type(bnn.prior).__name__}"
+    if not (q.mean.requires_grad and q.rho.requires_grad):
+        return "mean or rho is not trained"
+    for name in ("mean", "rho"):
+        parameter = getattr(q, name)
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return f"{name} has hooks"
+    if q.mean.dtype not in (torch.float32, torch.float64):
+        return f"the weights are {str(q.mean.dtype).removeprefix('torch.')}"
+    if leaf_kind(bnn.estimator) != "weights":
+        if q.mask is not None:
+            return "the network is pruned"
+        if elbo.num_samples > 1 and not form.exact:
+            return "the KL of a step is averaged over several samples"
+    return None
+
+
+def why_not_compiled(elbo: ELBO, optimizer: Optimizer) -> str | None:
+    """The reason why there is no kernel for an objective and optimiser, or None where there is one.
+
+    Example:
+        >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=1)
+        >>> why_not_compiled(elbo, torch.optim.AdamW(elbo.parameters()))
+        'the optimizer is AdamW'
+        >>> why_not_compiled(elbo, torch.optim.Adam(elbo.parameters(), fused=True)) is None
+        True
+    """
+    reason = why_no_closed_forms(elbo)
+    if reason is not None:
+        return reason
+    if type(optimizer) not in _PLAIN_SETTINGS:
+        return f"the optimizer is {type(optimizer).__name__}"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return "the optimizer has hooks"
+    posterior = elbo.bnn.posterior
+    if posterior.mean.device.type not in ("cpu", "cuda"):
+        return f"there is no kernel for {posterior.mean.device.type}"
+    if len({bool(group.get("momentum")) for group in _groups(elbo, optimizer)}) > 1:
+        return "the optimizer has momentum for only one of mean and rho"
+    for name in ("mean", "rho"):
+        parameter = getattr(posterior, name)
+        group = group_of(optimizer, parameter)
+        if group is None:
+            return f"the optimizer does not hold {name}"
+        for setting in _PLAIN_SETTINGS[type(optimizer)]:
+            if group.get(setting):
+                return f"the optimizer has {setting} {group[setting]}"
+    return None
+
+
+def signature(elbo: ELBO, optimizer: Optimizer | None = None) -> tuple[object, ...]:
+    """Everything that a backend was prepared for; when it changes, the backend prepares anew.
+
+    Edits of ``mean.data`` or ``rho.data`` do not change it: PyTorch does not count them.
+    """
+    bnn, q = elbo.bnn, elbo.bnn.posterior
+    parameters = [q.mean, *([q.rho] if isinstance(q, MeanFieldGaussian) else [])]
+    tensors = (*parameters, q.mask, bnn.prior_mean)
+    held: list[object] = []
+    if optimizer is not None:
+        names = ("momentum", *_PLAIN_SETTINGS.get(type(optimizer), ()))
+        for group in optimizer.param_groups:
+            held += [id(group), len(group["params"]), *(bool(group.get(name)) for name in names)]
+        held += [id(each) for p in parameters for each in optimizer.state.get(p, {}).values()]
+    return (
+        *((t.data_ptr(), t.dtype, t.requires_grad) for t in tensors if t is not None),
+        *(id(bnn.weight_prior), bnn.estimator, bnn.seed, elbo.kl, elbo.num_samples),
+        *held,
+    )
+
+
+def require(backend: str, reason: str | None) -> None:
+    """Raise ValueError where there is a reason against a backend."""
+    if reason is not None:
+        raise ValueError(
+            f'backend="{backend}" does not support this run: {reason}; use backend="auto"'
+        )
+
+
+def _groups(elbo: ELBO, optimizer: Optimizer) -> list[dict[str, Any]]:
+    posterior = elbo.bnn.posterior
+    found = [group_of(optimizer, getattr(posterior, name)) for name in ("mean", "rho")]
+    return [group for group in found if group is not None]
+
+
+_ROLES = {ELBO: "objective", BayesianModule: "network", MeanFieldGaussian: "posterior"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+#: Settings of the optimiser that the kernel does not implement: they must be off.
+_PLAIN_SETTINGS: dict[type[Optimizer], tuple[str, ...]] = {
+    Adam: ("weight_decay", "amsgrad", "maximize", "differentiable"),
+    SGD: ("weight_decay", "dampening", "nesterov", "maximize", "differentiable"),
+}

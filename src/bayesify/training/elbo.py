@@ -1,0 +1,272 @@
+"""The evidence lower bound, per example."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.distributions.kl import (
+    KLMethod,
+    KLWeighting,
+    has_closed_form,
+    kl_divergence,
+    minibatch_weight,
+)
+from bayesify.distributions.posteriors import Delta, WeightDraw
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.inputs import Inputs
+from bayesify.noise.keys import (
+    NoiseKey,
+    Stream,
+    increment_counter,
+    make_counter,
+    process_rank,
+    read_counter,
+)
+
+__all__ = ["ELBO", "ELBOTerms", "detached"]
+
+
+class ELBOTerms(NamedTuple):
+    """The terms of the objective for one minibatch, and the network's outputs.
+
+    ``loss = nll + kl_factor * (kl + penalty)`` is to be minimised, where ``kl_factor`` is
+    ``kl_scale * temperature * weight_i / N``.
+
+    A training step of ``fit`` needs the gradient of the KL but not its value. Where the value was
+    not asked for, ``has_kl`` is False, and ``loss``, ``kl`` and ``penalty`` are NaN.
+
+    Example:
+        >>> elbo = ELBO(BayesianModule(nn.Linear(3, 2)), num_data=100, num_samples=5)
+        >>> terms = elbo(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
+        >>> terms.loss.shape, terms.outputs.shape, terms.kl_factor
+        (torch.Size([]), torch.Size([5, 8, 2]), 0.01)
+    """
+
+    #: The objective, in nats per example.
+    loss: Tensor
+    #: -log p(y | x, w), averaged over the minibatch and the weight samples, in nats.
+    nll: Tensor
+    #: KL(q || p), summed over the weights, in nats; 0 for a point estimate.
+    kl: Tensor
+    #: -log p(mean) of a point estimate, summed over the weights, in nats; else 0.
+    penalty: Tensor
+    #: The network's outputs, shape (S, B_i, ...), without a graph, for metrics.
+    outputs: Tensor
+    #: Factor on KL and penalty in the loss; NaN from a compiled objective.
+    kl_factor: float = math.nan
+    #: The loss's derivative in log std, averaged over the weights, in nats per example; None where
+    #: a training step did not measure it.
+    std_residual: float | None = None
+    #: Whether ``loss``, ``kl`` and ``penalty`` were computed.
+    has_kl: bool = True
+
+
+class ELBO(nn.Module):
+    """The negative evidence lower bound of a Bayesian network, per example.
+
+    For minibatch i with B_i of N examples (Blundell et al. 2015, eqs 2 and 8)::
+
+        loss_i = mean over the batch of -log p(y | x, w) + temperature * weight_i * KL(q || p) / N
+
+    At fixed noise the sum over an epoch of ``B_i * loss_i`` is the free energy of all N examples.
+    The paper's learning rate eta on the summed minibatch loss is eta * B here.
+
+    Args:
+        bnn: the network.
+        num_data: N, the number of training examples; it cannot be inferred from a minibatch.
+        kl: ``"auto"`` uses the closed form of the KL where there is one, else Monte Carlo on the
+            weights of the likelihood; ``"closed"`` and ``"monte-carlo"`` require one of them.
+        kl_weighting: ``"uniform"``, or ``"geometric"`` for the paper's eq. 9.
+        temperature: factor on the KL; 1 is the ELBO, anything else is a tempered objective.
+        num_samples: S, weight samples per step.
+        num_batches: M, needed for geometric weights.
+
+    Raises:
+        ValueError: an argument is out of its range, or no closed form exists.
+
+    Example:
+        >>> bnn = BayesianModule(nn.Linear(3, 2))
+        >>> elbo = ELBO(bnn, num_data=100)
+        >>> terms = elbo(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
+        >>> bool(torch.isclose(terms.loss, terms.nll + terms.kl / 100))
+        True
+    """
+
+    def __init__(
+        self,
+        bnn: BayesianModule,
+        *,
+        num_data: int,
+        kl: KLMethod = "auto",
+        kl_weighting: KLWeighting = "uniform",
+        temperature: float = 1.0,
+        num_samples: int = 1,
+        num_batches: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(bnn, BayesianModule):
+            raise TypeError(
+                f"bnn must be a BayesianModule, got {type(bnn).__name__}; wrap the network: "
+                "ELBO(BayesianModule(net), num_data=N)"
+            )
+        for name, value in (("num_data", num_data), ("num_samples", num_samples)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not (temperature >= 0.0 and math.isfinite(temperature)):
+            raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
+        # Raises where the weighting, or what it needs, is wrong.
+        minibatch_weight(
+            kl_weighting, batch_index=0, num_batches=num_batches, batch_size=1, num_data=1
+        )
+        bnn.estimator.check_num_samples(num_samples)
+        if kl not in ("auto", "closed", "monte-carlo") or (
+            kl == "closed" and not has_closed_form(bnn.posterior, bnn.weight_prior)
+        ):
+            kl_divergence(bnn.posterior, bnn.weight_prior, method=kl)
+        self.bnn = bnn
+        self.num_data = operator.index(num_data)
+        self.kl = kl
+        self.kl_weighting = kl_weighting
+        self.temperature = float(temperature)
+        self.num_samples = num_samples
+        self.num_batches = num_batches
+        self._step = make_counter()
+
+    def forward(
+        self,
+        inputs: Inputs,
+        targets: Tensor,
+        *,
+        batch_index: int | None = None,
+        kl_scale: float = 1.0,
+    ) -> ELBOTerms:
+        """Compute the objective of one minibatch, with fresh noise.
+
+        Args:
+            inputs: as for ``BayesianModule.predict``, B_i examples.
+            targets: shape (B_i, ...).
+            batch_index: i - 1, the minibatch's place in the epoch, for geometric weights.
+            kl_scale: a further factor on the KL, for its warm-up.
+
+        Returns:
+            Loss and nll in nats per example; kl and penalty in nats, summed over the weights.
+
+        Raises:
+            ValueError: targets do not fit, or a geometric weight lacks its index.
+        """
+        bnn = self.bnn
+        bnn.estimator.check_num_samples(self.num_samples)
+        step = read_counter(self._step)
+        # Each process of a distributed run has its own samples.
+        first = process_rank() * self.num_samples
+        samples = range(first, first + self.num_samples)
+        key = NoiseKey(bnn.seed, Stream.TRAINING, step)
+        outputs, draw = bnn.sample_outputs(inputs, key, samples)
+        nll = self.nll(outputs, targets)
+        factor = self.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
+        # With factor 0 the value is still reported, but needs no backward pass. A branch decides,
+        # because in compiled code the factor is symbolic and cannot be an argument.
+        with_grad = torch.is_grad_enabled()
+        if not factor > 0.0:
+            with_grad = False
+        with torch.set_grad_enabled(with_grad):
+            kl, penalty = self.complexity(draw, step, samples)
+        self.count_step()
+        loss = nll + factor * (kl + penalty)
+        # As an output of compiled code a number would have it compiled anew for each value.
+        reported = math.nan if torch.compiler.is_compiling() else factor
+        return ELBOTerms(loss, nll, kl, penalty, detached(outputs), reported)
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute -log p(y | x, w) of outputs (S, B_i, ...), averaged over both axes, in nats."""
+        # In float32 at least, also under autocast.
+        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        return -self.bnn.likelihood.log_prob(wide, targets).mean()
+
+    def kl_factor(
+        self, batch_size: int, *, batch_index: int | None = None, kl_scale: float = 1.0
+    ) -> float:
+        """The factor on KL and penalty in the loss of a minibatch of B_i examples.
+
+        Raises:
+            ValueError: a geometric weight lacks its index.
+        """
+        weight = minibatch_weight(
+            self.kl_weighting,
+            batch_index=batch_index,
+            num_batches=self.num_batches,
+            batch_size=batch_size,
+            num_data=self.num_data,
+        )
+        return kl_scale * self.temperature * weight / self.num_data
+
+    @property
+    def step(self) -> int:
+        """The number of minibatches so far; with the seed it determines the noise of the next."""
+        return int(self._step)
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = make_counter(step)
+
+    def count_step(self) -> None:
+        """Count one minibatch."""
+        increment_counter(self._step)
+
+    def complexity(
+        self, draw: WeightDraw | None, step: int | Tensor, samples: range
+    ) -> tuple[Tensor, Tensor]:
+        """Compute KL(q || p) and the penalty of a point estimate, in nats, summed over the weights.
+
+        Args:
+            draw: the weights of the likelihood, or None where the estimator draws no weight vector.
+            step: the step, whose noise is drawn where a Monte Carlo KL has no ``draw``.
+            samples: the indices of its weight samples.
+        """
+        bnn = self.bnn
+        q, p, mean = bnn.posterior, bnn.weight_prior, bnn.posterior.mean
+        # Sums over all weights overflow half precision.
+        dtype = torch.promote_types(mean.dtype, torch.float32)
+        zero = torch.zeros((), dtype=dtype, device=mean.device)
+        if isinstance(q, Delta):
+            centred = mean if bnn.prior_mean is None else mean - bnn.prior_mean
+            log_prior = p.log_prob(centred.to(dtype))
+            if q.mask is not None:
+                log_prior = torch.where(q.mask, log_prior, 0.0)
+            return zero, -log_prior.sum(dtype=zero.dtype)
+        if draw is None and (self.kl == "monte-carlo" or not has_closed_form(q, p)):
+            # A draw of the KL's own, because the estimator has no weight vector.
+            draw = q.draw(q.noise(NoiseKey(bnn.seed, Stream.DIVERGENCE, step), samples))
+        return kl_divergence(q, p, draw, method=self.kl, prior_mean=bnn.prior_mean), zero
+
+    def get_extra_state(self) -> Tensor:
+        """The step counter, so that ``state_dict`` resumes the noise."""
+        return self._step.clone()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restore the step counter."""
+        self.step = int(state)
+
+
+def detached(outputs: Tensor) -> Tensor:
+    """Outputs without their graph; copied where they are views of parameters.
+
+    A training step changes the parameters before its outputs are measured.
+
+    Example:
+        >>> weight = nn.Parameter(torch.zeros(2))
+        >>> outputs = detached(weight.expand(3, 2))
+        >>> _ = nn.init.ones_(weight)
+        >>> float(outputs.sum())
+        0.0
+    """
+    if torch.compiler.is_compiling():
+        return outputs.detach()
+    base = outputs._base if outputs._is_view() else outputs
+    shared = base is None or base.is_leaf
+    return outputs.detach().clone() if shared else outputs.detach()

@@ -1,0 +1,156 @@
+"""fit(): train one Bayesian network on the ELBO."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from bayesify.estimators import Estimator
+from bayesify.training.backends import Backend, BackendName, check_backend, make_backend
+from bayesify.training.checks import check_arguments
+from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.history import History
+from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
+from bayesify.training.minibatches import Loader, minibatches
+from bayesify.training.optimizers import OptimizerFactory, make_optimizer
+from bayesify.training.progress import Callback
+from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
+
+__all__ = ["fit", "step_of"]
+
+
+def fit(
+    elbo: ELBO,
+    train_loader: Loader,
+    validation_loader: Loader | None = None,
+    *,
+    epochs: int = 10,
+    optimizer: Optimizer | OptimizerFactory | None = None,
+    scheduler: LRScheduler | ScheduleFactory | None = None,
+    rho_lr_scale: float = 1.0,
+    kl_warmup_epochs: float = 0,
+    kl_warmup_power: float = 1.0,
+    estimator: Estimator | None = None,
+    backend: BackendName = "auto",
+    checkpoint_dir: str | Path | None = None,
+    resume: bool = False,
+    callback: Callback | None = None,
+) -> History:
+    """Train a Bayesian network by stochastic gradient descent on the ELBO.
+
+    All randomness is a function of the network's seed, the epoch and the step: the noise, the order
+    of the data and dropout. Torch's global generators are seeded at each step and restored
+    afterwards. A run that is stopped and resumed therefore ends with the same weights, bit for bit
+    on one machine, as an uninterrupted one; docs/adr/0004 names the exception. Ctrl-C ends the
+    step, writes a checkpoint and raises KeyboardInterrupt.
+
+    Args:
+        elbo: the objective; its network is trained in place.
+        train_loader: minibatches (inputs, targets); its ``set_epoch``, if any, is called.
+        validation_loader: data on which the mean weights are measured after each epoch.
+        epochs: passes over the training data, including those before a resume.
+        optimizer: an optimiser, or a function of parameter groups that builds one; None is
+            ``torch.optim.Adam`` with rate 1e-3.
+        scheduler: a scheduler, or a function of optimiser and total number of steps, as in
+            ``bayesify.training.schedules``. It is stepped after every minibatch.
+        rho_lr_scale: learning rate of rho as a multiple of the others'.
+        kl_warmup_epochs: epochs over which the KL's weight rises from 0 to 1; from then on the
+            objective is the ELBO.
+        kl_warmup_power: the power of a straight line in which it rises: above 1 late and steeply.
+        estimator: the gradient estimator, such as ``Flipout()``; the network keeps it. None is
+            the network's own.
+        backend: the implementation of a step, see docs/backends.md: ``"compiled"`` for one kernel
+            over the weights, with noise of its own; ``"closed-form"`` for the same gradients
+            without a compiler; ``"autograd"`` for the specification, which supports every
+            objective and optimiser; ``"auto"`` for the first of these that supports the run. The
+            callback is told which it is.
+        checkpoint_dir: where ``checkpoint.safetensors`` is written after every epoch.
+        resume: resume from that checkpoint if it is there.
+        callback: called at every step and epoch; None prints a line per epoch to standard error.
+
+    Returns:
+        The history, a row per epoch: epoch (from 1), loss and nll (nats per example, averaged over
+        the epoch), kl and penalty (nats, at the last minibatch), train_error (of the training
+        outputs), validation_error and validation_nll (of the mean weights), std_median,
+        std_residual (nats per weight, see ``training.convergence``), learning_rate,
+        data_per_second, seconds (of training so far). Where a backend does not compute the KL of
+        every minibatch, the loss uses that of the last one.
+
+    Raises:
+        ValueError: an argument is out of its range, the objective's ``num_data`` is not what
+            the loader brings, or ``backend`` does not support the run.
+        CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
+        NonFiniteLossError: the loss or a parameter is NaN or infinite.
+        StorageError: the checkpoint is damaged or of another run.
+        FileExistsError: ``checkpoint_dir`` holds a checkpoint and ``resume`` is False.
+
+    Warns:
+        ConvergenceWarning: the standard deviations have visibly not converged.
+
+    Example:
+        >>> import torch
+        >>> import bayesify as bf
+        >>> x, y = torch.randn(64, 3), torch.randint(2, (64,))
+        >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 32)
+        >>> elbo = bf.ELBO(bf.BayesianModule(torch.nn.Linear(3, 2)), num_data=64)
+        >>> import warnings
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     history = fit(elbo, loader, epochs=2)
+        >>> [row["epoch"] for row in history]
+        [1, 2]
+    """
+    batches = len(train_loader)
+    check_arguments(elbo, train_loader, validation_loader, epochs)
+    warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
+    check_backend(backend)
+    if estimator is not None:
+        elbo.bnn.estimator = estimator
+    made = make_optimizer(elbo, optimizer, rho_lr_scale)
+    member = Member.prepared(
+        elbo,
+        made,
+        constant if scheduler is None else scheduler,
+        max(1, epochs * batches),
+        warmup,
+        None if checkpoint_dir is None else Path(checkpoint_dir),
+        resume=resume,
+    )
+    chosen = make_backend(elbo, made, backend, noise=member.position.noise)
+
+    def minibatches_of(epoch: int, first: int) -> Generator[Minibatch, None, None]:
+        with closing(
+            minibatches(train_loader, seed=elbo.bnn.seed, epoch=epoch, skip=first)
+        ) as pairs:
+            for index, (inputs, targets) in pairs:
+                yield Minibatch(index, inputs, targets)
+
+    [history] = run_epochs(
+        [member],
+        partial(step_of, chosen),
+        minibatches_of,
+        epochs=epochs,
+        batches=batches,
+        warmup=warmup,
+        noise=lambda: chosen.noise,
+        validation_loader=validation_loader,
+        callback=callback,
+        description=chosen.description,
+    )
+    return history
+
+
+def step_of(backend: Backend, minibatch: Minibatch, options: StepOptions) -> list[ELBOTerms]:
+    """Make one step of a single network, as ``run_steps`` calls it."""
+    return [
+        backend.step(
+            minibatch.inputs,
+            minibatch.targets,
+            batch_index=minibatch.batch,
+            **options._asdict(),
+        )
+    ]

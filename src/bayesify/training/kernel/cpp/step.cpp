@@ -1,0 +1,290 @@
+// The variational step in one pass over the weights, for CPUs.
+//
+// For each weight: the gradients of the loss in mean and rho, the optimiser, the noise of the next
+// step's sample, and that sample. The formulas are those of formulas.py and threefry.py, which say
+// where they come from; tests compare the two.
+// Elementary functions are written out, so that the compiler can make vector code of the loops.
+//
+// Compiled for each use, by macros:
+//   REAL       float or double
+//   PRIOR      0 Gaussian, 1 Laplace, 2 scale mixture
+//   EXACT      1 where the KL has a closed form, 0 where it is estimated at the sampled weight
+//   OPTIMIZER  0 SGD, 1 SGD with momentum, 2 Adam
+//   LEAF       0 where the network runs on sampled weights, 1 on means and standard deviations,
+//              2 on means and variances
+//   SEVERAL    1 where the gradient is averaged over several weight samples (LEAF 0 only)
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "elementary.h"
+#include "noise.h"
+#include "score.h"
+
+namespace {
+
+constexpr int64_t kChunk = 32 * kBlock;  // weights that a thread takes at a time
+
+// A vector whose parts, one for each parameter, lie apart; a part that is null is zero.
+class Parts {
+ public:
+  Parts(const int64_t* starts, int64_t count, const Real* const* parts, int64_t at)
+      : starts_(starts), parts_(parts) {
+    part_ = std::upper_bound(starts, starts + count, at) - starts - 1;
+  }
+
+  // The next numbers, in order.
+  void copy(int64_t from, int64_t size, Real* out) {
+    for (int64_t at = from; at < from + size;) {
+      while (starts_[part_ + 1] <= at) ++part_;
+      const int64_t end = std::min(from + size, starts_[part_ + 1]);
+      if (const Real* part = parts_[part_])
+        std::memcpy(out + (at - from), part + (at - starts_[part_]), (end - at) * sizeof(Real));
+      else
+        std::fill(out + (at - from), out + (end - from), Real(0));
+      at = end;
+    }
+  }
+
+ private:
+  const int64_t* starts_;
+  const Real* const* parts_;
+  int64_t part_;
+};
+
+}  // namespace
+
+extern "C" {
+
+struct Rates {
+  double lr, beta1, beta2, eps, correction1, correction2;
+};
+
+// Mirrored in native.py.
+struct Step {
+  int64_t num_weights, num_parameters, num_threads;
+  const int64_t* starts;       // of each parameter in the flat vector, and its end
+  const Real* const* in_mean;  // gradients of each parameter, in its weights or its means
+  const Real* const* in_spread;  // and in its standard deviations or variances
+  Real *mean, *rho;
+  Real* leaf;  // see LEAF
+  Real *mean_first, *mean_second, *rho_first, *rho_second;
+  const Real* prior_mean;  // or null for zeros
+  const uint8_t* mask;     // or null where nothing was pruned
+  Real *sum_mean, *sum_log_std;  // over the samples before this one; read and written if SEVERAL
+  uint32_t key0, key1, step, next;
+  int64_t first;  // whether no sample came before
+  double kl_factor, prior[3];
+  double part;  // of the KL's estimate that one sample bears: 1 / S
+  double sign;  // -1 for the opposite of the key's noise
+  Rates of_mean, of_rho;
+  double in_log_std;  // out: the sum of the loss's derivatives in log std
+};
+}
+
+namespace {
+
+// An optimiser's constants, in the precision of the vectors.
+struct Mover {
+  explicit Mover(const Rates& rates)
+      : lr(Real(rates.lr / rates.correction1)),
+        beta1(Real(rates.beta1)),
+        beta2(Real(rates.beta2)),
+        rest1(Real(1.0 - rates.beta1)),
+        rest2(Real(1.0 - rates.beta2)),
+        eps(Real(rates.eps)),
+        root(Real(1.0 / std::sqrt(rates.correction2))) {}
+
+  inline Real operator()(Real value, Real gradient, [[maybe_unused]] Real* first,
+                         [[maybe_unused]] Real* second) const {
+#if OPTIMIZER == 2
+    *first += rest1 * (gradient - *first);
+    *second = beta2 * *second + rest2 * gradient * gradient;
+    return value - lr * *first / (std::sqrt(*second) * root + eps);
+#elif OPTIMIZER == 1
+    *first = beta1 * *first + gradient;
+    return value - lr * *first;
+#else
+    return value - lr * gradient;
+#endif
+  }
+
+  Real lr, beta1, beta2, rest1, rest2, eps, root;
+};
+
+// What the network runs on next.
+inline void fill_leaf(const Step* s, int64_t base, int64_t size, [[maybe_unused]] Real* noise) {
+  const Real* rho = s->rho + base;
+  Real* leaf = s->leaf + base;
+#if LEAF
+#pragma omp simd
+  for (int64_t j = 0; j < size; ++j) {
+    const Real std = softplus(rho[j]);
+    leaf[j] = LEAF == 2 ? std * std : std;
+  }
+#else
+  const Real* mean = s->mean + base;
+  normals(s->key0, s->key1, s->next, base / kBlock, noise);
+#if SEVERAL
+  const Real sign = Real(s->sign);
+  for (int64_t j = 0; j < size; ++j) noise[j] *= sign;
+#endif
+#pragma omp simd
+  for (int64_t j = 0; j < size; ++j) leaf[j] = mean[j] + softplus(rho[j]) * noise[j];
+#endif
+  if (s->mask)
+    for (int64_t j = 0; j < size; ++j) leaf[j] = s->mask[base + j] ? leaf[j] : Real(0);
+}
+
+}  // namespace
+
+extern "C" void refresh(const Step* s) {
+#pragma omp parallel for schedule(static) num_threads(s->num_threads)
+  for (int64_t start = 0; start < s->num_weights; start += kChunk) {
+    Real noise[kBlock];
+    const int64_t stop = std::min(start + kChunk, s->num_weights);
+    for (int64_t base = start; base < stop; base += kBlock)
+      fill_leaf(s, base, std::min(kBlock, stop - base), noise);
+  }
+}
+
+// Standard normals for other uses than of a weight.
+extern "C" void draw(uint32_t key0, uint32_t key1, uint32_t step, int64_t size, int64_t threads,
+                     Real* out) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (size > 16 * kBlock)
+  for (int64_t base = 0; base < size; base += kBlock) {
+    Real noise[kBlock];
+    normals(key0, key1, step, base / kBlock, noise);
+    std::copy_n(noise, std::min(kBlock, size - base), out + base);
+  }
+}
+
+#if SEVERAL
+// Add to the sums what one weight sample says, and fill the leaf with the next.
+extern "C" void accumulate(const Step* s) {
+  [[maybe_unused]] const Real strength = Real(s->kl_factor) * Real(s->part);
+  [[maybe_unused]] const Real prior[3] = {Real(s->prior[0]), Real(s->prior[1]), Real(s->prior[2])};
+#pragma omp parallel for schedule(static) num_threads(s->num_threads)
+  for (int64_t start = 0; start < s->num_weights; start += kChunk) {
+    Real noise[kBlock], gradient[kBlock], centre[kBlock] = {};
+    Parts in_mean(s->starts, s->num_parameters, s->in_mean, start);
+    const int64_t stop = std::min(start + kChunk, s->num_weights);
+    for (int64_t base = start; base < stop; base += kBlock) {
+      const int64_t size = std::min(kBlock, stop - base);
+      in_mean.copy(base, size, gradient);
+      if (s->prior_mean) std::copy_n(s->prior_mean + base, size, centre);
+      const Real *mean = s->mean + base, *leaf = s->leaf + base;
+      Real *sum_mean = s->sum_mean + base, *sum_log_std = s->sum_log_std + base;
+      if (s->first) {
+        std::fill_n(sum_mean, size, Real(0));
+        std::fill_n(sum_log_std, size, Real(0));
+      }
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) {
+        const Real deviation = leaf[j] - mean[j];
+        Real total = gradient[j];
+#if !EXACT
+        const Real weight = mean[j] - centre[j] + deviation;
+        total += strength * SCORE(weight, prior);
+#endif
+        sum_mean[j] += total;
+        sum_log_std[j] += total * deviation;
+      }
+      if (s->mask)
+        for (int64_t j = 0; j < size; ++j)
+          if (!s->mask[base + j]) sum_mean[j] = sum_log_std[j] = Real(0);
+      fill_leaf(s, base, size, noise);
+    }
+  }
+}
+#endif
+
+extern "C" void update(Step* s) {
+  const Mover move_mean(s->of_mean), move_rho(s->of_rho);
+  const Real kl_factor = Real(s->kl_factor);
+  [[maybe_unused]] const Real part = Real(s->part);
+  [[maybe_unused]] const Real prior[3] = {Real(s->prior[0]), Real(s->prior[1]), Real(s->prior[2])};
+  double total = 0.0;
+#pragma omp parallel for schedule(static) num_threads(s->num_threads) reduction(+ : total)
+  for (int64_t start = 0; start < s->num_weights; start += kChunk) {
+    Real noise[kBlock] = {}, grad_mean[kBlock];
+    [[maybe_unused]] Real grad_spread[kBlock];
+    Real centre[kBlock] = {}, strength[kBlock];
+    std::fill(strength, strength + kBlock, kl_factor);
+    Parts in_mean(s->starts, s->num_parameters, s->in_mean, start);
+#if LEAF
+    Parts in_spread(s->starts, s->num_parameters, s->in_spread, start);
+#endif
+    const int64_t stop = std::min(start + kChunk, s->num_weights);
+    for (int64_t base = start; base < stop; base += kBlock) {
+      const int64_t size = std::min(kBlock, stop - base);
+      in_mean.copy(base, size, grad_mean);
+#if LEAF
+      in_spread.copy(base, size, grad_spread);
+#endif
+#if LEAF && !EXACT
+      normals(s->key0, s->key1, s->step, base / kBlock, noise);
+#endif
+      if (s->prior_mean) std::copy_n(s->prior_mean + base, size, centre);
+      if (s->mask)
+        for (int64_t j = 0; j < size; ++j) {
+          const bool keep = s->mask[base + j];
+          strength[j] = keep ? kl_factor : Real(0);
+          grad_mean[j] = keep ? grad_mean[j] : Real(0);
+        }
+      Real *mean = s->mean + base, *rho = s->rho + base;
+      [[maybe_unused]] const Real* leaf = s->leaf + base;
+#if SEVERAL
+      const Real *sum_mean = s->sum_mean + base, *sum_log_std = s->sum_log_std + base;
+#endif
+      Real *mean_first = s->mean_first + base, *rho_first = s->rho_first + base;
+      Real *mean_second = s->mean_second + base, *rho_second = s->rho_second + base;
+      Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = 0; j < size; ++j) {
+        const Spread q = spread_of(rho[j]);
+        const Real centred = mean[j] - centre[j];
+#if !LEAF
+        [[maybe_unused]] const Real deviation = leaf[j] - mean[j];
+        const Real of_nll = grad_mean[j] * deviation;
+#else
+        [[maybe_unused]] const Real deviation = q.std * noise[j];
+        const Real of_nll = grad_spread[j] * q.std * (LEAF == 2 ? Real(2) * q.std : Real(1));
+#endif
+        Real kl_mean, kl_log_std;
+#if PRIOR == 0 && EXACT
+        kl_mean = centred * prior[0];
+        kl_log_std = q.std * q.std * prior[0];
+#elif PRIOR == 1 && EXACT
+        const Real positive = std::max(q.std, std::numeric_limits<Real>::min());
+        const Real bound = Real(50) * positive;
+        const Real z = std::min(std::max(centred, -bound), bound) / positive;
+        kl_mean = prior[0] * error_function(z * Real(0.7071067811865476));
+        kl_log_std = prior[0] * q.std * Real(0.7978845608028654) * exp_negative(Real(-0.5) * z * z);
+#else
+        const Real weight = centred + deviation;
+        kl_mean = SCORE(weight, prior);
+#if SEVERAL
+        kl_mean *= part;
+#endif
+        kl_log_std = kl_mean * deviation;
+#endif
+        Real total_mean = grad_mean[j] + kl_mean * strength[j];
+        Real in_log_std = of_nll + (kl_log_std - Real(1)) * strength[j];
+#if SEVERAL
+        total_mean += sum_mean[j];
+        in_log_std += sum_log_std[j];
+#endif
+        mean[j] = move_mean(mean[j], total_mean, mean_first + j, mean_second + j);
+        rho[j] = move_rho(rho[j], in_log_std * q.ratio, rho_first + j, rho_second + j);
+        sum += in_log_std;
+      }
+      total += sum;
+      fill_leaf(s, base, size, noise);
+    }
+  }
+  s->in_log_std = total;
+}

@@ -1,0 +1,195 @@
+"""The kernel for CPUs: C++, compiled once on the user's machine and cached.
+
+``torch.compile`` makes the same kernel from ``formulas.py``, in a minute where this takes about a
+second, and of twice the time a step; see docs/adr/0005.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bayesify.training.kernel.compiler import compiled_library
+from bayesify.training.kernel.formulas import Rates
+from bayesify.training.kernel.interface import Recipe, SampleNoise, Vectors
+
+__all__ = ["NativeKernel"]
+
+
+class NativeKernel:
+    """See :class:`~bayesify.training.kernel.interface.Kernel`.
+
+    Args:
+        recipe: what to compute.
+        vectors: on what; held, and written in place.
+        key: the noise's, see ``counter_key``.
+
+    Raises:
+        CompilerError: there is no working C++ compiler.
+    """
+
+    def __init__(self, recipe: Recipe, vectors: Vectors, key: tuple[int, int]) -> None:
+        several = recipe.num_samples > 1
+        library = compiled_library(
+            *(recipe.prior.kind, recipe.prior.exact, recipe.optimizer, recipe.leaf, recipe.dtype),
+            several=several,
+        )
+        self._refresh, self._update, self._draw = library.refresh, library.update, library.draw
+        self._accumulate = library.accumulate if several else None
+        self._noise = SampleNoise(key)
+        self._draw.argtypes = [*[ctypes.c_uint32] * 3, *[ctypes.c_int64] * 2, ctypes.c_void_p]
+        count = len(vectors.starts) - 1
+        self._vectors = vectors  # their memory is what the addresses below point to
+        self._starts = (ctypes.c_int64 * (count + 1))(*vectors.starts)
+        self._in_mean = (ctypes.c_void_p * count)()
+        self._in_spread = (ctypes.c_void_p * count)()
+        moments = [([*m, None, None])[:2] for m in (vectors.of_mean, vectors.of_rho)]
+        tensors = [vectors.mean, vectors.rho, vectors.leaf, *moments[0], *moments[1]]
+        tensors += [vectors.prior_mean, vectors.mask, *([*vectors.sums, None, None])[:2]]
+        _check(tensors, recipe.dtype)
+        addresses = zip(_VECTORS, tensors, strict=True)
+        self._arguments = _Step(
+            num_weights=vectors.mean.numel(),
+            num_parameters=count,
+            starts=ctypes.addressof(self._starts),
+            in_mean=ctypes.addressof(self._in_mean),
+            in_spread=ctypes.addressof(self._in_spread),
+            part=1.0 / recipe.num_samples,
+            prior=(ctypes.c_double * 3)(*map(float, recipe.prior.numbers)),
+            **{name: None if v is None else v.data_ptr() for name, v in addresses},
+        )
+
+    def refresh(self, step: int) -> None:
+        """See :meth:`~bayesify.training.kernel.interface.Kernel.refresh`."""
+        self._at(step, then=step, noise=self._noise)
+        self._refresh(ctypes.byref(self._arguments))
+
+    def accumulate(
+        self,
+        in_mean: Sequence[Tensor | None],
+        *,
+        step: int,
+        kl_factor: float,
+        first: bool,
+        then: SampleNoise,
+    ) -> None:
+        """See :meth:`~bayesify.training.kernel.interface.Kernel.accumulate`."""
+        if self._accumulate is None:
+            raise ValueError("this kernel was made for one weight sample a step")
+        arguments = self._arguments
+        held = _point(self._in_mean, in_mean, self._vectors.mean.dtype)
+        arguments.kl_factor, arguments.first = kl_factor, first
+        self._at(step, then=step, noise=then)
+        self._accumulate(ctypes.byref(arguments))
+        held.clear()
+
+    def update(
+        self,
+        in_mean: Sequence[Tensor | None],
+        in_spread: Sequence[Tensor | None],
+        *,
+        step: int,
+        kl_factor: float,
+        rates: tuple[Rates, Rates],
+    ) -> float:
+        """See :meth:`~bayesify.training.kernel.interface.Kernel.update`."""
+        arguments = self._arguments
+        dtype = self._vectors.mean.dtype
+        held = [
+            _point(self._in_mean, in_mean, dtype),
+            _point(self._in_spread, in_spread, dtype),
+        ]
+        arguments.kl_factor = kl_factor
+        arguments.of_mean, arguments.of_rho = (_Rates(*map(float, each)) for each in rates)
+        self._at(step, then=step + 1, noise=self._noise)
+        self._update(ctypes.byref(arguments))
+        held.clear()
+        return float(arguments.in_log_std)
+
+    def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:
+        """See :meth:`~bayesify.training.kernel.interface.Kernel.normals`."""
+        made = torch.empty(size, dtype=self._vectors.mean.dtype)
+        words = (word % 2**32 for word in (*key, step))
+        self._draw(*words, size, torch.get_num_threads(), made.data_ptr())
+        return made
+
+    def _at(self, step: int, *, then: int, noise: SampleNoise) -> None:
+        """Set the step, the step whose noise the leaf gets, and the key of that noise."""
+        arguments = self._arguments
+        arguments.step, arguments.next = step % 2**32, then % 2**32
+        arguments.key0, arguments.key1 = (word % 2**32 for word in noise.key)
+        arguments.sign = -1.0 if noise.opposite else 1.0
+        arguments.num_threads = torch.get_num_threads()
+
+
+def _check(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> None:
+    """Check everything that the compiled code relies on."""
+    size = None if tensors[0] is None else tensors[0].numel()
+    for name, tensor in zip(_VECTORS, tensors, strict=True):
+        wanted = torch.bool if name == "mask" else dtype
+        if tensor is not None and not (
+            tensor.dtype == wanted
+            and tensor.shape == (size,)
+            and tensor.is_contiguous()
+            and tensor.device.type == "cpu"
+        ):
+            raise ValueError(
+                f"{name} must be a contiguous vector of {size} {wanted} on the CPU, got shape "
+                f"{tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}; after a change of "
+                "dtype make a new optimizer"
+            )
+
+
+def _point(
+    pointers: ctypes.Array[ctypes.c_void_p],
+    tensors: Sequence[Tensor | None],
+    dtype: torch.dtype,
+) -> list[Tensor | None]:
+    """Set the pointers to the tensors; the result keeps the tensors alive."""
+    held: list[Tensor | None] = []
+    for index, each in enumerate(tensors):
+        fits = each is None or (each.dtype is dtype and each.is_contiguous())
+        tensor = each if fits or each is None else each.to(dtype).contiguous()
+        pointers[index] = None if tensor is None else tensor.data_ptr()
+        held.append(tensor)
+    return held
+
+
+class _Rates(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_double) for name in Rates._fields]
+
+
+_VECTORS = (
+    *("mean", "rho", "leaf"),
+    *("mean_first", "mean_second", "rho_first", "rho_second", "prior_mean", "mask"),
+    *("sum_mean", "sum_log_std"),
+)
+
+
+class _Step(ctypes.Structure):
+    """``struct Step`` of step.cpp, field for field."""
+
+    _fields_ = [
+        ("num_weights", ctypes.c_int64),
+        ("num_parameters", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
+        ("starts", ctypes.c_void_p),
+        ("in_mean", ctypes.c_void_p),
+        ("in_spread", ctypes.c_void_p),
+        *[(name, ctypes.c_void_p) for name in _VECTORS],
+        ("key0", ctypes.c_uint32),
+        ("key1", ctypes.c_uint32),
+        ("step", ctypes.c_uint32),
+        ("next", ctypes.c_uint32),
+        ("first", ctypes.c_int64),
+        ("kl_factor", ctypes.c_double),
+        ("prior", ctypes.c_double * 3),
+        ("part", ctypes.c_double),
+        ("sign", ctypes.c_double),
+        ("of_mean", _Rates),
+        ("of_rho", _Rates),
+        ("in_log_std", ctypes.c_double),
+    ]

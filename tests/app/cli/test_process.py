@@ -1,0 +1,190 @@
+"""Full disks, Ctrl-C, the help and real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.app.cli.test_cli import TINY, as_json, bayesify, contents, read_json
+from tests.app.cli.test_errors import check_refused
+from tests.training.test_resume import timeless
+
+import bayesify as bf
+from bayesify.app.cli import main
+from bayesify.app.cli.epoch_table import EpochTable
+from bayesify.app.runs import RunConfig
+from bayesify.app.runs.environment import commit
+from bayesify.datasets import known_datasets
+
+MNIST = Path(__file__).parents[3] / "datasets" / "mnist"
+COMMANDS = ("train", "evaluate", "prune", "inspect", "report", "data", "data list", "data get")
+
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+# -------------------------------------------------------------------------- full disks and Ctrl-C
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_at_the_start_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", full)
+    check_refused(bayesify("train", "mnist", "--out", tmp_path / "run", *TINY), "No space left")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def after_step(number: int, action: Callable[[], object], patch: pytest.MonkeyPatch) -> None:
+    """Do something after so many minibatches of training."""
+    right, seen = EpochTable.on_step, []
+
+    def on_step(self: EpochTable, **where: int) -> None:
+        right(self, **where)
+        seen.append(where)
+        if len(seen) == number:
+            action()
+
+    patch.setattr(EpochTable, "on_step", on_step)
+
+
+def test_a_disk_that_fills_up_keeps_what_was_done(tmp_path: Path, finished: Path) -> None:
+    place = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        after_step(5, lambda: patch.setattr(os, "fsync", full), patch)
+        said = bayesify("train", "mnist", "--out", place, *TINY)
+    assert said.code == 2
+    last = f"bayesify: [Errno 28] No space left on device: '{place / 'checkpoint.safetensors'}'"
+    assert said.err.splitlines()[-1] == last
+    assert "Traceback" not in said.err
+    names = {"config.json", "history.csv", "checkpoint.safetensors"}
+    assert set(contents(place)) == names
+    check_goes_on(place, ["train", "mnist", "--out", str(place), "--resume"], finished)
+
+
+def check_goes_on(place: Path, command: list[str], whole: Path) -> None:
+    metrics = as_json(*command)
+    assert timeless(metrics) == timeless(read_json(whole / "metrics.json"))
+    assert timeless(read_json(place / "metrics.json")) == timeless(metrics)
+
+
+@pytest.mark.parametrize("step", [1, 6])
+def test_ctrl_c_says_how_to_go_on_and_that_works(step: int, tmp_path: Path, finished: Path) -> None:
+    place = tmp_path / "a [red]run :a:"  # Rich's markup and emoji, if it read them
+    with pytest.MonkeyPatch.context() as patch:
+        after_step(step, lambda: os.kill(os.getpid(), signal.SIGINT), patch)
+        said = bayesify("train", "mnist", "--out", place, *TINY)
+    assert said.code == 130
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert not (place / "metrics.json").exists()
+    words = shlex.split(re.findall(r"^stopped; resume with: (.*)$", said.err, re.MULTILINE)[0])
+    assert words[0] == "bayesify"
+    assert words[-1] == "--resume"
+    check_goes_on(place, words[1:], finished)
+
+
+def test_a_finished_run_is_resumed_and_reported_without_change(run: Path) -> None:
+    place, first = run, read_json(run / "metrics.json")
+    before = contents(place)
+    assert as_json("train", "mnist", "--out", place, "--resume", *TINY) == first
+    assert contents(place) == before
+    (place / "report.html").unlink()
+    (place / "pruning.json").unlink()
+    assert as_json("report", place) == {"report": str(place / "report.html")}
+    assert contents(place) == before
+    text = bayesify("report", place)
+    assert (text.code, text.out) == (0, f"report: {place / 'report.html'}\n")
+
+
+def test_divergence_is_one_line_and_not_success(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    said = bayesify("train", "mnist", "--out", place, *TINY, "--lr", "1e38")
+    assert said.code == 1
+    last = said.err.splitlines()[-1]
+    assert re.match(r"bayesify: .* at step 2 \(epoch 1, minibatch 2\) is NaN or infinite", last)
+    assert set(contents(place)) == {"config.json"}
+
+
+# ------------------------------------------------------------------------------ help, real process
+
+
+def test_help_fits_the_terminal_and_names_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = {name: bayesify(*name.split(), "--help") for name in COMMANDS}
+    said[""] = bayesify("--help")
+    for name, (code, out, err) in said.items():
+        assert (code, err) == (0, ""), name
+        assert max(map(len, out.splitlines())) <= 80, name
+        assert "…" not in out, f"{name}: something was cut off"
+    options = "--out --hidden --prior --estimator --baseline --optimizer --lr --epochs --limit "
+    wanted = {
+        "": "train evaluate prune inspect report data",
+        "train": options + "--seed --data-dir --resume --json mnist fashion-mnist laplace dropout",
+        "evaluate": "DIR --json",
+        "prune": "DIR --fractions --out --json",
+        "inspect": "DIR --json",
+        "report": "DIR --json",
+        "data": "list get",
+        "data list": "--json",
+        "data get": "name --json",
+    }
+    for name, words in wanted.items():
+        found = set(re.findall(r"[\w-]+", said[name].out))
+        assert set(words.split()) <= found, name
+    assert bayesify("--version").out == f"bayesify {bf.__version__}\n"
+
+
+def test_every_setting_of_a_run_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = bayesify("train", "--help").out
+    for name in RunConfig.of("mnist").to_json().keys() - {"dataset"}:
+        assert f"--{name.replace('_', '-')} " in shown, name
+
+
+def test_data_list_shows_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BAYESIFY_DATA", raising=False)
+    rows = {row["name"]: row for row in as_json("data", "list")["datasets"]}
+    assert rows.keys() == known_datasets().keys()
+    assert rows["mnist"]["directories"] == [str(MNIST)]
+    said = bayesify("data", "list")
+    assert said.code == 0
+    assert {"mnist", "fashion-mnist"} <= set(re.findall(r"[\w-]+", said.out))
+
+
+def test_the_commit_is_that_of_the_checkout() -> None:
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        pytest.skip("no checkout")
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    head = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert str(commit()).removesuffix("-dirty") == head
+
+
+@pytest.mark.slow
+def test_a_real_process_keeps_the_promises(finished: Path) -> None:
+    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-c", "from bayesify.app.cli import main; main()"]
+        return subprocess.run(
+            [*program, *map(str, arguments)], capture_output=True, text=True, timeout=120
+        )
+
+    done = call("inspect", finished, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == as_json("inspect", finished)
+    with contextlib.redirect_stdout(None), pytest.raises(SystemExit) as leaving:  # a shell's >&-
+        main(["inspect", str(finished), "--json"])
+    assert leaving.value.code == 0

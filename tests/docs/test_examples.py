@@ -1,0 +1,49 @@
+"""The scripts in examples/: each is short, runs, and prints what its docstring describes."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import bayesify.datasets
+from bayesify.datasets import ImageData, load_images
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PRINTS = {
+    "conv_mnist.py": r"averaged over 30 weight samples: error [\d.]+ %, nll [\d.]+ nats",
+    "last_layer.py": r"last layer Bayesian: nll [\d.]+ nats; uncertainty [\d.]+ nats, of it [\d.]+",
+    "lstm_rows.py": r"28 +[\d.]+ +[\d.]+ +[\d.]+",
+    "transformer_patches.py": r"patches in another order: error [\d.]+ %, nll [\d.]+ nats",
+}
+
+
+def test_every_example_is_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(PRINTS)
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_an_example_is_short(name: str) -> None:
+    assert len((EXAMPLES / name).read_text().splitlines()) < 80
+
+
+@pytest.mark.filterwarnings("ignore:.*standard deviations have not converged")
+@pytest.mark.parametrize("name", PRINTS)
+def test_an_example_runs(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def few(name: str, **options: int) -> ImageData:
+        data = load_images(name, **options)
+        return replace(
+            data, test_inputs=data.test_inputs[:100], test_targets=data.test_targets[:100]
+        )
+
+    monkeypatch.setattr(bayesify.datasets, "load_images", few)
+    monkeypatch.setattr(sys, "argv", [name, "--epochs", "1", "--limit", "200"])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert re.search(PRINTS[name], printed), printed

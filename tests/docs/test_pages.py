@@ -1,0 +1,144 @@
+"""All pages: their links, names, options and words; README's order and length."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import bayesify as bf
+from bayesify.app.cli.commands import app
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+}
+each_page = pytest.mark.parametrize("name", PAGES)
+#: CHANGELOG also has the names and options of earlier versions.
+each_current_page = pytest.mark.parametrize("name", sorted(set(PAGES) - {"CHANGELOG.md"}))
+OLD = re.compile(
+    r"perturbation|footprint|trainee|fused-step|\bstep=\"|--step\b|\.coverage\((?!level)", re.I
+)
+
+
+def heading_anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in headings}
+
+
+def broken_links(name: str, pages: Mapping[str, str]) -> list[str]:
+    """The links of a page that lead nowhere within the repository."""
+    broken = []
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", pages[name]):
+        path, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        text = pages[name] if not path else pages.get(_relative(target), "")
+        if not target.exists() or (anchor and anchor not in heading_anchors(text)):
+            broken.append(link)
+    return broken
+
+
+def _relative(path: Path) -> str:
+    path = path.resolve()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+
+
+def snippets(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def unknown_names(code: str) -> list[str]:
+    """The ``bf.NAME`` of a snippet that bayesify does not have."""
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "bf"
+    }
+    return sorted(used - set(dir(bf)))
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of every ``bayesify ...`` in the code of a page."""
+    code = [*snippets(text, r"\w*"), *re.findall(r"`(bayesify [^`]+)`", text)]
+    for line in "\n".join(code).replace("\\\n", " ").splitlines():
+        for part in re.split(r"&&|#|\|\|", line.removeprefix("$ ")):
+            words = part.split()
+            if words and words[0] == "bayesify":
+                yield words[1:]
+
+
+def unknown_options(words: list[str]) -> list[str]:
+    """The options of a command line that its command does not have."""
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    known = {option for each in command.params for option in each.opts} | {"--help"}
+    return [word for word in words if word.startswith("--") and word not in known]
+
+
+@each_page
+def test_links_lead_somewhere(name: str) -> None:
+    assert not broken_links(name, PAGES)
+
+
+def test_a_broken_link_is_caught() -> None:
+    text = "[a](nowhere.md), [b](CHANGELOG.md#no-such-heading), [c](https://example.org)"
+    assert broken_links("README.md", PAGES | {"README.md": text}) == [
+        "nowhere.md",
+        "CHANGELOG.md#no-such-heading",
+    ]
+
+
+@each_page
+def test_python_code_has_names_that_exist(name: str) -> None:
+    for code in snippets(PAGES[name], "python"):
+        assert not unknown_names(code)
+
+
+def test_an_unknown_name_is_caught() -> None:
+    assert unknown_names("bf.fit(bf.ELBO(bf.Nothing()))") == ["Nothing"]
+
+
+@each_current_page
+def test_commands_have_the_options_that_are_shown(name: str) -> None:
+    for words in commands(PAGES[name]):
+        assert not unknown_options(words), " ".join(words)
+
+
+def test_an_unknown_option_is_caught() -> None:
+    (words,) = commands("```\n$ bayesify train mnist --out runs/a --nothing 3\n```")
+    assert unknown_options(words) == ["--nothing"]
+
+
+@each_current_page
+def test_no_page_has_an_old_name(name: str) -> None:
+    assert not OLD.search(PAGES[name])
+
+
+def test_an_old_name_is_caught() -> None:
+    assert OLD.search("BayesianModule(net, perturbation=bf.Flipout())")
+    assert not OLD.search("the coverage of intervals; fit(backend='auto')")
+
+
+def test_readme_is_short_and_begins_with_how_to_use_it() -> None:
+    assert len(README.splitlines()) < 150
+    places = [
+        README.index(text)
+        for text in (
+            "pip install -c constraints.txt -e '.[cli]' && bayesify train mnist --out runs/first",
+            "pip install -c constraints.txt -e '.[cli,test]' && pytest",
+            "```python",
+            "<!-- headline: begin -->",
+        )
+    ]
+    assert places == sorted(places)

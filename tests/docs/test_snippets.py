@@ -1,0 +1,107 @@
+"""The Python code of README and of the pages that no other test runs."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bayesify as bf
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore:.*standard deviations have not converged")
+
+
+def run_snippets(page: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run a page's Python snippets one after the other; return their names."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert found
+    for snippet in found:
+        exec(compile(snippet, page, "exec"), names)
+    return names
+
+
+class Parts(nn.Module):
+    """A network with the submodules of docs/any-network.md."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.body(self.embed(x))))
+
+
+def classification(net: nn.Module) -> dict[str, Any]:
+    """What a reader has before the first line of a page: a network, data, an objective."""
+    x, y = torch.randn(16, 4), torch.arange(16) % 3
+    dataset = torch.utils.data.TensorDataset(x, y)
+    bnn = bf.BayesianModule(net)
+    return {
+        **{"bf": bf, "torch": torch, "net": net, "bnn": bnn, "x": x, "y": y},
+        **{"dataset": dataset, "loader": torch.utils.data.DataLoader(dataset, 8)},
+    }
+
+
+def backends() -> dict[str, Any]:
+    names = classification(nn.Linear(4, 3))
+    names["make_net"] = lambda: nn.Linear(4, 3)
+    names["elbo"] = bf.ELBO(names["bnn"], num_data=16)
+    return names
+
+
+PAGES: dict[str, Callable[[], dict[str, Any]]] = {
+    "docs/any-network.md": lambda: classification(Parts()),
+    "docs/estimators.md": lambda: classification(Parts()),
+    "docs/objective.md": lambda: classification(Parts()),
+    "docs/prediction.md": lambda: classification(Parts()),
+    "docs/backends.md": backends,
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page: str) -> None:
+    run_snippets(page, PAGES[page]())
+
+
+def test_the_summary_is_the_one_that_is_shown() -> None:
+    text = (ROOT / "docs" / "estimators.md").read_text(encoding="utf-8")
+    test = doctest.DocTestParser().get_doctest(
+        re.sub(r"^```$", "", text, flags=re.M),
+        {"bf": bf, "nn": nn, "torch": torch},
+        "docs/estimators.md",
+        None,
+        0,
+    )
+    assert test.examples
+    assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+
+
+@pytest.mark.slow
+def test_readme_trains_on_mnist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_snippets("README.md", {})
+    error = re.search(r"test error ([\d.]+) %, least certain: image \d+", capsys.readouterr().out)
+    assert error
+    assert float(error[1]) < 3.0
+    assert (tmp_path / "small.safetensors").stat().st_size < 1_200_000
+    assert names["std"].shape == names["low"].shape == names["new"].shape[:1]
+
+
+@pytest.mark.slow
+def test_the_code_for_scikit_learn_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_snippets("docs/scikit-learn.md", {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].startswith("the 95 % intervals hold")
+    assert float(printed[-1]) > 0.9  # accuracy in cross-validation
+    assert names["model"].score(names["X"], names["y"]) > 0.9  # after partial_fit

@@ -1,0 +1,312 @@
+"""Passes in which a network does the unusual: each was once answered wrongly, in silence."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tests.cases import normals
+from tests.loops import loop_over
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    Estimator,
+    Flipout,
+    LocalReparameterization,
+    WeightSampling,
+    fit,
+)
+from bayesify.datasets import TensorLoader
+from bayesify.estimators import per_example as perexample
+from bayesify.noise.keys import NoiseKey, Stream
+
+ESTIMATORS = [WeightSampling(), LocalReparameterization(), Flipout()]
+LOCAL = ESTIMATORS[1:]
+each_estimator = loop_over("estimator", ESTIMATORS)
+each_local = loop_over("estimator", LOCAL)
+X, Y = normals(8, 3, seed=1), torch.arange(8) % 2
+
+
+class Net(nn.Module):
+    """A linear layer, and what is to be done with it."""
+
+    def __init__(self, run: Callable[[nn.Linear, Tensor], Any], num_outputs: int = 2) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, num_outputs)
+        self.run = run
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self.linear, x)
+
+
+def bayesian(net: nn.Module, estimator: Estimator, **options: Any) -> BayesianModule:
+    return BayesianModule(net.double(), estimator=estimator, init_std=0.5, **options)
+
+
+def treatments(bnn: BayesianModule) -> set[str]:
+    return {row.treatment for row in bnn.summary()}
+
+
+def nll_after_fit(*, around_fit: bool) -> float:
+    """The last epoch's, with one autocast around fit or with one around each step."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+    elbo = ELBO(BayesianModule(net, include=("2.*",), init_std=1e-3), num_data=8)
+    right = elbo.forward
+
+    def forward(*args: Any, **options: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return right(*args, **options)
+
+    if not around_fit:
+        elbo.forward = forward  # type: ignore[method-assign]
+    with torch.autocast("cpu", torch.bfloat16, enabled=around_fit):
+        loader, sgd = TensorLoader(X.float(), Y, 4), partial(torch.optim.SGD, lr=0.5)
+        nll = fit(elbo, loader, epochs=6, optimizer=sgd, backend="autograd")[-1]["nll"]
+    assert nll is not None
+    return nll
+
+
+@pytest.mark.filterwarnings("ignore:.*standard deviations have not converged")
+def test_fit_under_one_autocast_trains_deterministic_layers_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = pytest.approx(nll_after_fit(around_fit=False), abs=1e-6)
+    assert nll_after_fit(around_fit=True) == expected
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: None)
+    assert nll_after_fit(around_fit=True) != expected, "casts of old parameters must be noticed"
+
+
+@each_estimator
+def test_a_network_that_edits_its_weights_leaves_the_posterior(estimator: Estimator) -> None:
+    def clamped(linear: nn.Linear, x: Tensor) -> Tensor:
+        linear.weight.data.clamp_(-0.01, 0.01)
+        return linear(x)
+
+    bnn = bayesian(Net(clamped), estimator)
+    before = copy.deepcopy(bnn.posterior.state_dict())
+    bnn(X)
+    bnn.predict_mean(X)
+    bnn.summary(X)
+    after = bnn.posterior.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_max_norm_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"'0' has max_norm=0.5; remove it"):
+        BayesianModule(nn.Sequential(nn.Embedding(5, 4, max_norm=0.5)))
+
+
+@loop_over("exclude", [None, ("1.*",)])
+def test_a_bayesian_network_inside_another_is_refused(exclude: tuple[str, ...] | None) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), BayesianModule(nn.Linear(3, 2)))
+    with pytest.raises(TypeError, match=r"must not contain a BayesianModule, but '1' is one"):
+        BayesianModule(net, exclude=exclude)
+
+
+def slope_by_jvp(linear: nn.Linear, x: Tensor) -> Tensor:
+    return torch.func.jvp(linear, (x,), (torch.ones_like(x),))[1]
+
+
+def slope_by_backward(linear: nn.Linear, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        linear(x).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@each_local
+@loop_over("slope", [slope_by_jvp, slope_by_backward])
+def test_a_derivative_within_the_pass_is_one_weights(
+    slope: Callable[[nn.Linear, Tensor], Tensor], estimator: Estimator
+) -> None:
+    bnn = bayesian(Net(slope), estimator)
+    slopes = bnn(X)
+    assert torch.equal(slopes[0], slopes[5])
+    assert treatments(bnn) == {"sampled"}
+
+
+def test_another_use_cannot_be_caught_by_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network with a fallback goes its way again with a sampled weight, not the fallback's."""
+
+    def guarded(linear: nn.Linear, x: Tensor) -> Tensor:
+        try:
+            y = linear(x)
+            return y if x.mean() > 0 else y + x @ linear.weight.T
+        except Exception:
+            return torch.full((len(x), 2), 7.0, dtype=x.dtype)
+
+    for estimator in LOCAL:
+        bnn = bayesian(Net(guarded), estimator)
+        bnn(X.abs())
+        assert treatments(bnn) == {"exact"}
+        assert not (bnn(-X.abs()) == 7.0).any()
+        assert bnn.summary()[0].treatment == "sampled"
+    monkeypatch.setattr(perexample, "_UnexpectedUse", RuntimeError)
+    right = perexample._NoiseInjector._add_use
+
+    def forgetful(self: Any, name: str, use: Any) -> None:
+        try:
+            right(self, name, use)
+        finally:
+            self.unexpected = None
+
+    monkeypatch.setattr(perexample._NoiseInjector, "_add_use", forgetful)
+    bnn = bayesian(Net(guarded), Flipout())
+    bnn(X.abs())
+    assert (bnn(-X.abs()) == 7.0).all(), "the fault that this test is there to catch"
+
+
+@each_estimator
+def test_a_pass_within_a_backward_pass_is_refused(estimator: Estimator) -> None:
+    bnn = bayesian(nn.Linear(3, 2), estimator)
+    inputs = X.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="must not be run within a backward pass"):
+        torch.utils.checkpoint.checkpoint(bnn, inputs, use_reentrant=False).sum().backward()
+
+
+@each_local
+def test_time_first_inputs_are_not_taken_for_data(estimator: Estimator) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+    head = nn.Linear(4, 2)
+
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.head = net, head
+
+        def forward(self, steps: Tensor) -> Tensor:
+            return self.head(self.net(steps).mean(0))
+
+    bnn = bayesian(TimeFirst(), estimator)
+    rows = bnn.summary(normals(6, 5, 3))
+    assert {row.treatment for row in rows} == {"sampled"}
+    assert "the outputs are not rows of examples" in rows[0].reason
+
+
+@each_local
+@loop_over(
+    ("run", "args", "reason"),
+    [
+        (lambda linear, x: linear(x)[:, 0].view(8), (X,), "fails on a minibatch of another size"),
+        (lambda linear, x: linear(x[0]), ([X],), "inputs do not tell the number of examples"),
+    ],
+)
+def test_the_reason_is_told(
+    run: Callable[..., Any], args: tuple[Any, ...], reason: str, estimator: Estimator
+) -> None:
+    bnn = bayesian(Net(run), estimator)
+    row = bnn.summary(*args)[0]
+    assert row.treatment == "sampled"
+    assert reason in row.reason
+
+
+def test_running_out_of_memory_while_tracing_is_not_hidden() -> None:
+    def greedy(linear: nn.Linear, x: Tensor) -> Tensor:
+        if len(x) > 8:
+            raise torch.OutOfMemoryError("too large")
+        return linear(x)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        bayesian(Net(greedy), Flipout())(X)
+
+
+@each_local
+def test_a_number_that_changes_is_no_other_kind_of_pass(estimator: Estimator) -> None:
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.passes = nn.Linear(3, 2), 0
+
+        def forward(self, x: Tensor, temperature: float) -> Tensor:
+            self.passes += 1
+            return self.linear(x) / temperature
+
+    bnn = bayesian(Tempered(), estimator)
+    for step in range(10):
+        bnn(X, 1.0 + step)
+    assert bnn.net.passes == 10 + 2, "two traced passes for all of them"
+
+
+def test_inputs_may_have_any_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, tensors: Tensor, weights: Tensor) -> Tensor:
+            return self.linear(tensors * weights)
+
+    inputs = {"tensors": X, "weights": X}
+    for estimator in ESTIMATORS:
+        bnn = bayesian(Named(), estimator)
+        assert bnn(**inputs).shape == (8, 2)
+        assert bnn.predict(inputs, 2).mean.shape == (8, 2)
+
+
+@each_estimator
+def test_transforms_of_torch_func(estimator: Estimator) -> None:
+    bnn = bayesian(nn.Linear(3, 2), estimator)
+    jacobian = torch.func.jacrev(lambda x: bnn(x).sum(0))(X)
+    assert jacobian.shape == (2, 8, 3)
+    assert bnn(X).isfinite().all(), "the counter is an ordinary one still"
+
+
+def test_many_uses_of_one_weight_take_linear_time() -> None:
+    def recurrent(linear: nn.Linear, x: Tensor) -> Tensor:
+        for _ in range(300):
+            x = F.pad(linear(x), (0, 1))
+        return x
+
+    bnn = bayesian(Net(recurrent), Flipout())
+    notes = 0
+    right = Flipout.treatment
+
+    def counting(self: Flipout, uses: Any) -> Any:
+        nonlocal notes
+        notes += len(uses)
+        return right(self, uses)
+
+    with pytest.MonkeyPatch.context() as patch:
+        bnn(X)
+        patch.setattr(Flipout, "treatment", counting)
+        bnn(X)
+    assert notes < 300 * 8
+
+
+def test_a_module_made_in_inference_mode_runs_outside() -> None:
+    with torch.inference_mode():
+        net = nn.Linear(3, 2)
+    fresh = nn.Linear(3, 2)
+    fresh.load_state_dict(net.state_dict())
+    assert BayesianModule(fresh)(X.float()).shape == (8, 2)
+
+
+@each_local
+def test_batch_normalisation_that_mixes_the_data_is_named(estimator: Estimator) -> None:
+    bnn = bayesian(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), estimator)
+    assert bnn.summary(X)[0].reason.endswith("; but 1 mixes the examples in training mode")
+    bnn.eval()
+    assert "mixes" not in bnn.summary(X)[0].reason
+
+
+@each_local
+def test_a_pass_run_again_has_the_noise_of_one_that_was_foreseen(estimator: Estimator) -> None:
+    def branching(linear: nn.Linear, x: Tensor) -> Tensor:
+        return linear(x) if x.mean() > 0 else linear(x) + x @ linear.weight.T
+
+    bnn = bayesian(Net(branching), estimator)
+    bnn(X.abs())
+    key = NoiseKey(1, Stream.TRAINING, 0)
+    unforeseen, _ = bnn.sample_outputs(-X.abs(), key, range(1))
+    foreseen, _ = bnn.sample_outputs(-X.abs(), key, range(1))
+    assert torch.equal(unforeseen, foreseen)

@@ -1,0 +1,180 @@
+"""What summary() says is true, and what an estimator does to one linear operation is exact."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.cases import normals
+from tests.estimators.test_zoo import ROUNDING, differ
+from tests.loops import loop_over, noted
+from tests.zoo import (
+    ESTIMATORS,
+    NO_NOISE,
+    N,
+    Specimen,
+    each_specimen,
+    set_rho,
+)
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bayesify import BayesianModule, Estimator, Flipout, LocalReparameterization
+from bayesify.distributions.softplus import inverse_softplus
+from bayesify.noise.keys import NoiseSource
+
+LOCAL, PER_POSITION = LocalReparameterization(), LocalReparameterization(per_position=True)
+each_local = loop_over("estimator", [LOCAL, PER_POSITION, Flipout()])
+
+
+def check_summary(specimen: Specimen, estimator: Estimator) -> None:
+    """Of equal data, noise in one parameter makes different outputs where it is not sampled."""
+    bnn = specimen.bnn(estimator, std=None)
+    before = [torch.get_rng_state(), *(buffer.clone() for buffer in bnn.buffers())]
+    specimen.summary(bnn)
+    after = [torch.get_rng_state(), *bnn.buffers()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    # Dropout masks and the statistics of a minibatch would tell equal data apart.
+    bnn.eval()
+    inputs = specimen.changed(lambda x: x[:1].expand(x.shape).clone())
+    rows = specimen.summary(bnn, inputs)
+    assert [(row.name, row.shape) for row in rows] == [
+        (name, tuple(shape))
+        for name, shape in zip(bnn.layout.names, bnn.layout.shapes, strict=True)
+    ]
+    assert {row.treatment for row in rows} <= {"exact", "per-position", "sampled"}
+    assert all(row.reason for row in rows)
+
+    def all_equal() -> bool:
+        outputs = specimen.run(bnn, inputs)
+        return not differ(outputs, outputs[:1])
+
+    for row in rows:
+        set_rho(bnn, row.name, 0.0)
+        assert all_equal() == (row.treatment == "sampled"), row
+        set_rho(bnn, row.name, NO_NOISE)
+    for row in rows:
+        if row.treatment == "sampled":
+            set_rho(bnn, row.name, 0.0)
+    assert all_equal()
+    assert specimen.summary(bnn, inputs) == rows, "a pass used no parameter otherwise than foreseen"
+
+
+def check_one_example(specimen: Specimen, estimator: Estimator) -> None:
+    """A batch of one example gives the plain network's output, and so does a batch after it."""
+    plain, bnn = specimen.plain().eval(), specimen.bnn(estimator, std=None).eval()
+    one = specimen.changed(lambda x: x[:1])
+    for inputs in (one, None):
+        expected = specimen.run(plain, inputs)
+        assert torch.allclose(specimen.run(bnn, inputs), expected, rtol=0.0, atol=ROUNDING)
+
+
+@each_specimen
+def test_summary(specimen: Specimen, names: list[str]) -> None:
+    for name in names:
+        with noted(estimator=name):
+            check_summary(specimen, ESTIMATORS[name])
+            check_one_example(specimen, ESTIMATORS[name])
+
+
+class Several(nn.Module):
+    """What one layer makes of several inputs, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.layer(part) for part in x.unbind(1)], 1)
+
+
+class Function(nn.Module):
+    """``F.linear`` with a weight and a bias of any shapes."""
+
+    def __init__(self, weight: tuple[int, ...], bias: tuple[int, ...] | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(weight))
+        self.bias = None if bias is None else nn.Parameter(torch.zeros(bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+#: One linear operation each, and the shape of one datum.
+OPERATIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(3, 2), (3,)),
+    "sequence": (lambda: nn.Linear(3, 2), (4, 3)),
+    "grid": (lambda: nn.Linear(3, 2, bias=False), (2, 4, 3)),
+    "vector": (lambda: Function((3,), None), (3,)),
+    "one-bias": (lambda: Function((2, 3), (1,)), (3,)),
+    "several-inputs": (Several, (5, 3)),
+    "conv1d": (lambda: nn.Conv1d(2, 3, 3, stride=2, padding=2, dilation=2), (2, 15)),
+    "conv1d-whole": (lambda: nn.Conv1d(2, 3, 4), (2, 4)),
+    "conv2d-groups": (lambda: nn.Conv2d(4, 6, 2, groups=2), (4, 4, 4)),
+    "conv2d-circular": (
+        lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), (1, 4, 4),
+    ),
+    "conv1d-depthwise": (lambda: nn.Conv1d(3, 6, 2, groups=3), (3, 6)),
+    "conv3d": (lambda: nn.Conv3d(1, 2, 2), (1, 4, 3, 3)),
+    "transposed1d": (lambda: nn.ConvTranspose1d(2, 3, 3, stride=2, output_padding=1), (2, 4)),
+    "transposed1d-from-one": (lambda: nn.ConvTranspose1d(2, 3, 4), (2, 1)),
+    "transposed2d-groups": (lambda: nn.ConvTranspose2d(4, 6, 2, groups=2, dilation=2), (4, 3, 3)),
+    "transposed3d": (lambda: nn.ConvTranspose3d(1, 2, 2), (1, 2, 2, 2)),
+}  # fmt: skip
+each_operation = loop_over("name", OPERATIONS)
+
+
+def operation(name: str, estimator: Estimator) -> tuple[BayesianModule, Tensor, Tensor]:
+    """A network of one operation, N equal data, and what each weight adds to a datum's outputs."""
+    make, shape = OPERATIONS[name]
+    bnn = BayesianModule(make().double(), estimator=estimator, init_std=0.5, seed=4)
+    datum = normals(1, *shape, seed=8)
+    unit = torch.eye(bnn.layout.num_weights, dtype=torch.float64)
+    effects = torch.stack([bnn.run_with(row, datum).flatten() for row in unit])
+    return bnn, datum, effects
+
+
+def check_one_weight(name: str, estimator: Estimator) -> None:
+    """One weight explains all outputs of a datum, unless fresh noise per position was asked for."""
+    bnn, datum, effects = operation(name, estimator)
+    inputs = datum.expand(N, *datum.shape[1:])
+    mean = bnn.run_with(bnn.posterior.mean, inputs).reshape(N, -1)
+    for row in bnn.summary(inputs):
+        part = bnn.layout.slice_of(row.name)
+        alone = copy.deepcopy(bnn)
+        set_rho(alone, slice(None), NO_NOISE)
+        set_rho(alone, part, 0.0)
+        shift = (alone(inputs).reshape(N, -1) - mean).detach().T
+        # Outputs that any weights could have made lie in the span of these.
+        span = effects[part].T
+        nearest = span @ torch.linalg.lstsq(span, shift, driver="gelsd").solution
+        assert differ(shift, torch.zeros_like(shift)), row
+        assert differ(nearest, shift) == (row.treatment == "per-position"), row
+
+
+@each_local
+@each_operation
+def test_a_datum_meets_one_weight(name: str, estimator: Estimator) -> None:
+    check_one_weight(name, estimator)
+
+
+def check_size(name: str, estimator: Estimator, patch: pytest.MonkeyPatch) -> None:
+    """Noise of size 1 in one weight moves the outputs by its std, in one direction or the other."""
+    patch.setattr(NoiseSource, "normals", NoiseSource.signs)
+    bnn, datum, effects = operation(name, estimator)
+    std = float(bnn.posterior.std.detach()[0])
+    inputs = datum.expand(N, *datum.shape[1:])
+    mean = bnn.run_with(bnn.posterior.mean, inputs)
+    for index, effect in enumerate(effects):
+        set_rho(bnn, slice(None), NO_NOISE)
+        set_rho(bnn, index, float(inverse_softplus(torch.tensor(std, dtype=torch.float64))))
+        shift = (bnn(inputs) - mean).reshape(N, -1)
+        assert torch.allclose(shift.abs(), std * effect.abs(), rtol=0.0, atol=1e-9)
+
+
+@each_local
+@each_operation
+def test_size(name: str, estimator: Estimator, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_size(name, estimator, monkeypatch)

@@ -1,0 +1,185 @@
+"""Predictions in batches: the same answers however they are cut."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from tests.loops import loop_over
+from tests.memory_cases import CUTS, KEY, NETWORKS, N, S, X, explicit, made, passes
+from torch import Tensor, nn
+
+from bayesify import BayesianModule, Delta, GaussianLikelihood
+from bayesify.estimators import stateless
+from bayesify.module.batching import Batching
+from bayesify.module.networks import lenet5, mlp
+from bayesify.module.pass_memory import MemoryTracker
+from bayesify.module.sampling import SampledOutputs
+
+
+@loop_over(
+    ("name", "likelihood"),
+    [*((name, "categorical") for name in NETWORKS), ("mlp", "gaussian"), ("conv", "gaussian")],
+)
+def test_answers_do_not_depend_on_the_batches(name: str, likelihood: str) -> None:
+    bnn, inputs = made(name, likelihood)
+    outputs = explicit(bnn, inputs)
+    # What doubles its weights at each pass is another network in batches.
+    for cut in CUTS if name != "late-failure" else [{}, {"batch_size": N}, {"max_memory": "64 MB"}]:
+        p = bnn.predict(inputs, S, keep_samples=True, **cut)
+        samples = outputs.softmax(-1) if likelihood == "categorical" else outputs
+        assert torch.allclose(p.samples, samples, rtol=1e-12, atol=1e-13), cut
+        assert torch.allclose(p.mean, samples.mean(0), rtol=1e-12, atol=1e-13), cut
+        whole = bnn.mean_outputs(inputs, batch_size=N)
+        assert torch.allclose(bnn.mean_outputs(inputs, **cut), whole, rtol=1e-12, atol=1e-13)
+        found = bnn.predict_mean(inputs, **cut).mean
+        expected = whole.softmax(-1) if likelihood == "categorical" else whole
+        assert torch.allclose(found, expected, rtol=1e-12, atol=1e-13)
+
+
+@loop_over("name", NETWORKS)
+def test_weight_samples_share_passes_where_they_can(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bnn, inputs = made(name)
+    bnn.predict(inputs, 1)  # which measures
+    count = passes(monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bnn.predict(inputs, S)
+    assert len(count) == NETWORKS[name][2]
+    count.clear()
+    bnn.predict(inputs, S, batch_size=8)
+    assert len(count) == 3 * S
+
+
+def test_the_mean_network_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bnn, x = made("mlp")
+    count = passes(monkeypatch)
+    for expected in (3, 1, 1):  # at first over one datum and over eight, to measure
+        count.clear()
+        bnn.predict_mean(x)
+        assert len(count) == expected
+
+
+def test_a_pass_is_of_few_megabytes() -> None:
+    bnn, few = BayesianModule(lenet5()), torch.zeros(9, 784)
+    many = few[:1].expand(4000, 784)
+    with torch.no_grad(), stateless.evaluation_mode(bnn.net):
+        size, group = Batching.of(bnn, many, {}, num_samples=S)
+        with MemoryTracker() as tracker:
+            bnn.run_with(bnn.posterior.mean, many[:size])
+        assert group == 1
+        assert 4e6 < tracker.peak < 9e6
+        assert Batching.of(bnn, few, {}, num_samples=S) == (9, 1)
+        assert Batching.of(bnn, few[:2], {}, num_samples=7) == (2, 1)
+
+
+class Noisy(nn.Linear):
+    """Draws from torch's generator and counts its passes, in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return super().forward(x) + torch.rand(len(x), 3, dtype=x.dtype)
+
+
+@loop_over("cap", [None, "64 MB"])
+def test_measuring_leaves_nothing_behind(cap: str | None) -> None:
+    bnn, x = BayesianModule(Noisy().double()), X.clone()
+    before, modes = torch.get_rng_state(), [module.training for module in bnn.modules()]
+    first = bnn.predict(x, S, max_memory=cap).mean
+    assert bnn.net.count == S
+    torch.set_rng_state(before)
+    assert torch.equal(bnn.predict(x, S, max_memory=cap).mean, first)
+    torch.set_rng_state(before)
+    with torch.no_grad(), stateless.evaluation_mode(bnn.net):
+        list(SampledOutputs(bnn, x, KEY, S, Batching(N, 1)))
+    after = torch.get_rng_state()
+    torch.set_rng_state(before)
+    bnn.predict(x, S, max_memory=cap)
+    assert torch.equal(torch.get_rng_state(), after)
+    assert [module.training for module in bnn.modules()] == modes
+    assert torch.equal(x, X)
+
+
+def test_inputs_that_a_network_edits_are_edited_once() -> None:
+    class Halving(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(0.5))
+
+    bnn, x = BayesianModule(Halving(4, 3).double()), X.clone()
+    bnn.mean_outputs(x)
+    assert torch.equal(x, 0.5 * X)
+
+
+def test_what_a_network_keeps_stays_a_tensor() -> None:
+    bnn, x = made("keeping")
+    expected = explicit(bnn, x)[-1]
+    bnn.predict(x, S)
+    assert torch.allclose(bnn.net.mask, expected)
+
+
+def test_a_failed_attempt_leaves_nothing_behind() -> None:
+    bnn, x = made("late-failure")
+    bnn.predict(x, S)
+    assert bnn.net.count == S
+
+
+@loop_over("name", ["keeping", "recurrent"])
+def test_outputs_hold_no_more_than_themselves(name: str) -> None:
+    bnn, x = made(name)
+    outputs = bnn.mean_outputs(x)
+    assert outputs.untyped_storage().nbytes() == outputs.nbytes
+    if name == "keeping":
+        assert outputs.data_ptr() != bnn.net.mask.data_ptr()
+
+
+@loop_over("cap", [None, "64 MB"])
+def test_a_hook_sees_every_pass_and_no_shared_one(cap: str | None) -> None:
+    bnn, x = made("mlp")
+    seen = []
+    bnn.net[0].register_forward_hook(lambda *args: seen.append(args[-1].shape))
+    bnn.predict(x, S, max_memory=cap)
+    assert seen[-S:] == [(N, 6)] * S
+    assert len(seen) == S + (0 if cap is None else 2)
+
+
+def test_data_that_belong_together_go_together() -> None:
+    class Graph(nn.Linear):
+        def forward(self, x: Tensor, neighbours: Tensor) -> Tensor:
+            return super().forward(neighbours @ x)
+
+    torch.manual_seed(0)
+    bnn, inputs = BayesianModule(Graph(4, 3).double()), (X, torch.eye(N, dtype=X.dtype).flip(0))
+    assert torch.allclose(
+        bnn.mean_outputs(inputs), bnn.mean_outputs((X.flip(0), inputs[1].flip(0)))
+    )
+    assert bnn.predict(inputs, S).mean.shape == (N, 3)
+    with pytest.raises(RuntimeError) as error:
+        bnn.predict(inputs, S, max_memory="1 GB")
+    assert "max_memory measures a pass over one example" in error.value.__notes__[0]
+
+
+def test_outputs_that_are_no_rows_of_data_are_not_put_together() -> None:
+    class TimeFirst(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).transpose(0, 1)
+
+    bnn = BayesianModule(TimeFirst(4, 3).double(), likelihood=GaussianLikelihood())
+    x = X.unsqueeze(1).expand(N, 2, 4)
+    assert bnn.predict(x, 2).mean.shape == (2, N, 3)
+    for cut in ({"batch_size": 20}, {"max_memory": "1 GB"}):
+        with pytest.raises(ValueError, match=r"a row for each example .* got shape \(2, "):
+            bnn.predict(x, 2, **cut)
+
+
+def test_a_point_estimate_has_one_answer() -> None:
+    bnn = BayesianModule(mlp(4, (6,), 3).double(), posterior=Delta)
+    samples = bnn.predict(X, S, keep_samples=True).samples
+    expected = bnn.predict_mean(X).mean.expand(S, N, 3)
+    assert torch.allclose(samples, expected, rtol=1e-12)

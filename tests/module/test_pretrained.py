@@ -1,0 +1,190 @@
+"""last_layer and RelativeStd: a Bayesian network that starts from a trained one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.ao.nn.quantized.dynamic
+from tests.cases import mlp, normals
+from tests.loops import loop_over
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from bayesify import BayesianModule
+from bayesify.module.pretrained import RelativeStd, last_layer
+
+
+class Net(nn.Module):
+    """A parameter of its own, and parts under names that are assigned in the order given."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.children():
+            x = part(x)
+        return self.scale * x
+
+
+def frozen(layer: nn.Module) -> nn.Module:
+    return layer.requires_grad_(requires_grad=False)
+
+
+def half_frozen() -> nn.Module:
+    layer = nn.Linear(3, 2)
+    frozen(layer.weight)
+    return layer
+
+
+def tied() -> nn.Module:
+    net = Net(embed=nn.Embedding(4, 3), head=nn.Linear(3, 4))
+    net.head.weight = net.embed.weight
+    return net
+
+
+def shared() -> nn.Module:
+    net = Net(body=linear(), head=linear())
+    net.again = net.body
+    return net
+
+
+def linear() -> nn.Module:
+    return nn.Linear(3, 3)
+
+
+def wholly_parametrized() -> nn.Module:
+    """A layer that runs another first, and of which every own parameter is parametrised."""
+    net = Net(first=linear())
+    net.w = nn.Parameter(torch.ones(2, 2))
+    del net.scale
+    parametrizations.orthogonal(net, "w")
+    return net
+
+
+HEAD = ("head.weight", "head.bias")
+NETWORKS: list[tuple[Callable[[], nn.Module], tuple[str, ...]]] = [
+    (mlp, ("2.weight", "2.bias")),
+    (linear, ("weight", "bias")),
+    (lambda: Net(), ("scale",)),
+    (lambda: Net(body=linear(), head=linear()), HEAD),
+    (lambda: Net(head=linear(), body=nn.Sequential(linear(), nn.ReLU())), ("body.0.*",)),
+    (lambda: Net(head=linear(), norm=nn.LayerNorm(3), act=nn.ReLU()), HEAD),
+    (lambda: Net(head=linear(), norm=nn.BatchNorm1d(3)), HEAD),
+    (lambda: Net(head=linear(), norm=parametrizations.weight_norm(nn.LayerNorm(3))), HEAD),
+    (lambda: Net(head=linear(), aux=frozen(linear())), HEAD),
+    (lambda: Net(body=linear(), head=half_frozen()), ("head.bias",)),
+    (lambda: Net(body=linear(), head=nn.LSTM(3, 2)), tuple(f"head.{n}" for n in
+     ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"))),
+    (lambda: Net(body=linear(), head=parametrizations.weight_norm(linear())), ("head.bias",
+     "head.parametrizations.weight.original0", "head.parametrizations.weight.original1")),
+    (wholly_parametrized, ("first.weight", "first.bias")),
+    (tied, HEAD),
+    (shared, ("again.weight", "again.bias")),
+    (lambda: parametrizations.orthogonal(linear()), ("bias", "parametrizations.weight.original")),
+]  # fmt: skip
+
+
+@loop_over(("make", "names"), NETWORKS)
+def test_the_last_layer_alone_is_chosen(
+    make: Callable[[], nn.Module], names: tuple[str, ...]
+) -> None:
+    net = make()
+    if names[0].endswith("*"):
+        names = tuple(names[0].replace("*", leaf) for leaf in ("weight", "bias"))
+    assert last_layer(net) == names
+    layout = BayesianModule(net, include=last_layer(net)).layout
+    sizes = [net.get_parameter(name).numel() for name in names]
+    assert layout.num_weights == sum(sizes)
+    assert all(layout.slice_of(name) for name in names)
+
+
+def test_a_tied_last_layer_makes_the_shared_parameter_random() -> None:
+    assert BayesianModule(tied(), include=last_layer(tied())).layout.ties == (
+        ("embed.weight", "head.weight"),
+        ("head.bias",),
+    )
+
+
+def test_the_names_are_patterns_of_themselves_only() -> None:
+    net = Net(body=nn.ModuleDict({"ha": linear(), "hax": linear(), "h[ab]*": linear()}))
+    assert last_layer(net) == ("body.h[[]ab][*].weight", "body.h[[]ab][*].bias")
+    layout = BayesianModule(net, include=last_layer(net)).layout
+    assert layout.names == ("body.h[ab]*.weight", "body.h[ab]*.bias")
+
+
+def test_the_body_of_a_last_layer_network_stays_what_it_was() -> None:
+    net = mlp()
+    bnn = BayesianModule(net, include=last_layer(net), init_std=1e-12)
+    assert {name for name, _ in bnn.named_parameters()} == {
+        "net.0.weight", "net.0.bias", "posterior.mean", "posterior.rho",
+    }  # fmt: skip
+    x = normals(4, 3)
+    assert torch.allclose(bnn(x), net(x))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_a_quantised_last_layer_is_not_passed_over() -> None:
+    net = nn.Sequential(linear(), torch.ao.nn.quantized.dynamic.Linear(3, 2))
+    with pytest.raises(TypeError, match=r"'1\._packed_params\._packed_params' is quantised"):
+        BayesianModule(net, include=last_layer(net))
+
+
+@loop_over("net", [nn.ReLU(), frozen(linear()), nn.Sequential(nn.LayerNorm(3), nn.ReLU())])
+def test_there_may_be_no_last_layer(net: nn.Module) -> None:
+    message = f"but this {type(net).__name__} has none; unfreeze one with layer.requires_grad_"
+    with pytest.raises(ValueError, match=message):
+        last_layer(net)
+
+
+def test_the_last_layer_of_no_module() -> None:
+    with pytest.raises(TypeError, match=r"net must be an nn\.Module, got 'head'"):
+        last_layer("head")
+
+
+@loop_over("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_relative_std_is_the_larger_of_fraction_and_minimum(dtype: torch.dtype) -> None:
+    mean = torch.tensor([-2.0, 0.5, 0.25, 0.1, -0.0], dtype=dtype, requires_grad=True)
+    std = RelativeStd(0.5, minimum=0.125).of(mean)
+    assert std.tolist() == [1.0, 0.25, 0.125, 0.125, 0.125]
+    assert std.dtype is dtype
+    assert not std.requires_grad
+    assert mean.tolist()[0] == -2.0
+
+
+def test_a_posterior_starts_with_these_stds() -> None:
+    net = mlp()
+    mean = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+    mean[:5] = 0.0
+    with torch.no_grad():
+        net[0].weight[0] = 0.0
+        net[0].weight[1, :2] = 0.0
+    bnn = BayesianModule(net, init_std=RelativeStd(0.1).of(mean))
+    assert torch.equal(bnn.posterior.mean, mean)
+    assert torch.allclose(bnn.posterior.std[:5], torch.full((5,), 1e-3, dtype=torch.float64))
+    large = mean.abs() > 0.01
+    assert large.sum() > 30
+    assert torch.allclose(bnn.posterior.std[large], 0.1 * mean.abs()[large])
+
+
+def test_a_relative_std_is_a_value() -> None:
+    assert RelativeStd(1) == RelativeStd(np.float32(1.0), minimum=0.001)
+    assert repr(RelativeStd(1)) == "RelativeStd(fraction=1.0, minimum=0.001)"
+    with pytest.raises(AttributeError, match="cannot assign"):
+        RelativeStd(1).fraction = 2.0
+
+
+@loop_over("name", ["fraction", "minimum"])
+def test_a_wrong_relative_std(name: str) -> None:
+    for bad in (0.0, -0.1, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"{name} must be positive and finite, got {bad}"):
+            RelativeStd(**{"fraction": 0.1, name: bad})
+    for bad in ("0.1", None, True, torch.ones(2)):
+        with pytest.raises(TypeError, match=f"{name} must be a number such as 0.1, got "):
+            RelativeStd(**{"fraction": 0.1, name: bad})

@@ -1,0 +1,48 @@
+"""Predictive distributions in half precision, and of very small and very great numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tests.cases import normals
+from tests.loops import loop_over
+
+from bayesify.prediction import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
+
+
+@loop_over("dtype", [torch.bfloat16, torch.float16])
+def test_many_samples_in_half_precision(dtype: torch.dtype) -> None:
+    logits = normals(1000, 5, 3).to(dtype)
+    for kind in (CategoricalPredictive, BernoulliPredictive):
+        got = kind.from_logits(list(logits))
+        exact = kind.from_logits(list(logits.double()))
+        for name in ("mean", "total", "aleatoric", "epistemic"):
+            assert getattr(got, name).dtype == dtype
+            torch.testing.assert_close(
+                getattr(got, name).double(), getattr(exact, name), rtol=0.02, atol=0.01
+            )
+    p = GaussianPredictive(logits, torch.tensor(0.5))
+    exact_p = GaussianPredictive(logits.double(), torch.tensor(0.5))
+    for q in (0.001, 0.4, 0.9):
+        assert p.quantile(q).dtype == dtype
+        torch.testing.assert_close(
+            p.quantile(q).double(), exact_p.quantile(q), rtol=0.01, atol=0.01
+        )
+
+
+@loop_over("scale", [1e-30, 1e-10, 1e10, 1e30])
+def test_densities_and_quantiles_at_any_scale(scale: float) -> None:
+    noise = 0.3 + normals(6, 5, 2, seed=3).square()
+    p = GaussianPredictive(normals(6, 5, 2, seed=2), noise)
+    q = GaussianPredictive(scale * p.means.float(), scale * p.noise_std.float())
+    y = normals(5, 2, seed=8)
+    exact = p.log_prob(y) - 2 * np.log(scale)
+    torch.testing.assert_close(q.log_prob(scale * y).double(), exact, rtol=1e-5, atol=1e-5)
+    for level in (1e-6, 0.3, 1 - 1e-6):
+        got = q.quantile(level).double() / scale
+        torch.testing.assert_close(got, p.quantile(level), rtol=1e-5, atol=1e-5)
+    # Beyond what float32 can hold as a probability.
+    one = GaussianPredictive(torch.zeros(1, 1), torch.tensor(scale))
+    assert one.quantile(1e-60).item() / scale == pytest.approx(stats.norm.ppf(1e-60))

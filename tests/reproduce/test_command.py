@@ -1,0 +1,149 @@
+"""``bayesify reproduce`` as a command, and the page that shows what it stored."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.app.cli.test_cli import as_json, bayesify
+from tests.app.cli.test_errors import check_refused
+from tests.reproduce.test_experiments import toy
+
+from bayesify.reproduce import EXPERIMENTS, read_results
+from bayesify.reproduce.papers.blundell.table1 import headline
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def with_toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setitem(EXPERIMENTS, "toy", toy())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_list_is_as_promised(with_toy: Path) -> None:
+    rows = as_json("reproduce", "--list")["experiments"]
+    assert [row["name"] for row in rows] == list(EXPERIMENTS)
+    for row in rows:
+        assert row.keys() == {"name", "source", "reported", "cost", "stored"}
+        assert all(isinstance(value, str) for value in row.values())
+    assert rows[-1]["cost"] == "8.0 s on one core, 100 MB; --quick 4.0 s"
+    assert rows[-1]["stored"] == "0 of 4 in results/toy"
+    assert bayesify("reproduce", "toy", "--seeds", "1").code == 0
+    rows = as_json("reproduce", "--list")["experiments"]
+    assert rows[-1]["stored"] == "2 of 4 in results/toy"
+    shown = bayesify("reproduce", "--list")
+    assert shown.code == 0
+    assert "Figure 5" in " ".join(shown.out.split())
+
+
+def test_it_says_what_it_costs_and_what_it_did(with_toy: Path) -> None:
+    said = bayesify("reproduce", "toy")
+    assert said.code == 0
+    lines = said.err.splitlines()
+    assert lines[0] == "toy (a test): 4 runs; about 8.0 s on one core and 100 MB"
+    assert lines[1] == "results in results/toy; stop at any time, the same command resumes"
+    assert re.fullmatch(r"4/4 b, seed 1: [\d.]+ s", lines[5])
+    assert lines[6:] == ["results/toy/table.md", "results/toy/toy.png"]
+    assert said.out.startswith("| a | ")
+    again = bayesify("reproduce", "toy")
+    assert "4 runs, 4 of them there already; about 0.0 s" in again.err
+    assert again.out == said.out
+
+
+def test_quick_has_a_folder_of_its_own_and_says_so(with_toy: Path) -> None:
+    said = bayesify("reproduce", "toy", "--quick")
+    assert said.code == 0
+    assert said.err.startswith("toy --quick, which reproduces nothing (a test): 2 runs")
+    assert said.out.startswith("**Quick run")
+    assert sorted(path.name for path in (with_toy / "results").iterdir()) == ["toy-quick"]
+    found = as_json("reproduce", "toy", "--quick")
+    assert found["quick"] is True
+    assert len(found["rows"]) == 2
+    assert found["figures"] == ["results/toy-quick/toy.png"]
+
+
+@pytest.mark.slow
+def test_two_quick_runs_of_a_real_one_are_alike(tmp_path: Path) -> None:
+    options = ("reproduce", "uci", "--quick", "--seeds", "3")
+    for name in ("one", "other"):
+        as_json(*options, "--out", tmp_path / name)
+    rows = {}
+    for name in ("one", "other"):
+        for path in (tmp_path / name).glob("*.json"):
+            row = json.loads(path.read_text())
+            assert row.pop("seconds") > 0.0
+            assert row["quick"] is True
+            rows.setdefault(path.name, []).append(row)
+    assert sorted(rows) == ["energy-seed-3.json", "yacht-seed-3.json"]
+    for one, other in rows.values():
+        assert one == other
+
+
+REFUSED = {
+    "reproduce": "needs the name of an experiment, or --list",
+    "reproduce toy --list": "or --list and no name",
+    "reproduce --list --quick": "quick would do nothing with --list",
+    "reproduce table-1": "no experiment 'table-1'; known are ",
+    "reproduce toy --seeds a": "seeds must be numbers such as 0,1,2, got 'a'",
+    "reproduce toy --seeds 1,1": "seeds must be different numbers of at least 0, got 1, 1",
+    "reproduce toy --seeds -1": "seeds must be different numbers of at least 0, got -1",
+    "reproduce toy --out taken": "taken",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(with_toy: Path, line: str) -> None:
+    (with_toy / "taken").write_text("a file")
+    said = bayesify(*line.split())
+    code, last = said.code, said.err.splitlines()[-1]
+    assert (code, said.out) == (2, "")
+    assert REFUSED[line] in last
+    assert "Traceback" not in said.err
+
+
+def test_missing_data_are_named(tmp_path: Path) -> None:
+    said = bayesify(
+        "reproduce", "uci", "--quick", "--data-dir", tmp_path, "--out", tmp_path / "out"
+    )
+    assert said.code == 2
+    assert "energy.txt.gz of energy" in said.err.splitlines()[-1]
+
+
+def test_a_damaged_result_is_refused_before_any_work(with_toy: Path) -> None:
+    (with_toy / "out").mkdir()
+    (with_toy / "out" / "a-seed-0.json").write_text("{")
+    check_refused(bayesify("reproduce", "toy", "--out", "out"), "a-seed-0.json", "remove it")
+
+
+PAGES = (
+    *("paper.md", "recipe.md", "bandits.md"),
+    *("documents.md", "reproductions.md", "calibration.md"),
+)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_page_shows_what_is_stored(name: str) -> None:
+    pages = [(ROOT / "docs" / page).read_text(encoding="utf-8") for page in PAGES]
+    [page] = [page for page in pages if f"<!-- {name}: begin -->" in page]
+    table = ROOT / "results" / name / "table.md"
+    assert table.exists()
+    _, _, rest = page.partition(f"<!-- {name}: begin -->")
+    inside, mark, _ = rest.partition(f"<!-- {name}: end -->")
+    assert mark
+    assert inside.strip() == table.read_text(encoding="utf-8").strip()
+    figures = list(table.parent.glob("*.png"))
+    assert figures
+    for drawn in figures:
+        assert (ROOT / "docs" / "images" / drawn.name).read_bytes() == drawn.read_bytes()
+
+
+def test_readme_shows_the_stored_table_of_the_paper() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, _, rest = page.partition("<!-- headline: begin -->")
+    inside, mark, _ = rest.partition("<!-- headline: end -->")
+    assert mark
+    assert inside.strip() == headline(read_results(ROOT / "results" / "blundell-table1"))

@@ -1,0 +1,118 @@
+"""A Parquet file gives the same inputs as the same table in a CSV file."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+
+from bayesify.tabular import files
+from bayesify.tabular.files import TableError, open_table
+from bayesify.tabular.new_table import NewTable
+from bayesify.tabular.training_table import fit_table, load_table
+
+ROWS = 60
+
+
+def typed() -> pa.Table:
+    """A table with a column of every type that has a text."""
+    generator = np.random.default_rng(0)
+    numbers = generator.normal(size=ROWS) * 10.0 ** generator.integers(-20, 20, ROWS)
+    day = datetime.datetime(2024, 1, 5)
+    times = [day + datetime.timedelta(days=5 * i, minutes=i) for i in range(ROWS)]
+    columns = {
+        "double": pa.array([None if i % 9 == 0 else x for i, x in enumerate(numbers)]),
+        "nan": pa.array(np.where(np.arange(ROWS) % 7 == 0, np.nan, numbers)),
+        "single": pa.array(numbers.astype(np.float32)),
+        "whole": pa.array([None if i % 5 == 0 else i * i % 37 for i in range(ROWS)]),
+        "flag": pa.array([i % 3 == 0 for i in range(ROWS)]),
+        "day": pa.array([time.date() for time in times]),
+        "time": pa.array(times, pa.timestamp("us")),
+        "zone": pa.array(times, pa.timestamp("ms", tz="Europe/Berlin")),
+        "money": pa.array([decimal.Decimal(i * i).scaleb(-2) for i in range(ROWS)]),
+        "text": pa.array([(None, "Rome", "Oslo, N", 'a "b"')[i % 4] for i in range(ROWS)]),
+        "level": pa.array(["x", "y", "z"] * (ROWS // 3)).dictionary_encode(),
+        "target": pa.array(generator.normal(size=ROWS)),
+    }
+    return pa.table(columns)
+
+
+def written(folder: Path, table: pa.Table) -> tuple[Path, Path]:
+    """The table as a CSV and as a Parquet file of several row groups."""
+    parquet.write_table(table, folder / "t.parquet", row_group_size=25)
+    table.to_pandas().to_csv(folder / "t.csv", index=False)
+    return folder / "t.csv", folder / "t.parquet"
+
+
+@pytest.mark.parametrize(("target", "limit"), [("target", None), ("level", None), ("whole", 31)])
+def test_inputs_and_targets_equal_those_of_the_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, limit: int | None
+) -> None:
+    monkeypatch.setattr(files, "CHUNK_ROWS", 17)
+    paths = written(tmp_path, typed())
+    (one, schema), (other, typed_schema) = (fit_table(p, target, limit=limit) for p in paths)
+    assert typed_schema.columns == schema.columns
+    assert typed_schema.target == schema.target
+    for name in ("train_inputs", "train_targets", "test_inputs", "test_targets"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert torch.equal(load_table(paths[1], typed_schema).test_inputs, other.test_inputs)
+    # A network that was trained on one predicts from the other.
+    new = [torch.cat([rows.inputs for rows in NewTable.open(p, schema)]) for p in paths]
+    assert torch.equal(*new)
+    kinds = {column.name: column.kind for column in schema.columns}
+    expected = {
+        **dict.fromkeys(("double", "nan", "single", "whole", "money"), "number"),
+        **dict.fromkeys(("day", "time", "zone"), "date"),
+        **{"flag": "flag", "text": "category", "level": "category"},
+    }
+    assert kinds.items() <= {**expected, "target": "number"}.items()
+    assert kinds.keys() | {target} == {*expected, "target"}
+
+
+def test_columns_without_a_text_are_named_and_not_read(tmp_path: Path) -> None:
+    table = typed().select(["double", "target"])
+    table = table.append_column("list", pa.array([[1, 2]] * ROWS))
+    table = table.append_column("bytes", pa.array([b"\xff"] * ROWS))
+    parquet.write_table(table, tmp_path / "t.parquet")
+    data, schema = fit_table(tmp_path / "t.parquet", "target")
+    assert [column.name for column in schema.columns] == ["double"]
+    assert data.train_inputs.shape == (48, 2)
+    assert [remark.partition(":")[0] for remark in schema.remarks[:2]] == ["list", "bytes"]
+    assert "of binary is no column of a table" in schema.remarks[1]
+
+
+def test_an_index_that_numbers_the_rows_is_dropped(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": np.arange(9) ** 2 / 7, "y": np.arange(9) ** 3 / 7})
+    frame.index = pd.Index([5 * i * i + 3 for i in range(9)])
+    frame.to_parquet(tmp_path / "t.parquet")
+    _, schema = fit_table(tmp_path / "t.parquet", "y")
+    assert schema.features == ("x",)
+    assert "identifies rows" in schema.dropped["__index_level_0__"]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    path.write_text("x,y\n1,2\n")
+    with pytest.raises(TableError, match=r"cannot be read as Parquet: .*magic bytes"):
+        open_table(path)
+    parquet.write_table(pa.table({"x": [[1]]}), path)
+    with pytest.raises(TableError, match="has no column of numbers, text, dates or truth values"):
+        open_table(path)
+    parquet.write_table(pa.table({"x": pa.array([1.0] * 9), "y": pa.array([2.0] * 9)}), path)
+    (tmp_path / "t.csv").write_bytes(path.read_bytes())
+    with pytest.raises(TableError, match=r"is a Parquet file; give it a name that ends in \.parq"):
+        open_table(tmp_path / "t.csv")
+    file = open_table(path)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(TableError, match="cannot be read"):
+        list(file.chunks())
+    parquet.write_table(pa.table({"x": pa.array([], pa.float64()), "y": [][:0]}), path)
+    with pytest.raises(TableError, match="has no rows"):
+        fit_table(path, "x")

@@ -1,0 +1,302 @@
+"""Whole tables: files in every form, the held-out part, and remarks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from bayesify.tabular import files, training_table
+from bayesify.tabular.files import TableError, open_table
+from bayesify.tabular.new_table import NewTable
+from bayesify.tabular.schema import TableSchema
+from bayesify.tabular.training_table import fit_table, load_table
+
+
+def messy(rows: int = 60) -> str:
+    """A table with a column of every kind."""
+    generator = np.random.default_rng(0)
+    lines = ["id,name,city,size,sold,when,const,empty,price"]
+    for i in range(rows):
+        size = "" if i % 9 == 0 else f"{generator.normal():.4f}"
+        lines.append(
+            f"{i + 1},person {i},{('Rome', 'Oslo', 'Ulm')[i % 3]},{size},{('no', 'yes')[i % 2]},"
+            f"2024-{1 + i % 12:02d}-05,7,,{i + generator.normal():.3f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "table.csv"
+
+
+def test_everything_in_one_table(path: Path) -> None:
+    path.write_text(messy())
+    data, schema = fit_table(path, "price")
+    assert [column.name for column in schema.columns] == ["city", "size", "sold", "when"]
+    assert sorted(schema.dropped) == ["const", "empty", "id", "name"]
+    assert schema.carried == ("id", "name")
+    assert data.train_inputs.shape == (48, len(schema.features))
+    assert data.test_inputs.shape == (12, len(schema.features))
+    assert float(data.train_targets.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(data.train_targets.std(correction=0)) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_schema_gives_the_same_tensors_again(path: Path, tmp_path: Path) -> None:
+    path.write_text(messy())
+    data, schema = fit_table(path, "price", seed=3)
+    schema.save(tmp_path)
+    stored = TableSchema.load(tmp_path)
+    assert stored == schema
+    again = load_table(path, stored)
+    for name in ("train_inputs", "train_targets", "test_inputs", "test_targets"):
+        assert torch.equal(getattr(again, name), getattr(data, name))
+    other = fit_table(path, "price", seed=4)[0]
+    assert not torch.equal(other.test_targets, data.test_targets)
+    path.write_text(messy() + messy().splitlines()[-1] + "\n")
+    with pytest.raises(TableError, match=r"was changed after the run was made: its SHA-256 must"):
+        load_table(path, stored)
+    path.unlink()
+    with pytest.raises(TableError, match="there is no file"):
+        load_table(path, stored)
+
+
+def test_chunks_make_no_difference(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text(messy())
+    whole, schema = fit_table(path, "price")
+    monkeypatch.setattr(files, "CHUNK_ROWS", 7)
+    pieces, other = fit_table(path, "price")
+    assert other == schema
+    assert torch.equal(pieces.train_inputs, whole.train_inputs)
+    table = NewTable.open(path, schema)
+    assert [rows.first for rows in table] == list(range(1, 61, 7))
+    assert torch.equal(
+        torch.cat([rows.inputs for rows in table]),
+        torch.from_numpy(schema.encode(schema.parse(pd.concat(open_table(path).chunks())))),
+    )
+
+
+def test_statistics_are_of_the_training_rows_only(path: Path) -> None:
+    path.write_text(messy())
+    data, schema = fit_table(path, "price")
+    place = schema.features.index("size")
+    missing = data.train_inputs[:, schema.features.index("size is missing")] > 0
+    known = data.train_inputs[~missing, place].double()
+    assert float(known.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(known.std(correction=0)) == pytest.approx(1.0, abs=1e-6)
+    assert not data.train_inputs[missing, place].any()
+
+
+def test_classes_are_held_out_by_their_shares(path: Path) -> None:
+    labels = ["a"] * 50 + ["b"] * 30 + ["c"] * 20 + ["once"]
+    path.write_text("x,y\n" + "".join(f"{i * 0.37},{y}\n" for i, y in enumerate(labels)))
+    data, schema = fit_table(path, "y")
+    assert schema.target.classes == ("a", "b", "c", "once")
+    assert torch.bincount(data.test_targets, minlength=4).tolist() == [10, 6, 4, 0]
+    assert torch.bincount(data.train_targets, minlength=4).tolist() == [40, 24, 16, 1]
+
+
+WRITINGS = {
+    "utf-8 with a mark": lambda text: b"\xef\xbb\xbf" + text.encode(),
+    "utf-16": lambda text: text.encode("utf-16"),
+    "gzip": lambda text: gzip.compress(text.encode()),
+    "windows lines": lambda text: text.replace("\n", "\r\n").encode(),
+    "semicolons": lambda text: text.replace(",", ";").encode(),
+    "tabs": lambda text: text.replace(",", "\t").encode(),
+    "bars": lambda text: text.replace(",", "|").encode(),
+    "blanks": lambda text: text.replace(",", ", ").encode(),
+    "blank lines": lambda text: text.replace("\n", "\n\n").encode(),
+    "quotes": lambda text: text.replace("Rome", '"Rome"').encode(),
+    "trailing separators": lambda text: (
+        text.replace("\n", ",\n").replace("price,", "price").encode()
+    ),
+    "comma decimals": lambda text: text.replace(",", ";").replace(".", ",").encode(),
+}
+
+
+@pytest.mark.parametrize("writing", WRITINGS)
+def test_one_table_however_it_is_written(path: Path, writing: str) -> None:
+    path.write_text(messy())
+    plain, _ = fit_table(path, "price")
+    path.write_bytes(WRITINGS[writing](messy()))
+    data, schema = fit_table(path, "price")
+    assert torch.equal(data.train_inputs, plain.train_inputs)
+    assert torch.equal(data.test_targets, plain.test_targets)
+    said = " ".join(schema.remarks)
+    assert ("separated by" in said) == (writing in ("semicolons", "tabs", "bars", "comma decimals"))
+
+
+def test_quoted_lines_and_separators_are_text(path: Path) -> None:
+    path.write_text(
+        "x,note,y\n" + "".join(f'{i * 0.3},"a, {i % 2}\nb",{i * 0.7}\n' for i in range(30))
+    )
+    _, schema = fit_table(path, "y")
+    assert schema.features == ("x", "note = a, 0\nb", "note = a, 1\nb")
+
+
+def test_text_that_is_not_utf_8_is_read_and_reported(path: Path) -> None:
+    rows = "".join(f"{('Köln', 'Bern')[i % 2]},{i * 0.7}\n" for i in range(30))
+    path.write_bytes(("city,y\n" + rows).encode("latin-1"))
+    _, schema = fit_table(path, "y")
+    assert schema.features == ("city = Bern", "city = Köln")
+    assert "not UTF-8" in schema.remarks[0]
+
+
+def test_rows_without_a_target_are_left_out_and_reported(path: Path) -> None:
+    rows = [f"{i * 0.3},{i * 0.7}" for i in range(20)] + ["1,", "2,NA", "3,inf", "4,abc"]
+    path.write_text("x,y\n" + "\n".join(rows) + "\n")
+    data, schema = fit_table(path, "y", task="regression")
+    assert len(data.train_targets) + len(data.test_targets) == 20
+    assert "4 rows have no usable target 'y' and are left out" in schema.remarks
+
+
+def test_targets_that_are_quoted_numbers(path: Path) -> None:
+    path.write_text("x,y\n" + "".join(f'{i * 0.3},"{i * 0.7}"\n' for i in range(20)))
+    assert fit_table(path, "y")[1].target.task == "regression"
+
+
+@pytest.mark.parametrize(
+    ("targets", "task"),
+    [
+        ([str(i % 2) for i in range(40)], "classification"),
+        ([str(3 + i % 6) for i in range(60)], "classification"),
+        ([str(i % 11) for i in range(99)], "regression"),
+        ([str(i % 8) for i in range(12)], "regression"),
+        ([f"{i % 3}.5" for i in range(40)], "regression"),
+        (["yes", "no"] * 20, "classification"),
+    ],
+)
+def test_the_task_follows_the_target(path: Path, targets: list[str], task: str) -> None:
+    path.write_text("x,y\n" + "".join(f"{i * 0.3},{y}\n" for i, y in enumerate(targets)))
+    assert fit_table(path, "y")[1].target.task == task
+    other = "regression" if task == "classification" else "classification"
+    if targets[0] != "yes":
+        assert fit_table(path, "y", task=other)[1].target.task == other
+
+
+def test_a_table_too_large_for_memory_is_an_error_before_it_is_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_text(messy())
+    monkeypatch.setattr(training_table, "available_memory", lambda: 1000)
+    monkeypatch.setattr(training_table, "_values", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(TableError, match=r"needs about .* GB of memory \(60 rows of .*--limit N"):
+        fit_table(path, "price")
+
+
+def test_few_rows_are_reported_and_a_limit_is_kept(path: Path) -> None:
+    path.write_text(messy(200))
+    data, schema = fit_table(path, "price", limit=12)
+    assert len(data.train_targets) + len(data.test_targets) == 12
+    assert any("only 10 rows to train on and 2 held out" in remark for remark in schema.remarks)
+    assert load_table(path, schema).train_inputs.shape == data.train_inputs.shape
+
+
+def test_new_rows_that_lie_outside_are_found(path: Path, tmp_path: Path) -> None:
+    path.write_text(messy())
+    _, schema = fit_table(path, "price")
+    new = tmp_path / "new.csv"
+    lines = ["sold,city,size,when,other", "yes,Rome,0.5,2024-03-05,x", "no,Paris,,2024-04-05,x"]
+    lines += ["yes,Ulm,1e300,2024-03-05,x", "maybe,Oslo,abc,2031-01-01,x", ",Rome,0,,x"]
+    new.write_text("\n".join(lines) + "\n")
+    table = NewTable.open(new, schema)
+    rows = list(table)
+    assert rows[0].outside.tolist() == ["", "city", "size", "size", "sold"]
+    assert torch.isfinite(rows[0].inputs).all()
+    assert (table.rows, table.outside) == (5, 4)
+    assert table.warning() == (
+        "4 of 5 rows lie far outside the training data, most often in column 'size'"
+    )
+    assert "'other'" in table.remarks()[0]
+    inside = NewTable.open(path, schema)
+    assert not any(rows.outside.any() for rows in inside)
+    assert inside.warning() is None
+
+
+#: Of a run that an earlier version made; spread over lines.
+STORED = """{"format": 1, "versions": {"numpy": "2.4.6", "pandas": "3.1.1"},
+"target": {"name": "price", "task": "regression", "classes": [], "decimal_comma": false,
+ "shift": 14.90625, "scale": 9.493778801799628},
+"columns": [
+ {"kind": "category", "name": "city", "missing": false, "levels": ["Oslo", "Rome", "Ulm"],
+  "kept": 3},
+ {"kind": "number", "name": "size", "missing": true, "mean": 3.7569230769230773,
+  "std": 2.2381702163061155, "low": -3.7, "high": 11.100000000000001, "spread": 4.07,
+  "decimal_comma": false},
+ {"kind": "flag", "name": "sold", "missing": false, "words": ["no", "yes"]},
+ {"kind": "date", "name": "when", "missing": false, "mean": 19846.625, "std": 92.87281289484022,
+  "low": 19620.25, "high": 20168.75, "spread": 106.75, "form": "ISO8601",
+  "cycles": ["year", "week"]}],
+"dropped": {"id": "it numbers the rows"}, "carried": ["id"],
+"source": {"path": "old.csv",
+ "sha256": "e6f2c496877998bb9b905ed502178f9bee31bc6cbcb803b68d22a968f2f07497",
+ "columns": ["id", "city", "size", "sold", "when", "price"]},
+"split": {"seed": 0, "fraction": 0.2, "limit": null, "train": 16, "test": 4, "test_outside": 0},
+"remarks": []}"""
+#: The held-out inputs of that run, as it computed them.
+STORED_INPUTS = """\
+0 1 0 -0.6866872906684875 0 -1 0.6716174483299255 -0.05645957961678505 -0.998404860496521
+0.7818315029144287 0.6234897971153259
+1 0 0 -0.5213736891746521 0 1 1.0054072141647339 -0.556174635887146 -0.8310654163360596
+-0.4338837265968323 -0.9009688496589661
+0 0 1 -0.35606008768081665 0 -1 1.339197039604187 -0.9014301896095276 -0.4329244792461395
+1.0412982596411796e-13 1
+1 0 0 -0.02543286234140396 0 -1 1.996009349822998 -0.8244113922119141 0.5659910440444946
+-0.9749279022216797 -0.22252093255519867"""
+
+
+def test_the_schema_of_an_older_run_gives_the_inputs_that_it_gave(path: Path) -> None:
+    lines = ["id,city,size,sold,when,price"]
+    for i in range(20):
+        size = "" if i % 9 == 0 else f"{i * 0.37:.2f}"
+        lines.append(
+            f"{i + 1},{('Rome', 'Oslo', 'Ulm')[i % 3]},{size},{('no', 'yes')[i % 2]},"
+            f"2024-{1 + i % 12:02d}-05,{i * 1.5:.1f}"
+        )
+    path.write_text("\n".join(lines) + "\n")
+    (path.parent / "table.json").write_text(STORED)
+    data = load_table(path, TableSchema.load(path.parent))
+    expected = np.array(STORED_INPUTS.split(), dtype=np.float32).reshape(4, -1)
+    assert torch.equal(data.test_inputs, torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"format": 1}', '{"format": 9}', "nonsense"])
+def test_a_damaged_schema_is_an_error(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "table.json").write_text(damage)
+    with pytest.raises(TableError, match=r"table\.json cannot be read"):
+        TableSchema.load(tmp_path)
+
+
+def test_the_schema_is_plain_json(path: Path, tmp_path: Path) -> None:
+    path.write_text(messy())
+    fit_table(path, "price")[1].save(tmp_path)
+    stored = json.loads(
+        (tmp_path / "table.json").read_text(), parse_constant=lambda name: pytest.fail(name)
+    )
+    assert stored["versions"].keys() == {"numpy", "pandas"}
+
+
+@pytest.mark.parametrize("texts", [["3.5", "3.50"], ["0", "-0.0"], ["2,5", "2,50"]])
+def test_one_number_written_in_two_ways_is_one_value(path: Path, texts: list[str]) -> None:
+    rows = "".join(f"{i / 7};{texts[i % 2]}\n" for i in range(40))
+    path.write_text("x;y\n" + rows)
+    with pytest.raises(TableError, match="one value only"):
+        fit_table(path, "y")
+
+
+@pytest.mark.parametrize("prefix", ["", "c"], ids=["numbers", "20 classes"])
+def test_what_measuring_takes_is_counted_before_training(
+    path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    path.write_text("x,y\n" + "".join(f"{i / 7},{prefix}{i % 20}.5\n" for i in range(60)))
+    monkeypatch.setattr(training_table, "available_memory", lambda: 60 * 600)
+    with pytest.raises(TableError, match="GB of memory"):
+        fit_table(path, "y")
+    monkeypatch.setattr(training_table, "available_memory", lambda: 60 * 1200)
+    assert fit_table(path, "y")[0].train_inputs.shape == (48, 1)

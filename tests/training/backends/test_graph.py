@@ -1,0 +1,108 @@
+"""The step as a graph, as far as a processor can show it: the recorded part runs by itself.
+
+A stand-in for the recorder runs the recorded function again instead of replaying its launches, on
+the same memory and with the same preparation, which is what surrounds a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import bayesify as bf
+from bayesify.training.backends import Backend, CompiledBackend, GraphBackend
+
+SIZES = [16, 16, 16, 16, 16, 9, 16, 16, 9, 16, 16]
+
+
+def same_again(function: Callable[[], None]) -> Callable[[], None]:
+    return function
+
+
+def refusing(function: Callable[[], None]) -> Callable[[], None]:
+    raise RuntimeError("operation not permitted when stream is capturing\nat some place")
+
+
+def train(
+    prior: bf.Prior, make: Callable[..., Backend] = CompiledBackend
+) -> tuple[list[tuple[float, float, float | None]], torch.Tensor, Backend]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 33), nn.LayerNorm(33), nn.ReLU(), nn.Linear(33, 5))
+    elbo = bf.ELBO(bf.BayesianModule(net, prior=prior, init_std=0.05, seed=3), num_data=1000)
+    optimizer = torch.optim.Adam(elbo.parameters(), lr=1e-2)
+    backend = make(elbo, optimizer, compiled=False)
+    generator = torch.Generator().manual_seed(1)
+    said = []
+    for number, size in enumerate(SIZES):
+        x = torch.randn(size, 6, generator=generator)
+        y = torch.randint(5, (size,), generator=generator)
+        terms = backend.step(
+            *(x, y),
+            batch_index=number,
+            kl_scale=min(1.0, (number + 1) / 5),
+            with_kl=number == 6,
+            with_residual=True,
+        )
+        assert terms.has_kl == (number == 6)
+        said.append((float(terms.nll), terms.kl_factor, terms.std_residual))
+    assert elbo.step == len(SIZES)
+    return said, torch.cat([p.detach().flatten() for p in elbo.parameters()]), backend
+
+
+@pytest.mark.parametrize("prior", [bf.Laplace(0.3), bf.ScaleMixture(std2=0.05)], ids=str)
+def test_a_recorded_step_is_the_step(prior: bf.Prior) -> None:
+    recorded = []
+
+    def record(function: Callable[[], None]) -> Callable[[], None]:
+        recorded.append(function)
+        return function
+
+    said, parameters, _ = train(prior)
+    again, others, graphed = train(prior, partial(GraphBackend, record=record))
+    assert len(recorded) == 1
+    assert graphed.description.endswith("as a graph")
+    assert said == again
+    assert torch.equal(parameters, others)
+
+
+def test_a_network_that_cannot_be_recorded_goes_on_without() -> None:
+    said, parameters, _ = train(bf.Gaussian(0.3))
+    again, others, graphed = train(bf.Gaussian(0.3), partial(GraphBackend, record=refusing))
+    assert graphed.description.endswith(
+        "but not captured: operation not permitted when stream is capturing"
+    )
+    assert said == again
+    assert torch.equal(parameters, others)
+
+
+def test_the_minibatch_is_not_written() -> None:
+    """It may be a view of the data."""
+    data = torch.randn(8, 4, 6)
+    before = data.clone()
+    elbo = bf.ELBO(bf.BayesianModule(nn.Linear(6, 5)), num_data=100)
+    optimizer = torch.optim.SGD(elbo.parameters(), lr=0.1)
+    backend = GraphBackend(elbo, optimizer, same_again, compiled=False)
+    for minibatch in data:
+        targets = torch.zeros(4, dtype=torch.long)
+        backend.step(minibatch, targets, batch_index=0)
+    assert torch.equal(data, before)
+
+
+def test_compiled_cpp_cannot_be_recorded() -> None:
+    pytest.importorskip("ctypes")
+    from bayesify.training.kernel.compiler import find_compiler
+
+    if find_compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    elbo = bf.ELBO(bf.BayesianModule(nn.Linear(6, 5)), num_data=100)
+    optimizer = torch.optim.SGD(elbo.parameters(), lr=0.1)
+    backend = GraphBackend(elbo, optimizer, same_again)
+    minibatch = torch.zeros(4, 6), torch.zeros(4, dtype=torch.long)
+    for _ in range(3):
+        backend.step(*minibatch, batch_index=0)
+    with pytest.raises(TypeError, match="PyTorch's operations"):
+        backend.step(*minibatch, batch_index=0)

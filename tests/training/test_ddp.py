@@ -1,0 +1,281 @@
+"""DistributedDataParallel over ELBO: two processes, each with half a batch and noise of its own.
+
+This file is also what the two processes run, with their rank and a folder as arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import product
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.loops import loop_over
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    Estimator,
+    Flipout,
+    LocalReparameterization,
+    ScaleMixture,
+    WeightSampling,
+    kl_divergence,
+)
+from bayesify.noise.keys import NoiseKey, Stream
+
+RANKS = range(2)
+LIMIT = 100.0  # seconds for all that the two processes do
+BATCH, NUM_DATA, STEPS = 8, 40, 50
+ESTIMATORS: dict[str, Estimator] = {
+    "sampling": WeightSampling(),
+    "antithetic": WeightSampling(antithetic=True),
+    "local": LocalReparameterization(),
+    "flipout": Flipout(),
+}
+CASES = [
+    (name, samples)
+    for name, samples in product(ESTIMATORS, (1, 2))
+    if (name, samples) != ("antithetic", 1)
+]
+each_case = loop_over(("name", "samples"), CASES)
+Results = list[dict[str, Tensor]]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (distributed.is_available() and distributed.is_gloo_available()),
+        reason="this torch has no gloo",
+    ),
+]
+
+
+def new_elbo(name: str, samples: int) -> ELBO:
+    """The same in every process."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double()
+    bnn = BayesianModule(net, init_std=0.3, estimator=ESTIMATORS[name], seed=11)
+    return ELBO(bnn, num_data=NUM_DATA, num_samples=samples)
+
+
+def half_batch(rank: int, step: int = 0) -> tuple[Tensor, Tensor]:
+    """A rank's part of the data of one step."""
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(BATCH, 3, dtype=torch.float64, generator=generator)
+    part = slice(rank * BATCH // 2, (rank + 1) * BATCH // 2)
+    return x[part], torch.arange(BATCH)[part] % 4
+
+
+def gradient(model: nn.Module, elbo: ELBO, *data: Tensor, kl_scale: float = 1.0) -> Tensor:
+    """The gradients of the first step, mean's and rho's in one vector."""
+    elbo.step = 0
+    elbo.zero_grad()
+    model(*data, kl_scale=kl_scale).loss.backward()
+    return flat_gradient(elbo)
+
+
+def flat_gradient(elbo: ELBO) -> Tensor:
+    parameters = (elbo.bnn.posterior.mean, elbo.bnn.posterior.get_parameter("rho"))
+    return torch.cat([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+
+def trained(model: nn.Module, elbo: ELBO, rank: int) -> Tensor:
+    """All parameters after some steps of Adam on this rank's data."""
+    optimizer = torch.optim.Adam(elbo.parameters(), lr=0.01)
+    elbo.step = 0
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(*half_batch(rank, step)).loss.backward()
+        optimizer.step()
+    return torch.cat([parameter.detach() for parameter in elbo.parameters()])
+
+
+# --------------------------------------------------------------------------- in the two processes
+
+
+def measure(rank: int) -> dict[str, Tensor]:
+    """Everything that the tests look at."""
+    results, data = {}, half_batch(rank)
+    for name, samples in CASES:
+        elbo = new_elbo(name, samples)
+        model = DistributedDataParallel(elbo)
+        key = f"{name}-{samples}"
+        results[f"{key}-gradient"] = gradient(model, elbo, *data)
+        results[f"{key}-without-kl"] = gradient(model, elbo, *data, kl_scale=0.0)
+        with mock.patch("bayesify.training.elbo.process_rank", return_value=0):
+            results[f"{key}-equal-noise"] = gradient(model, elbo, *data)
+        elbo.step = 0
+        results[f"{key}-outputs"] = model(*half_batch(0)).outputs
+        with torch.no_grad():
+            results[f"{key}-call"] = elbo.bnn(half_batch(0)[0])
+        results[f"{key}-trained"] = trained(model, elbo, rank)
+    alone = new_elbo("sampling", 1)
+    results["trained-alone"] = trained(alone, alone, rank)
+    for name in ("sampling", "local"):
+        elbo = new_elbo(name, 1)
+        elbo.bnn.prior = ScaleMixture(pi=0.5, std1=1.0, std2=0.1)
+        model = DistributedDataParallel(elbo)
+        results[f"{name}-monte-carlo"] = gradient(model, elbo, *data)
+    return results
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=(folder / "store").as_uri(),
+        rank=rank,
+        world_size=len(RANKS),
+        timeout=timedelta(seconds=LIMIT / 2),
+    )
+    try:
+        save_file(measure(rank), folder / f"{rank}.safetensors")
+        distributed.barrier()  # nobody leaves while the other may still ask
+    finally:
+        distributed.destroy_process_group()
+
+
+def run_ranks(command: Callable[[int], list[str]], limit: float) -> list[str]:
+    """Run both processes and return what they said; when one fails or is late, end both."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+    processes = [
+        subprocess.Popen(
+            command(rank),
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in RANKS
+    ]
+    end = time.monotonic() + limit
+    try:
+        while any(process.poll() is None for process in processes):
+            if any(process.poll() for process in processes) or time.monotonic() > end:
+                break
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            process.kill()
+        said = [process.communicate()[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert codes == [0, 0], f"the processes ended with {codes}:\n" + "\n".join(said)
+    return said
+
+
+# --------------------------------------------------------------------------------------- the tests
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What rank 0 and rank 1 measured."""
+    folder = tmp_path_factory.mktemp("ddp")
+    run_ranks(lambda rank: [sys.executable, __file__, str(rank), str(folder)], LIMIT)
+    return [load_file(folder / f"{rank}.safetensors") for rank in RANKS]
+
+
+def mean_gradient(name: str, samples: int, *, kl: bool = True) -> Tensor:
+    """The mean of the two ranks' gradients, each of its own data and noise, in one process."""
+    elbo = new_elbo(name, samples)
+    bnn, key = elbo.bnn, NoiseKey(11, Stream.TRAINING, 0)
+    nll = torch.zeros((), dtype=torch.float64)
+    for rank in RANKS:
+        x, y = half_batch(rank)
+        outputs, _ = bnn.sample_outputs(x, key, range(rank * samples, (rank + 1) * samples))
+        nll = nll - bnn.likelihood.log_prob(outputs, y).mean() / len(RANKS)
+    share = kl_divergence(bnn.posterior, bnn.prior) / NUM_DATA
+    (nll + share if kl else nll).backward()
+    return flat_gradient(elbo)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+@each_case
+def test_gradients_are_the_mean_of_the_ranks(name: str, samples: int, results: Results) -> None:
+    expected = mean_gradient(name, samples)
+    for result in results:
+        assert distance(result[f"{name}-{samples}-gradient"], expected) < 1e-12
+        # The same check catches equal noise on both ranks.
+        assert distance(result[f"{name}-{samples}-equal-noise"], expected) > 1e-4
+
+
+@each_case
+def test_the_kl_counts_once(name: str, samples: int, results: Results) -> None:
+    elbo = new_elbo(name, samples)
+    (kl_divergence(elbo.bnn.posterior, elbo.bnn.prior) / NUM_DATA).backward()
+    expected = flat_gradient(elbo)
+    assert float(expected.abs().max()) > 1e-2
+    without = mean_gradient(name, samples, kl=False)
+    for result in results:
+        without_kl = result[f"{name}-{samples}-without-kl"]
+        assert distance(without_kl, without) < 1e-12
+        assert distance(result[f"{name}-{samples}-gradient"] - without_kl, expected) < 1e-12
+
+
+@each_case
+def test_ranks_draw_the_noise_of_their_own_samples(
+    name: str, samples: int, results: Results
+) -> None:
+    bnn, x = new_elbo(name, samples).bnn, half_batch(0)[0]
+    for rank, result in zip(RANKS, results, strict=True):
+        own = range(rank * samples, (rank + 1) * samples)
+        outputs, _ = bnn.sample_outputs(x, NoiseKey(11, Stream.TRAINING, 0), own)
+        assert distance(result[f"{name}-{samples}-outputs"], outputs.detach()) < 1e-12
+        call, _ = bnn.sample_outputs(x, NoiseKey(11, Stream.CALL, 0), range(rank, rank + 1))
+        assert distance(result[f"{name}-{samples}-call"], call[0].detach()) < 1e-12
+    zero, one = (result[f"{name}-{samples}-outputs"] for result in results)
+    # No sample of one rank is any sample of the other.
+    assert float((zero.unsqueeze(1) - one).abs().amax((2, 3)).min()) > 1e-3
+
+
+@loop_over("name", ["sampling", "local"])
+def test_a_monte_carlo_kl_is_averaged_over_the_ranks_samples(name: str, results: Results) -> None:
+    def of(rank: int, noise_of: int) -> Tensor:
+        elbo = new_elbo(name, 1)
+        elbo.bnn.prior = ScaleMixture(pi=0.5, std1=1.0, std2=0.1)
+        with mock.patch("bayesify.training.elbo.process_rank", return_value=noise_of):
+            return gradient(elbo, elbo, *half_batch(rank))
+
+    expected = (of(0, 0) + of(1, 1)) / 2
+    fault = (of(0, 0) + of(1, 0)) / 2
+    for result in results:
+        assert distance(result[f"{name}-monte-carlo"], expected) < 1e-12
+        assert distance(result[f"{name}-monte-carlo"], fault) > 1e-4
+
+
+@each_case
+def test_replicas_stay_bitwise_identical(name: str, samples: int, results: Results) -> None:
+    zero, one = (result[f"{name}-{samples}-trained"] for result in results)
+    assert torch.equal(zero, one)
+    start = torch.cat([parameter.detach() for parameter in new_elbo(name, samples).parameters()])
+    assert distance(zero, start) > 0.1
+    # Without DistributedDataParallel they part.
+    assert distance(*(result["trained-alone"] for result in results)) > 0.01
+
+
+def test_nothing_hangs_when_a_process_fails() -> None:
+    programs = ["import time; time.sleep(60)", "raise RuntimeError('planted')"]
+    started = time.monotonic()
+    with pytest.raises(AssertionError, match="planted"):
+        run_ranks(lambda rank: [sys.executable, "-c", programs[rank]], limit=50)
+    with pytest.raises(AssertionError, match="ended with"):
+        run_ranks(lambda _: [sys.executable, "-c", programs[0]], limit=0.2)
+    assert time.monotonic() - started < 40
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,286 @@
+"""fit(): what it optimises, what it reports, and what its randomness depends on."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.cases import Case, mlp, normals
+from tests.loops import loop_over
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+
+from bayesify import ELBO, BayesianModule, Delta, fit, kl_divergence
+from bayesify.datasets import TensorLoader
+from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.training.schedules import constant, cosine
+
+CASE = Case("gaussian", "mean-field", "categorical")
+N = 22
+pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+
+
+class Recorder(ELBO):
+    """An ELBO that remembers what it was asked, and is silent."""
+
+    def __init__(self, bnn: BayesianModule, **options: Any) -> None:
+        super().__init__(bnn, **{"num_data": N, **options})
+        self.inputs: list[Tensor] = []
+        self.scales: list[float] = []
+        self.kls: list[float] = []
+        self.outputs: list[Tensor] = []
+
+    def forward(self, inputs: Tensor, targets: Tensor, **options: Any) -> Any:
+        self.inputs.append(inputs)
+        self.scales.append(options["kl_scale"])
+        if isinstance(self.bnn.posterior, MeanFieldGaussian):
+            self.kls.append(float(kl_divergence(self.bnn.posterior, self.bnn.prior).detach()))
+        terms = super().forward(inputs, targets, **options)
+        self.outputs.append(terms.outputs)
+        return terms
+
+
+class Rates:
+    """A callback that notes the learning rates after every step."""
+
+    def __init__(self) -> None:
+        self.made: list[Optimizer] = []
+        self.rates: list[list[float]] = []
+
+    def factory(self, groups: list[dict[str, Any]]) -> Optimizer:
+        self.made.append(SGD(groups, lr=0.5))
+        return self.made[0]
+
+    def on_start(self, **_: Any) -> None: ...
+
+    def on_step(self, **_: Any) -> None:
+        self.rates.append([group["lr"] for group in self.made[0].param_groups])
+
+    def on_epoch(self, row: Any) -> None: ...
+
+
+def loader(batch_size: int = 8, *, shuffle: bool = False) -> TensorLoader:
+    return TensorLoader(*CASE.data(N), batch_size, shuffle=shuffle, seed=CASE.bnn().seed)
+
+
+# ---------------------------------------------------------------------------------- the history
+
+
+def test_a_row_is_what_the_epoch_came_to() -> None:
+    x, y = CASE.data(N)
+    test_x, test_y = normals(9, 3, seed=8), torch.arange(9) % 4
+    elbo = Recorder(CASE.bnn())
+    by_hand = copy.deepcopy(elbo)
+    test = TensorLoader(test_x, test_y, 4, shuffle=False)
+    rows = fit(elbo, loader(), test, epochs=3, optimizer=partial(SGD, lr=0.3))
+    optimizer = SGD(by_hand.parameters(), lr=0.3)
+    for epoch, row in enumerate(rows):
+        loss = nll = wrong = 0.0
+        for index in torch.arange(N).split(8):  # 8, 8 and 6 data: means are over the data
+            terms = by_hand(x[index], y[index], kl_scale=1.0)
+            optimizer.zero_grad()
+            terms.loss.backward()
+            optimizer.step()
+            said = terms.outputs[0]
+            nll += float(nn.functional.cross_entropy(said, y[index], reduction="sum"))
+            loss += float(terms.loss.detach()) * len(index)
+            wrong += int((said.argmax(-1) != y[index]).sum())
+        plain = by_hand.bnn.to_module()
+        expected = {
+            "epoch": epoch + 1,
+            "loss": loss / N,
+            "nll": nll / N,
+            "kl": by_hand.kls[-1],
+            "penalty": 0.0,
+            "train_error": 100 * wrong / N,
+            "validation_error": 100 * int((plain(test_x).argmax(-1) != test_y).sum()) / 9,
+            "validation_nll": float(nn.functional.cross_entropy(plain(test_x), test_y).detach()),
+            "std_median": float(by_hand.bnn.posterior.std.detach().median()),
+            "learning_rate": 0.3,
+        }
+        assert expected == pytest.approx({name: row[name] for name in expected}, rel=1e-12)
+        assert row["seconds"] > 0
+        assert row["data_per_second"] * (
+            row["seconds"] - (epoch and rows[epoch - 1]["seconds"])
+        ) == (pytest.approx(N))
+    assert elbo.step == 9
+    assert torch.equal(elbo.bnn.posterior.mean, by_hand.bnn.posterior.mean)
+    assert [row["train_error"] for row in rows] != [row["validation_error"] for row in rows]
+
+
+def test_at_the_end_the_loss_is_nll_plus_kl_over_n() -> None:
+    for temperature, samples in ((1.0, 1), (0.5, 3)):
+        elbo = Recorder(CASE.bnn(), temperature=temperature, num_samples=samples)
+        row = fit(elbo, loader(N), epochs=3, kl_warmup_epochs=2)[-1]
+        assert row["loss"] == pytest.approx(row["nll"] + temperature * row["kl"] / N, rel=1e-12)
+        assert row["kl"] == pytest.approx(elbo.kls[-1], rel=1e-12)
+        assert row["validation_error"] is row["validation_nll"] is None
+        wrong = elbo.outputs[-1].argmax(-1) != CASE.data(N)[1]
+        assert wrong.shape == (samples, N)
+        assert row["train_error"] == pytest.approx(100 * float(wrong.double().mean()))
+
+
+def test_progress_is_a_line_an_epoch_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = fit(Recorder(CASE.bnn()), loader(), epochs=2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    step, *lines = err.splitlines()
+    assert step.startswith("backend: autograd (the objective is a Recorder)")
+    assert [line.split()[:2] for line in lines] == [["epoch", "1/2"], ["epoch", "2/2"]]
+    for line, row in zip(lines, rows, strict=True):
+        assert f"loss {row['loss']:.4f}  nll {row['nll']:.4f}  kl {row['kl']:,.0f}" in line
+        assert f"train error {row['train_error']:.2f}" in line
+
+
+# ------------------------------------------------------------- warm-up, learning rates, optimisers
+
+
+@loop_over(("warmup", "full_from"), [(0, 0), (1, 3), (1.5, 5), (2, 6), (9, 99)])
+def test_the_warm_up_rises_and_then_the_objective_is_the_elbo(
+    warmup: float, full_from: int
+) -> None:
+    elbo = Recorder(CASE.bnn())
+    fit(elbo, loader(), epochs=4, kl_warmup_epochs=warmup)
+    scales = elbo.scales
+    assert len(scales) == 12
+    assert scales[full_from:] == [1.0] * len(scales[full_from:])
+    rising = [0.0, *scales[:full_from]]
+    assert rising == sorted(set(rising))
+    assert max(rising) < 1.0
+    steps = [b - a for a, b in itertools.pairwise(rising)]
+    assert steps == pytest.approx([1 / (3 * warmup + 1)] * len(steps))
+    curved = Recorder(CASE.bnn())
+    fit(curved, loader(), epochs=4, kl_warmup_epochs=warmup, kl_warmup_power=3.0)
+    assert curved.scales == pytest.approx([scale**3 for scale in scales])
+
+
+def test_rho_has_a_learning_rate_of_its_own() -> None:
+    moved = {}
+    for scale in (1.0, 7.0):
+        elbo = Recorder(CASE.bnn())
+        before = copy.deepcopy(elbo.bnn.posterior)
+        fit(elbo, loader(N), epochs=1, optimizer=partial(SGD, lr=0.1), rho_lr_scale=scale)
+        q = elbo.bnn.posterior
+        moved[scale] = (q.mean - before.mean).detach(), (q.rho - before.rho).detach()
+    assert torch.equal(moved[1.0][0], moved[7.0][0])
+    assert moved[1.0][1].abs().min() > 0
+    torch.testing.assert_close(moved[7.0][1], 7.0 * moved[1.0][1], rtol=1e-9, atol=1e-12)
+
+
+def test_rates_fall_by_the_minibatch_as_the_schedule_says() -> None:
+    half_cosine = [0.25 * (1 + math.cos(math.pi * step / 6)) for step in range(1, 7)]
+    by_schedule: dict[Any, list[float]] = {
+        None: [0.5] * 6,
+        constant: [0.5] * 6,
+        cosine: half_cosine,
+        (lambda optimizer, _: ExponentialLR(optimizer, 0.5)): [2.0**-i for i in range(2, 8)],
+    }
+    for schedule, expected in by_schedule.items():
+        watch = Rates()
+        rows = fit(
+            Recorder(CASE.bnn()), loader(), epochs=2, optimizer=watch.factory, callback=watch,
+            scheduler=schedule, rho_lr_scale=3.0,
+        )  # fmt: skip
+        assert [mean for mean, _ in watch.rates] == pytest.approx(expected, abs=1e-15)
+        assert [rho for _, rho in watch.rates] == pytest.approx(
+            [3 * e for e in expected], abs=1e-14
+        )
+        assert [row["learning_rate"] for row in rows] == pytest.approx([0.5, expected[2]])
+    assert half_cosine[-1] == 0.0
+
+
+def test_an_optimiser_is_an_instance_a_class_or_a_function() -> None:
+    results = []
+    for kind in ("instance", "class", "partial", "function", "default", "instances of both"):
+        elbo = Recorder(CASE.bnn())
+        instance = Adam(elbo.parameters(), lr=1e-3)
+        options: dict[str, Any] = {
+            "instance": {"optimizer": instance},
+            "class": {"optimizer": Adam},
+            "partial": {"optimizer": partial(Adam, lr=1e-3)},
+            "function": {
+                "optimizer": lambda groups: Adam([p for g in groups for p in g["params"]])
+            },
+            "default": {},
+            "instances of both": {"optimizer": instance, "scheduler": ExponentialLR(instance, 1.0)},
+        }[kind]
+        fit(elbo, loader(), epochs=2, **options)
+        results.append(torch.cat([p.detach() for p in elbo.parameters()]))
+    start = torch.cat([p.detach() for p in CASE.bnn().parameters()])
+    assert (results[0] - start).abs().min() > 0
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-12, atol=1e-12)
+
+
+def flat_sgd(groups: list[dict[str, Any]]) -> Optimizer:
+    return SGD([p for group in groups for p in group["params"]])
+
+
+@loop_over(
+    ("options", "message"),
+    [
+        ({"epochs": -1}, "epochs must be a whole number of at least 0, got -1"),
+        ({"epochs": 1.5}, "epochs must be a whole number of at least 0, got 1.5"),
+        ({"kl_warmup_epochs": -0.5}, "kl_warmup_epochs must be at least 0, got -0.5"),
+        ({"kl_warmup_epochs": math.nan}, "kl_warmup_epochs must be at least 0, got nan"),
+        ({"kl_warmup_power": 0.0}, "kl_warmup_power must be positive and finite, got 0.0"),
+        ({"rho_lr_scale": 0.0}, "rho_lr_scale must be positive and finite, got 0.0"),
+        ({"rho_lr_scale": math.inf}, "rho_lr_scale must be positive and finite, got inf"),
+        ({"optimizer": "instance", "rho_lr_scale": 2.0}, "rho_lr_scale needs fit to make the opti"),
+        ({"optimizer": "flat", "rho_lr_scale": 2.0}, "parameter group of its own"),
+        ({"posterior": Delta, "rho_lr_scale": 2.0}, "needs a posterior with a rho"),
+        ({"num_data": 23}, "num_data must be the number of training data, 22, got 23; the KL"),
+        (
+            {"num_batches": 4, "kl_weighting": "geometric"},
+            "num_batches must be the loader's 3, got",
+        ),
+        ({"loader": []}, "training loader must bring at least one minibatch, got none"),
+        ({"validation_loader": []}, "validation loader must bring at least one minibatch, got"),
+    ],
+)
+@loop_over("torchs", [False, True])
+def test_errors_come_before_the_first_step(
+    options: dict[str, Any], message: str, torchs: bool, tmp_path: Path
+) -> None:
+    options = dict(options)
+    posterior = options.pop("posterior", MeanFieldGaussian)
+    bnn = BayesianModule(mlp(), posterior=posterior)
+    own = ("num_data", "num_batches", "kl_weighting")
+    elbo = Recorder(bnn, **{name: options.pop(name) for name in own if name in options})
+    data: Any = DataLoader(TensorDataset(*CASE.data(N)), 8) if torchs else loader()
+    named = {"instance": SGD(bnn.parameters()), "flat": flat_sgd}
+    if "optimizer" in options:
+        options["optimizer"] = named[options["optimizer"]]
+    with pytest.raises(ValueError, match=message):
+        fit(elbo, options.pop("loader", data), checkpoint_dir=tmp_path / "run", **options)
+    assert not elbo.inputs
+    assert not (tmp_path / "run").exists()
+
+
+@loop_over("num_data", [N, 10, 11])
+def test_a_sampler_may_take_a_part_of_the_data(num_data: int) -> None:
+    data = TensorDataset(*CASE.data(N))
+    part = DataLoader(data, 5, sampler=SubsetRandomSampler(range(10)))
+    elbo = Recorder(CASE.bnn(), num_data=num_data)
+    if num_data == 11:
+        with pytest.raises(
+            ValueError, match="must be the number of training data, 10 or 22, got 1"
+        ):
+            fit(elbo, part, epochs=1)
+    else:
+        assert fit(elbo, part, epochs=1)[0]["kl"] > 0
+
+
+def test_no_epochs_change_nothing(tmp_path: Path) -> None:
+    elbo = Recorder(CASE.bnn())
+    assert fit(elbo, loader(), epochs=0, checkpoint_dir=tmp_path) == []
+    assert torch.equal(elbo.bnn.posterior.mean, CASE.bnn().posterior.mean)
+    assert list(tmp_path.iterdir()) == []

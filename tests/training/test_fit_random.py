@@ -1,0 +1,284 @@
+"""fit(): randomness as a function of (seed, epoch), point estimates, the final warning."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tests.cases import Case, mlp
+from tests.loops import loop_over
+from tests.training.test_exact_posterior import correlated_regression
+from tests.training.test_fit import CASE, N, Recorder, loader
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
+
+from bayesify import ELBO, BayesianModule, Delta, Gaussian, GaussianLikelihood, fit
+from bayesify.datasets import TensorLoader
+from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.pruning import prune
+from bayesify.training import ConvergenceWarning
+from bayesify.training.convergence import STD_RESIDUAL_LIMIT, std_residual
+
+ignored = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+quick: Any = {"epochs": 2, "optimizer": partial(SGD, lr=0.1)}
+
+
+# ------------------------------------------------------------------------------------ randomness
+
+
+class Augmented(Dataset[Any]):
+    """Data that are changed at random when they are fetched."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = CASE.data(N)
+        return x[index] + 0.1 * torch.randn(3, dtype=x.dtype), y[index]
+
+
+class Eager(list[Any]):
+    """Minibatches whose order is drawn as soon as they are asked for, and not with the first."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(len(self))
+        return iter([self[index] for index in order])
+
+
+def torchs_loader(kind: str) -> Any:
+    """torch's own loaders, each with another owner of the randomness."""
+    data = TensorDataset(*CASE.data(N))
+    own = torch.Generator()
+    own.seed()  # of the moment: nothing may depend on it
+    if kind == "global generator":
+        return DataLoader(data, 8, shuffle=True)
+    if kind == "loader's generator":
+        return DataLoader(data, 8, shuffle=True, generator=own)
+    if kind == "sampler's generator":
+        return DataLoader(data, 8, sampler=RandomSampler(data, generator=own))
+    if kind == "batch sampler's generator":
+        sampler = RandomSampler(data, generator=own)
+        return DataLoader(data, batch_sampler=BatchSampler(sampler, 8, drop_last=False))
+    if kind == "eager":
+        return Eager(zip(*(part.split(2) for part in CASE.data(N)), strict=True))
+    assert kind == "augmented"
+    return DataLoader(Augmented(), 8, shuffle=True)
+
+
+KINDS = [
+    "global generator", "loader's generator", "sampler's generator", "batch sampler's generator",
+    "augmented", "eager",
+]  # fmt: skip
+
+
+def trained_on(data: Any, *, seed: int = 4, net: nn.Module | None = None) -> Recorder:
+    """A network after training that began at a random place of every generator."""
+    torch.seed()
+    elbo = Recorder(CASE.bnn(net, seed=seed))
+    fit(elbo, data, **quick)
+    return elbo
+
+
+@ignored
+@loop_over("kind", [*KINDS, "ours"])
+def test_the_order_of_the_data_is_a_function_of_seed_and_epoch(kind: str) -> None:
+    def make() -> Any:
+        return loader(shuffle=True) if kind == "ours" else torchs_loader(kind)
+
+    one, two = trained_on(make()), trained_on(make())
+    assert torch.equal(torch.cat(one.inputs), torch.cat(two.inputs))
+    assert torch.equal(one.bnn.posterior.mean, two.bnn.posterior.mean)
+    half = len(one.inputs) // 2
+    first, second = torch.cat(one.inputs[:half]), torch.cat(one.inputs[half:])
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, CASE.data(N)[0])
+    if kind == "augmented":
+        return
+    assert torch.equal(first.sum(1).sort().values, second.sum(1).sort().values)
+    if kind != "ours":  # whose order is of its own seed
+        assert not torch.equal(torch.cat(trained_on(make(), seed=5).inputs[:half]), first)
+        # The same loader once more: nothing is left in it from the first training.
+        again = make()
+        assert torch.equal(torch.cat(trained_on(again).inputs), torch.cat(one.inputs))
+        assert torch.equal(torch.cat(trained_on(again).inputs), torch.cat(one.inputs))
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(*mlp()[:2], nn.Dropout(0.5), mlp()[2])
+
+
+@ignored
+def test_dropout_is_a_function_of_seed_and_epoch_and_off_in_validation() -> None:
+    point = Case("gaussian", "delta", "categorical")  # no other noise than dropout's
+    means = []
+    for seed in (4, 4, 5):
+        torch.seed()
+        elbo = Recorder(point.bnn(with_dropout(), seed=seed))
+        rows = fit(elbo, loader(), loader(5), **quick)
+        means.append(elbo.bnn.posterior.mean.detach())
+        said = elbo.bnn.to_module().eval()(CASE.data(N)[0]).detach()
+        expected = float(nn.functional.cross_entropy(said, CASE.data(N)[1]))
+        assert rows[-1]["validation_nll"] == pytest.approx(expected, rel=1e-12)
+    assert torch.equal(means[0], means[1])
+    assert not torch.equal(means[0], means[2])
+    # Masks differ between epochs and between minibatches of one epoch.
+    frozen = Recorder(point.bnn(with_dropout()))
+    same = TensorLoader(*(torch.cat([part[:8]] * 3)[:N] for part in CASE.data(N)), 8, shuffle=False)
+    fit(frozen, same, epochs=2, optimizer=partial(SGD, lr=0.0))
+    outputs = [each for each in frozen.outputs if each.shape[1] == 8]
+    assert len(outputs) == 4
+    assert len({float(each.sum()) for each in outputs}) == 4
+
+
+@ignored
+@loop_over("kind", KINDS)
+def test_torchs_global_generator_is_left_as_it_was(kind: str) -> None:
+    torch.manual_seed(77)
+    expected = torch.rand(5)
+    torch.manual_seed(77)
+    elbo = Recorder(CASE.bnn(with_dropout()))
+    fit(elbo, torchs_loader(kind), loader(), **quick)
+    assert torch.equal(torch.rand(5), expected)
+
+
+@ignored
+def test_ctrl_c_is_handled_as_before_afterwards_and_threads_may_train() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    trained = trained_on(loader())
+    assert signal.getsignal(signal.SIGINT) is before
+    results: list[Recorder] = []
+    thread = threading.Thread(target=lambda: results.append(trained_on(loader())))
+    thread.start()
+    thread.join()
+    assert torch.equal(results[0].bnn.posterior.rho, trained.bnn.posterior.rho)
+
+
+# -------------------------------------------------------------------------------- point estimates
+
+
+def test_plain_sgd_is_a_loop_written_by_hand_bit_for_bit() -> None:
+    x, y = CASE.data(N)
+    for dtype, momentum in ((torch.float32, 0.9), (torch.float64, 0.0)):
+        net = mlp(dtype, seed=3)
+        elbo = ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperature=0.0)
+        data = TensorLoader(x.to(dtype), y, 8, seed=5)
+        rows = fit(elbo, data, epochs=3, optimizer=partial(SGD, lr=0.2, momentum=momentum))
+        optimizer = SGD(net.parameters(), lr=0.2, momentum=momentum)
+        for epoch in range(3):
+            data.set_epoch(epoch)
+            for inputs, targets in data:
+                log_probs = net(inputs).log_softmax(-1)
+                optimizer.zero_grad()
+                (-log_probs.gather(-1, targets.unsqueeze(-1)).mean()).backward()
+                optimizer.step()
+        trained = elbo.bnn.to_module().state_dict()
+        assert all(torch.equal(trained[name], value) for name, value in net.state_dict().items())
+        assert {row["kl"] for row in rows} == {0.0}
+        assert rows[-1]["loss"] == rows[-1]["nll"]
+        assert rows[-1]["std_residual"] is rows[-1]["std_median"] is None
+
+
+def test_a_point_estimate_with_a_prior_is_map() -> None:
+    model = correlated_regression()
+    net = nn.Linear(4, 1, bias=False, dtype=torch.float64)
+    bnn = BayesianModule(
+        net, posterior=Delta, prior=Gaussian(model.prior_std),
+        likelihood=GaussianLikelihood(model.noise_std),
+    )  # fmt: skip
+    elbo = ELBO(bnn, num_data=len(model.x))
+    data = TensorLoader(model.x, model.y, len(model.x))
+    row = fit(elbo, data, epochs=400, optimizer=partial(SGD, lr=0.2, momentum=0.9))[-1]
+    torch.testing.assert_close(bnn.posterior.mean.detach(), model.mean, rtol=1e-6, atol=1e-9)
+    penalty = -torch.distributions.Normal(0, model.prior_std).log_prob(model.mean).sum()
+    assert row["penalty"] == pytest.approx(float(penalty))
+    assert row["kl"] == 0.0
+    assert row["loss"] == pytest.approx(row["nll"] + row["penalty"] / len(model.x), rel=1e-12)
+    assert row["train_error"] == pytest.approx(
+        float((model.x @ model.mean - model.y[:, 0]).square().mean())
+    )
+
+
+# ----------------------------------------------------------------------------------- convergence
+
+
+def test_the_residual_is_minus_one_for_entropy_alone_and_zero_at_the_optimum() -> None:
+    stds = torch.logspace(-30, 4, 50, dtype=torch.float64)
+    q = MeanFieldGaussian(torch.zeros(50, dtype=torch.float64), stds)
+    assert std_residual(q, 1.0) is None
+    (-q.log_std.sum() / 7).backward()
+    assert std_residual(q, 7.0) == pytest.approx(-1.0, abs=1e-9)
+    # d/dlog std of (std^2 / (2 prior^2) - log std) is 0 at the prior's std, and r^2 - 1 elsewhere.
+    for ratio in (1.0, 0.5, 2.0):
+        bnn = BayesianModule(mlp(), prior=Gaussian(0.3), init_std=0.3 * ratio)
+        small = prune(bnn, 0.5)
+        for each in (bnn, small):
+            elbo = ELBO(each, num_data=5)
+            terms = elbo(*CASE.data(5))
+            terms.kl.backward()
+            assert std_residual(each.posterior, 1.0) == pytest.approx(ratio**2 - 1, abs=1e-9)
+    assert std_residual(prune(bnn, 1.0).posterior, 1.0) is None
+
+
+def conjugate(init_std: float) -> tuple[ELBO, TensorLoader]:
+    """A linear model with many independent outputs, whose optimum is known."""
+    model, copies = correlated_regression(), 48
+    net = nn.Linear(4, copies, bias=False, dtype=torch.float64)
+    bnn = BayesianModule(
+        net, prior=Gaussian(model.prior_std), likelihood=GaussianLikelihood(model.noise_std),
+        init_std=init_std,
+    )  # fmt: skip
+    data = TensorLoader(model.x, model.y.expand(-1, copies), 2)
+    return ELBO(bnn, num_data=len(model.x), num_samples=2), data
+
+
+def test_the_warning_is_silent_after_long_training_and_sounds_where_rho_stood_still() -> None:
+    elbo, data = conjugate(0.1)
+    with warnings.catch_warnings(action="error"):
+        rows = fit(elbo, data, epochs=40, optimizer=partial(Adam, lr=0.02))
+    assert abs(rows[-1]["std_residual"]) < 0.1
+    exact = correlated_regression().precision.diagonal().rsqrt()
+    stds = elbo.bnn.posterior.std.detach().view(-1, 4).mean(0)
+    torch.testing.assert_close(stds, exact, rtol=0.1, atol=0.0)
+    for init_std, sign, words in ((1e-4, -1, "still growing"), (3.0, 1, "still shrinking")):
+        elbo, data = conjugate(init_std)
+        with pytest.warns(ConvergenceWarning, match=words):
+            rows = fit(elbo, data, epochs=20, optimizer=partial(Adam, lr=0.02), rho_lr_scale=1e-9)
+        residual = rows[-1]["std_residual"]
+        assert residual * sign > STD_RESIDUAL_LIMIT
+        if sign < 0:
+            assert residual == pytest.approx(-1.0, abs=0.02)
+
+
+@loop_over("options", [{"kl_weighting": "geometric", "num_batches": 12}, {}, {"temperature": 0.3}])
+def test_the_residual_is_in_nats_whatever_weighs_the_kl(options: dict[str, Any]) -> None:
+    model = correlated_regression()
+    net = nn.Linear(4, 8, bias=False, dtype=torch.float64)
+    likelihood = GaussianLikelihood(1e4)  # the data say nothing
+    bnn = BayesianModule(net, prior=Gaussian(1.0), likelihood=likelihood, init_std=0.5)
+    elbo = ELBO(bnn, num_data=24, **options)
+    data = TensorLoader(model.x, model.y.expand(-1, 8), 2)
+    with pytest.warns(ConvergenceWarning):
+        rows = fit(elbo, data, epochs=2, kl_warmup_epochs=9, optimizer=partial(SGD, lr=0.0))
+    assert rows[-1]["std_residual"] == pytest.approx(0.5**2 - 1, abs=1e-3)
+
+
+def test_a_warm_up_as_long_as_training_is_warned_of() -> None:
+    elbo = ELBO(CASE.bnn(), num_data=N)
+    with pytest.warns(ConvergenceWarning) as warned:
+        fit(elbo, loader(), epochs=2, kl_warmup_epochs=2)
+    assert "objective never was the ELBO; shorten the warm-up" in str(warned[0].message)
+
+
+def test_no_kl_has_no_residual() -> None:
+    elbo = Recorder(Case("laplace", "mean-field", "categorical").bnn(), temperature=0.0)
+    rows = fit(elbo, loader(), epochs=1)
+    assert rows[0]["std_residual"] is None
+    assert math.isfinite(rows[0]["kl"])

@@ -1,0 +1,220 @@
+"""A run that was stopped and resumed is the run that was not, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.cases import Case, mlp
+from tests.training.test_fit import CASE, N
+from tests.training.test_fit_random import torchs_loader, with_dropout
+from torch import nn
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ExponentialLR
+
+from bayesify import ELBO, fit, prune
+from bayesify.datasets import TensorLoader
+from bayesify.io import read_tensors
+from bayesify.training.history import History
+from bayesify.training.schedules import cosine
+
+pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+NAME, EPOCHS, BATCHES = "checkpoint.safetensors", 3, 3
+TIMES = ("seconds", "data_per_second", "images_per_second", "epoch_seconds", "seconds_train")
+
+
+class CrashError(Exception):
+    """The process dies."""
+
+
+@dataclass
+class Stop:
+    """A callback that does something after one step, or after one epoch."""
+
+    action: Callable[[], None]
+    epoch: int
+    batch: int | None = None
+
+    def on_start(self, **_: Any) -> None: ...
+
+    def on_step(self, *, epoch: int, batch: int) -> None:
+        if (epoch, batch) == (self.epoch, self.batch):
+            self.action()
+
+    def on_epoch(self, row: Any) -> None:
+        if (row["epoch"] - 1, None) == (self.epoch, self.batch):
+            self.action()
+
+
+def ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def crash() -> None:
+    raise CrashError
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A training that can be begun again and again."""
+
+    net: Callable[[], nn.Module] = mlp
+    case: Case = CASE
+    data: Callable[[], Any] | None = None
+    pruned: float | None = None
+    elbo: tuple[tuple[str, Any], ...] = ()
+    fit: tuple[tuple[str, Any], ...] = ()
+
+    def objective(self) -> ELBO:
+        bnn = self.case.bnn(self.net(), exclude=("3.*",) if self.net is normalised else ())
+        bnn = bnn if self.pruned is None else prune(bnn, self.pruned)
+        return ELBO(bnn, num_data=N, **dict(self.elbo))
+
+    def run(self, folder: Path, elbo: ELBO | None = None, **options: Any) -> History:
+        """Train in ``folder``, from its checkpoint if it holds one."""
+        torch.seed()
+        inputs = {"epochs": EPOCHS, "resume": True, "checkpoint_dir": folder, **dict(self.fit)}
+        elbo = self.objective() if elbo is None else elbo
+        inputs_and_targets = self.case.data(N)
+        test = TensorLoader(*inputs_and_targets, 5, shuffle=False)
+        data = TensorLoader(*inputs_and_targets, 8, seed=1) if self.data is None else self.data()
+        return fit(elbo, data, test, **{**inputs, **options})
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(*mlp()[:2], mlp()[2], nn.BatchNorm1d(4, dtype=torch.float64))
+
+
+def augmented() -> Any:
+    return torchs_loader("augmented")
+
+
+SETUPS = {
+    "adam, dropout, cosine, warm-up": Setup(
+        with_dropout, fit=(("scheduler", cosine), ("kl_warmup_epochs", 1.5), ("rho_lr_scale", 3.0))
+    ),
+    "momentum, torch's loader, dropout": Setup(
+        with_dropout,
+        data=partial(torchs_loader, "global generator"),
+        fit=(("optimizer", partial(SGD, lr=0.05, momentum=0.9, nesterov=True)),),
+    ),
+    "pruned": Setup(pruned=0.6, fit=(("scheduler", cosine),)),
+    "pruned, momentum, decay": Setup(
+        pruned=0.6, fit=(("optimizer", partial(SGD, lr=0.1, momentum=0.5, weight_decay=0.1)),)
+    ),
+    "batch normalisation, decay": Setup(
+        normalised,
+        fit=(
+            ("optimizer", partial(Adam, lr=0.01, amsgrad=True)),
+            ("scheduler", lambda optimizer, _: ExponentialLR(optimizer, 0.8)),
+        ),
+    ),
+    "learned noise, mixture, geometric": Setup(
+        case=Case("scale-mixture", "mean-field", "gaussian-learned"),
+        elbo=(("kl_weighting", "geometric"), ("num_batches", 3), ("num_samples", 2)),
+        fit=(),
+    ),
+    "point, random data": Setup(with_dropout, Case("laplace", "delta", "categorical"), augmented),
+}
+each_setup = pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+STOPS = [
+    *((crash, epoch, None) for epoch in range(EPOCHS)),
+    *((crash, epoch, 1) for epoch in range(EPOCHS)),
+    *((ctrl_c, epoch, batch) for epoch in range(EPOCHS) for batch in range(BATCHES)),
+]
+#: One of each kind: before any checkpoint, at an epoch's end and within it, by a crash and Ctrl-C.
+FEW = [(crash, 0, 1), (crash, 1, None), (ctrl_c, 0, 0), (ctrl_c, 1, 1), (ctrl_c, 2, BATCHES - 1)]
+
+
+def timeless(value: Any) -> Any:
+    """JSON without what a clock says."""
+    if isinstance(value, dict):
+        return {name: timeless(part) for name, part in value.items() if name not in TIMES}
+    return [timeless(part) for part in value] if isinstance(value, list) else value
+
+
+def check_same_checkpoint(one: Path, two: Path) -> None:
+    (tensors, meta), (expected, expected_meta) = (read_tensors(each / NAME) for each in (one, two))
+    assert tensors.keys() == expected.keys()
+    for name, tensor in tensors.items():
+        assert tensor.dtype == expected[name].dtype
+        assert torch.equal(tensor, expected[name]), name
+    assert timeless(meta) == timeless(expected_meta)
+
+
+def check_resumed(setup: Setup, tmp_path: Path, stops: Sequence[Any]) -> None:
+    """A run that is stopped at any of these places and resumed ends like one that was not."""
+    whole = setup.objective()
+    rows = timeless(setup.run(tmp_path / "whole", whole))
+    assert len(rows) == EPOCHS
+    start = setup.objective().bnn.posterior.mean
+    assert (whole.bnn.posterior.mean != start).any(), "nothing was trained"
+    for index, (action, epoch, batch) in enumerate(stops):
+        folder = tmp_path / str(index)
+        wanted = CrashError if action is crash else KeyboardInterrupt
+        with pytest.raises(wanted):
+            setup.run(folder, callback=Stop(action, epoch, batch))
+        position = None
+        if (folder / NAME).exists():
+            position = read_tensors(folder / NAME)[1]["position"]
+        if action is ctrl_c:
+            done = (epoch, batch + 1) if batch + 1 < BATCHES else (epoch + 1, 0)
+            assert (position["epoch"], position["batch"]) == done
+        elbo = setup.objective()
+        assert timeless(setup.run(folder, elbo)) == rows
+        check_same_checkpoint(folder, tmp_path / "whole")
+        for name, value in whole.bnn.state_dict().items():
+            if setup.pruned is None or name != "posterior.rho":
+                assert torch.equal(elbo.bnn.state_dict()[name], value), name
+
+
+@each_setup
+def test_resumed_is_uninterrupted(setup: Setup, tmp_path: Path) -> None:
+    check_resumed(setup, tmp_path, FEW)
+
+
+@pytest.mark.slow
+@each_setup
+def test_resumed_after_any_step_is_uninterrupted(setup: Setup, tmp_path: Path) -> None:
+    check_resumed(setup, tmp_path, STOPS)
+
+
+@pytest.mark.slow
+@each_setup
+def test_stopping_after_every_single_step_changes_nothing(setup: Setup, tmp_path: Path) -> None:
+    rows = setup.run(tmp_path / "whole")
+    for _, epoch, batch in STOPS[-EPOCHS * BATCHES :]:
+        with pytest.raises(KeyboardInterrupt):
+            setup.run(tmp_path / "steps", callback=Stop(ctrl_c, epoch, batch))
+    content = (tmp_path / "steps" / NAME).read_bytes()
+    assert timeless(setup.run(tmp_path / "steps")) == timeless(rows)
+    check_same_checkpoint(tmp_path / "steps", tmp_path / "whole")
+    assert (tmp_path / "steps" / NAME).read_bytes() == content, "a finished run is left alone"
+
+
+def test_more_epochs_continue_a_finished_run(tmp_path: Path) -> None:
+    setup = Setup()
+    setup.run(tmp_path / "a", epochs=2)
+    rows = setup.run(tmp_path / "a", epochs=4)
+    assert timeless(rows) == timeless(setup.run(tmp_path / "b", epochs=4))
+    check_same_checkpoint(tmp_path / "a", tmp_path / "b")
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(set(seconds)), "seconds count on from the first part"
+
+
+def test_the_second_ctrl_c_is_immediate(tmp_path: Path) -> None:
+    def twice() -> None:
+        ctrl_c()
+        ctrl_c()
+        raise AssertionError("still running")
+
+    with pytest.raises(KeyboardInterrupt):
+        Setup().run(tmp_path, callback=Stop(twice, 1, 0))
+    assert read_tensors(tmp_path / NAME)[1]["position"]["batch"] == 0
