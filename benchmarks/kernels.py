@@ -22,7 +22,7 @@ import torch
 
 from bayesify.app.runs.environment import hardware
 from bayesify.distributions.priors import ScaleMixture
-from bayesify.training.kernel.formulas import PriorForm, Rates, prior_form
+from bayesify.training.kernel.formulas import PriorBlocks, Rates, prior_blocks
 from bayesify.training.kernel.interface import Kernel, Recipe, Vectors
 from bayesify.training.kernel.native import NativeKernel
 from bayesify.training.kernel.tensors import TensorKernel
@@ -52,8 +52,8 @@ def call(kernel: Kernel, gradients: list[torch.Tensor]) -> float:
 def measure(threads: int, repeats: int) -> list[dict[str, Any]]:
     """Measure each number of hidden units with each kernel, one row each."""
     torch.set_num_threads(threads)
-    form = prior_form(ScaleMixture(), "auto")
-    assert isinstance(form, PriorForm)
+    form = prior_blocks(ScaleMixture(), "auto")
+    assert isinstance(form, PriorBlocks)
     recipe = Recipe(form, "adam", "weights", torch.float32)
     rows = []
     for hidden in (400, 1200):

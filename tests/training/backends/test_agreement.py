@@ -30,7 +30,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from bayesify import Flipout, GaussianLikelihood, LocalReparameterization
+from bayesify import (
+    ByGroup,
+    Flipout,
+    Gaussian,
+    GaussianLikelihood,
+    Laplace,
+    LocalReparameterization,
+    Prior,
+    ScaleMixture,
+)
 from bayesify.training.kernel.native import NativeKernel
 from bayesify.training.kernel.tensors import TensorKernel
 
@@ -159,6 +168,15 @@ def options(**given: Any) -> tuple[tuple[str, Any], ...]:
     return tuple(given.items())
 
 
+def by_group(kind: Callable[[float], Prior]) -> ByGroup:
+    """Blocks that begin and end within blocks of the kernel."""
+    return ByGroup({"0.weight": kind(0.3), "2.weight": kind(0.05), "*": kind(1.0)})
+
+
+def mixed(std: float) -> ScaleMixture:
+    return ScaleMixture(pi=min(0.4, std), std1=2.0 * std, std2=0.3 * std)
+
+
 LOCAL, FLIPOUT = (options(estimator=each) for each in (LocalReparameterization(), Flipout()))
 LOCAL_PAIR = options(estimator=LocalReparameterization(antithetic=True))
 ADAM = partial(Adam, lr=1e-2, betas=(0.8, 0.98), eps=1e-6, fused=True)
@@ -187,6 +205,16 @@ TASKS = {
     "odd parameters": Task("scale-mixture-wide", ADAM, net=Odd),
     "slopes": Task("gaussian", "sgd", net=Slopes),
     "slopes, local": Task("gaussian", "sgd", net=Slopes, bnn=LOCAL),
+    "by group": Task("gaussian", bnn=options(prior=by_group(Gaussian))),
+    "by group, laplace": Task("laplace", "sgd", bnn=options(prior=by_group(Laplace))),
+    "by group, mixture": Task("scale-mixture-wide", "momentum", bnn=options(prior=by_group(mixed))),
+    "by group, pruned": Task("laplace", bnn=options(prior=by_group(Laplace)), pruned=0.6),
+    "by group, pair": Task(
+        "gaussian",
+        bnn=options(prior=by_group(mixed), prior_mean="initial"),
+        elbo=options(num_samples=2),
+    ),
+    "by group, local": Task("gaussian", bnn=(*LOCAL, *options(prior=by_group(Gaussian)))),
     "learned noise": Task(
         "gaussian", targets=reals, bnn=options(likelihood=GaussianLikelihood(0.7, learn_std=True))
     ),

@@ -21,6 +21,7 @@ from bayesify import (
     EmpiricalGaussian,
     Flipout,
     Gaussian,
+    Laplace,
     LocalReparameterization,
     StudentT,
     WeightSampling,
@@ -143,8 +144,13 @@ LOCAL = {"estimator": LocalReparameterization()}
 OBJECTIVES = {
     "student-t": Case("the prior is StudentT", {"prior": StudentT()}),
     "empirical": Case("the prior is EmpiricalGaussian", {"prior": EmpiricalGaussian(min_size=2)}),
-    "by group": Case(
-        "the prior is ByGroup", {"prior": ByGroup({"0.*": Gaussian(0.1), "*": Gaussian(1.0)})}
+    "by group, two kinds": Case(
+        "the prior is ByGroup with priors of several kinds",
+        {"prior": ByGroup({"0.*": Gaussian(0.1), "*": Laplace(1.0)})},
+    ),
+    "by group, student-t": Case(
+        "the prior is ByGroup with StudentT",
+        {"prior": ByGroup({"0.*": Gaussian(0.1), "*": StudentT()})},
     ),
     "own prior": Case("the prior is OwnGaussian", {"prior": OwnGaussian(0.3)}),
     "delta": Case("the posterior is a Delta", {"posterior": Delta}),

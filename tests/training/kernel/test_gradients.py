@@ -17,7 +17,7 @@ from bayesify import MeanFieldGaussian, kl_divergence
 from bayesify.distributions.kl import has_closed_form
 from bayesify.distributions.softplus import softplus, softplus_ratio
 from bayesify.noise.threefry import normals
-from bayesify.training.kernel.formulas import LeafKind, OptimizerRule, Rates, prior_form
+from bayesify.training.kernel.formulas import LeafKind, OptimizerRule, Rates, prior_blocks
 from bayesify.training.kernel.interface import Kernel, Recipe, Vectors
 from bayesify.training.kernel.native import NativeKernel
 from bayesify.training.kernel.tensors import TensorKernel
@@ -67,7 +67,7 @@ class Case:
 
 
 def make(kind: str, case: Case, vectors: Vectors, rule: OptimizerRule) -> Kernel:
-    form = prior_form(*PRIORS[case.prior][:2])
+    form = prior_blocks(*PRIORS[case.prior][:2])
     assert form is not None
     recipe = Recipe(form, rule, case.leaf, vectors.mean.dtype)
     if kind == "kernel":

@@ -28,7 +28,7 @@ from bayesify import MeanFieldGaussian, kl_divergence
 from bayesify.noise.threefry import normals
 from bayesify.training import NonFiniteLossError
 from bayesify.training.backends import GraphBackend
-from bayesify.training.kernel.formulas import Rates, prior_form
+from bayesify.training.kernel.formulas import Rates, prior_blocks
 from bayesify.training.kernel.interface import Kernel, Recipe, SampleNoise, Vectors
 from bayesify.training.kernel.native import NativeKernel
 from bayesify.training.kernel.tensors import TensorKernel
@@ -162,7 +162,7 @@ RATES = Rates(lr=1.0, beta1=0.5)
 
 def of_three(kind: str, case: Case, dtype: torch.dtype) -> tuple[Vectors, float, list[Tensor]]:
     """A kernel's vectors after a step of three samples, what it returned, and the samples."""
-    form = prior_form(*PRIORS[case.prior][:2])
+    form = prior_blocks(*PRIORS[case.prior][:2])
     assert form is not None
     vectors = case.vectors(dtype, "momentum")
     # Whatever memory holds before.
@@ -252,7 +252,7 @@ def other_noise(step: int, size: int) -> Tensor:
 @needs_compiler
 def test_a_kernel_for_one_sample_takes_no_more() -> None:
     case = Case.of("gaussian", 30)
-    form = prior_form(*PRIORS["gaussian"][:2])
+    form = prior_blocks(*PRIORS["gaussian"][:2])
     assert form is not None
     recipe = Recipe(form, "adam", "weights", torch.float64)
     kernel = NativeKernel(recipe, case.vectors(torch.float64, "adam"), KEY)

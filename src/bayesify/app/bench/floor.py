@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from bayesify.app.bench.cases import Case
 from bayesify.app.bench.contestants import Contestant, Step, bayesian
-from bayesify.training.kernel.formulas import prior_form
+from bayesify.training.kernel.formulas import prior_blocks
 from bayesify.training.kernel.interface import Recipe, Vectors
 from bayesify.training.kernel.native import NativeKernel
 
@@ -88,7 +88,7 @@ def _traffic(weights: int, moments: int) -> Step:
 
 
 def _noise(case: Case) -> Step:
-    form = prior_form(bayesian(case).weight_prior, "auto")
+    form = prior_blocks(bayesian(case).weight_prior, "auto")
     assert form is not None
     mean, rho, leaf = (torch.zeros(_FEW) for _ in range(3))
     vectors = Vectors(mean, rho, leaf, (), (), (0, _FEW), None, None)

@@ -95,15 +95,15 @@ _STEPS_AN_EPOCH = 100
 
 #: By table: hidden units, splits, seconds on one core.
 _TABLES = {
-    "boston": (50, 20, 600.0),
-    "concrete": (50, 20, 600.0),
-    "energy": (50, 20, 600.0),
-    "kin8nm": (50, 20, 600.0),
-    "naval": (50, 20, 600.0),
-    "power": (50, 20, 600.0),
-    "protein": (100, 5, 180.0),
-    "wine": (50, 20, 600.0),
-    "yacht": (50, 20, 600.0),
+    "boston": (50, 20, 200.0),
+    "concrete": (50, 20, 200.0),
+    "energy": (50, 20, 200.0),
+    "kin8nm": (50, 20, 200.0),
+    "naval": (50, 20, 200.0),
+    "power": (50, 20, 200.0),
+    "protein": (100, 5, 120.0),
+    "wine": (50, 20, 200.0),
+    "yacht": (50, 20, 200.0),
 }
 
 

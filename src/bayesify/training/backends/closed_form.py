@@ -17,7 +17,13 @@ from bayesify.training.backends.requirements import (
     signature,
     why_no_closed_forms,
 )
-from bayesify.training.kernel.formulas import gradients, leaf_kind, of_sample, prior_form
+from bayesify.training.kernel.formulas import (
+    PriorForm,
+    gradients,
+    leaf_kind,
+    of_sample,
+    prior_blocks,
+)
 
 __all__ = ["ClosedFormBackend"]
 
@@ -55,18 +61,18 @@ class ClosedFormBackend(LeafBackend):
     def _prepare(self) -> None:
         elbo = self._elbo
         require("closed-form", why_no_closed_forms(elbo))
-        posterior, form = elbo.bnn.posterior, prior_form(elbo.bnn.weight_prior, elbo.kl)
+        posterior, prior = elbo.bnn.posterior, prior_blocks(elbo.bnn.weight_prior, elbo.kl)
         assert isinstance(posterior, MeanFieldGaussian)
-        assert form is not None
-        self.description = f"closed-form ({form.kind} prior)"
-        self._posterior, self._prior = posterior, form
+        assert prior is not None
+        self.description = f"closed-form ({prior.kind} prior)"
+        self._posterior = posterior
         kind = leaf_kind(elbo.bnn.estimator)
         self._moments = kind != "weights"
         mean = posterior.mean.detach()
         self._std = torch.empty_like(mean)
         self._weights = None if self._moments else torch.empty_like(mean)
         # The noise becomes the weights in place, or is that of the KL alone.
-        own = torch.empty_like(mean) if self._moments and not form.exact else None
+        own = torch.empty_like(mean) if self._moments and not prior.exact else None
         self._noise = self._weights if own is None else own
         self._in_mean = torch.empty_like(mean)
         self._in_rho = torch.empty_like(mean)
@@ -77,6 +83,12 @@ class ClosedFormBackend(LeafBackend):
         several = len(self._sources) > 1
         self._sums = tuple(torch.empty_like(mean) for _ in range(2)) if several else ()
         self._size = mean.numel()
+        stops = *prior.starts[1:], self._size
+        self._blocks = [
+            (slice(i, min(i + _BLOCK, stop)), form)
+            for form, start, stop in zip(prior.forms, prior.starts, stops, strict=True)
+            for i in range(start, stop, _BLOCK)
+        ]
         # For one block: between the gradients of the network and those of mean and rho.
         self._scratch = mean.new_empty(4, min(_BLOCK, self._size))
         self._prepared_for = signature(elbo)  # last, so that an error is raised again
@@ -98,8 +110,8 @@ class ClosedFormBackend(LeafBackend):
         if self._moments:
             _gather(self._in_rho, starts, in_spread)
         total = 0.0
-        for part in self._blocks():
-            in_log_std = self._fill(part, factor)
+        for part, prior in self._blocks:
+            in_log_std = self._fill(part, prior, factor)
             total += float(in_log_std.sum()) if with_residual else 0.0
         self._posterior.mean.grad, self._posterior.rho.grad = self._in_mean, self._in_rho
         self._optimizer.step()
@@ -120,13 +132,13 @@ class ClosedFormBackend(LeafBackend):
             for each in self._sums:
                 each.zero_()
         share = factor / len(self._sources)
-        for part in self._blocks():
+        for part, prior in self._blocks:
             in_sample, weights = self._in_mean[part], self._weights[part]
             score, deviation, place, spare = self._scratch[:, : len(weights)]
             torch.sub(weights, self._posterior.mean[part], out=deviation)
             if prior_mean is not None:
                 weights = torch.sub(weights, prior_mean[part], out=place)
-            made = of_sample(self._prior, in_sample, weights, share, (in_sample, score, spare))
+            made = of_sample(prior, in_sample, weights, share, (in_sample, score, spare))
             self._sums[0][part].add_(made)
             self._sums[1][part].addcmul_(made, deviation)
         self._sample(sample + 1)
@@ -163,7 +175,7 @@ class ClosedFormBackend(LeafBackend):
         if source.opposite:
             vector.neg_()
 
-    def _fill(self, part: slice, factor: float) -> Tensor:
+    def _fill(self, part: slice, prior: PriorForm, factor: float) -> Tensor:
         """Turn the gradients of one block into those of mean and rho, in place."""
         posterior, prior_mean = self._posterior, self._elbo.bnn.prior_mean
         mean, std = posterior.mean[part], self._std[part]
@@ -182,11 +194,11 @@ class ClosedFormBackend(LeafBackend):
             if self._noise is not None:
                 torch.mul(std, self._noise[part], out=deviation)
                 weights = torch.add(mean, deviation, out=place)
-        centred = mean if self._prior.exact else weights
+        centred = mean if prior.exact else weights
         if prior_mean is not None:
             centred = torch.sub(centred, prior_mean[part], out=place)
         made = gradients(
-            self._prior,
+            prior,
             in_mean=in_mean,
             in_log_std=in_log_std,
             centred=centred,
@@ -203,9 +215,6 @@ class ClosedFormBackend(LeafBackend):
         in_mean.mul_(mask)
         in_rho.mul_(mask)
         return made.in_log_std.mul_(mask)
-
-    def _blocks(self) -> list[slice]:
-        return [slice(i, min(i + _BLOCK, self._size)) for i in range(0, self._size, _BLOCK)]
 
 
 def _gather(flat: Tensor, starts: Sequence[int], parts: Sequence[Tensor | None]) -> None:

@@ -19,7 +19,7 @@ from bayesify.noise.keys import NoiseKey, NoiseKind, Stream
 from bayesify.noise.threefry import counter_key
 from bayesify.training.backends.backend import Noise, require_finite
 from bayesify.training.elbo import ELBO, ELBOTerms, detached
-from bayesify.training.kernel.formulas import LeafKind, leaf_kind, prior_form
+from bayesify.training.kernel.formulas import LeafKind, leaf_kind, prior_blocks
 from bayesify.training.kernel.interface import Kernel
 
 __all__ = [
@@ -161,9 +161,9 @@ class LeafBackend(ABC):
         """Update all parameters; returns ``ELBOTerms.std_residual`` where it is known."""
 
     def _prepare_passes(self, leaves: Leaves) -> None:
-        form = prior_form(self._elbo.bnn.weight_prior, self._elbo.kl)
-        assert form is not None
-        self._exact = form.exact
+        prior = prior_blocks(self._elbo.bnn.weight_prior, self._elbo.kl)
+        assert prior is not None
+        self._exact = prior.exact
         self._sources = sample_sources(self._elbo)
         self._leaves = leaves
         self._unknown = self._elbo.bnn.posterior.mean.new_full((), torch.nan)

@@ -8,11 +8,12 @@ import torch
 from torch.optim import SGD, Adam, Optimizer
 
 from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.distributions.priors import BlockPrior
 from bayesify.estimators.per_example import PerExampleEstimator
 from bayesify.estimators.weight_sampling import WeightSampling
 from bayesify.module.bayesian import BayesianModule
 from bayesify.training.elbo import ELBO
-from bayesify.training.kernel.formulas import leaf_kind, prior_form
+from bayesify.training.kernel.formulas import leaf_kind, prior_blocks, prior_form
 from bayesify.training.optimizers import group_of
 
 __all__ = ["require", "signature", "why_no_closed_forms", "why_not_compiled", "why_own_code"]
@@ -64,9 +65,9 @@ def why_no_closed_forms(elbo: ELBO) -> str | None:
     bnn = elbo.bnn
     q = bnn.posterior
     assert isinstance(q, MeanFieldGaussian)
-    form = prior_form(bnn.weight_prior, elbo.kl)
-    if form is None:
-        return f"the prior is {type(bnn.prior).__name__}"
+    prior = prior_blocks(bnn.weight_prior, elbo.kl)
+    if prior is None:
+        return _why_no_prior(bnn, elbo.kl)
     if not (q.mean.requires_grad and q.rho.requires_grad):
         return "mean or rho is not trained"
     for name in ("mean", "rho"):
@@ -78,7 +79,7 @@ def why_no_closed_forms(elbo: ELBO) -> str | None:
     if leaf_kind(bnn.estimator) != "weights":
         if q.mask is not None:
             return "the network is pruned"
-        if elbo.num_samples > 1 and not form.exact:
+        if elbo.num_samples > 1 and not prior.exact:
             return "the KL of a step is averaged over several samples"
     return None
 
@@ -143,6 +144,18 @@ def require(backend: str, reason: str | None) -> None:
         raise ValueError(
             f'backend="{backend}" does not support this run: {reason}; use backend="auto"'
         )
+
+
+def _why_no_prior(bnn: BayesianModule, kl: str) -> str:
+    name = type(bnn.prior).__name__
+    if type(bnn.weight_prior) is BlockPrior:
+        priors = bnn.weight_prior.priors
+        own = [type(each).__name__ for each in priors if prior_form(each, kl) is None]
+        if own and own[0] != name:
+            return f"the prior is {name} with {own[0]}"
+        if not own:
+            return f"the prior is {name} with priors of several kinds"
+    return f"the prior is {name}"
 
 
 def _groups(elbo: ELBO, optimizer: Optimizer) -> list[dict[str, Any]]:

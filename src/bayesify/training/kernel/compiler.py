@@ -46,7 +46,14 @@ def find_compiler() -> str | None:
 
 @cache
 def compiled_library(
-    prior: str, exact: bool, optimizer: str, leaf: str, dtype: torch.dtype, several: bool = False
+    prior: str,
+    exact: bool,
+    optimizer: str,
+    leaf: str,
+    dtype: torch.dtype,
+    *,
+    several: bool = False,
+    blocks: bool = False,
 ) -> ctypes.CDLL:
     """Load the compiled kernel, from the user's cache if it is there.
 
@@ -68,6 +75,7 @@ def compiled_library(
         f"-DOPTIMIZER={_OPTIMIZERS.index(optimizer)}",
         f"-DLEAF={_LEAVES.index(leaf)}",
         f"-DSEVERAL={int(several)}",
+        f"-DBLOCKS={int(blocks)}",
     )
     sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*"))]
     identity = (*sources, *_FLAGS, *macros, _cpu_properties(), _version(command))

@@ -7,13 +7,14 @@ Elementwise in all arguments, so that one formula serves a vector, a block of it
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bayesify.distributions.closed_forms import mean_magnitude_gradients
-from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
+from bayesify.distributions.priors import BlockPrior, Gaussian, Laplace, Prior, ScaleMixture
 from bayesify.distributions.softplus import softplus_ratio
 from bayesify.estimators import Estimator
 from bayesify.estimators.per_example import PerExampleEstimator
@@ -22,11 +23,13 @@ __all__ = [
     "Gradients",
     "LeafKind",
     "OptimizerRule",
+    "PriorBlocks",
     "PriorForm",
     "Rates",
     "gradients",
     "leaf_kind",
     "of_sample",
+    "prior_blocks",
     "prior_form",
     "updated",
 ]
@@ -47,6 +50,26 @@ class PriorForm(NamedTuple):
     kind: PriorKind
     exact: bool
     numbers: tuple[Scalar, Scalar, Scalar]
+
+
+class PriorBlocks(NamedTuple):
+    """The priors of consecutive blocks of the weights: of one kind, with numbers of their own.
+
+    ``starts`` is where each block begins.
+    """
+
+    forms: tuple[PriorForm, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def kind(self) -> PriorKind:
+        """The kind of all of them."""
+        return self.forms[0].kind
+
+    @property
+    def exact(self) -> bool:
+        """Whether the KL is found by the closed form."""
+        return self.forms[0].exact
 
 
 class Gradients(NamedTuple):
@@ -103,6 +126,24 @@ def prior_form(prior: Prior, kl: str) -> PriorForm | None:
         numbers = (1.0 / prior.std1**2, 1.0 / prior.std2**2, log_ratio)
         return PriorForm("scale-mixture", False, numbers)
     return None
+
+
+def prior_blocks(prior: Prior, kl: str) -> PriorBlocks | None:
+    """Describe the prior of a flat vector of weights, or return None if there is no closed form.
+
+    Example:
+        >>> prior_blocks(BlockPrior((2, 1), (Gaussian(0.5), Gaussian(1.0))), "auto").starts
+        (0, 2)
+        >>> prior_blocks(BlockPrior((2, 1), (Gaussian(0.5), Laplace(1.0))), "auto") is None
+        True
+    """
+    priors, sizes = [prior], [0]
+    if type(prior) is BlockPrior:
+        priors, sizes = [prior.priors[owner] for owner in prior.owners], list(prior.sizes)
+    forms = [form for each in priors if (form := prior_form(each, kl)) is not None]
+    if len(forms) < len(priors) or len({form.kind for form in forms}) > 1:
+        return None
+    return PriorBlocks(tuple(forms), tuple(accumulate(sizes[:-1], initial=0)))
 
 
 def gradients(

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from bayesify.training.kernel.formulas import LeafKind, OptimizerRule, PriorForm, Rates
+from bayesify.training.kernel.formulas import LeafKind, OptimizerRule, PriorBlocks, Rates
 
 __all__ = ["Kernel", "Recipe", "SampleNoise", "Vectors"]
 
@@ -19,14 +19,14 @@ class Recipe:
     """The computation of a kernel.
 
     Args:
-        prior: and how its KL is found.
+        prior: of each block of weights, and how the KL is found.
         optimizer: which rule moves mean and rho.
         leaf: what the network runs on.
         dtype: of the vectors, float32 or float64.
         num_samples: S, weight samples a step; more than one only where the leaf is weights.
     """
 
-    prior: PriorForm
+    prior: PriorBlocks
     optimizer: OptimizerRule
     leaf: LeafKind
     dtype: torch.dtype

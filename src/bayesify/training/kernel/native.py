@@ -32,10 +32,11 @@ class NativeKernel:
     """
 
     def __init__(self, recipe: Recipe, vectors: Vectors, key: tuple[int, int]) -> None:
-        several = recipe.num_samples > 1
+        several, forms = recipe.num_samples > 1, recipe.prior.forms
         library = compiled_library(
             *(recipe.prior.kind, recipe.prior.exact, recipe.optimizer, recipe.leaf, recipe.dtype),
             several=several,
+            blocks=len(forms) > 1,
         )
         self._refresh, self._update, self._draw = library.refresh, library.update, library.draw
         self._accumulate = library.accumulate if several else None
@@ -44,6 +45,11 @@ class NativeKernel:
         count = len(vectors.starts) - 1
         self._vectors = vectors  # their memory is what the addresses below point to
         self._starts = (ctypes.c_int64 * (count + 1))(*vectors.starts)
+        self._prior_starts = (ctypes.c_int64 * (len(forms) + 1))(
+            *recipe.prior.starts, vectors.mean.numel()
+        )
+        numbers = [float(number) for form in forms for number in form.numbers]
+        self._priors = (ctypes.c_double * len(numbers))(*numbers)
         self._in_mean = (ctypes.c_void_p * count)()
         self._in_spread = (ctypes.c_void_p * count)()
         moments = [([*m, None, None])[:2] for m in (vectors.of_mean, vectors.of_rho)]
@@ -57,8 +63,10 @@ class NativeKernel:
             starts=ctypes.addressof(self._starts),
             in_mean=ctypes.addressof(self._in_mean),
             in_spread=ctypes.addressof(self._in_spread),
+            num_priors=len(forms),
+            prior_starts=ctypes.addressof(self._prior_starts),
+            priors=ctypes.addressof(self._priors),
             part=1.0 / recipe.num_samples,
-            prior=(ctypes.c_double * 3)(*map(float, recipe.prior.numbers)),
             **{name: None if v is None else v.data_ptr() for name, v in addresses},
         )
 
@@ -179,6 +187,9 @@ class _Step(ctypes.Structure):
         ("starts", ctypes.c_void_p),
         ("in_mean", ctypes.c_void_p),
         ("in_spread", ctypes.c_void_p),
+        ("num_priors", ctypes.c_int64),
+        ("prior_starts", ctypes.c_void_p),
+        ("priors", ctypes.c_void_p),
         *[(name, ctypes.c_void_p) for name in _VECTORS],
         ("key0", ctypes.c_uint32),
         ("key1", ctypes.c_uint32),
@@ -186,7 +197,6 @@ class _Step(ctypes.Structure):
         ("next", ctypes.c_uint32),
         ("first", ctypes.c_int64),
         ("kl_factor", ctypes.c_double),
-        ("prior", ctypes.c_double * 3),
         ("part", ctypes.c_double),
         ("sign", ctypes.c_double),
         ("of_mean", _Rates),

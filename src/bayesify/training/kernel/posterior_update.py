@@ -13,7 +13,7 @@ from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.threefry import counter_key, normals
 from bayesify.training.elbo import ELBO
-from bayesify.training.kernel.formulas import OptimizerRule, Rates, leaf_kind, prior_form
+from bayesify.training.kernel.formulas import OptimizerRule, Rates, leaf_kind, prior_blocks
 from bayesify.training.kernel.interface import Kernel, Recipe, SampleNoise, Vectors
 from bayesify.training.kernel.native import NativeKernel
 from bayesify.training.kernel.tensors import TensorKernel
@@ -46,9 +46,10 @@ class PosteriorUpdate:
         *,
         compiled: bool = True,
     ) -> None:
-        posterior, form = elbo.bnn.posterior, prior_form(elbo.bnn.weight_prior, elbo.kl)
+        posterior = elbo.bnn.posterior
+        prior = prior_blocks(elbo.bnn.weight_prior, elbo.kl)
         assert isinstance(posterior, MeanFieldGaussian)
-        assert form is not None
+        assert prior is not None
         self._elbo, self._optimizer = elbo, optimizer
         self._posterior, self._leaf = posterior, leaf
         self._states = (
@@ -74,14 +75,14 @@ class PosteriorUpdate:
             mask=posterior.mask,
             sums=(torch.empty_like(leaf), torch.empty_like(leaf)) if several else (),
         )
-        recipe = Recipe(form, self._states[0].rule, self._kind, leaf.dtype, len(self._noises))
+        recipe = Recipe(prior, self._states[0].rule, self._kind, leaf.dtype, len(self._noises))
         self._kernel: Kernel
         if compiled and leaf.device.type == "cpu":
             self._kernel, kind = NativeKernel(recipe, vectors, self._noises[0].key), "C++"
         else:
             self._kernel = TensorKernel(recipe, vectors, self._noises[0].key, compiled=compiled)
             kind = "torch.compile" if compiled else "not compiled, slow"
-        self.description = f"{kind}; {recipe.optimizer}, {form.kind} prior"
+        self.description = f"{kind}; {recipe.optimizer}, {prior.kind} prior"
         held = [p for group in optimizer.param_groups for p in group["params"]]
         self._others = [p for p in held if p is not posterior.mean and p is not posterior.rho]
         self._gradients: list[tuple[Tensor, Tensor | None]] = []

@@ -17,6 +17,7 @@ from bayesify.training.kernel.formulas import (
     Gradients,
     LeafKind,
     OptimizerRule,
+    PriorBlocks,
     PriorForm,
     Rates,
     gradients,
@@ -47,7 +48,6 @@ class TensorKernel:
     ) -> None:
         device = vectors.mean.device
         self._vectors = vectors
-        self._prior = recipe.prior.numbers
         self._state = _State(
             mean=vectors.mean,
             rho=vectors.rho,
@@ -57,6 +57,7 @@ class TensorKernel:
             prior_mean=vectors.prior_mean,
             mask=vectors.mask,
             sums=vectors.sums,
+            prior=_numbers_of(recipe.prior, vectors.mean),
             key=torch.tensor(key, dtype=torch.int32, device=device),
             sign=vectors.mean.new_ones(()),
             step=torch.zeros((), dtype=torch.int32, device=device),
@@ -152,7 +153,7 @@ class TensorKernel:
             self._state.sign.fill_(-1.0 if noise.opposite else 1.0)
 
     def _set_numbers(self, kl_factor: float, *rates: float) -> None:
-        numbers = torch.tensor([kl_factor, *self._prior, *rates], dtype=torch.float64)
+        numbers = torch.tensor([kl_factor, *rates], dtype=torch.float64)
         self._state.numbers[: len(numbers)].copy_(numbers)
 
 
@@ -175,6 +176,7 @@ class _State(NamedTuple):
     prior_mean: Tensor | None
     mask: Tensor | None
     sums: tuple[Tensor, ...]
+    prior: tuple[Tensor, Tensor, Tensor]
     key: Tensor
     sign: Tensor
     step: Tensor
@@ -188,8 +190,21 @@ class _State(NamedTuple):
         return made * self.sign if self.sums else made
 
 
-#: kl_factor, the prior's numbers, and the rates of mean and of rho.
-_NUMBERS = 4 + 2 * len(Rates._fields)
+def _numbers_of(prior: PriorBlocks, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The prior's numbers: scalars, or vectors where they differ between the weights."""
+    numbers = torch.tensor([form.numbers for form in prior.forms], dtype=torch.float64).T
+    if len(prior.forms) == 1:
+        numbers = numbers[:, 0]
+    else:
+        stops = *prior.starts[1:], mean.numel()
+        sizes = torch.tensor(stops) - torch.tensor(prior.starts)
+        numbers = numbers.repeat_interleave(sizes, dim=1).to(mean.dtype)
+    first, second, third = numbers.to(mean.device).unbind()
+    return first, second, third
+
+
+#: kl_factor, and the rates of mean and of rho.
+_NUMBERS = 1 + 2 * len(Rates._fields)
 
 
 @cache
@@ -248,9 +263,9 @@ def _accumulate(rule: _Rule, state: _State, in_mean: Tensor) -> None:
 
 def _numbers(rule: _Rule, state: _State) -> tuple[PriorForm, Tensor, tuple[Tensor, ...]]:
     """Unpack the prior, the factor on the KL, and the rates."""
-    kl_factor, *rest = state.numbers.unbind()
-    prior = PriorForm(rule.kind, rule.exact, (rest[0], rest[1], rest[2]))  # type: ignore[arg-type]
-    return prior, kl_factor, tuple(rest[3:])
+    kl_factor, *rates = state.numbers.unbind()
+    prior = PriorForm(rule.kind, rule.exact, state.prior)  # type: ignore[arg-type]
+    return prior, kl_factor, tuple(rates)
 
 
 def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_spread: Tensor | None) -> None:

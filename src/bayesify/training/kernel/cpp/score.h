@@ -6,21 +6,21 @@
 
 // Expressions where they can be: of a function the compiler makes other roundings.
 #if PRIOR == 0
-#define SCORE(weight, prior) ((weight) * (prior)[0])
+#define SCORE(weight, first, second, third) ((weight) * (first))
 #elif PRIOR == 1
-#define SCORE(weight, prior) \
-  ((weight) > 0 ? (prior)[0] : ((weight) < 0 ? -(prior)[0] : Real(0)))
+#define SCORE(weight, first, second, third) \
+  ((weight) > 0 ? (first) : ((weight) < 0 ? -(first) : Real(0)))
 #else
-#define SCORE(weight, prior) mixture_score(weight, prior)
+#define SCORE(weight, first, second, third) mixture_score(weight, first, second, third)
 
 namespace {
 
-inline Real mixture_score(Real weight, const Real* prior) {
+inline Real mixture_score(Real weight, Real slab, Real spike, Real log_ratio) {
   // The odds of the narrow component; weighed by what it adds, so that nothing cancels.
-  const Real odds = weight * weight * Real(0.5) * (prior[0] - prior[1]) - prior[2];
+  const Real odds = weight * weight * Real(0.5) * (slab - spike) - log_ratio;
   const Real e = exp_negative(-std::fabs(odds));
   const Real narrow = (odds > 0 ? Real(1) : e) / (Real(1) + e);
-  return weight * (prior[0] + (prior[1] - prior[0]) * narrow);
+  return weight * (slab + (spike - slab) * narrow);
 }
 
 }  // namespace

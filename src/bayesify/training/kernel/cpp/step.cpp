@@ -13,6 +13,7 @@
 //   LEAF       0 where the network runs on sampled weights, 1 on means and standard deviations,
 //              2 on means and variances
 //   SEVERAL    1 where the gradient is averaged over several weight samples (LEAF 0 only)
+//   BLOCKS     1 where the prior's numbers differ between blocks of weights
 
 #include <algorithm>
 #include <cmath>
@@ -55,6 +56,36 @@ class Parts {
   int64_t part_;
 };
 
+#if BLOCKS
+// The numbers of the prior of each weight.
+class Numbers {
+ public:
+  Numbers(const int64_t* starts, int64_t count, const double* priors, int64_t at)
+      : starts_(starts), priors_(priors) {
+    block_ = std::upper_bound(starts, starts + count, at) - starts - 1;
+  }
+
+  // Those of the next weights, in order.
+  void copy(int64_t from, int64_t size, Real (*out)[kBlock]) {
+    for (int64_t at = from; at < from + size;) {
+      while (starts_[block_ + 1] <= at) ++block_;
+      const int64_t end = std::min(from + size, starts_[block_ + 1]);
+      for (int64_t k = 0; k < 3; ++k)
+        std::fill(out[k] + (at - from), out[k] + (end - from), Real(priors_[3 * block_ + k]));
+      at = end;
+    }
+  }
+
+ private:
+  const int64_t* starts_;
+  const double* priors_;
+  int64_t block_;
+};
+#define NUMBER(k) numbers[k][j]
+#else
+#define NUMBER(k) numbers[k]
+#endif
+
 }  // namespace
 
 extern "C" {
@@ -69,6 +100,9 @@ struct Step {
   const int64_t* starts;       // of each parameter in the flat vector, and its end
   const Real* const* in_mean;  // gradients of each parameter, in its weights or its means
   const Real* const* in_spread;  // and in its standard deviations or variances
+  int64_t num_priors;
+  const int64_t* prior_starts;  // of each block of weights with a prior of its own, and the end
+  const double* priors;         // three numbers of each
   Real *mean, *rho;
   Real* leaf;  // see LEAF
   Real *mean_first, *mean_second, *rho_first, *rho_second;
@@ -77,7 +111,7 @@ struct Step {
   Real *sum_mean, *sum_log_std;  // over the samples before this one; read and written if SEVERAL
   uint32_t key0, key1, step, next;
   int64_t first;  // whether no sample came before
-  double kl_factor, prior[3];
+  double kl_factor;
   double part;  // of the KL's estimate that one sample bears: 1 / S
   double sign;  // -1 for the opposite of the key's noise
   Rates of_mean, of_rho;
@@ -166,15 +200,25 @@ extern "C" void draw(uint32_t key0, uint32_t key1, uint32_t step, int64_t size, 
 // Add to the sums what one weight sample says, and fill the leaf with the next.
 extern "C" void accumulate(const Step* s) {
   [[maybe_unused]] const Real strength = Real(s->kl_factor) * Real(s->part);
-  [[maybe_unused]] const Real prior[3] = {Real(s->prior[0]), Real(s->prior[1]), Real(s->prior[2])};
+#if !BLOCKS
+  [[maybe_unused]] const Real numbers[3] = {Real(s->priors[0]), Real(s->priors[1]),
+                                            Real(s->priors[2])};
+#endif
 #pragma omp parallel for schedule(static) num_threads(s->num_threads)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
     Real noise[kBlock], gradient[kBlock], centre[kBlock] = {};
     Parts in_mean(s->starts, s->num_parameters, s->in_mean, start);
+#if BLOCKS
+    Real numbers[3][kBlock];
+    Numbers priors(s->prior_starts, s->num_priors, s->priors, start);
+#endif
     const int64_t stop = std::min(start + kChunk, s->num_weights);
     for (int64_t base = start; base < stop; base += kBlock) {
       const int64_t size = std::min(kBlock, stop - base);
       in_mean.copy(base, size, gradient);
+#if BLOCKS
+      priors.copy(base, size, numbers);
+#endif
       if (s->prior_mean) std::copy_n(s->prior_mean + base, size, centre);
       const Real *mean = s->mean + base, *leaf = s->leaf + base;
       Real *sum_mean = s->sum_mean + base, *sum_log_std = s->sum_log_std + base;
@@ -188,7 +232,7 @@ extern "C" void accumulate(const Step* s) {
         Real total = gradient[j];
 #if !EXACT
         const Real weight = mean[j] - centre[j] + deviation;
-        total += strength * SCORE(weight, prior);
+        total += strength * SCORE(weight, NUMBER(0), NUMBER(1), NUMBER(2));
 #endif
         sum_mean[j] += total;
         sum_log_std[j] += total * deviation;
@@ -206,7 +250,10 @@ extern "C" void update(Step* s) {
   const Mover move_mean(s->of_mean), move_rho(s->of_rho);
   const Real kl_factor = Real(s->kl_factor);
   [[maybe_unused]] const Real part = Real(s->part);
-  [[maybe_unused]] const Real prior[3] = {Real(s->prior[0]), Real(s->prior[1]), Real(s->prior[2])};
+#if !BLOCKS
+  [[maybe_unused]] const Real numbers[3] = {Real(s->priors[0]), Real(s->priors[1]),
+                                            Real(s->priors[2])};
+#endif
   double total = 0.0;
 #pragma omp parallel for schedule(static) num_threads(s->num_threads) reduction(+ : total)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
@@ -215,6 +262,10 @@ extern "C" void update(Step* s) {
     Real centre[kBlock] = {}, strength[kBlock];
     std::fill(strength, strength + kBlock, kl_factor);
     Parts in_mean(s->starts, s->num_parameters, s->in_mean, start);
+#if BLOCKS
+    Real numbers[3][kBlock];
+    Numbers priors(s->prior_starts, s->num_priors, s->priors, start);
+#endif
 #if LEAF
     Parts in_spread(s->starts, s->num_parameters, s->in_spread, start);
 #endif
@@ -222,6 +273,9 @@ extern "C" void update(Step* s) {
     for (int64_t base = start; base < stop; base += kBlock) {
       const int64_t size = std::min(kBlock, stop - base);
       in_mean.copy(base, size, grad_mean);
+#if BLOCKS
+      priors.copy(base, size, numbers);
+#endif
 #if LEAF
       in_spread.copy(base, size, grad_spread);
 #endif
@@ -256,17 +310,17 @@ extern "C" void update(Step* s) {
 #endif
         Real kl_mean, kl_log_std;
 #if PRIOR == 0 && EXACT
-        kl_mean = centred * prior[0];
-        kl_log_std = q.std * q.std * prior[0];
+        kl_mean = centred * NUMBER(0);
+        kl_log_std = q.std * q.std * NUMBER(0);
 #elif PRIOR == 1 && EXACT
         const Real positive = std::max(q.std, std::numeric_limits<Real>::min());
         const Real bound = Real(50) * positive;
         const Real z = std::min(std::max(centred, -bound), bound) / positive;
-        kl_mean = prior[0] * error_function(z * Real(0.7071067811865476));
-        kl_log_std = prior[0] * q.std * Real(0.7978845608028654) * exp_negative(Real(-0.5) * z * z);
+        kl_mean = NUMBER(0) * error_function(z * Real(0.7071067811865476));
+        kl_log_std = NUMBER(0) * q.std * Real(0.7978845608028654) * exp_negative(Real(-0.5) * z * z);
 #else
         const Real weight = centred + deviation;
-        kl_mean = SCORE(weight, prior);
+        kl_mean = SCORE(weight, NUMBER(0), NUMBER(1), NUMBER(2));
 #if SEVERAL
         kl_mean *= part;
 #endif
