@@ -107,6 +107,7 @@ def test_what_cannot_be_done_is_named() -> None:
             environment.step(action)
     with pytest.raises(ValueError, match="at least 1 action, got n=0"):
         Discrete(0)
+    assert Discrete(1).n == 1
     empty = MushroomData(torch.zeros(0, 3), torch.zeros(0, dtype=torch.bool), ())
     with pytest.raises(ValueError, match=r"N of at least 1, got \(0, 3\)"):
         MushroomBandit(empty)

@@ -268,12 +268,15 @@ def test_a_checkpoint_of_another_agent_is_refused(
 
 
 class CountingAdam(torch.optim.Adam):
-    """Keeps a number of its own beside the settings, as schedule-free optimisers do."""
+    """Keeps a number next to the settings, as schedule-free optimisers do, and one per tensor."""
 
     def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
         for group in self.param_groups:
             group["k"] = group.get("k", 0) + 1
-        return super().step(closure)
+        for state in self.state.values():
+            state["steps.made"] = state.get("steps.made", torch.zeros(())) + 1
+        return loss
 
 
 def test_what_an_optimiser_counts_is_no_setting(tmp_path: Path) -> None:
@@ -281,7 +284,9 @@ def test_what_an_optimiser_counts_is_no_setting(tmp_path: Path) -> None:
     play(thompson(learning), MushroomBandit(few()), 5, checkpoint=tmp_path / "play")
     agent = thompson(learning)
     play(agent, MushroomBandit(few()), 9, checkpoint=tmp_path / "play")
-    assert agent.rewards.optimizer.param_groups[0]["k"] == 18
+    optimizer = agent.rewards.optimizer
+    assert optimizer.param_groups[0]["k"] == 18
+    assert {float(state["steps.made"]) for state in optimizer.state.values()} == {18.0}
 
 
 class Counting(Fixed):
@@ -308,6 +313,13 @@ def test_an_agents_state_may_have_any_names(tmp_path: Path) -> None:
     assert torch.equal(record.rewards, whole.rewards)
 
 
+class Unloadable(Fixed):
+    """Has one of the two methods that a checkpoint needs."""
+
+    def parts(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        return {}, {}
+
+
 def test_wrong_uses_are_named(tmp_path: Path) -> None:
     path = tmp_path / "play"
     environment = MushroomBandit(few())
@@ -318,6 +330,8 @@ def test_wrong_uses_are_named(tmp_path: Path) -> None:
         play(thompson(), FromOutside(), 5, checkpoint=path)
     with pytest.raises(ValueError, match=r"Fixed must have parts\(\) and load_parts"):
         play(Fixed([0] * 5), environment, 5, checkpoint=path)
+    with pytest.raises(ValueError, match=r"Unloadable must have parts\(\) and load_parts"):
+        play(Unloadable([0] * 5), environment, 5, checkpoint=path)
     assert not path.exists()
     environment.action_space = Discrete(3)
     with pytest.raises(ValueError, match="same number of actions, got 2 and 3"):

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.places import LABELS, PIXELS, idx
+from tests.places import LABELS, PIXELS, Places, idx
 
 from bayesify.datasets import (
     IMAGE_DATASETS,
     DataError,
     DataSet,
+    find_test_inputs,
     load_images,
     parse_idx,
 )
@@ -90,6 +91,7 @@ def test_limit_keeps_the_first_training_images(
             r"test-images.gz must hold images of \(28, 28\) pixels, got \(28, 27\)",
         ),
         ({"train-images": idx((256,), LABELS)}, r"train-images.gz must begin with 00000803"),
+        ({"train-labels": idx((256, 1), LABELS)}, r"train-labels.gz must begin with 00000801"),
     ],
 )
 def test_files_that_do_not_match_are_named(
@@ -98,6 +100,16 @@ def test_files_that_do_not_match_are_named(
     make_tiny(changes)
     with pytest.raises(DataError, match=message):
         load_images("tiny")
+
+
+@pytest.mark.parametrize("missing", ["test-images", "test-labels"])
+def test_test_inputs_need_images_and_labels(
+    make_tiny: Callable[[dict[str, bytes]], DataSet], places: Places, missing: str
+) -> None:
+    make_tiny({})
+    assert find_test_inputs("tiny") is not None
+    (places.env / "tiny" / f"{missing}.gz").unlink()
+    assert find_test_inputs("tiny") is None
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

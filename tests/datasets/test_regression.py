@@ -59,6 +59,8 @@ def test_the_notice_lists_what_lies_there() -> None:
         raw = (REPOSITORY / f"{name}.txt.gz").read_bytes()
         assert hashlib.sha256(raw).hexdigest() in notice
         assert REGRESSION_DATASETS[name].files[0].sha256 in notice
+        # The mirror's is not compressed.
+        assert len(gzip.decompress(raw)) == REGRESSION_DATASETS[name].num_bytes
 
 
 def test_the_catalogue_is_complete() -> None:
@@ -73,6 +75,9 @@ def test_the_catalogue_is_complete() -> None:
         assert address.startswith("https://")
         assert address.endswith("/data/data.txt")
         assert not set_.class_names
+    # In these two each number takes 16 bytes, and each row a line break.
+    for name, rows, columns in (("kin8nm", 8192, 9), ("naval", 11_934, 18)):
+        assert REGRESSION_DATASETS[name].num_bytes == rows * (16 * columns + 1)
 
 
 def naval_like(monkeypatch: pytest.MonkeyPatch, text: str) -> None:

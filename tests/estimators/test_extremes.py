@@ -21,7 +21,9 @@ from bayesify import (
     LocalReparameterization,
     ScaleMixture,
     WeightSampling,
+    fit,
 )
+from bayesify.datasets import TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.estimators import Estimator
 from bayesify.estimators import local_reparameterization as local
@@ -91,6 +93,17 @@ def test_a_variance_with_another_floor_is_caught(
     monkeypatch.setattr(local, "MIN_VARIANCE", least)
     with pytest.raises(AssertionError, match=message):
         check_tiny_std(how, "local", 0.0)
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_sampled_weights_train_where_their_variance_underflows() -> None:
+    net = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 2), nn.Flatten())
+    bnn = BayesianModule(net, init_std=1e-30, estimator=LocalReparameterization())
+    before = bnn.posterior.mean.detach().clone()
+    loader = TensorLoader(normals(6, 3).float(), torch.arange(6), 3)
+    history = fit(ELBO(bnn, num_data=6), loader, epochs=1, backend="closed-form")
+    assert len(history) == 1
+    assert bool((bnn.posterior.mean != before).all())
 
 
 def check_inputs_of_zero(estimator: str) -> None:

@@ -194,6 +194,13 @@ def test_time_first_inputs_are_not_taken_for_data(estimator: Estimator) -> None:
 
 
 @each_local
+def test_one_output_of_rows_is_enough(estimator: Estimator) -> None:
+    bnn = bayesian(Net(lambda linear, x: (x.sum(), linear(x))), estimator)
+    bnn(X)
+    assert treatments(bnn) == {"exact"}
+
+
+@each_local
 @loop_over(
     ("run", "args", "reason"),
     [

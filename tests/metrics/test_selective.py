@@ -131,6 +131,8 @@ def test_calibration_in_equal_bins_is_torchmetrics() -> None:
             metrics.expected_calibration_error(certain.to(dtype), y, bins=1), abs=1e-5
         )
     assert metrics.calibration_error(certain, y) == pytest.approx(exact, rel=1e-4)
+    together = metrics.calibration_error(probs, y, bins=1, norm="max")  # one bin: all norms agree
+    assert together == pytest.approx(metrics.expected_calibration_error(probs, y, bins=1), rel=1e-4)
     last = torch.tensor([[1.0, 0.0], [0.95, 0.05]]), torch.tensor([1, 0])
     for norm in ("l1", "l2", "max"):  # both in the last bin
         assert metrics.calibration_error(*last, norm=norm) == pytest.approx(0.475, abs=1e-6)
@@ -152,6 +154,12 @@ def test_adaptive_bins_hold_equally_many() -> None:
     first = metrics.adaptive_calibration_error(rough, y, 10)
     assert metrics.adaptive_calibration_error(rough[mixed], y[mixed], 10) == pytest.approx(first)
     assert metrics.adaptive_calibration_error(probs[:1], y[:1]) > 0.0
+    confidence = torch.linspace(0.55, 0.95, 10, dtype=torch.float64)
+    wrong = torch.arange(10) % 2
+    alone = metrics.adaptive_calibration_error(
+        torch.stack([confidence, 1.0 - confidence], -1), wrong, 10
+    )
+    assert alone == pytest.approx(float((1 - wrong - confidence).abs().mean()))
 
 
 def test_labels_are_judged_as_two_classes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import pytest
 import torch
 from tests.cases import Case, each_case, mlp, normals
 from tests.loops import loop_over
@@ -20,6 +21,7 @@ from bayesify import (
     prune,
 )
 from bayesify.estimators.stateless import parameter_paths
+from bayesify.noise.keys import NoiseKey, Stream
 
 CASE = Case("scale-mixture", "mean-field", "categorical")
 
@@ -258,6 +260,14 @@ def test_to_double_moves_noise_weights_and_answers() -> None:
     assert {value.dtype for value in terms[:4]} == {torch.float64}
     assert bnn(x).dtype is torch.float64
     assert bnn.to_module()(x).dtype is torch.float64
+
+
+def test_noise_is_drawn_on_the_device_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NoiseKey, "fill_normals", lambda *_: None)  # "meta" has no generator
+    posterior = MeanFieldGaussian(torch.zeros(3), std=1.0).to("meta")
+    noise = posterior.noise(NoiseKey(0, Stream.TRAINING, 0), range(2))
+    assert noise.device == torch.device("meta")
+    assert noise.shape == (2, 3)
 
 
 @loop_over("make", [Tied, normalised, Scaled])

@@ -28,6 +28,7 @@ from bayesify import (
     snr,
 )
 from bayesify.distributions.kl import minibatch_weight
+from bayesify.module import networks
 from bayesify.prediction import CategoricalPredictive, GaussianPredictive
 from bayesify.pruning import snr_decibels
 
@@ -205,9 +206,20 @@ MODULE: list[Row] = [
     (lambda: bnn().predict_mean(X, batch_size=-1), ValueError, "batch_size .*, got -1"),
     (lambda: bnn().predict(X[:0]), ValueError, "number of examples N > 0 .*got lengths [0]"),
     (lambda: bnn().predict((X, X[:2])), ValueError, "same number of examples .*got lengths [2, 5]"),
+    (
+        lambda: bnn().predict(X.numpy()),
+        TypeError,
+        "tensors whose first axis is N examples, got ndarray; use torch.as_tensor(x)",
+    ),
     (lambda: bnn().predict(()), ValueError, "same number of examples .*got lengths []"),
     (lambda: BayesianModule(Pair()).predict(X.float()), TypeError, "one tensor.*tuple; wrap it"),
     (lambda: ELBO(BayesianModule(Pair()), num_data=5)(X.float(), Y), TypeError, "tuple; wrap it"),
+]
+NETWORKS: list[Row] = [
+    *(
+        (lambda h=hidden: networks.mlp(3, h, 2), ValueError, f"one unit each, got {list(hidden)}")
+        for hidden in ((), (4, 0))
+    ),
 ]
 OBJECTIVE: list[Row] = [
     (lambda: ELBO(bnn(), num_data=0), ValueError, "num_data must be at least 1, got 0"),
@@ -253,6 +265,7 @@ ROWS = [
     *LIKELIHOODS,
     *PREDICTIVE,
     *MODULE,
+    *NETWORKS,
     *OBJECTIVE,
     *PRUNING,
 ]

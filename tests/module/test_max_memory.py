@@ -165,6 +165,14 @@ def test_a_cap_that_is_not_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
         check_cap(lambda cap: bnn.predict(x, 10, max_memory=cap))
 
 
+def test_the_least_memory_holds_the_samples_that_are_kept() -> None:
+    bnn, x = BayesianModule(mlp(8, (9,), 500)), torch.rand(40, 8)
+    samples = 4 * 40 * 500 * 100
+    without = least(lambda cap: bnn.predict(x, 100, max_memory=cap))
+    needed = least(lambda cap: bnn.predict(x, 100, keep_samples=True, max_memory=cap))
+    assert without < samples < needed
+
+
 @loop_over("cap", [None, "10 MB"])
 def test_memory_does_not_grow_with_the_samples(cap: str | None) -> None:
     x = torch.rand(2000, 50)

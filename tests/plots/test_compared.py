@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bayesify.plots import Curve, curves_compared, pruning_compared
+from bayesify.plots.regret import RegretCurves, cumulative_regret
 
 OURS = Curve("ours", [1, 2, 3], [[90.0, 95.0, 96.0], [92.0, 95.0, 98.0]])
 PAPER = Curve("paper", [1, 2], [[89.0, 94.0]], reported=True)
@@ -19,8 +20,9 @@ def test_a_top_cuts_the_first_epochs_off() -> None:
     [ax] = curves_compared({"a": [curve]}, ylabel="error (%)", top=3.0).axes
     assert ax.get_yscale() == "linear"
     assert ax.get_ylim() == pytest.approx((0.9, 3.0))
-    [ax] = curves_compared({"a": [curve]}, ylabel="error (%)", top=0.5).axes
-    assert ax.get_ylim()[1] > 50.0
+    for top in (0.5, 1.0):  # no mean lies below it
+        [ax] = curves_compared({"a": [curve]}, ylabel="error (%)", top=top).axes
+        assert ax.get_ylim()[1] > 50.0
 
 
 def test_a_band_is_one_standard_error() -> None:
@@ -65,6 +67,14 @@ def test_pruning_has_a_place_for_every_share() -> None:
     assert np.all(np.diff(places) > 0.0)
     assert list(ax.lines[0].get_xdata()) == [places[1], places[3]]
     figure.savefig(io.BytesIO(), format="png")
+
+
+def test_the_regret_axis_leaves_out_the_first_interactions() -> None:
+    # The first 0.5 % of 1000 interactions are those before the fifth.
+    runs = [[1.0, 2.0, 5.0, 40.0], [1.0, 4.0, 7.0, 60.0]]
+    (ax,) = cumulative_regret([RegretCurves("greedy", [1, 4, 5, 1000], runs)]).axes
+    assert ax.get_ylim()[0] == pytest.approx(0.8 * 6.0)
+    assert not ax.yaxis.get_minorticklocs().size
 
 
 def test_invalid_curves_raise() -> None:

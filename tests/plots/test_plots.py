@@ -26,6 +26,7 @@ from bayesify.plots import (
     weight_densities,
     weight_posteriors,
 )
+from bayesify.plots.grid import Mark, grid_lines
 
 
 def row(epoch, **changed):
@@ -77,6 +78,7 @@ def gallery(n=8, k=10, names=None, width=28):
     )
 
 
+GRID_STDS = (0.1, 0.25, 0.5, 0.75, 1.0)
 FIGURES = {
     "learning curves": lambda: learning_curves(HISTORY, {"SGD": HISTORY, "dropout": HISTORY}),
     "one epoch": lambda: learning_curves(HISTORY[:1]),
@@ -101,6 +103,12 @@ FIGURES = {
             "highest\n4.bias[3]",
         ],
         ScaleMixture(),
+    ),
+    "grid": lambda: grid_lines(
+        {"std2 = 1": {f"std1 = {s}": [(0.1, s), (0.5, 2 * s), (0.9, s)] for s in GRID_STDS}},
+        [Mark("std2 = 1", "std1 = 0.5", 0.5, 1.5)],
+        xlabel="pi",
+        ylabel="test error (%)",
     ),
     "gallery": gallery,
     "gallery, long names": lambda: gallery(n=5, names=uncertainty.LONG_NAMES),
@@ -217,6 +225,7 @@ def test_reliability_diagram_draws_every_full_bin():
     np.testing.assert_allclose(drawn, torch.stack((r.confidence, r.accuracy), -1)[full])
     assert [int(bar.get_height()) for bar in bottom.patches] == r.counts[full].tolist()
     assert top.get_title(loc="left") == "Expected calibration error 0.0123"
+    assert (top.get_xlim(), top.get_ylim()) == ((0.0, 1.0), (0.0, 1.02))
     segments = np.array(top.collections[0].get_segments())
     for segment, n, share in zip(segments, r.counts[full], r.accuracy[full], strict=True):
         wilson = binomtest(round(float(n * share)), int(n)).proportion_ci(method="wilson")
@@ -261,6 +270,14 @@ def test_snr_density_integrates_to_one_and_the_cut_removes_three_quarters(pruned
     assert title.startswith("28.6 % of the weights lie below") == bool(pruned)
 
 
+def test_a_weight_at_the_floor_of_the_ratio_is_drawn():
+    top, bottom = snr_density_and_cdf(torch.tensor([-100.0, -20.0, 0.0])).axes
+    assert bottom.get_xlim() == (-100.0, 0.0)
+    assert top.get_title(loc="right") == ""
+    bottom = snr_density_and_cdf(torch.tensor([-100.1, -20.0, 0.0])).axes[1]
+    assert bottom.get_xlim() == (-20.0, 0.0)
+
+
 def test_weight_densities_integrate_to_one_on_a_common_axis():
     generator = torch.Generator().manual_seed(0)
     wide, narrow = torch.randn(50_000, generator=generator), torch.randn(5_000, generator=generator)
@@ -269,6 +286,11 @@ def test_weight_densities_integrate_to_one_on_a_common_axis():
     for patch in ax.patches:
         density, edges, _ = patch.get_data()
         assert (density * np.diff(edges)).sum() == pytest.approx(1.0, abs=0.005)
+        assert len(density) == 31  # odd, by the smaller vector
+    few = weight_densities({"few": narrow[:100]}).axes[0].patches[0].get_data()
+    assert len(few.values) == 21
+    negative = weight_densities({"negative": -wide.abs()}).axes[0].patches[0].get_data()
+    assert (negative.values * np.diff(negative.edges)).sum() == pytest.approx(1.0, abs=0.005)
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["wide", "narrow"]
     assert weight_densities({"a": wide, "b": 0.02 * narrow}).axes[0].get_yscale() == "log"
     with pytest.raises(ValueError, match="at least one vector"):
@@ -285,6 +307,12 @@ def test_posterior_densities_are_resolved_and_zero_is_in_view(std):
     assert {line.get_label() for line in ax.lines} == {"posterior", "prior", "zero"}
 
 
+@pytest.mark.parametrize(("count", "first"), [(1, {0}), (2, {0}), (4, {0, 3})])
+def test_the_first_posterior_of_each_row_names_the_axis(count, first):
+    axes = weight_posteriors([0.3] * count, [0.1] * count, ["w"] * count).axes
+    assert {place for place, ax in enumerate(axes) if ax.get_ylabel() == "density"} == first
+
+
 def test_invalid_weights_raise():
     with pytest.raises(ValueError, match="all are -inf dB"):
         snr_density_and_cdf(torch.full((3,), -math.inf))
@@ -297,7 +325,7 @@ def test_invalid_weights_raise():
 def test_gallery_draws_the_probabilities_and_names_truth_and_prediction():
     probs = torch.tensor([[0.1, 0.6, 0.3], [0.05, 0.15, 0.8]])
     figure = digit_gallery(
-        torch.rand(2, 4, 4),
+        torch.rand(2, 4, 4, requires_grad=True),
         torch.tensor([2, 2]),
         probs,
         torch.tensor([0.25, -1e-9]),

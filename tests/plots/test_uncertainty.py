@@ -179,6 +179,8 @@ def test_invalid_uncertainty_raises(value, message):
         epistemic_histogram(torch.ones(0), torch.ones(1))
     with pytest.raises(ValueError, match="at least one pair"):
         epistemic_histograms({})
+    with pytest.raises(ValueError, match="shorter"):
+        epistemic_histogram(torch.ones(3), torch.ones(3), names=("inside",))
 
 
 def test_zero_uncertainty_can_be_drawn():

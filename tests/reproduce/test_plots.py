@@ -15,9 +15,9 @@ LINE = Band("line", AXIS, {0.5: [0.0, 0.1, 0.2]})
 
 
 def test_bands_share_their_axes_and_one_legend() -> None:
-    drawn = bands([BAND, LINE], data=([0.1, 0.2], [0.0, 1.0]), truth=[0.0, 1.0, 0.0])
+    drawn = bands([BAND, LINE], data=([0.1, 0.2], [1.0, 3.0]), truth=[0.0, 1.0, 0.0])
     left, right = drawn.axes
-    assert left.get_ylim() == right.get_ylim() == pytest.approx((-0.7, 1.7))
+    assert left.get_ylim() == right.get_ylim() == pytest.approx((-0.4, 4.4))
     assert len(left.collections) == 1
     assert not right.collections  # a line has no band
     (legend,) = drawn.legends
@@ -49,6 +49,10 @@ def test_a_comparison_has_a_panel_a_data_set() -> None:
     assert [ax.get_title(loc="left") for ax in drawn.axes] == list("abcd")
     labels = ["".join(text.get_text() for text in ax.get_yticklabels()) for ax in drawn.axes]
     assert labels == ["PBPbayesify", "", "", "PBPbayesify"]  # the first of each row
+    for ax in drawn.axes:
+        (ours,) = ax.containers
+        [bar] = ours.lines[2][0].get_segments()
+        assert bar.ravel().tolist() == pytest.approx([0.3, 1.0, 0.7, 1.0])  # two standard errors
     drawn.savefig(io.BytesIO(), format="png")
     with pytest.raises(ValueError, match="at least one data set"):
         comparison(reported, {})
