@@ -262,6 +262,8 @@ LAWS = (
 )
 
 
+# The laws compare networks of one seed.
+@pytest.mark.filterwarnings("ignore::bayesify.module.random_network.SharedNoiseWarning")
 @each_specimen
 def test_laws(specimen: Specimen, names: list[str], tmp_path: Path) -> None:
     for name in names:

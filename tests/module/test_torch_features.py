@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from bayesify import (
     WeightSampling,
     kl_divergence,
 )
+from bayesify.module.random_network import SharedNoiseWarning
 
 N = 64
 ESTIMATORS = [WeightSampling(), LocalReparameterization(), Flipout()]
@@ -123,6 +125,7 @@ def test_gradients_can_be_clipped(estimator: Estimator) -> None:
 
 
 @each_estimator
+@pytest.mark.filterwarnings("ignore::bayesify.module.random_network.SharedNoiseWarning")
 def test_a_copy_goes_on_with_the_same_noise(estimator: Estimator) -> None:
     elbo = new_elbo(estimator)
     terms = elbo(*data())
@@ -275,3 +278,20 @@ def test_batch_norm_is_updated_for_the_average() -> None:
         handle.remove()
         expected += before[0].detach().mean(0) / 4
     torch.testing.assert_close(norm.running_mean, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_networks_that_share_their_noise_are_warned_of() -> None:
+    def model(*seeds: int) -> nn.Module:
+        return nn.Sequential(*[BayesianModule(nn.Linear(3, 3), seed=seed) for seed in seeds])
+
+    x = torch.zeros(2, 3)
+    with warnings.catch_warnings(action="error"):
+        different, same = model(81, 82), model(83, 83)
+        for _ in range(3):
+            different(x)
+        same(x)
+        lonely = model(84)
+        for _ in range(3):
+            lonely(x)
+    with pytest.warns(SharedNoiseWarning, match=r"with seed=83 .* such as .*seed=84"):
+        same(x)

@@ -17,10 +17,19 @@ from bayesify.reproduce.papers.blundell.table1 import headline
 ROOT = Path(__file__).resolve().parents[2]
 
 
+COMMIT = "0123456789ab" + 28 * "c"
+
+
+def at_commit(monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:
+    for place in ("command", "harness.job_runner"):
+        monkeypatch.setattr(f"bayesify.reproduce.{place}.commit", lambda: found)
+
+
 @pytest.fixture
 def with_toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setitem(EXPERIMENTS, "toy", toy())
     monkeypatch.chdir(tmp_path)
+    at_commit(monkeypatch, COMMIT)
     return tmp_path
 
 
@@ -103,6 +112,23 @@ def test_what_cannot_be_is_refused_in_one_line(with_toy: Path, line: str) -> Non
     assert (code, said.out) == (2, "")
     assert REFUSED[line] in last
     assert "Traceback" not in said.err
+
+
+def test_uncommitted_code_stores_nothing_unless_told_to(
+    with_toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_commit(monkeypatch, f"{COMMIT}-dirty")
+    check_refused(bayesify("reproduce", "toy"), "differ from 0123456789ab;", "--uncommitted")
+    assert not (with_toy / "results").exists()
+    assert bayesify("reproduce", "toy", "--quick").code == 0
+    assert bayesify("reproduce", "toy", "--uncommitted", "--seeds", "1").code == 0
+    rows = [json.loads(path.read_text()) for path in Path("results/toy").glob("*.json")]
+    assert {row["commit"] for row in rows} == {f"{COMMIT}-dirty"}
+    # What is stored is shown, whatever the state of the checkout.
+    assert bayesify("reproduce", "toy", "--seeds", "1").code == 0
+    assert bayesify("reproduce", "toy").code == 2
+    at_commit(monkeypatch, None)  # installed from a wheel
+    assert bayesify("reproduce", "toy").code == 0
 
 
 def test_missing_data_are_named(tmp_path: Path) -> None:

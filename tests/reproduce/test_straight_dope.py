@@ -86,6 +86,7 @@ def test_two_quick_runs_differ_in_their_times_only(name: str, tmp_path: Path) ->
         assert (nothing["weights_left"], nothing["error_mean_weights"]) == (0, 90.2)
 
 
+@pytest.mark.filterwarnings("ignore:free energy:UserWarning")
 def test_the_network_as_described_is_what_train_trains() -> None:
     (job,) = tiny(NAMES[0]).jobs((3,), True)[:1]
     metrics = scratch.run(job, Context())

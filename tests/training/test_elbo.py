@@ -223,3 +223,9 @@ def test_temperature_zero_is_the_plain_loss_exactly() -> None:
     assert terms.loss.item() == pytest.approx(
         plain_loss(net, "categorical", x, y).item(), rel=1e-14
     )
+
+
+def test_a_closed_form_that_is_missing_is_noticed_at_once() -> None:
+    assert ELBO(BayesianModule(mlp()), num_data=5, kl="closed").kl == "closed"
+    with pytest.raises(ValueError, match="no registered closed form"):
+        ELBO(BayesianModule(mlp(), prior=PRIORS["scale-mixture"]), num_data=5, kl="closed")

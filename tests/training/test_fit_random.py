@@ -212,9 +212,11 @@ def test_a_point_estimate_with_a_prior_is_map() -> None:
 def test_the_residual_is_minus_one_for_entropy_alone_and_zero_at_the_optimum() -> None:
     stds = torch.logspace(-30, 4, 50, dtype=torch.float64)
     q = MeanFieldGaussian(torch.zeros(50, dtype=torch.float64), stds)
-    assert std_residual(q, 1.0) is None
+    assert std_residual(q) is None
     (-q.log_std.sum() / 7).backward()
-    assert std_residual(q, 7.0) == pytest.approx(-1.0, abs=1e-9)
+    residual = std_residual(q)
+    assert residual is not None
+    assert residual.mean == pytest.approx(-1 / 7, abs=1e-9)
     # d/dlog std of (std^2 / (2 prior^2) - log std) is 0 at the prior's std, and r^2 - 1 elsewhere.
     for ratio in (1.0, 0.5, 2.0):
         bnn = BayesianModule(mlp(), prior=Gaussian(0.3), init_std=0.3 * ratio)
@@ -223,8 +225,13 @@ def test_the_residual_is_minus_one_for_entropy_alone_and_zero_at_the_optimum() -
             elbo = ELBO(each, num_data=5)
             terms = elbo(*CASE.data(5))
             terms.kl.backward()
-            assert std_residual(each.posterior, 1.0) == pytest.approx(ratio**2 - 1, abs=1e-9)
-    assert std_residual(prune(bnn, 1.0).posterior, 1.0) is None
+            residual = std_residual(each.posterior)
+            assert residual is not None
+            kept = torch.ones(each.posterior.mean.shape) if each is bnn else each.posterior.mask
+            assert kept is not None
+            assert sum(residual.counts) == kept.sum()
+            assert residual.mean == pytest.approx(ratio**2 - 1, abs=1e-9)
+    assert std_residual(prune(bnn, 1.0).posterior) is None
 
 
 def conjugate(init_std: float) -> tuple[ELBO, TensorLoader]:

@@ -290,3 +290,15 @@ class Stopping(Silent):
         self.left -= 1
         if self.left == 0:
             signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("backend", ["compiled", "autograd"])
+def test_the_backend_is_described(backend: Any) -> None:
+    made = elbos(mlp)
+    optimizers = [torch.optim.Adam(elbo.parameters()) for elbo in made]
+    expected = {
+        "compiled": "compiled, 3 networks at once (C++; adam, scale-mixture prior)",
+        "autograd": "autograd, 3 networks at once",
+    }
+    replicas = bf.training.backends.ReplicaBackend(made, optimizers, backend)
+    assert replicas.description == expected[backend]

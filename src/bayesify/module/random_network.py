@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +28,7 @@ from bayesify.noise.keys import (
     read_counter,
 )
 
-__all__ = ["RandomNetwork", "as_tensor"]
+__all__ = ["RandomNetwork", "SharedNoiseWarning", "as_tensor"]
 
 
 class RandomNetwork(nn.Module):
@@ -94,7 +96,13 @@ class RandomNetwork(nn.Module):
         self._estimator = estimator
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one pass with new weights; the result has the form of ``net(...)``, no extra axis."""
+        """Run one pass with new weights; the result has the form of ``net(...)``, no extra axis.
+
+        Warns:
+            SharedNoiseWarning: two networks with one seed are run in turn.
+        """
+        if not torch.compiler.is_compiling():
+            _warn_of_shared_noise(self)
         key = NoiseKey(self.seed, Stream.CALL, read_counter(self._calls))
         increment_counter(self._calls)
         rank = process_rank()
@@ -212,6 +220,33 @@ class RandomNetwork(nn.Module):
     def _means(self) -> dict[str, Tensor]:
         # A copy, since a network may edit its weights in place, for instance by clamping them.
         return self.layout.unflatten(self.posterior.masked_mean.detach().clone())
+
+
+class SharedNoiseWarning(UserWarning):
+    """Two networks draw the same noise, because they have one seed."""
+
+
+#: The two networks that ran last with each seed.
+_last_callers: dict[int, tuple[weakref.ref[RandomNetwork] | None, weakref.ref[RandomNetwork]]] = {}
+
+
+def _warn_of_shared_noise(network: RandomNetwork) -> None:
+    """Warn where a network runs, then another one with the same seed, then the first again.
+
+    As parts of one model they would be correlated, which a mean field is not.
+    """
+    earlier, last = _last_callers.get(network.seed, (None, None))
+    _last_callers[network.seed] = (last, weakref.ref(network))
+    other = last() if last is not None else None
+    if other in (None, network) or earlier is None or earlier() is not network:
+        return
+    warnings.warn(
+        f"two Bayesian modules with seed={network.seed} run in turn and draw the same noise; if "
+        "they are parts of one model, give each its own, such as "
+        f"BayesianModule(net, seed={network.seed + 1})",
+        SharedNoiseWarning,
+        stacklevel=5,
+    )
 
 
 def as_tensor(output: object) -> Tensor:

@@ -17,6 +17,7 @@ from rich.text import Text
 from bayesify.app.cli.data_command import download_bar
 from bayesify.app.cli.formatting import duration
 from bayesify.app.runs import ConfigError
+from bayesify.app.runs.environment import commit
 from bayesify.io import StorageError
 from bayesify.reproduce import (
     EXPERIMENTS,
@@ -57,6 +58,12 @@ def reproduce(
     data_dir: Annotated[
         Path | None, typer.Option(help="Look for the data only in this folder.", show_default=False)
     ] = None,
+    uncommitted: Annotated[
+        bool,
+        typer.Option(
+            "--uncommitted", help="Run although files of the checkout differ from its commit."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Reproduce a table or a figure of the literature, next to the reported numbers.
@@ -65,11 +72,17 @@ def reproduce(
     experiments, CSV files are written next to them. The same command resumes a run that was
     stopped or killed at any moment, after its last epoch; finished jobs are not run again. The
     same command in a second terminal shares the work.
+
+    A result names the commit of the code that made it. Where files of the checkout differ from that
+    commit, nothing is run without --uncommitted, which marks the results as such.
     """
     if list_ == (name is not None):
         raise ConfigError("reproduce needs the name of an experiment, or --list and no name")
     if name is None:
-        given = {"quick": quick, "out": out, "seeds": seeds, "data-dir": data_dir}
+        given = {
+            **{"quick": quick, "out": out, "seeds": seeds, "data-dir": data_dir},
+            "uncommitted": uncommitted,
+        }
         idle = [option for option, value in given.items() if value]
         if idle:
             raise ConfigError(f"{idle[0]} would do nothing with --list; leave it out")
@@ -77,6 +90,8 @@ def reproduce(
         return
     experiment = find_experiment(name)
     folder = out or _RESULTS / (f"{name}-quick" if quick else name)
+    if not (quick or uncommitted):
+        _check_committed(experiment, folder, _numbers(seeds))
     console = Console(stderr=True)
     display = _Display(console, experiment, folder, quick=quick)
     try:
@@ -109,6 +124,25 @@ def reproduce(
     typer.echo(outcome.table.read_text(encoding="utf-8"))
     for path in (outcome.table, *outcome.figures, *outcome.files):
         console.print(Text(str(path)), soft_wrap=True)
+
+
+def _check_committed(experiment: Experiment, folder: Path, seeds: Sequence[int]) -> None:
+    """Check that new results can be traced to a commit.
+
+    Raises:
+        ConfigError: files of the checkout differ from its commit, and results are missing.
+    """
+    found = commit()
+    if found is None or not found.endswith("-dirty"):
+        return
+    jobs = experiment.jobs(tuple(seeds) or experiment.seeds, False)
+    if all(stored_result(experiment, folder, job, quick=False) is not None for job in jobs):
+        return
+    raise ConfigError(
+        "results must be of a commit, but files of the checkout differ from "
+        f"{found.removesuffix('-dirty')[:12]}; commit or undo the changes, or pass --uncommitted "
+        "to store results that are marked as made by uncommitted code"
+    )
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:

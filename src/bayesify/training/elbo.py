@@ -27,6 +27,7 @@ from bayesify.noise.keys import (
     process_rank,
     read_counter,
 )
+from bayesify.training.convergence import StdResidual
 
 __all__ = ["ELBO", "ELBOTerms", "detached"]
 
@@ -59,9 +60,8 @@ class ELBOTerms(NamedTuple):
     outputs: Tensor
     #: Factor on KL and penalty in the loss; NaN from a compiled objective.
     kl_factor: float = math.nan
-    #: The loss's derivative in log std, averaged over the weights, in nats per example; None where
-    #: a training step did not measure it.
-    std_residual: float | None = None
+    #: The loss's derivative in log std; None where a training step did not measure it.
+    std_residual: StdResidual | None = None
     #: Whether ``loss``, ``kl`` and ``penalty`` were computed.
     has_kl: bool = True
 

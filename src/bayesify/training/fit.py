@@ -75,11 +75,14 @@ def fit(
 
     Returns:
         The history, a row per epoch: epoch (from 1), loss and nll (nats per example, averaged over
-        the epoch), kl and penalty (nats, at the last minibatch), train_error (of the training
-        outputs), validation_error and validation_nll (of the mean weights), std_median,
-        std_residual (nats per weight, see ``training.convergence``), learning_rate,
-        data_per_second, seconds (of training so far). Where a backend does not compute the KL of
-        every minibatch, the loss uses that of the last one.
+        the epoch), kl and penalty (nats, at the last minibatch), free_energy (nll + kl / N, nats
+        per example, whatever the temperature), free_energy_ignoring_data (in the last row, of the
+        best network that ignores the data, see ``training.free_energy``), train_error (of the
+        training outputs), validation_error and validation_nll (of the mean weights), std_median,
+        std_residual and its columns by group (nats per weight, see
+        ``training.convergence.ResidualMeter.row``), learning_rate, data_per_second, seconds (of
+        training so far). Where a backend does not compute the KL of every minibatch, the loss
+        uses that of the last one.
 
     Raises:
         ValueError: an argument is out of its range, the objective's ``num_data`` is not what

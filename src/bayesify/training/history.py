@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior
+from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
+from bayesify.training.convergence import ResidualMeter
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import Loader
 
@@ -32,6 +33,7 @@ class EpochMeter:
         self._elbo = elbo
         self._batches = batches
         self._sums = sums
+        self._residual = ResidualMeter(sums)
 
     def wants_residual(self, batch: int) -> bool:
         """Whether ``std_residual`` is to be measured in this minibatch."""
@@ -54,8 +56,7 @@ class EpochMeter:
         else:
             self._add("owed", factor * size)
         if terms.std_residual is not None and factor > 0.0 and self.wants_residual(batch):
-            self._add("residual", terms.std_residual / factor)
-            self._add("residual_count", 1)
+            self._residual.add(terms.std_residual, factor)
 
     def row(
         self, *, epoch: int, learning_rate: float, seconds: float, total_seconds: float
@@ -64,7 +65,6 @@ class EpochMeter:
         sums, count = self._sums, self._sums["count"]
         if "owed" in sums:  # the loader brought fewer minibatches than its length
             self._add_complexity(*self._complexity_now(), 0.0)
-        residual_count = sums.get("residual_count", 0)
         posterior = self._elbo.bnn.posterior
         return {
             "epoch": epoch + 1,
@@ -72,13 +72,20 @@ class EpochMeter:
             "nll": sums["nll"] / count,
             "kl": sums["kl"],
             "penalty": sums["penalty"],
+            "free_energy": self._free_energy(sums["nll"] / count),
             "train_error": sums["error"] / count,
             "std_median": _std_median(posterior),
-            "std_residual": sums["residual"] / residual_count if residual_count else None,
+            **self._residual.row(),
             "learning_rate": learning_rate,
             "data_per_second": count / seconds,
             "seconds": total_seconds,
         }
+
+    def _free_energy(self, nll: float) -> float | None:
+        """That of the ELBO itself, whatever the temperature and the KL's warm-up."""
+        if isinstance(self._elbo.bnn.posterior, Delta):
+            return None
+        return nll + self._sums["kl"] / self._elbo.num_data
 
     def _add_complexity(self, kl: Tensor, penalty: Tensor, factor: float) -> None:
         self._sums["kl"], self._sums["penalty"] = float(kl), float(penalty)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_map
 
 from bayesify.module.inputs import Inputs
 from bayesify.training.backends import Noise, NonFiniteLossError
@@ -25,6 +26,11 @@ from bayesify.training.checkpoint import (
 from bayesify.training.checks import check_parameters, diverged
 from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.free_energy import (
+    FirstExamples,
+    free_energy_ignoring_data,
+    free_energy_remark,
+)
 from bayesify.training.history import EpochMeter, History, validation_row
 from bayesify.training.interrupt import deferred_interrupt
 from bayesify.training.minibatches import Loader, kept_generators
@@ -40,6 +46,11 @@ class Minibatch(NamedTuple):
     batch: int
     inputs: Inputs
     targets: Tensor
+
+    def of_network(self, k: int) -> Minibatch:
+        """The part of network ``k``, where inputs and targets have a leading axis of size K."""
+        inputs: Inputs = tree_map(lambda each: each[k], self.inputs)
+        return Minibatch(self.batch, inputs, self.targets[k])
 
 
 class StepOptions(NamedTuple):
@@ -135,9 +146,14 @@ class Member:
             )
 
     def end_epoch(
-        self, meter: EpochMeter, epoch: int, seconds: float, validation_loader: Loader | None
+        self,
+        meter: EpochMeter,
+        epoch: int,
+        seconds: float,
+        validation_loader: Loader | None,
+        examples: FirstExamples | None,
     ) -> None:
-        """Add the epoch's row to the history."""
+        """Add the epoch's row to the history; the last epoch has ``examples``."""
         position = self.position
         position.seconds += seconds
         row = meter.row(
@@ -148,7 +164,15 @@ class Member:
         )
         check_parameters(self.elbo, epoch, self.path)
         with kept_generators():
-            position.history.append(row | validation_row(self.elbo, validation_loader))
+            row |= validation_row(self.elbo, validation_loader)
+            row["free_energy_ignoring_data"] = (
+                None
+                if examples is None
+                else free_energy_ignoring_data(self.elbo, examples.minibatches)
+            )
+        if position.history:  # a finished run that is continued
+            position.history[-1]["free_energy_ignoring_data"] = None
+        position.history.append(row)
         position.begin_epoch(epoch + 1)
 
 
@@ -176,7 +200,7 @@ def run_epochs(
         batches: minibatches an epoch.
         warmup: of the KL.
         noise: the noise of the steps, for the checkpoint.
-        separate: whether targets have a leading axis of size K.
+        separate: whether inputs and targets have a leading axis of size K.
         validation_loader: see ``fit``.
         callback: see ``fit``.
         description: of the backend, for the callback.
@@ -193,6 +217,10 @@ def run_epochs(
     with deferred_interrupt() as interrupt:
         for epoch in range(start.epoch, epochs):
             started = time.perf_counter() - start.epoch_seconds
+            examples = [FirstExamples() for _ in members]
+            is_resumed = start.batch > 0  # within the epoch
+            if is_resumed:
+                _add_first(examples, minibatches(epoch, 0), separate=separate)
             meters = [EpochMeter(each.elbo, batches, each.position.sums) for each in members]
             for member in members:
                 rate = member.optimizer.param_groups[0]["lr"]
@@ -214,6 +242,9 @@ def run_epochs(
                     index, targets = minibatch.batch, minibatch.targets
                     for k, (member, meter) in enumerate(zip(members, meters, strict=True)):
                         meter.add(terms[k], targets[k] if separate else targets, batch=index)
+                        if not (is_resumed or examples[k].are_enough):
+                            own = minibatch.of_network(k) if separate else minibatch
+                            examples[k].add(own.inputs, own.targets)
                         member.schedule.step()
                     watcher.on_step(epoch=epoch, batch=index)
                     if interrupt.requested and index + 1 < batches:
@@ -226,16 +257,36 @@ def run_epochs(
                             member.checkpoint(noise())
                         raise KeyboardInterrupt
             seconds = time.perf_counter() - started
-            for member, meter in zip(members, meters, strict=True):
-                member.end_epoch(meter, epoch, seconds, validation_loader)
+            for member, meter, first in zip(members, meters, examples, strict=True):
+                last = epoch + 1 == epochs
+                member.end_epoch(meter, epoch, seconds, validation_loader, first if last else None)
             for member in members:
                 member.checkpoint(noise())
             watcher.on_epoch(start.history[-1])
             if interrupt.requested:
                 raise KeyboardInterrupt
+    remark = free_energy_remark(start.history[-1]) if start.history else None
+    if tell is not None and remark is not None:
+        tell(remark)
     for member in members:
         warn_of_convergence(member.position.history, epochs, warmup.epochs, stacklevel=4)
     return [member.position.history for member in members]
+
+
+def _add_first(
+    examples: Sequence[FirstExamples],
+    minibatches: Generator[Minibatch, None, None],
+    *,
+    separate: bool,
+) -> None:
+    """Add the first minibatches of an epoch to the examples of each network."""
+    with closing(minibatches) as data:
+        for minibatch in data:
+            if examples[0].are_enough:
+                return
+            for k, each in enumerate(examples):
+                own = minibatch.of_network(k) if separate else minibatch
+                each.add(own.inputs, own.targets)
 
 
 def _located(

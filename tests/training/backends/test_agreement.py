@@ -54,8 +54,11 @@ def check_agreement(kind: str, task: Task, *, kl: bool = True) -> None:
     # Written so that NaN fails too.
     assert away <= tolerance, f"{kind} is {away:.1e} away from autograd"
     assert found.nll == pytest.approx(expected.nll, rel=10 * tolerance)
-    largest = max(map(abs, expected.residual))
-    assert found.residual == pytest.approx(expected.residual, abs=tolerance * largest)
+    largest = max(abs(each) for step in expected.residual for each in step)
+    for found_step, expected_step in zip(found.residual, expected.residual, strict=True):
+        assert sum(found_step) == pytest.approx(sum(expected_step), abs=tolerance * largest)
+        if task.dtype == torch.float64:  # in float32 a weight may be on the border of a group
+            assert found_step == pytest.approx(expected_step, abs=tolerance * largest)
     if kl:
         assert found.kl == pytest.approx(expected.kl, rel=tolerance)
 

@@ -259,7 +259,7 @@ def test_auto_then_trains_as_by_hand(name: str) -> None:
 def test_auto_then_says_why(name: str) -> None:
     test_compiled_raises(name)
     said = train(CASES[name], "auto")[1].said
-    assert len(said) == 1
+    assert sum("backend" in note for note in said) == 1
     assert said[0].startswith(("backend: autograd", "backend: closed-form"))
     assert CASES[name].why in said[0]
 
@@ -287,3 +287,10 @@ def test_a_kl_that_is_nan_is_not_learnt() -> None:
 def test_an_unknown_backend_raises() -> None:
     with pytest.raises(ValueError, match=r'backend must be one of "auto", .*, got .quick.'):
         train(Case(""), "quick")
+
+
+def test_the_kl_factor_of_a_compiled_objective_has_its_scale() -> None:
+    elbo, optimizer = CASES["compiled"].make()
+    backend = make_backend(elbo, optimizer, "autograd")
+    terms = backend.step(X, Y, batch_index=0, kl_scale=0.25)
+    assert terms.kl_factor == pytest.approx(0.25 / N)

@@ -62,7 +62,7 @@ def check_done_without(why: str) -> None:
     """ "auto" falls back to the closed forms and says why, once; "compiled" raises."""
     found, notes = train(CASE, "auto")
     assert torch.equal(found["posterior.mean"], trained_mean("closed-form"))
-    (said,) = notes.said
+    said, _ = notes.said
     assert said.startswith("backend: closed-form (gaussian prior); not compiled: ")
     assert why in said
     with pytest.raises(CompilerError) as error:
@@ -241,3 +241,12 @@ def test_a_named_step_is_what_was_asked_for() -> None:
         "compiled (C++; sgd, gaussian prior)" in make_backend(elbo, optimizer, "auto").description
     )
     assert parameter(elbo, "mean").grad is None
+
+
+def test_a_cache_of_another_user_is_left_alone(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir(mode=0o700, parents=True)
+    assert compiler._cache_folder() == cache
+    monkeypatch.setattr(os, "getuid", lambda: cache.stat().st_uid + 1)
+    assert compiler._cache_folder() == compiler._scratch_folder()

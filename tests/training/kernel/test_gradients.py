@@ -17,6 +17,7 @@ from bayesify import MeanFieldGaussian, kl_divergence
 from bayesify.distributions.kl import has_closed_form
 from bayesify.distributions.softplus import softplus, softplus_ratio
 from bayesify.noise.threefry import normals
+from bayesify.training.convergence import StdResidual, grouped
 from bayesify.training.kernel.formulas import LeafKind, OptimizerRule, Rates, prior_blocks
 from bayesify.training.kernel.interface import Kernel, Recipe, Vectors
 from bayesify.training.kernel.native import NativeKernel
@@ -82,7 +83,7 @@ def updated(
     rule: OptimizerRule = "momentum",
     rates: Rates = ALL_OF_IT,
     **wrong: Any,
-) -> tuple[Vectors, Tensor, float]:
+) -> tuple[Vectors, Tensor, StdResidual]:
     """The vectors after one step, the leaf that it had, and what it returned."""
     vectors = case.vectors(dtype, rule)
     kernel = make(kind, case, vectors, rule)
@@ -90,8 +91,10 @@ def updated(
     leaf = vectors.leaf.clone()
     in_spread = [] if case.leaf == "weights" else case.parts(case.in_spread, dtype)
     given = {"step": STEP, "kl_factor": KL_FACTOR, "rates": (rates, rates), **wrong}
-    total = kernel.update(case.parts(case.in_mean, dtype), in_spread, **given)
-    return vectors, leaf, total
+    given["with_residual"] = True
+    residual = kernel.update(case.parts(case.in_mean, dtype), in_spread, **given)
+    assert residual is not None
+    return vectors, leaf, residual
 
 
 def noise(step: int, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -138,7 +141,7 @@ def check_gradients(kind: str, case: Case, dtype: torch.dtype, **wrong: Any) -> 
         if getattr(case, name) is not None
     }
     case = replace(case, **exact)
-    vectors, leaf, total = updated(kind, case, dtype, **wrong)
+    vectors, leaf, residual = updated(kind, case, dtype, **wrong)
     std = softplus(case.rho)
     drawn = noise(STEP, len(std))
     if case.leaf == "weights" and case.mask is None:
@@ -158,10 +161,13 @@ def check_gradients(kind: str, case: Case, dtype: torch.dtype, **wrong: Any) -> 
         "variances": 2.0 * case.in_spread * std.square(),
     }[case.leaf]
     of_log_std = through.abs() + in_log_std.abs() + KL_FACTOR + of_mean * size
+    by_snr, counts = grouped(in_log_std, case.mean, std, case.mask)
+    assert residual.counts == tuple(counts.int().tolist())
+    largest, _ = grouped(of_log_std, case.mean, std, case.mask)
     for what, found, wanted, terms in (
         ("mean", found_mean, in_mean, of_mean),
         ("rho", found_rho, in_rho, ratio * of_log_std),
-        ("log std", torch.tensor([total]), in_log_std.sum(), of_log_std.sum()),
+        ("log std", torch.tensor(residual.sums, dtype=torch.float64), by_snr, largest + 1e-300),
     ):
         assert bool(found.isfinite().all()), f"a gradient in {what} is not finite"
         error = ((found - wanted).abs() / terms).max()
@@ -194,6 +200,17 @@ def test_gradients_at_extremes(kind: str, prior: str, leaf: LeafKind, dtype: tor
         # Where float32 has no std, the weight is 0, and its slope any between those beside it.
         mean = torch.where(rho == -100.0, mean + 0.01, mean)
     check_gradients(kind, Case.of(prior, len(mean), leaf=leaf, mean=mean, rho=rho), dtype)
+
+
+@each_compiled_kind
+@each_leaf
+@each_dtype
+def test_laplaces_score_is_zero_at_its_mean(kind: str, leaf: LeafKind, dtype: torch.dtype) -> None:
+    # A std of exactly 0: each sampled weight is its mean, which is the prior's.
+    mean, rho = numbers(9), torch.full((9,), -1000.0, dtype=torch.float64)
+    case = Case.of("laplace-monte-carlo", 9, leaf=leaf, mean=mean, prior_mean=mean, rho=rho)
+    vectors, _, _ = updated(kind, case, dtype)
+    assert torch.equal(vectors.of_mean[0], case.in_mean.to(dtype))
 
 
 @each_compiled_kind

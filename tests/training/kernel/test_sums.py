@@ -182,8 +182,11 @@ def of_three(kind: str, case: Case, dtype: torch.dtype) -> tuple[Vectors, float,
         kernel.accumulate(given, step=STEP, kl_factor=KL_FACTOR, first=sample == 0, then=then)
     leaves.append(vectors.leaf.clone())
     last = case.parts(3 * case.in_mean, dtype)
-    total = kernel.update(last, [], step=STEP, kl_factor=KL_FACTOR, rates=(RATES, RATES))
-    return vectors, total, leaves
+    residual = kernel.update(
+        last, [], step=STEP, kl_factor=KL_FACTOR, rates=(RATES, RATES), with_residual=True
+    )
+    assert residual is not None
+    return vectors, sum(residual.sums), leaves
 
 
 def cases(prior: str) -> list[Case]:

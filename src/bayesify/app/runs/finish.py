@@ -25,6 +25,11 @@ __all__ = ["finish", "rewrite_report"]
 
 #: Images of another data set to predict: a histogram of 10,000 shows no more.
 _MOST_OUTSIDE = 2000
+#: Metrics that are those of the last epoch.
+_LAST = (
+    *("free_energy", "free_energy_ignoring_data"),
+    *("std_residual", "std_residual_worst", "std_residual_worst_error"),
+)
 
 
 def finish(run: Run, data: RunData, trained: Trained) -> tuple[dict[str, Any], Path]:
@@ -41,7 +46,7 @@ def finish(run: Run, data: RunData, trained: Trained) -> tuple[dict[str, Any], P
         "epochs": int(last["epoch"] or 0) * run.config.passes,
         "seconds_train": last["seconds"],
         "temperature": None if run.config.baseline else run.config.temperature,
-        "std_residual": last["std_residual"],
+        **{name: last.get(name) for name in _LAST},
         "notes": notes,
     }
     run.write_history(history)

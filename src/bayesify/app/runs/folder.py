@@ -244,7 +244,9 @@ class Run:
         """Replace ``history.csv``."""
         text = io.StringIO()
         rows = [as_test_row(row) for row in history]
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        # The rows of a run that an older version began have fewer columns.
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         bayesify_io.atomic_write(self.folder / _HISTORY, text.getvalue())

@@ -58,7 +58,7 @@ class AutogradBackend:
         terms.loss.backward()
         posterior, residual = elbo.bnn.posterior, None
         if with_residual and isinstance(posterior, MeanFieldGaussian):
-            residual = std_residual(posterior, 1.0)  # before the optimiser changes rho
+            residual = std_residual(posterior)  # before the optimiser changes rho
         self._optimizer.step()
         loss, nll, kl, penalty = (value.detach() for value in terms[:4])
         factor = terms.kl_factor

@@ -17,6 +17,7 @@ from bayesify.training.backends.requirements import (
     signature,
     why_no_closed_forms,
 )
+from bayesify.training.convergence import StdResidual, grouped
 from bayesify.training.kernel.formulas import (
     PriorForm,
     gradients,
@@ -104,20 +105,20 @@ class ClosedFormBackend(LeafBackend):
     @torch.no_grad()
     def _update(
         self, in_mean: Gradients, in_spread: Gradients, factor: float, *, with_residual: bool
-    ) -> float | None:
+    ) -> StdResidual | None:
         starts = self._elbo.bnn.layout.starts
         _gather(self._in_mean, starts, in_mean)
         if self._moments:
             _gather(self._in_rho, starts, in_spread)
-        total = 0.0
+        mean, mask, sums = self._posterior.mean, self._posterior.mask, []
         for part, prior in self._blocks:
             in_log_std = self._fill(part, prior, factor)
-            total += float(in_log_std.sum()) if with_residual else 0.0
+            if with_residual:
+                own = None if mask is None else mask[part]
+                sums.append(grouped(in_log_std, mean[part], self._std[part], own))
         self._posterior.mean.grad, self._posterior.rho.grad = self._in_mean, self._in_rho
         self._optimizer.step()
-        mask = self._posterior.mask
-        count = self._size if mask is None else int(mask.sum())
-        return total / count if with_residual and count else None
+        return StdResidual.of(torch.stack(sums).sum(0)) if with_residual else None
 
     def _forget_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)

@@ -15,6 +15,7 @@ from bayesify.training.backends.requirements import (
     signature,
     why_not_compiled,
 )
+from bayesify.training.convergence import StdResidual
 from bayesify.training.elbo import ELBO
 from bayesify.training.kernel.formulas import leaf_kind
 from bayesify.training.kernel.posterior_update import PosteriorUpdate
@@ -90,9 +91,11 @@ class CompiledBackend(LeafBackend):
         in_spread: Gradients,
         factor: float,
         *,
-        with_residual: bool,  # noqa: ARG002
-    ) -> float | None:
-        return self._posterior_update.update(in_mean, in_spread, factor)
+        with_residual: bool,
+    ) -> StdResidual | None:
+        return self._posterior_update.update(
+            in_mean, in_spread, factor, with_residual=with_residual
+        )
 
     def _run_on_device(self, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Run a whole step without reading from the device: nll and outputs."""

@@ -18,6 +18,7 @@ from bayesify.module.random_network import as_tensor
 from bayesify.noise.keys import NoiseKey, NoiseKind, Stream
 from bayesify.noise.threefry import counter_key
 from bayesify.training.backends.backend import Noise, require_finite
+from bayesify.training.convergence import StdResidual
 from bayesify.training.elbo import ELBO, ELBOTerms, detached
 from bayesify.training.kernel.formulas import LeafKind, leaf_kind, prior_blocks
 from bayesify.training.kernel.interface import Kernel
@@ -157,7 +158,7 @@ class LeafBackend(ABC):
     @abstractmethod
     def _update(
         self, in_mean: Gradients, in_spread: Gradients, factor: float, *, with_residual: bool
-    ) -> float | None:
+    ) -> StdResidual | None:
         """Update all parameters; returns ``ELBOTerms.std_residual`` where it is known."""
 
     def _prepare_passes(self, leaves: Leaves) -> None:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.training.backends.leaf import Gradients
-from bayesify.training.convergence import std_residual
+from bayesify.training.convergence import StdResidual, std_residual
 from bayesify.training.elbo import ELBO
 from bayesify.training.kernel.formulas import leaf_kind
 from bayesify.training.kernel.interface import Kernel
@@ -45,7 +45,7 @@ class ReplicaUpdates(Protocol):
         factors: Sequence[float],
         *,
         with_residual: bool,
-    ) -> list[float | None]:
+    ) -> list[StdResidual | None]:
         """Update all parameters by gradients with a leading axis of size K.
 
         Returns ``ELBOTerms.std_residual`` of each network, where it is known.
@@ -86,14 +86,15 @@ class KernelUpdates:
         in_spreads: Gradients,
         factors: Sequence[float],
         *,
-        with_residual: bool,  # noqa: ARG002
-    ) -> list[float | None]:
+        with_residual: bool,
+    ) -> list[StdResidual | None]:
         """See ``ReplicaUpdates``."""
         return [
             update.update(
                 [None if g is None else g[k] for g in in_means],
                 [None if g is None else g[k] for g in in_spreads],
                 factors[k],
+                with_residual=with_residual,
             )
             for k, update in enumerate(self._each)
         ]
@@ -153,7 +154,7 @@ class AutogradUpdates:
         factors: Sequence[float],
         *,
         with_residual: bool,
-    ) -> list[float | None]:
+    ) -> list[StdResidual | None]:
         """See ``ReplicaUpdates``."""
         roots = list(self._sources)
         gradients: list[Tensor | None] = [
@@ -168,10 +169,10 @@ class AutogradUpdates:
         trained = [(root, gradient) for root, gradient in pairs if root.requires_grad]
         if trained:
             torch.autograd.backward([root for root, _ in trained], [each for _, each in trained])
-        found: list[float | None] = [None] * len(self._elbos)
+        found: list[StdResidual | None] = [None] * len(self._elbos)
         if with_residual:
             found = [
-                std_residual(q, 1.0) if isinstance(q, MeanFieldGaussian) else None
+                std_residual(q) if isinstance(q, MeanFieldGaussian) else None
                 for q in self._posteriors
             ]
         for optimizer in self._optimizers:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from bayesify.training.convergence import StdResidual
 from bayesify.training.kernel.formulas import LeafKind, OptimizerRule, PriorBlocks, Rates
 
 __all__ = ["Kernel", "Recipe", "SampleNoise", "Vectors"]
@@ -107,7 +108,8 @@ class Kernel(Protocol):
         step: int,
         kl_factor: float,
         rates: tuple[Rates, Rates],
-    ) -> float:
+        with_residual: bool = False,
+    ) -> StdResidual | None:
         """Update mean and rho by the gradients of a step, and fill ``leaf`` for the next.
 
         Args:
@@ -118,9 +120,7 @@ class Kernel(Protocol):
             step: whose noise the weights had; ``leaf`` is then that of the next.
             kl_factor: what multiplies the KL in the loss.
             rates: of mean and of rho.
-
-        Returns:
-            The sum over the weights of the loss's derivatives in log std.
+            with_residual: whether to return the loss's derivatives in log std.
         """
 
     def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:

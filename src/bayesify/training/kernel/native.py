@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bayesify.training.convergence import SNR_BORDERS, StdResidual
 from bayesify.training.kernel.compiler import compiled_library
 from bayesify.training.kernel.formulas import Rates
 from bayesify.training.kernel.interface import Recipe, SampleNoise, Vectors
@@ -67,6 +68,7 @@ class NativeKernel:
             prior_starts=ctypes.addressof(self._prior_starts),
             priors=ctypes.addressof(self._priors),
             part=1.0 / recipe.num_samples,
+            borders=(ctypes.c_double * len(SNR_BORDERS))(*SNR_BORDERS),
             **{name: None if v is None else v.data_ptr() for name, v in addresses},
         )
 
@@ -102,7 +104,8 @@ class NativeKernel:
         step: int,
         kl_factor: float,
         rates: tuple[Rates, Rates],
-    ) -> float:
+        with_residual: bool = False,
+    ) -> StdResidual | None:
         """See :meth:`~bayesify.training.kernel.interface.Kernel.update`."""
         arguments = self._arguments
         dtype = self._vectors.mean.dtype
@@ -110,12 +113,14 @@ class NativeKernel:
             _point(self._in_mean, in_mean, dtype),
             _point(self._in_spread, in_spread, dtype),
         ]
-        arguments.kl_factor = kl_factor
+        arguments.kl_factor, arguments.with_residual = kl_factor, with_residual
         arguments.of_mean, arguments.of_rho = (_Rates(*map(float, each)) for each in rates)
         self._at(step, then=step + 1, noise=self._noise)
         self._update(ctypes.byref(arguments))
         held.clear()
-        return float(arguments.in_log_std)
+        if not with_residual:
+            return None
+        return StdResidual(tuple(arguments.in_log_std), tuple(arguments.counts))
 
     def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:
         """See :meth:`~bayesify.training.kernel.interface.Kernel.normals`."""
@@ -201,5 +206,8 @@ class _Step(ctypes.Structure):
         ("sign", ctypes.c_double),
         ("of_mean", _Rates),
         ("of_rho", _Rates),
-        ("in_log_std", ctypes.c_double),
+        ("with_residual", ctypes.c_int64),
+        ("borders", ctypes.c_double * len(SNR_BORDERS)),
+        ("in_log_std", ctypes.c_double * (len(SNR_BORDERS) + 1)),
+        ("counts", ctypes.c_int64 * (len(SNR_BORDERS) + 1)),
     ]

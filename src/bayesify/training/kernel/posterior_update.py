@@ -12,6 +12,7 @@ from torch.optim import Adam, Optimizer
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.threefry import counter_key, normals
+from bayesify.training.convergence import StdResidual
 from bayesify.training.elbo import ELBO
 from bayesify.training.kernel.formulas import OptimizerRule, Rates, leaf_kind, prior_blocks
 from bayesify.training.kernel.interface import Kernel, Recipe, SampleNoise, Vectors
@@ -87,8 +88,6 @@ class PosteriorUpdate:
         self._others = [p for p in held if p is not posterior.mean and p is not posterior.rho]
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._optimizer_called = False
-        mask = posterior.mask
-        self._count = posterior.num_weights if mask is None else int(mask.sum())
         self._leaf_is_for: tuple[int, int, int] | None = None
 
     @property
@@ -132,16 +131,20 @@ class PosteriorUpdate:
         in_mean: Sequence[Tensor | None],
         in_spread: Sequence[Tensor | None],
         factor: float,
-    ) -> float | None:
+        *,
+        with_residual: bool,
+    ) -> StdResidual | None:
         """Update all parameters; returns ``ELBOTerms.std_residual``."""
-        total = self._kernel.update(
+        residual = self._kernel.update(
             in_mean,
             in_spread,
             step=self._step,
             kl_factor=factor,
             rates=self._next_rates(),
+            with_residual=with_residual,
         )
-        return self._finish(total)
+        self._finish()
+        return residual
 
     def prepare(self, factor: float) -> None:
         """Set the numbers of the step that a captured graph takes next."""
@@ -154,16 +157,17 @@ class PosteriorUpdate:
         # A graph writes these anew at each replay, wherever ``grad`` points by then.
         self._gradients = [(parameter, parameter.grad) for parameter in self._others]
 
-    def conclude(self, *, with_residual: bool) -> float | None:
+    def conclude(self, *, with_residual: bool) -> StdResidual | None:
         """Update all other parameters after :meth:`advance`."""
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
-        return self._finish(self._on_device().total if with_residual else None)
+        self._finish()
+        return self._on_device().residual if with_residual else None
 
     def _next_rates(self) -> tuple[Rates, Rates]:
         return self._states[0].next_rates(), self._states[1].next_rates()
 
-    def _finish(self, total: float | None) -> float | None:
+    def _finish(self) -> None:
         self._posterior.mean.grad = self._posterior.rho.grad = None
         if self._others or not self._optimizer_called:
             # For the other parameters: mean and rho have no gradient. At least once, because
@@ -171,7 +175,6 @@ class PosteriorUpdate:
             self._optimizer.step()
             self._optimizer_called = True
         self._leaf_is_for = self._state()
-        return total / self._count if self._count and total is not None else None
 
     def _on_device(self) -> TensorKernel:
         if not isinstance(self._kernel, TensorKernel):

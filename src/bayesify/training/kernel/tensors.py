@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayesify.distributions.softplus import softplus
 from bayesify.noise.threefry import normals
+from bayesify.training.convergence import SNR_BORDERS, StdResidual, grouped
 from bayesify.training.kernel.formulas import (
     Gradients,
     LeafKind,
@@ -62,7 +63,7 @@ class TensorKernel:
             sign=vectors.mean.new_ones(()),
             step=torch.zeros((), dtype=torch.int32, device=device),
             numbers=torch.zeros(_NUMBERS, dtype=torch.float64, device=device),
-            total=torch.zeros((), dtype=torch.float64, device=device),
+            residual=torch.zeros(2, len(SNR_BORDERS) + 1, dtype=torch.float64, device=device),
         )
         self._noise = SampleNoise(key)
         prior = recipe.prior
@@ -105,11 +106,12 @@ class TensorKernel:
         step: int,
         kl_factor: float,
         rates: tuple[Rates, Rates],
-    ) -> float:
+        with_residual: bool = False,
+    ) -> StdResidual | None:
         """See :meth:`~bayesify.training.kernel.interface.Kernel.update`."""
         self.prepare(step, kl_factor, rates)
         self.advance(in_mean, in_spread)
-        return self.total
+        return self.residual if with_residual else None
 
     def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:
         """See :meth:`~bayesify.training.kernel.interface.Kernel.normals`."""
@@ -123,9 +125,9 @@ class TensorKernel:
         self._set_numbers(kl_factor, *map(float, rates[0]), *map(float, rates[1]))
 
     @property
-    def total(self) -> float:
-        """The result of the last :meth:`update`."""
-        return float(self._state.total)
+    def residual(self) -> StdResidual:
+        """The residual of the last :meth:`advance`."""
+        return StdResidual.of(self._state.residual)
 
     @torch.no_grad()
     def advance(self, in_mean: Sequence[Tensor | None], in_spread: Sequence[Tensor | None]) -> None:
@@ -181,7 +183,7 @@ class _State(NamedTuple):
     sign: Tensor
     step: Tensor
     numbers: Tensor
-    total: Tensor
+    residual: Tensor
 
     def normals(self) -> Tensor:
         key0, key1 = self.key.unbind()
@@ -295,7 +297,7 @@ def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_spread: Tensor | No
     )
     if state.mask is not None:
         made = Gradients(*(torch.where(state.mask, each, 0.0) for each in made))
-    state.total.copy_(made.in_log_std.sum(dtype=torch.float64))
+    state.residual.copy_(grouped(made.in_log_std, state.mean, std, state.mask))
     for value, gradient, moments, rates in (
         (state.mean, made.in_mean, state.of_mean, Rates(*both_rates[:half])),
         (state.rho, made.in_rho, state.of_rho, Rates(*both_rates[half:])),

@@ -27,6 +27,7 @@
 
 namespace {
 
+constexpr int64_t kBorders = 3;
 constexpr int64_t kChunk = 32 * kBlock;  // weights that a thread takes at a time
 
 // A vector whose parts, one for each parameter, lie apart; a part that is null is zero.
@@ -115,7 +116,10 @@ struct Step {
   double part;  // of the KL's estimate that one sample bears: 1 / S
   double sign;  // -1 for the opposite of the key's noise
   Rates of_mean, of_rho;
-  double in_log_std;  // out: the sum of the loss's derivatives in log std
+  int64_t with_residual;  // whether to fill the last two
+  double borders[kBorders];  // between groups of weights by signal-to-noise ratio |mean| / std
+  double in_log_std[kBorders + 1];  // out: the sum of the loss's derivatives in log std, by group
+  int64_t counts[kBorders + 1];     // out: the weights of each group
 };
 }
 
@@ -148,6 +152,15 @@ struct Mover {
 
   Real lr, beta1, beta2, rest1, rest2, eps, root;
 };
+
+// The group of each weight by its signal-to-noise ratio.
+inline void find_groups(const Step* s, int64_t base, int64_t size, uint8_t* group) {
+  for (int64_t j = 0; j < size; ++j) {
+    const Real signal = std::fabs(s->mean[base + j]), std = softplus(s->rho[base + j]);
+    group[j] = 0;
+    for (int64_t k = 0; k < kBorders; ++k) group[j] += signal > Real(s->borders[k]) * std;
+  }
+}
 
 // What the network runs on next.
 inline void fill_leaf(const Step* s, int64_t base, int64_t size, [[maybe_unused]] Real* noise) {
@@ -254,12 +267,14 @@ extern "C" void update(Step* s) {
   [[maybe_unused]] const Real numbers[3] = {Real(s->priors[0]), Real(s->priors[1]),
                                             Real(s->priors[2])};
 #endif
-  double total = 0.0;
-#pragma omp parallel for schedule(static) num_threads(s->num_threads) reduction(+ : total)
+  double sums[kBorders + 1] = {};
+  int64_t counts[kBorders + 1] = {};
+#pragma omp parallel for schedule(static) num_threads(s->num_threads) reduction(+ : sums, counts)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
     Real noise[kBlock] = {}, grad_mean[kBlock];
     [[maybe_unused]] Real grad_spread[kBlock];
-    Real centre[kBlock] = {}, strength[kBlock];
+    Real centre[kBlock] = {}, strength[kBlock], log_std[kBlock];
+    uint8_t group[kBlock];
     std::fill(strength, strength + kBlock, kl_factor);
     Parts in_mean(s->starts, s->num_parameters, s->in_mean, start);
 #if BLOCKS
@@ -296,8 +311,8 @@ extern "C" void update(Step* s) {
 #endif
       Real *mean_first = s->mean_first + base, *rho_first = s->rho_first + base;
       Real *mean_second = s->mean_second + base, *rho_second = s->rho_second + base;
-      Real sum = 0;
-#pragma omp simd reduction(+ : sum)
+      if (s->with_residual) find_groups(s, base, size, group);
+#pragma omp simd
       for (int64_t j = 0; j < size; ++j) {
         const Spread q = spread_of(rho[j]);
         const Real centred = mean[j] - centre[j];
@@ -334,11 +349,17 @@ extern "C" void update(Step* s) {
 #endif
         mean[j] = move_mean(mean[j], total_mean, mean_first + j, mean_second + j);
         rho[j] = move_rho(rho[j], in_log_std * q.ratio, rho_first + j, rho_second + j);
-        sum += in_log_std;
+        log_std[j] = in_log_std;
       }
-      total += sum;
+      if (s->with_residual)
+        for (int64_t j = 0; j < size; ++j)
+          if (!s->mask || s->mask[base + j]) {
+            sums[group[j]] += log_std[j];
+            ++counts[group[j]];
+          }
       fill_leaf(s, base, size, noise);
     }
   }
-  s->in_log_std = total;
+  std::copy_n(sums, kBorders + 1, s->in_log_std);
+  std::copy_n(counts, kBorders + 1, s->counts);
 }
