@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
 from bayesify.metrics import (
+    Reliability,
     brier,
     classification_metrics,
     error_percent,
@@ -122,6 +123,24 @@ def test_reliability_against_numpy_and_its_own_calibration_error():
     np.testing.assert_allclose(r.accuracy[~empty], sums[~empty.numpy()] / counts[~empty.numpy()])
     gaps = (r.counts / r.counts.sum() * (r.accuracy - r.confidence).abs()).nansum()
     assert expected_calibration_error(probs, y, 10) == pytest.approx(gaps.item(), rel=1e-4)
+
+
+def test_a_bin_includes_its_lower_limit():
+    probs = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0], [0.45, 0.45, 0.1]])
+    y = torch.tensor([0, 1, 2])
+    assert reliability(probs, y, bins=4).counts.tolist() == [0, 1, 1, 1]
+    assert reliability(probs, y, bins=2).counts.tolist() == [1, 2]
+
+
+def test_shares_of_many_examples_are_summed_in_float64():
+    # 2**24 + 1 is no float32.
+    few = Reliability(
+        torch.tensor([0.0, 0.5, 1.0]),
+        torch.tensor([0.0, 1.0], dtype=torch.float64),
+        torch.tensor([1.0, 1.0], dtype=torch.float64),
+        torch.tensor([1, 2**24]),
+    )
+    assert few.mean_gap == 1 / (2**24 + 1)
 
 
 def test_classification_metrics_read_the_averaged_prediction():

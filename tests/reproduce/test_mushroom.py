@@ -148,6 +148,8 @@ def test_the_numbers_are_those_of_their_definitions() -> None:
     assert (curve[1], curve[2], curve[3000]) == (0.0, 35.0, metrics["regret"])
     worse = experiment.measured(record(3000, 2020))
     assert worse["regret_last"] == 350.0
+    # The first of the last 1,000 is eaten too, and poisonous.
+    assert experiment.measured(record(3001, 2011))["regret_last"] == 35.0 * 5
 
 
 def test_of_few_interactions_all_are_the_last() -> None:

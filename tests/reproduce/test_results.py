@@ -100,6 +100,14 @@ def test_full_and_quick_are_the_same_protocol() -> None:
     assert names == {"dataset", "hidden", "splits"}
 
 
+def test_the_standard_error_is_that_of_the_mean_over_splits() -> None:
+    metrics = {"test_nll": [1.0, 3.0, 5.0], "test_rmse": [2.0, 2.0, 2.0]}
+    rows: list[Any] = [{"config": {"dataset": "yacht"}, "metrics": metrics}]
+    # The standard deviation over the splits is 2.
+    assert f"| **bayesify** | 3.00 +- {2 / 3**0.5:.2f} |" in uci.table(rows)
+    assert "| **bayesify** | 2.00 +- 0.00 |" in uci.table(rows)
+
+
 def test_the_table_counts_what_it_says() -> None:
     nll = {"boston": (2.47, 0.02), "yacht": (0.60, 0.01), "energy": (2.1, 0.1)}
     text = table_of_means(nll, dict.fromkeys(nll, (1.0, 0.1)))

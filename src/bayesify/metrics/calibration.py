@@ -39,6 +39,13 @@ class Reliability:
     accuracy: Tensor
     counts: Tensor
 
+    @property
+    def mean_gap(self) -> float:
+        """The mean of |accuracy - confidence|, each bin weighted by its number of examples."""
+        share = self.counts.double() / self.counts.sum()
+        # nansum: the accuracy of an empty bin is nan.
+        return float((share * (self.accuracy - self.confidence).abs()).nansum())
+
 
 def expected_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> float:
     """Return the mean of |accuracy - confidence| over equal bins of confidence, from 0 to 1.
@@ -59,7 +66,7 @@ def expected_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> floa
         >>> expected_calibration_error(probs, torch.tensor([0, 1]))
         0.25
     """
-    return _mean_gap(reliability(probs, y, bins))
+    return reliability(probs, y, bins).mean_gap
 
 
 def adaptive_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> float:
@@ -86,7 +93,7 @@ def adaptive_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> floa
     ordered = _confidence(probs)[0].sort().values
     inner = ordered[[number * len(ordered) // bins for number in range(1, bins)]]
     edges = torch.cat((torch.zeros(1), inner, torch.ones(1)))
-    return _mean_gap(_binned(probs, y, edges.double()))
+    return _binned(probs, y, edges.double()).mean_gap
 
 
 def calibration_error(
@@ -157,9 +164,3 @@ def _binned(probs: Tensor, y: Tensor, edges: Tensor) -> Reliability:
     sums[1].index_add_(0, index, (predicted == y.cpu()).double())
     means = sums / counts
     return Reliability(edges, means[0], means[1], counts)
-
-
-def _mean_gap(diagram: Reliability) -> float:
-    share = diagram.counts / diagram.counts.sum()
-    # nansum: the accuracy of an empty bin is nan.
-    return float((share * (diagram.accuracy - diagram.confidence).abs()).nansum())
