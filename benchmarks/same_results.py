@@ -6,6 +6,7 @@ Both versions run this script; equal digests mean equal weights, bit for bit::
     python benchmarks/same_results.py --against before.json # with the newer one
 
 It knows the names of the arguments before and after they were renamed, so that it runs with both.
+Another CPU or PyTorch rounds differently: make both files on one machine. Each names its own.
 """
 
 from __future__ import annotations
@@ -188,6 +189,18 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return found.hexdigest()
 
 
+def machine() -> str:
+    """What the rounding of a result depends on."""
+    flags = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith(("model name", "flags"))
+    ]
+    properties = hashlib.sha256("\n".join(sorted(set(flags))).encode()).hexdigest()[:12]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{capability} CPU {properties}, torch {torch.__version__}"
+
+
 def main() -> None:
     """Run everything; print a line for each run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -196,14 +209,23 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = {}
-    wanted = json.loads(options.against.read_text()) if options.against else {}
+    wanted: dict[str, str] = {}
+    if options.against:
+        stored = json.loads(options.against.read_text())
+        wanted = stored["weights"]
+        if stored["machine"] != machine():
+            raise SystemExit(
+                f"{options.against} was made on another machine ({stored['machine']}) than this "
+                f"({machine()}), which rounds differently; make it here with the older version"
+            )
     for name, run in RUNS.items():
         with warnings.catch_warnings(action="ignore"):
             found[name] = digest(run())
         same = "" if name not in wanted else "same" if wanted[name] == found[name] else "DIFFERENT"
         print(f"{name:55s} {found[name][:16]} {same}", flush=True)
     if options.out:
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+        document = {"machine": machine(), "weights": found}
+        options.out.write_text(json.dumps(document, indent=2) + "\n")
     if any(wanted.get(name, value) != value for name, value in found.items()):
         raise SystemExit("some runs end with other weights")
 
