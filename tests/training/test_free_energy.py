@@ -86,6 +86,12 @@ def test_a_point_estimate_and_no_data_have_none() -> None:
     assert free_energy_ignoring_data(elbo, []) is None
 
 
+def test_only_what_is_above_it_is_above_it() -> None:
+    for own, above in ((2.0, False), (2.5, False), (2.6, True), (None, False)):
+        row = {"free_energy": own, "free_energy_ignoring_data": 2.5}
+        assert is_above_ignorance(row) is above
+
+
 def trained(capsys: pytest.CaptureFixture[str], **options: Any) -> tuple[bf.training.History, str]:
     bnn = bf.BayesianModule(wide_net(), prior=bf.Gaussian(1.0), init_std=options.pop("init_std"))
     inputs, targets = examples(N)

@@ -210,6 +210,9 @@ TASKS = {
     "slopes, local": Task("gaussian", "sgd", net=Slopes, bnn=LOCAL),
     "by group": Task("gaussian", bnn=options(prior=by_group(Gaussian))),
     "by group, laplace": Task("laplace", "sgd", bnn=options(prior=by_group(Laplace))),
+    "two groups": Task(
+        "gaussian", bnn=options(prior=ByGroup({"0.*": Gaussian(0.1), "*": Gaussian(0.7)}))
+    ),
     "by group, mixture": Task("scale-mixture-wide", "momentum", bnn=options(prior=by_group(mixed))),
     "by group, pruned": Task("laplace", bnn=options(prior=by_group(Laplace)), pruned=0.6),
     "by group, pair": Task(
