@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter, defaultdict
@@ -74,7 +75,7 @@ class Tester:
             "verdict": f"caught by the {self._kind} suite" if caught else "survived",
             "outcome": answer.outcome,
             "test": answer.failed[0] if answer.failed else None,
-            "message": answer.message,
+            "message": without_folders(answer.message),
             "suite": self._kind,
             "tests_run": ran,
             "tests_left_out": left_out,
@@ -99,6 +100,11 @@ class Tester:
             return True
         self._suite.excluded.add(test)
         return False
+
+
+def without_folders(text: str) -> str:
+    """Shorten absolute paths, which differ between machines, to the names of files."""
+    return re.sub(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])", ".../", text)
 
 
 def read_records() -> dict[str, dict[str, Any]]:

@@ -126,6 +126,12 @@ def test_the_id_lasts_while_other_lines_change(faults: ModuleType) -> None:
     assert (before.line, after.line) == (1, 2)
 
 
+def test_messages_name_no_folder_of_a_machine(scripts: None) -> None:
+    shortened = importlib.import_module("mutations").without_folders
+    text = 'File "/home/me/tree-0/src/io.py", line 3\n/tmp/x/test_io.py:7: Error, 1/2 of a/b'
+    assert shortened(text) == 'File ".../io.py", line 3\n.../test_io.py:7: Error, 1/2 of a/b'
+
+
 def test_near_tests_come_first_and_the_limit_holds(faults: ModuleType) -> None:
     suite = importlib.import_module("mutation_suite").Suite(
         durations={
