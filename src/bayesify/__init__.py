@@ -51,6 +51,7 @@ from bayesify.estimators import (
 from bayesify.io import load, save
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.pretrained import RelativeStd, last_layer
+from bayesify.module.random_network import SharedNoiseWarning
 from bayesify.prediction import Predictive
 from bayesify.pruning import prune, snr
 from bayesify.training import fit, fit_replicas
@@ -65,6 +66,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     # model
     "BayesianModule",
     "ParameterLayout",
+    "SharedNoiseWarning",
     "last_layer",
     "RelativeStd",
     # likelihoods

@@ -38,7 +38,11 @@ from bayesify.distributions.layout import NORMALIZATION_LAYERS
 from bayesify.noise.keys import NoiseKey, Stream
 
 # Said once by the library of CPU kernels; the outputs are the same.
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported"),
+    # The laws compare networks of one seed.
+    pytest.mark.filterwarnings("ignore::bayesify.module.random_network.SharedNoiseWarning"),
+]
 
 TARGETS = torch.arange(N) % CLASSES
 #: float64 sums of fewer than a hundred terms of size 1, in another order.
@@ -262,8 +266,6 @@ LAWS = (
 )
 
 
-# The laws compare networks of one seed.
-@pytest.mark.filterwarnings("ignore::bayesify.module.random_network.SharedNoiseWarning")
 @each_specimen
 def test_laws(specimen: Specimen, names: list[str], tmp_path: Path) -> None:
     for name in names:

@@ -17,14 +17,15 @@ from torch.optim import SGD, Adam, Optimizer, swa_utils
 from bayesify import (
     ELBO,
     BayesianModule,
+    Delta,
     Estimator,
     Flipout,
     LocalReparameterization,
     ScaleMixture,
+    SharedNoiseWarning,
     WeightSampling,
     kl_divergence,
 )
-from bayesify.module.random_network import SharedNoiseWarning
 
 N = 64
 ESTIMATORS = [WeightSampling(), LocalReparameterization(), Flipout()]
@@ -293,5 +294,12 @@ def test_networks_that_share_their_noise_are_warned_of() -> None:
         lonely = model(84)
         for _ in range(3):
             lonely(x)
+        points = nn.Sequential(*[BayesianModule(nn.Linear(3, 3), posterior=Delta) for _ in "ab"])
+        for _ in range(3):
+            points(x)
     with pytest.warns(SharedNoiseWarning, match=r"with seed=83 .* such as .*seed=84"):
         same(x)
+    three = model(85, 85, 85)
+    with pytest.warns(SharedNoiseWarning, match=r"with seed=85"):
+        for _ in range(2):
+            three(x)

@@ -32,6 +32,7 @@ from bayesify.reproduce.papers.blundell.weight_average import TrajectoryMean
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the posterior's standard deviations:UserWarning"),
     pytest.mark.filterwarnings("ignore:tempered objective:UserWarning"),
+    pytest.mark.filterwarnings("ignore:free energy:UserWarning"),
 ]
 NAMES = ("blundell-table1", "blundell-pruning", "blundell-recipe")
 

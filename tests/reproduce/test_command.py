@@ -118,7 +118,7 @@ def test_uncommitted_code_stores_nothing_unless_told_to(
     with_toy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_commit(monkeypatch, f"{COMMIT}-dirty")
-    check_refused(bayesify("reproduce", "toy"), "differ from 0123456789ab;", "--uncommitted")
+    check_refused(bayesify("reproduce", "toy"), "differs from 0123456789ab;", "--uncommitted")
     assert not (with_toy / "results").exists()
     assert bayesify("reproduce", "toy", "--quick").code == 0
     assert bayesify("reproduce", "toy", "--uncommitted", "--seeds", "1").code == 0

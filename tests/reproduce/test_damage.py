@@ -19,7 +19,10 @@ from tests.reproduce.test_experiments import Silent, toy
 from bayesify.io import StorageError
 from bayesify.reproduce import EXPERIMENTS, Context, Job, reproduce
 
-pytestmark = pytest.mark.filterwarnings("ignore:the posterior's standard deviations")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the posterior's standard deviations"),
+    pytest.mark.filterwarnings("ignore:free energy:UserWarning"),
+]
 
 
 @pytest.mark.parametrize("out", ["file", "file/folder"])

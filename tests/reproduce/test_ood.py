@@ -23,7 +23,10 @@ from bayesify.reproduce import Context, Job, Result, find_experiment, reproduce
 from bayesify.reproduce.papers import mnist_ood as ood
 
 EXPERIMENT = find_experiment("mnist-ood")
-pytestmark = pytest.mark.filterwarnings("ignore:the posterior's standard deviations")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the posterior's standard deviations"),
+    pytest.mark.filterwarnings("ignore:free energy:UserWarning"),
+]
 SMALL = {"hidden": [20], "epochs": 3, "batch_size": 20}
 
 

@@ -27,7 +27,10 @@ from bayesify.reproduce.papers.pyro_local.notebook_table import (
 )
 from bayesify.reproduce.papers.pyro_local.rated_gaussian import RatedGaussian
 
-pytestmark = pytest.mark.filterwarnings("ignore:the posterior's standard deviations")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the posterior's standard deviations"),
+    pytest.mark.filterwarnings("ignore:free energy:UserWarning"),
+]
 EXPERIMENT = find_experiment("pyro-local")
 
 

@@ -25,7 +25,10 @@ from bayesify.reproduce.papers.estimator_comparison import gradient_variance
 from bayesify.reproduce.papers.koca_dittmann import REPORTED as KOCA
 from bayesify.reproduce.papers.rahmanto.widths import REPORTED as RAHMANTO
 
-pytestmark = pytest.mark.filterwarnings("ignore:the posterior's standard deviations")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the posterior's standard deviations"),
+    pytest.mark.filterwarnings("ignore:free energy:UserWarning"),
+]
 NAMES = ("koca-dittmann", "rahmanto-widths", "estimators")
 
 

@@ -19,7 +19,10 @@ from tests.killable import EPOCHS, Silent3, start, trains, without_times
 from bayesify.io import StorageError
 from bayesify.reproduce import Job, read_results, reproduce
 
-pytestmark = pytest.mark.filterwarnings("ignore:the posterior's standard deviations")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the posterior's standard deviations"),
+    pytest.mark.filterwarnings("ignore:free energy:UserWarning"),
+]
 
 
 def test_a_killed_run_loses_one_epoch(tmp_path: Path, epochs_done: Path) -> None:

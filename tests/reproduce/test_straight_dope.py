@@ -29,7 +29,10 @@ from bayesify.reproduce.harness.image_runs import settings_of, trained
 from bayesify.reproduce.papers.straight_dope import gluon, scratch
 from bayesify.reproduce.papers.straight_dope.accuracy_and_pruning import TrainAccuracy
 
-pytestmark = pytest.mark.filterwarnings("ignore:the posterior's standard deviations")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the posterior's standard deviations"),
+    pytest.mark.filterwarnings("ignore:free energy:UserWarning"),
+]
 NAMES = ("straight-dope-scratch", "straight-dope-gluon")
 TINY = {"epochs": 3, "limit": 400, "test_samples": 2}
 
@@ -86,7 +89,6 @@ def test_two_quick_runs_differ_in_their_times_only(name: str, tmp_path: Path) ->
         assert (nothing["weights_left"], nothing["error_mean_weights"]) == (0, 90.2)
 
 
-@pytest.mark.filterwarnings("ignore:free energy:UserWarning")
 def test_the_network_as_described_is_what_train_trains() -> None:
     (job,) = tiny(NAMES[0]).jobs((3,), True)[:1]
     metrics = scratch.run(job, Context())

@@ -1,4 +1,4 @@
-"""The free energy, next to that of the best network that ignores the data."""
+"""The free energy, next to that of a network whose means are untrained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.optim import Adam
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader
-from bayesify.training.free_energy import free_energy_ignoring_data, is_above_ignorance
+from bayesify.training.free_energy import is_above_untrained, untrained_free_energy
 
 N = 2000
 
@@ -29,12 +29,17 @@ def examples(count: int = 256) -> tuple[Tensor, Tensor]:
     return inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 1).long()
 
 
+def untrained(elbo: bf.ELBO) -> float:
+    found = untrained_free_energy(elbo, [examples()])
+    assert found is not None
+    assert 0.0 <= found.error < 0.2
+    return found.value
+
+
 @torch.no_grad()
-def by_hand(elbo: bf.ELBO, of_last: float, of_others: float) -> float:
+def by_hand(elbo: bf.ELBO, std: Tensor) -> float:
     """The free energy of means 0 with these stds, over many samples."""
     bnn = elbo.bnn
-    std = torch.full_like(bnn.posterior.mean, of_others)
-    std[-153:] = of_last
     q = bf.MeanFieldGaussian(torch.zeros_like(std), std)
     noise = torch.randn(100, len(std), generator=torch.Generator().manual_seed(2))
     draw = q.draw(noise)
@@ -44,52 +49,115 @@ def by_hand(elbo: bf.ELBO, of_last: float, of_others: float) -> float:
     return float(torch.stack(nlls).mean() + kl / elbo.num_data)
 
 
-@pytest.mark.parametrize(
-    "prior", [bf.Gaussian(1.0), bf.Laplace(0.5), bf.ScaleMixture(0.2, 1.0, 0.05)], ids=str
-)
-def test_no_std_of_a_grid_is_better(prior: bf.Prior) -> None:
+PRIORS: list[tuple[bf.Prior, float]] = [  # and the std of the least KL
+    (bf.Gaussian(1.0), 1.0),
+    (bf.Laplace(0.5), 0.56),
+    (bf.ScaleMixture(0.2, 1.0, 0.05), 0.055),
+    (bf.ScaleMixture(0.75, 1.0, math.exp(-7)), 0.95),  # the KL has two minima
+]
+
+
+@pytest.mark.parametrize(("prior", "cheapest"), PRIORS, ids=str)
+def test_no_std_of_a_grid_is_better(prior: bf.Prior, cheapest: float) -> None:
     elbo = bf.ELBO(bf.BayesianModule(wide_net(), prior=prior), num_data=N)
-    found = free_energy_ignoring_data(elbo, [examples()])
-    assert found is not None
-    stds = [0.01 * 2.5**i for i in range(7)]
-    best = min(
-        by_hand(elbo, of_last, of_others) for of_last in stds for of_others in {of_last, *stds[3:]}
-    )
-    assert found == pytest.approx(best, abs=0.03)
+    stds = torch.cat([torch.logspace(-4, 0.5, 12), torch.tensor([cheapest])])
+    best = math.inf
+    for of_last in stds:
+        for of_others in (of_last, torch.tensor(cheapest)):
+            std = of_others.repeat(503)
+            std[-153:] = of_last
+            best = min(best, by_hand(elbo, std))
+    assert untrained(elbo) == pytest.approx(best, abs=0.06)
 
 
-def test_a_learned_width_costs_nothing() -> None:
+def test_each_group_has_what_its_prior_asks_for() -> None:
+    narrow = bf.ByGroup({"2.*": bf.Gaussian(0.02), "*": bf.Gaussian(1.0)})
+    elbo = bf.ELBO(bf.BayesianModule(wide_net(), prior=narrow), num_data=N)
+    std = torch.ones(503)
+    std[-153:] = 0.02
+    assert untrained(elbo) == pytest.approx(by_hand(elbo, std), abs=0.02)
+
+
+@pytest.mark.parametrize("options", [{"min_size": 2}, {"min_size": 400, "per_parameter": False}])
+def test_a_learned_width_costs_nothing(options: dict[str, Any]) -> None:
     # The prior's width follows that of the posterior, which may then be as narrow as it likes.
-    bnn = bf.BayesianModule(wide_net(), prior=bf.EmpiricalGaussian(min_size=2))
-    inputs, targets = examples()
-    found = free_energy_ignoring_data(bf.ELBO(bnn, num_data=N), [(inputs, targets)])
-    assert found == pytest.approx(math.log(3), abs=0.02)
+    bnn = bf.BayesianModule(wide_net(), prior=bf.EmpiricalGaussian(**options))
+    assert untrained(bf.ELBO(bnn, num_data=N)) == pytest.approx(math.log(3), abs=0.02)
 
 
 def test_the_network_stays_as_it_is() -> None:
-    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(), nn.Linear(5, 3))
-    bnn = bf.BayesianModule(net, prior_mean="initial").train()
+    net = nn.Sequential(
+        nn.Linear(6, 5), nn.BatchNorm1d(5, affine=False), nn.Dropout(), nn.Linear(5, 3)
+    )
+    bnn = bf.BayesianModule(net).train()
     before = {name: value.clone() for name, value in bnn.state_dict().items()}
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    assert free_energy_ignoring_data(bf.ELBO(bnn, num_data=N), [examples()]) is not None
+    untrained(bf.ELBO(bnn, num_data=N))
     assert bnn.net.training
     assert torch.equal(torch.get_rng_state(), state)
     for name, value in bnn.state_dict().items():
         assert torch.equal(value, before[name]), name
 
 
-def test_a_point_estimate_and_no_data_have_none() -> None:
-    point = bf.BayesianModule(wide_net(), posterior=bf.Delta)
-    assert free_energy_ignoring_data(bf.ELBO(point, num_data=N), [examples()]) is None
-    elbo = bf.ELBO(bf.BayesianModule(wide_net()), num_data=N)
-    assert free_energy_ignoring_data(elbo, []) is None
+class Editing(nn.Module):
+    """A network that edits its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.mul_(0.5))
+
+
+def test_inputs_that_a_network_edits_are_the_same_again() -> None:
+    inputs, targets = examples()
+    elbo = bf.ELBO(bf.BayesianModule(Editing()), num_data=N)
+    kept = inputs.clone()
+    assert untrained_free_energy(elbo, [(inputs, targets)]) is not None
+    assert torch.equal(inputs, kept)
+
+
+class Own(bf.Prior):
+    """A prior with a scale for each weight."""
+
+    def __init__(self, size: int) -> None:
+        self.scale = torch.ones(size)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        return -0.5 * (weights / self.scale).square()
+
+
+class OwnELBO(bf.ELBO):
+    """An objective of its own."""
+
+
+def test_where_it_would_be_no_comparison_there_is_none() -> None:
+    learned = bf.GaussianLikelihood(1.0, learn_std=True)
+    made = {
+        "no examples": (bf.ELBO(bf.BayesianModule(wide_net()), num_data=N), []),
+        **{
+            name: (bf.ELBO(bf.BayesianModule(wide_net(), **options), num_data=N), [examples()])
+            for name, options in {
+                "point estimate": {"posterior": bf.Delta},
+                "other means": {"prior_mean": "initial"},
+                "own prior": {"prior": Own(503)},
+                "learned noise": {"likelihood": learned},
+                "other parameters": {"exclude": ["2.*"]},
+            }.items()
+        },
+        "own objective": (OwnELBO(bf.BayesianModule(wide_net()), num_data=N), [examples()]),
+    }
+    for name, (elbo, minibatches) in made.items():
+        assert untrained_free_energy(elbo, minibatches) is None, name
 
 
 def test_only_what_is_above_it_is_above_it() -> None:
     for own, above in ((2.0, False), (2.5, False), (2.6, True), (None, False)):
-        row = {"free_energy": own, "free_energy_ignoring_data": 2.5}
-        assert is_above_ignorance(row) is above
+        row = {"free_energy": own, "free_energy_untrained": 2.5}
+        assert is_above_untrained(row) is above
+        assert not is_above_untrained({**row, "free_energy_untrained_error": 0.06})
 
 
 def trained(capsys: pytest.CaptureFixture[str], **options: Any) -> tuple[bf.training.History, str]:
@@ -108,14 +176,27 @@ def test_a_run_above_it_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     last = rows[-1]
     assert last["free_energy"] == pytest.approx(last["nll"] + last["kl"] / N)
     assert last["nll"] < 0.3
-    assert is_above_ignorance(last)
+    assert is_above_untrained(last)
     assert "worth less than no training" in printed
-    assert all(row["free_energy_ignoring_data"] is None for row in rows[:-1])
+    assert all(row["free_energy_untrained"] is None for row in rows[:-1])
 
 
 @pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 def test_a_run_below_it_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     rows, printed = trained(capsys, epochs=60, init_std=0.3)
-    assert not is_above_ignorance(rows[-1])
+    assert not is_above_untrained(rows[-1])
     assert "free energy" in printed
     assert "worth less" not in printed
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_the_line_names_the_network_of_several(capsys: pytest.CaptureFixture[str]) -> None:
+    made = [bf.BayesianModule(wide_net(), init_std=std, seed=7) for std in (0.3, 1e-4)]
+    elbos = [bf.ELBO(bnn, num_data=256) for bnn in made]
+    histories = bf.fit_replicas(elbos, TensorLoader(*examples(), 64), epochs=1)
+    assert all(is_above_untrained(rows[-1]) for rows in histories)
+    lines = capsys.readouterr().err.splitlines()
+    one, two = [line for line in lines if "free energy" in line]
+    assert one.startswith("network 0: free energy")
+    assert two.startswith("network 1: free energy")
+    assert f" {histories[1][-1]['free_energy']:.2f} nats" in two

@@ -6,8 +6,9 @@ import copy
 import operator
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -101,9 +102,10 @@ class RandomNetwork(nn.Module):
         Warns:
             SharedNoiseWarning: two networks with one seed are run in turn.
         """
-        if not torch.compiler.is_compiling():
-            _warn_of_shared_noise(self)
-        key = NoiseKey(self.seed, Stream.CALL, read_counter(self._calls))
+        counter = read_counter(self._calls)
+        if isinstance(counter, int) and not isinstance(self.posterior, Delta):
+            _warn_of_shared_noise(self, counter)
+        key = NoiseKey(self.seed, Stream.CALL, counter)
         increment_counter(self._calls)
         rank = process_rank()
         outputs, _ = self._run_samples(args, kwargs, key, range(rank, rank + 1), self.posterior)
@@ -226,27 +228,40 @@ class SharedNoiseWarning(UserWarning):
     """Two networks draw the same noise, because they have one seed."""
 
 
-#: The two networks that ran last with each seed.
-_last_callers: dict[int, tuple[weakref.ref[RandomNetwork] | None, weakref.ref[RandomNetwork]]] = {}
+class _ForwardPass(NamedTuple):
+    """A forward pass with noise: the seed, its counter, and the network."""
+
+    seed: int
+    counter: int
+    network: weakref.ref[RandomNetwork]
 
 
-def _warn_of_shared_noise(network: RandomNetwork) -> None:
-    """Warn where a network runs, then another one with the same seed, then the first again.
+#: The last forward passes with noise.
+_recent: deque[_ForwardPass] = deque(maxlen=32)
 
-    As parts of one model they would be correlated, which a mean field is not.
+
+def _warn_of_shared_noise(network: RandomNetwork, counter: int) -> None:
+    """Warn where networks of one seed run in turn, as the parts of one model do.
+
+    The parts of such a model would be correlated, which a mean field is not. A network is run in
+    turn with another one that ran since this network's own last pass.
     """
-    earlier, last = _last_callers.get(network.seed, (None, None))
-    _last_callers[network.seed] = (last, weakref.ref(network))
-    other = last() if last is not None else None
-    if other in (None, network) or earlier is None or earlier() is not network:
-        return
-    warnings.warn(
-        f"two Bayesian modules with seed={network.seed} run in turn and draw the same noise; if "
-        "they are parts of one model, give each its own, such as "
-        f"BayesianModule(net, seed={network.seed + 1})",
-        SharedNoiseWarning,
-        stacklevel=5,
-    )
+    since: list[_ForwardPass] = []
+    for earlier in reversed(_recent):
+        if earlier.seed == network.seed and earlier.network() is network:
+            break
+        since.append(earlier)
+    else:
+        since = []
+    _recent.append(_ForwardPass(network.seed, counter, weakref.ref(network)))
+    if any(e.seed == network.seed and e.counter <= counter and e.network() for e in since):
+        warnings.warn(
+            f"two Bayesian modules with seed={network.seed} run in turn and draw the same noise; "
+            "if they are parts of one model, give each its own, such as "
+            f"BayesianModule(net, seed={network.seed + 1}); it is harmless if they are two models",
+            SharedNoiseWarning,
+            stacklevel=5,
+        )
 
 
 def as_tensor(output: object) -> Tensor:

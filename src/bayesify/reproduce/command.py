@@ -60,9 +60,7 @@ def reproduce(
     ] = None,
     uncommitted: Annotated[
         bool,
-        typer.Option(
-            "--uncommitted", help="Run although files of the checkout differ from its commit."
-        ),
+        typer.Option("--uncommitted", help="Run although the code differs from its commit."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -73,8 +71,8 @@ def reproduce(
     stopped or killed at any moment, after its last epoch; finished jobs are not run again. The
     same command in a second terminal shares the work.
 
-    A result names the commit of the code that made it. Where files of the checkout differ from that
-    commit, nothing is run without --uncommitted, which marks the results as such.
+    A result names the commit of the code that made it. Where the code of the checkout differs from
+    that commit, nothing is run without --uncommitted, which marks the results as such.
     """
     if list_ == (name is not None):
         raise ConfigError("reproduce needs the name of an experiment, or --list and no name")
@@ -130,7 +128,7 @@ def _check_committed(experiment: Experiment, folder: Path, seeds: Sequence[int])
     """Check that new results can be traced to a commit.
 
     Raises:
-        ConfigError: files of the checkout differ from its commit, and results are missing.
+        ConfigError: the code differs from its commit, and results are missing.
     """
     found = commit()
     if found is None or not found.endswith("-dirty"):
@@ -139,7 +137,7 @@ def _check_committed(experiment: Experiment, folder: Path, seeds: Sequence[int])
     if all(stored_result(experiment, folder, job, quick=False) is not None for job in jobs):
         return
     raise ConfigError(
-        "results must be of a commit, but files of the checkout differ from "
+        "results must be of a commit, but the code in src differs from "
         f"{found.removesuffix('-dirty')[:12]}; commit or undo the changes, or pass --uncommitted "
         "to store results that are marked as made by uncommitted code"
     )

@@ -76,8 +76,8 @@ def fit(
     Returns:
         The history, a row per epoch: epoch (from 1), loss and nll (nats per example, averaged over
         the epoch), kl and penalty (nats, at the last minibatch), free_energy (nll + kl / N, nats
-        per example, whatever the temperature), free_energy_ignoring_data (in the last row, of the
-        best network that ignores the data, see ``training.free_energy``), train_error (of the
+        per example, whatever the temperature), free_energy_untrained and its standard error (in the
+        last row, with all means at zero, see ``training.free_energy``), train_error (of the
         training outputs), validation_error and validation_nll (of the mean weights), std_median,
         std_residual and its columns by group (nats per weight, see
         ``training.convergence.ResidualMeter.row``), learning_rate, data_per_second, seconds (of

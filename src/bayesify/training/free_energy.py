@@ -1,200 +1,316 @@
-"""Compare the free energy of a network with that of the best one that ignores the data."""
+"""Compare the free energy of a network with that of one whose means are untrained."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from bayesify.distributions.by_group import EmpiricalGaussian
 from bayesify.distributions.kl import kl_divergence
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import MeanFieldGaussian
-from bayesify.distributions.priors import BlockPrior, Prior
+from bayesify.distributions.priors import (
+    BlockPrior,
+    Gaussian,
+    Laplace,
+    Prior,
+    ScaleMixture,
+    StudentT,
+)
 from bayesify.estimators import stateless
 from bayesify.module.inputs import Inputs
 from bayesify.noise.keys import NoiseKey, Stream
+from bayesify.training.backends.requirements import why_own_code
 from bayesify.training.elbo import ELBO
 
 __all__ = [
     "FirstExamples",
-    "free_energy_ignoring_data",
-    "free_energy_remark",
-    "is_above_ignorance",
+    "UntrainedFreeEnergy",
+    "free_energy_note",
+    "is_above_untrained",
+    "untrained_columns",
+    "untrained_free_energy",
 ]
 
-#: Examples and weight samples on which a network that ignores the data is measured: its nll hardly
-#: depends on which.
-_EXAMPLES, _SAMPLES = 256, 2
-#: Where a standard deviation is looked for, and in how many steps of golden sections.
-_LOWEST, _HIGHEST, _STEPS = 1e-6, 1e2, 12
+#: Examples, and weight samples of the search and of the result.
+_EXAMPLES, _SEARCH_SAMPLES, _SAMPLES = 256, range(2), range(2, 10)
+#: Standard deviations that are tried, before the best is refined by golden sections.
+_GRID = [10.0 ** (-6 + i / 4) for i in range(33)]
+_REFINEMENTS = 4
 #: Points of a weight's density where a KL has no closed form.
 _POINTS = 4096
+_KNOWN_PRIORS = (Gaussian, Laplace, ScaleMixture, StudentT, EmpiricalGaussian)
 
 
 class FirstExamples:
-    """Keep the first minibatches of an epoch, enough to measure a network that ignores them.
+    """Copies of the first examples of an epoch, in minibatches.
 
     Example:
         >>> first = FirstExamples()
         >>> for _ in range(9):
         ...     first.add(torch.zeros(100, 3), torch.zeros(100))
-        >>> len(first.minibatches), first.are_enough
-        (3, True)
+        >>> [len(targets) for _, targets in first.minibatches], first.are_enough
+        ([100, 100, 56], True)
     """
 
     def __init__(self) -> None:
         self.minibatches: list[tuple[Inputs, Tensor]] = []
-        self._count = 0
+        self._missing = _EXAMPLES
 
     @property
     def are_enough(self) -> bool:
-        """Whether more would not be kept."""
-        return self._count >= _EXAMPLES
+        """True if more would not be kept."""
+        return self._missing == 0
 
     def add(self, inputs: Inputs, targets: Tensor) -> None:
-        """Add a minibatch unless there are enough examples."""
-        if not self.are_enough:
-            self.minibatches.append((inputs, targets))
-            self._count += len(targets)
+        """Add the examples of a minibatch that are still missing."""
+        if self.are_enough:
+            return
+        count = self._missing
+
+        def copied(tensor: Tensor) -> Tensor:
+            return tensor[:count].clone()
+
+        self.minibatches.append((tree_map(copied, inputs), copied(targets)))
+        self._missing -= len(self.minibatches[-1][1])
+
+
+class UntrainedFreeEnergy(NamedTuple):
+    """A free energy in nats per example, and the standard error of its estimate."""
+
+    value: float
+    error: float
 
 
 @torch.no_grad()
-def free_energy_ignoring_data(
+def untrained_free_energy(
     elbo: ELBO, minibatches: Sequence[tuple[Inputs, Tensor]]
-) -> float | None:
-    """Minimise the free energy over posteriors that do not depend on the data.
+) -> UntrainedFreeEnergy | None:
+    """Minimise the free energy over standard deviations, with all means at zero.
 
-    All means are the prior's. The standard deviations are the lower of two choices: one number for
-    all weights; or what costs the least KL, which is the prior's own for a Gaussian, but for the
-    last layer one number. Each number is found by a line search.
+    Such a posterior has learnt nothing. Its standard deviations are the better of two choices, each
+    found by a search: one number for all weights; or for each weight what costs the least KL, which
+    is the prior's own for a Gaussian, and one number for the layer that was registered last.
 
     A trained posterior whose free energy is above this one explains the data worse, as a bound on
     the evidence, than no training: its KL costs more than its fit gains. The temperature does not
     count; the free energy is always that of the ELBO.
 
     Args:
-        elbo: the objective; its network's other parameters stay as they are.
+        elbo: the objective.
         minibatches: inputs and targets, some hundreds of examples.
 
     Returns:
-        The free energy in nats per example, or None for a posterior without standard deviations.
+        None where the comparison would not be one: for a posterior without standard deviations, a
+        prior around other means than zero, a prior or objective of the user's own, and where
+        something outside the posterior is trained too, such as the noise of a likelihood.
 
     Example:
         >>> from bayesify.module.bayesian import BayesianModule
         >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=1000)
         >>> data = [(torch.ones(8, 3), torch.tensor([0, 1] * 4))]
-        >>> value = free_energy_ignoring_data(elbo, data)
-        >>> math.log(2) < value < math.log(2) + 0.05
+        >>> 0.69 < untrained_free_energy(elbo, data).value < 0.8
         True
     """
-    bnn = elbo.bnn
-    if not isinstance(bnn.posterior, MeanFieldGaussian) or not minibatches:
+    bnn, prior = elbo.bnn, elbo.bnn.weight_prior
+    priors = prior.priors if isinstance(prior, BlockPrior) else (prior,)
+    if (
+        not minibatches
+        or why_own_code(elbo) is not None
+        or bnn.prior_mean is not None
+        or any(type(each) not in _KNOWN_PRIORS for each in priors)
+        or len([p for p in elbo.parameters() if p.requires_grad]) != 2
+    ):
         return None
-    mean = torch.zeros_like(bnn.posterior.mean) if bnn.prior_mean is None else bnn.prior_mean
-    q = MeanFieldGaussian(mean, std=1.0)
-    q.mask = bnn.posterior.mask
-    last = _last_layer(bnn.layout)
-    kept = torch.ones_like(last) if q.mask is None else q.mask
-    counts = [_counts(bnn.weight_prior, kept & layer) for layer in (~last, last)]
-    cheapest = _minimize(lambda s: _kl(elbo, counts[0], s) + _kl(elbo, counts[1], s), _HIGHEST)
-    key, samples = NoiseKey(bnn.seed, Stream.DIVERGENCE, elbo.step), range(_SAMPLES)
-
-    def free_energy(of_last: float, of_others: float) -> float:
-        std = torch.where(last, of_last, of_others).double()
-        q.rho.copy_(std + torch.log(-torch.expm1(-std)))
-        total, count = 0.0, 0
-        for inputs, targets in minibatches:
-            outputs, _ = bnn.sample_outputs(inputs, key, samples, posterior=q)
-            total += float(elbo.nll(outputs, targets)) * len(targets)
-            count += len(targets)
-        total /= count
-        total += _kl(elbo, counts[0], of_others) + _kl(elbo, counts[1], of_last)
-        return total if math.isfinite(total) else math.inf  # wide weights may overflow
-
+    owners = _owners(prior, bnn.layout)
     with stateless.evaluation_mode(bnn.net):
-        common = _minimize(lambda std: free_energy(std, std), cheapest)
-        of_last = _minimize(lambda std: free_energy(std, cheapest), cheapest)
-        return min(free_energy(common, common), free_energy(of_last, cheapest))
+        return _Search(elbo, minibatches, priors, owners.to(bnn.posterior.mean.device)).result()
+
+
+#: A choice of standard deviations by one number: the KL per example, and all of them, shape (D,).
+_Choice = Callable[[float], tuple[float, Tensor]]
+
+
+class _Search:
+    """The search for standard deviations, on a few weight samples, and its result on others."""
+
+    def __init__(
+        self,
+        elbo: ELBO,
+        minibatches: Sequence[tuple[Inputs, Tensor]],
+        priors: Sequence[Prior],
+        owners: Tensor,
+    ) -> None:
+        bnn = elbo.bnn
+        self._elbo, self._minibatches, self._priors = elbo, minibatches, priors
+        self._q = MeanFieldGaussian(torch.zeros_like(bnn.posterior.mean), std=1.0)
+        self._q.mask = bnn.posterior.mask
+        self._key = NoiseKey(bnn.seed, Stream.DIVERGENCE, elbo.step)
+        last = _last_layer(bnn.layout).to(owners.device)
+        kept = torch.ones_like(last) if self._q.mask is None else self._q.mask
+        # Unpruned weights of each prior, in the last layer and in the others.
+        self._in_last, self._in_others = (
+            torch.bincount(owners[kept & layer], minlength=len(priors)).tolist()
+            for layer in (last, ~last)
+        )
+        self._cheapest = [self._cheapest_std(prior) for prior in priors]
+        self._last = last
+        self._cheapest_stds = self._q.mean.new_tensor(self._cheapest)[owners]
+
+    def result(self) -> UntrainedFreeEnergy | None:
+        """The free energy of the better choice, on samples that did not choose it."""
+        choices = [self._one_std]
+        # The learned width of a group is that of its stds only where these are one number.
+        if not any(isinstance(prior, EmpiricalGaussian) for prior in self._priors):
+            choices.append(self._one_std_of_last)
+        value, std, choice = min(
+            ((*self._best(choice), choice) for choice in choices), key=lambda found: found[0]
+        )
+        if not math.isfinite(value):
+            return None
+        kl, stds = choice(std)
+        nlls = [self._nll(stds, range(sample, sample + 1)) for sample in _SAMPLES]
+        if not all(map(math.isfinite, nlls)):
+            return None
+        return UntrainedFreeEnergy(kl + fmean(nlls), stdev(nlls) / len(nlls) ** 0.5)
+
+    def _one_std(self, std: float) -> tuple[float, Tensor]:
+        counts = [a + b for a, b in zip(self._in_last, self._in_others, strict=True)]
+        each = zip(counts, self._priors, strict=True)
+        kl = sum(count * self._kl(prior, std) for count, prior in each)
+        return kl, torch.full_like(self._q.mean, std)
+
+    def _one_std_of_last(self, std: float) -> tuple[float, Tensor]:
+        each = zip(self._in_last, self._in_others, self._priors, self._cheapest, strict=True)
+        kl = sum(
+            in_last * self._kl(prior, std) + in_others * self._kl(prior, cheapest)
+            for in_last, in_others, prior, cheapest in each
+        )
+        return kl, torch.where(self._last, std, self._cheapest_stds)
+
+    def _best(self, choice: _Choice) -> tuple[float, float]:
+        """The least free energy of a choice, and its number.
+
+        The nll, which costs more than the KL, is computed in the order of the KL; it is hardly
+        below that of no noise, so that the search ends where the KL alone exceeds what was found.
+        """
+
+        def free_energy(std: float) -> float:
+            kl, stds = choice(std)
+            total = kl + self._nll(stds, _SEARCH_SAMPLES)
+            return total if math.isfinite(total) else math.inf  # wide weights may overflow
+
+        without_noise = self._nll(choice(_GRID[0])[1], _SEARCH_SAMPLES)
+        best, place = math.inf, _GRID[0]
+        for kl, std in sorted((choice(std)[0], std) for std in _GRID):
+            if kl + without_noise >= best:
+                break
+            value = free_energy(std)
+            if value < best:
+                best, place = value, std
+        return _refined(free_energy, place)
+
+    def _nll(self, stds: Tensor, samples: range) -> float:
+        self._q.rho.copy_(stds + torch.log(-torch.expm1(-stds)))  # the inverse of softplus
+        total, count = 0.0, 0
+        for inputs, targets in self._minibatches:
+            inputs = tree_map(torch.clone, inputs)  # a network may edit them in place
+            outputs, _ = self._elbo.bnn.sample_outputs(
+                inputs, self._key, samples, posterior=self._q
+            )
+            total += float(self._elbo.nll(outputs, targets)) * len(targets)
+            count += len(targets)
+        return total / count
+
+    def _cheapest_std(self, prior: Prior) -> float:
+        grid = min(_GRID, key=lambda std: self._kl(prior, std))
+        return _refined(lambda std: self._kl(prior, std), grid)[1]
+
+    def _kl(self, prior: Prior, std: float) -> float:
+        """KL of a weight N(0, std^2) from its prior, per example."""
+        if isinstance(prior, EmpiricalGaussian):
+            return 0.0
+        q = MeanFieldGaussian(torch.zeros(_POINTS, dtype=torch.float64), std)
+        levels = (torch.arange(_POINTS, dtype=torch.float64) + 0.5) / _POINTS
+        draw = q.draw(torch.special.ndtri(levels).unsqueeze(0))
+        divergence = kl_divergence(q, prior, draw)  # by quadrature where there is no closed form
+        return float(divergence) / _POINTS / self._elbo.num_data
+
+
+def _refined(function: Callable[[float], float], std: float) -> tuple[float, float]:
+    """Minimise a function near a point of the grid, by golden section over the logarithm."""
+    width = math.log(_GRID[1] / _GRID[0])
+    left, right = math.log(std) - width, math.log(std) + width
+    ratio = (math.sqrt(5.0) - 1.0) / 2.0
+    found = [(function(std), std)]
+    for _ in range(_REFINEMENTS):
+        one, two = right - ratio * (right - left), left + ratio * (right - left)
+        values = [(function(math.exp(place)), math.exp(place)) for place in (one, two)]
+        found += values
+        left, right = (left, two) if values[0][0] <= values[1][0] else (one, right)
+    return min(found)
+
+
+def _owners(prior: Prior, layout: ParameterLayout) -> Tensor:
+    """The index of the prior of each weight, shape (D,)."""
+    if not isinstance(prior, BlockPrior):
+        return torch.zeros(layout.num_weights, dtype=torch.long)
+    return torch.tensor(prior.owners).repeat_interleave(torch.tensor(prior.sizes))
 
 
 def _last_layer(layout: ParameterLayout) -> Tensor:
-    """Whether each weight is of the last layer, shape (D,)."""
+    """True for the weights of the layer that was registered last, shape (D,)."""
     layers = [name.rpartition(".")[0] for name in layout.names]
     last = torch.tensor([layer == layers[-1] for layer in layers])
     return last.repeat_interleave(torch.tensor(layout.sizes))
 
 
-def _counts(prior: Prior, members: Tensor) -> list[tuple[Prior, int]]:
-    """The number of members that each prior covers."""
-    if not isinstance(prior, BlockPrior):
-        return [(prior, int(members.sum()))]
-    parts = zip(prior.priors, prior.parts(members), strict=True)
-    return [(each, int(part.sum())) for each, part in parts]
-
-
-def _kl(elbo: ELBO, counts: Sequence[tuple[Prior, int]], std: float) -> float:
-    """KL from the prior of weights around its mean, per example."""
-    q = MeanFieldGaussian(torch.zeros(_POINTS, dtype=torch.float64), std)
-    levels = (torch.arange(_POINTS, dtype=torch.float64) + 0.5) / _POINTS
-    draw = q.draw(torch.special.ndtri(levels).unsqueeze(0))
-    # Of one weight, by quadrature where there is no closed form.
-    return sum(
-        count * float(kl_divergence(q, prior, draw, method=elbo.kl)) / _POINTS / elbo.num_data
-        for prior, count in counts
-        if count
-    )
-
-
-def _minimize(function: Callable[[float], float], highest: float) -> float:
-    """Minimise a function of a standard deviation, by golden section over its logarithm."""
-    left, right = math.log(_LOWEST), math.log(highest)
-    ratio = (math.sqrt(5.0) - 1.0) / 2.0
-    one, two = right - ratio * (right - left), left + ratio * (right - left)
-    of_one, of_two = function(math.exp(one)), function(math.exp(two))
-    for _ in range(_STEPS):
-        if of_one <= of_two:
-            right, two, of_two = two, one, of_one
-            one = right - ratio * (right - left)
-            of_one = function(math.exp(one))
-        else:
-            left, one, of_one = one, two, of_two
-            two = left + ratio * (right - left)
-            of_two = function(math.exp(two))
-    return math.exp(one if of_one <= of_two else two)
-
-
-def is_above_ignorance(row: Mapping[str, float | None]) -> bool:
-    """Whether a row's free energy is known to be above that of a network that ignores the data.
+def untrained_columns(found: UntrainedFreeEnergy | None) -> dict[str, float | None]:
+    """Return the columns of the history for an untrained free energy.
 
     Example:
-        >>> is_above_ignorance({"free_energy": 3.4, "free_energy_ignoring_data": 2.7})
+        >>> untrained_columns(UntrainedFreeEnergy(2.5, 0.01))
+        {'free_energy_untrained': 2.5, 'free_energy_untrained_error': 0.01}
+    """
+    value, error = (None, None) if found is None else found
+    return {"free_energy_untrained": value, "free_energy_untrained_error": error}
+
+
+def is_above_untrained(row: Mapping[str, float | None]) -> bool:
+    """Return True if a row's free energy is above the untrained one by two standard errors.
+
+    Example:
+        >>> is_above_untrained({"free_energy": 3.4, "free_energy_untrained": 2.7})
         True
     """
-    own, ignoring = row.get("free_energy"), row.get("free_energy_ignoring_data")
-    return own is not None and ignoring is not None and own > ignoring
+    own, untrained = row.get("free_energy"), row.get("free_energy_untrained")
+    if own is None or untrained is None:
+        return False
+    return own > untrained + 2.0 * (row.get("free_energy_untrained_error") or 0.0)
 
 
-def free_energy_remark(row: Mapping[str, float | None]) -> str | None:
+def free_energy_note(row: Mapping[str, float | None]) -> str | None:
     """Describe the free energy in a row of the history, or return None where it is not known.
 
     Example:
-        >>> free_energy_remark({"free_energy": 0.5, "free_energy_ignoring_data": 2.5})
-        'free energy 0.5000 nats an example; the best network that ignores the data has 2.5000'
+        >>> free_energy_note({"free_energy": 0.5, "free_energy_untrained": 2.5})
+        'free energy 0.50 nats an example; with untrained means it would be 2.50'
     """
-    own, ignoring = row.get("free_energy"), row.get("free_energy_ignoring_data")
-    if own is None or ignoring is None:
+    own, untrained = row.get("free_energy"), row.get("free_energy_untrained")
+    if own is None or untrained is None:
         return None
-    remark = (
-        f"free energy {own:.4f} nats an example; the best network that ignores the data has "
-        f"{ignoring:.4f}"
-    )
-    if is_above_ignorance(row):
-        remark += (
+    note = f"free energy {own:.2f} nats an example; with untrained means it would be"
+    note += f" {untrained:.2f}"
+    if is_above_untrained(row):
+        note += (
             ". As a bound on the evidence this posterior is worth less than no training: its KL "
-            "costs more than its fit gains, so that its predictions must be judged on held-out "
-            "data; a narrower prior, a shorter KL warm-up or longer training lowers it "
-            "(docs/bound.md)"
+            "costs more than its fit gains. Judge its predictions on held-out data; a narrower "
+            "prior, a shorter KL warm-up or longer training lowers the free energy"
         )
-    return remark
+    return note

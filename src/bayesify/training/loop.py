@@ -28,8 +28,9 @@ from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.free_energy import (
     FirstExamples,
-    free_energy_ignoring_data,
-    free_energy_remark,
+    free_energy_note,
+    untrained_columns,
+    untrained_free_energy,
 )
 from bayesify.training.history import EpochMeter, History, validation_row
 from bayesify.training.interrupt import deferred_interrupt
@@ -146,14 +147,9 @@ class Member:
             )
 
     def end_epoch(
-        self,
-        meter: EpochMeter,
-        epoch: int,
-        seconds: float,
-        validation_loader: Loader | None,
-        examples: FirstExamples | None,
+        self, meter: EpochMeter, epoch: int, seconds: float, validation_loader: Loader | None
     ) -> None:
-        """Add the epoch's row to the history; the last epoch has ``examples``."""
+        """Add the epoch's row to the history."""
         position = self.position
         position.seconds += seconds
         row = meter.row(
@@ -165,15 +161,16 @@ class Member:
         check_parameters(self.elbo, epoch, self.path)
         with kept_generators():
             row |= validation_row(self.elbo, validation_loader)
-            row["free_energy_ignoring_data"] = (
-                None
-                if examples is None
-                else free_energy_ignoring_data(self.elbo, examples.minibatches)
-            )
-        if position.history:  # a finished run that is continued
-            position.history[-1]["free_energy_ignoring_data"] = None
-        position.history.append(row)
+        if position.history:  # of a finished run that is continued
+            position.history[-1] |= untrained_columns(None)
+        position.history.append(row | untrained_columns(None))
         position.begin_epoch(epoch + 1)
+
+    def compare_with_untrained(self, examples: FirstExamples) -> None:
+        """Add the free energy of untrained means to the last row."""
+        with kept_generators():
+            found = untrained_free_energy(self.elbo, examples.minibatches)
+        self.position.history[-1] |= untrained_columns(found)
 
 
 def run_epochs(
@@ -217,9 +214,10 @@ def run_epochs(
     with deferred_interrupt() as interrupt:
         for epoch in range(start.epoch, epochs):
             started = time.perf_counter() - start.epoch_seconds
+            last = epoch + 1 == epochs
             examples = [FirstExamples() for _ in members]
             is_resumed = start.batch > 0  # within the epoch
-            if is_resumed:
+            if last and is_resumed:
                 _add_first(examples, minibatches(epoch, 0), separate=separate)
             meters = [EpochMeter(each.elbo, batches, each.position.sums) for each in members]
             for member in members:
@@ -242,7 +240,7 @@ def run_epochs(
                     index, targets = minibatch.batch, minibatch.targets
                     for k, (member, meter) in enumerate(zip(members, meters, strict=True)):
                         meter.add(terms[k], targets[k] if separate else targets, batch=index)
-                        if not (is_resumed or examples[k].are_enough):
+                        if last and not (is_resumed or examples[k].are_enough):
                             own = minibatch.of_network(k) if separate else minibatch
                             examples[k].add(own.inputs, own.targets)
                         member.schedule.step()
@@ -257,17 +255,21 @@ def run_epochs(
                             member.checkpoint(noise())
                         raise KeyboardInterrupt
             seconds = time.perf_counter() - started
-            for member, meter, first in zip(members, meters, examples, strict=True):
-                last = epoch + 1 == epochs
-                member.end_epoch(meter, epoch, seconds, validation_loader, first if last else None)
+            for member, meter in zip(members, meters, strict=True):
+                member.end_epoch(meter, epoch, seconds, validation_loader)
             for member in members:
                 member.checkpoint(noise())
+            if last:  # after the checkpoint: nothing of the training can be lost
+                for member, first in zip(members, examples, strict=True):
+                    member.compare_with_untrained(first)
+                    member.checkpoint(noise())
             watcher.on_epoch(start.history[-1])
             if interrupt.requested:
                 raise KeyboardInterrupt
-    remark = free_energy_remark(start.history[-1]) if start.history else None
-    if tell is not None and remark is not None:
-        tell(remark)
+    for k, member in enumerate(members):
+        note = free_energy_note(member.position.history[-1]) if member.position.history else None
+        if tell is not None and note is not None:
+            tell(note if len(members) == 1 else f"network {k}: {note}")
     for member in members:
         warn_of_convergence(member.position.history, epochs, warmup.epochs, stacklevel=4)
     return [member.position.history for member in members]

@@ -296,11 +296,11 @@ def _tiles(metrics: Mapping[str, Any]) -> list[KeyNumber]:
     if metrics.get("kl_nats"):
         tiles.append(KeyNumber("KL from the prior", f"{metrics['kl_nats']:,.0f}", "nats"))
     if metrics.get("free_energy") is not None:
-        ignoring = metrics.get("free_energy_ignoring_data")
+        untrained = metrics.get("free_energy_untrained")
         note = "nats per example"
-        if ignoring is not None:
-            note += f"; ignoring the data {_fixed(ignoring, 3)}"
-        tiles.append(KeyNumber("free energy", _fixed(metrics["free_energy"], 3), note))
+        if untrained is not None:
+            note += f"; with untrained means {_fixed(untrained, 2)}"
+        tiles.append(KeyNumber("free energy", _fixed(metrics["free_energy"], 2), note))
     if metrics.get("num_weights") is not None:
         tiles.append(KeyNumber("weights", f"{metrics['num_weights']:,}", ""))
     if metrics.get("seconds_train") is not None:

@@ -32,22 +32,27 @@ def versions(*, table: bool = False) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit of bayesify's checkout, with ``-dirty`` where files differ, or None."""
+    """Return the commit of bayesify's checkout, or None without one.
+
+    It ends in ``-dirty`` where the package's code differs from that commit, new files included;
+    documentation and stored results do not count.
+    """
     root = Path(bayesify.__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
+        head = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--", "src", "pyproject.toml")
     except (FileNotFoundError, PermissionError, subprocess.SubprocessError):  # no usable git
         return None
-    return found.stdout.strip() or None
+    return f"{head}-dirty" if head and changed else head or None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()
 
 
 def hardware() -> str:

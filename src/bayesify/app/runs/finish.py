@@ -26,9 +26,13 @@ __all__ = ["finish", "rewrite_report"]
 #: Images of another data set to predict: a histogram of 10,000 shows no more.
 _MOST_OUTSIDE = 2000
 #: Metrics that are those of the last epoch.
-_LAST = (
-    *("free_energy", "free_energy_ignoring_data"),
-    *("std_residual", "std_residual_worst", "std_residual_worst_error"),
+_LAST_EPOCH = (
+    "free_energy",
+    "free_energy_untrained",
+    "free_energy_untrained_error",
+    "std_residual",
+    "std_residual_worst",
+    "std_residual_worst_error",
 )
 
 
@@ -46,7 +50,7 @@ def finish(run: Run, data: RunData, trained: Trained) -> tuple[dict[str, Any], P
         "epochs": int(last["epoch"] or 0) * run.config.passes,
         "seconds_train": last["seconds"],
         "temperature": None if run.config.baseline else run.config.temperature,
-        **{name: last.get(name) for name in _LAST},
+        **{name: last.get(name) for name in _LAST_EPOCH},
         "notes": notes,
     }
     run.write_history(history)

@@ -18,7 +18,7 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.training import ConvergenceWarning, fit
 from bayesify.training.backends import NonFiniteLossError, make_backend
 from bayesify.training.elbo import ELBO
-from bayesify.training.free_energy import free_energy_remark, is_above_ignorance
+from bayesify.training.free_energy import free_energy_note, is_above_untrained
 from bayesify.training.history import History
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.progress import Callback
@@ -87,9 +87,9 @@ def train(run: Run, data: RunData, callback: Callback) -> Trained:
             f"tempered objective: the KL is multiplied by {config.temperature:g}, so that this is "
             "not the ELBO",
         )
-    remark = free_energy_remark(history[-1])
-    if remark is not None and is_above_ignorance(history[-1]):
-        notes.append(remark)
+    note = free_energy_note(history[-1])
+    if note is not None and is_above_untrained(history[-1]):
+        notes.append(note)
     return Trained(elbo.bnn, history, notes)
 
 

@@ -195,13 +195,13 @@ class _State(NamedTuple):
 def _numbers_of(prior: PriorBlocks, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The prior's numbers: scalars, or vectors where they differ between the weights."""
     numbers = torch.tensor([form.numbers for form in prior.forms], dtype=torch.float64).T
-    if len(prior.forms) == 1:
-        numbers = numbers[:, 0]
-    else:
-        stops = *prior.starts[1:], mean.numel()
-        sizes = torch.tensor(stops) - torch.tensor(prior.starts)
-        numbers = numbers.repeat_interleave(sizes, dim=1).to(mean.dtype)
-    first, second, third = numbers.to(mean.device).unbind()
+    sizes = torch.tensor([*prior.starts[1:], mean.numel()]) - torch.tensor(prior.starts)
+    first, second, third = (
+        each[0].to(mean.device)
+        if bool((each == each[0]).all())
+        else each.to(mean).repeat_interleave(sizes.to(mean.device))
+        for each in numbers
+    )
     return first, second, third
 
 
