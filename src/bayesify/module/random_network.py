@@ -225,7 +225,19 @@ class RandomNetwork(nn.Module):
 
 
 class SharedNoiseWarning(UserWarning):
-    """Two networks draw the same noise, because they have one seed."""
+    """Two networks draw the same noise, because they have one seed.
+
+    Example:
+        >>> import warnings
+        >>> from bayesify import BayesianModule
+        >>> model = nn.Sequential(*[BayesianModule(nn.Linear(2, 2), seed=70) for _ in range(2)])
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     for _ in range(2):
+        ...         _ = model(torch.zeros(1, 2))
+        >>> str(caught[0].message)[:40]
+        'two Bayesian modules with seed=70 run in'
+    """
 
 
 class _ForwardPass(NamedTuple):
