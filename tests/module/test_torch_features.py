@@ -299,7 +299,7 @@ def test_networks_that_share_their_noise_are_warned_of() -> None:
             points(x)
     with pytest.warns(SharedNoiseWarning, match=r"with seed=83 .* such as .*seed=84"):
         same(x)
-        three = model(85, 85, 85)
-        three(x)
+    three = model(85, 85, 85)
+    three(x)
     with pytest.warns(SharedNoiseWarning, match=r"with seed=85"):
         three(x)
