@@ -259,7 +259,11 @@ extern "C" void accumulate(const Step* s) {
 }
 #endif
 
-extern "C" void update(Step* s) {
+namespace {
+
+// `kResidual` is whether to sum the loss's derivatives in log std, which few steps ask for.
+template <bool kResidual>
+void update_all(Step* s) {
   const Mover move_mean(s->of_mean), move_rho(s->of_rho);
   const Real kl_factor = Real(s->kl_factor);
   [[maybe_unused]] const Real part = Real(s->part);
@@ -273,8 +277,9 @@ extern "C" void update(Step* s) {
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
     Real noise[kBlock] = {}, grad_mean[kBlock];
     [[maybe_unused]] Real grad_spread[kBlock];
-    Real centre[kBlock] = {}, strength[kBlock], log_std[kBlock];
-    uint8_t group[kBlock];
+    Real centre[kBlock] = {}, strength[kBlock];
+    [[maybe_unused]] Real log_std[kBlock];
+    [[maybe_unused]] uint8_t group[kBlock];
     std::fill(strength, strength + kBlock, kl_factor);
     Parts in_mean(s->starts, s->num_parameters, s->in_mean, start);
 #if BLOCKS
@@ -311,7 +316,7 @@ extern "C" void update(Step* s) {
 #endif
       Real *mean_first = s->mean_first + base, *rho_first = s->rho_first + base;
       Real *mean_second = s->mean_second + base, *rho_second = s->rho_second + base;
-      if (s->with_residual) find_groups(s, base, size, group);
+      if constexpr (kResidual) find_groups(s, base, size, group);
 #pragma omp simd
       for (int64_t j = 0; j < size; ++j) {
         const Spread q = spread_of(rho[j]);
@@ -349,9 +354,9 @@ extern "C" void update(Step* s) {
 #endif
         mean[j] = move_mean(mean[j], total_mean, mean_first + j, mean_second + j);
         rho[j] = move_rho(rho[j], in_log_std * q.ratio, rho_first + j, rho_second + j);
-        log_std[j] = in_log_std;
+        if constexpr (kResidual) log_std[j] = in_log_std;
       }
-      if (s->with_residual)
+      if constexpr (kResidual)
         for (int64_t j = 0; j < size; ++j)
           if (!s->mask || s->mask[base + j]) {
             sums[group[j]] += log_std[j];
@@ -362,4 +367,13 @@ extern "C" void update(Step* s) {
   }
   std::copy_n(sums, kBorders + 1, s->in_log_std);
   std::copy_n(counts, kBorders + 1, s->counts);
+}
+
+}  // namespace
+
+extern "C" void update(Step* s) {
+  if (s->with_residual)
+    update_all<true>(s);
+  else
+    update_all<false>(s);
 }
