@@ -21,14 +21,14 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.random_network import as_tensor
-from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.keys import Stream, seed_global_generators
 from bayesify.training import NonFiniteLossError
 from bayesify.training.backends import Backend, make_backend
 from bayesify.training.checkpoint import check_same, load_trained, trained_parts
 from bayesify.training.elbo import ELBO
 from bayesify.training.fit import step_of
 from bayesify.training.loop import Minibatch, StepOptions, run_steps
-from bayesify.training.minibatches import generators_seed, kept_generators
+from bayesify.training.minibatches import kept_generators
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 
 __all__ = ["Learning", "RewardModel"]
@@ -239,10 +239,10 @@ class RewardModel:
 
     def _minibatches(self, count: int) -> Iterator[Minibatch]:
         """Yield minibatches of the buffer; they and dropout masks are functions of the step."""
-        set_seed, learning, seed = generators_seed(), self.learning, self.bnn.seed
+        learning, seed = self.learning, self.bnn.seed
         for _ in range(count):
             step = self.elbo.step
-            set_seed(derived_seed(seed, Stream.DROPOUT, step))
+            seed_global_generators(seed, Stream.DROPOUT, step)
             contexts, actions, rewards = self.buffer.minibatch(
                 learning.batch_size, seed=seed, draw=step
             )

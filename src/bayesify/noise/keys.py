@@ -30,6 +30,7 @@ __all__ = [
     "make_counter",
     "process_rank",
     "read_counter",
+    "seed_global_generators",
 ]
 
 _MT_WORDS = 624
@@ -180,13 +181,34 @@ class NoiseSource:
 
 
 def derived_seed(seed: int, stream: Stream, step: int, sample: int = 0) -> int:
-    """Hash a key to a 63-bit seed, for generators that take a seed (shuffling, dropout).
+    """Hash a key to a 63-bit seed, for generators that take a seed (shuffling).
 
     Example:
         >>> derived_seed(0, Stream.SHUFFLE, 1) == derived_seed(0, Stream.SHUFFLE, 2)
         False
     """
     return int.from_bytes(_digest(8, (seed, stream, step, sample, 0)), "little") >> 1
+
+
+def seed_global_generators(seed: int, stream: Stream, step: int, sample: int = 0) -> None:
+    """Seed torch's global generators, from which dropout draws, by all bits of a key.
+
+    Example:
+        >>> from torch.nn.functional import dropout
+        >>> from bayesify.training.minibatches import kept_generators
+        >>> with kept_generators():
+        ...     masks = []
+        ...     for step in (0, 1, 0):
+        ...         seed_global_generators(0, Stream.DROPOUT, step)
+        ...         masks.append(dropout(torch.ones(50)))
+        >>> torch.equal(masks[0], masks[1]), torch.equal(masks[0], masks[2])
+        (False, True)
+    """
+    # Without an accelerator, torch.manual_seed would only record its call stack for each possible
+    # device type: a sixth of the time of a step of a small network.
+    if torch.accelerator.is_available():
+        torch.manual_seed(derived_seed(seed, stream, step, sample))
+    torch.default_generator.set_state(_state_of((seed, stream, step, sample, 0)))
 
 
 def read_counter(counter: Tensor) -> int | Tensor:
@@ -283,18 +305,25 @@ def _generator(device: torch.device, key: _Key) -> torch.Generator:
     generator = torch.Generator(device)
     if device.type != "cpu":
         return generator.manual_seed(int.from_bytes(_digest(8, key), "little") >> 1)
-    # manual_seed keeps only 32 bits on the CPU, so that some steps of a long run would share their
-    # noise. Filling the whole state of the Mersenne Twister avoids such collisions.
+    with torch._C._DisableFuncTorch():  # within a transform the tensor would have no storage
+        generator.set_state(_state_of(key))
+    return generator
+
+
+def _state_of(key: _Key) -> Tensor:
+    """Return the state of a generator on the CPU, a function of all bits of the key.
+
+    ``manual_seed`` keeps only 32 bits on the CPU, so that some steps of a long run would share
+    their noise. Filling the whole state of the Mersenne Twister avoids such collisions.
+    """
     state = _seeded_state().copy()
     words = state[_MT_HEADER_BYTES : _MT_HEADER_BYTES + 8 * _MT_WORDS].view(np.int64)
     words[:] = np.frombuffer(_digest(4 * _MT_WORDS, key), dtype="<u4")
-    with torch._C._DisableFuncTorch():  # within a transform the tensor would have no storage
-        generator.set_state(torch.from_numpy(state))
-    return generator
+    return torch.from_numpy(state)
 
 
 @cache
 def _seeded_state() -> npt.NDArray[np.uint8]:
-    """Return the state of a seeded generator, whose words ``_generator`` replaces."""
+    """Return the state of a seeded generator, whose words ``_state_of`` replaces."""
     state: npt.NDArray[np.uint8] = torch.Generator().manual_seed(0).get_state().numpy()
     return state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bayesify.module.inputs import Inputs
-from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.keys import Stream, derived_seed, seed_global_generators
 
-__all__ = ["Loader", "generators_seed", "kept_generators", "minibatches", "num_data_of"]
+__all__ = ["Loader", "kept_generators", "minibatches", "num_data_of"]
 
 
 class Loader(Protocol):
@@ -38,12 +38,11 @@ def minibatches(
     epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
     _seed_loader(loader, epoch, epoch_seed)
     length = len(loader)
-    set_seed = generators_seed()
     with kept_generators():
-        set_seed(epoch_seed)
+        torch.manual_seed(epoch_seed)
         iterator = iter(loader)
         for batch in range(length):
-            set_seed(derived_seed(seed, Stream.DROPOUT, epoch * length + batch))
+            seed_global_generators(seed, Stream.DROPOUT, epoch * length + batch)
             try:
                 pair = next(iterator)
             except StopIteration:
@@ -70,14 +69,6 @@ def _seed_loader(loader: Loader, epoch: int, epoch_seed: int) -> None:
             generator.manual_seed(epoch_seed)
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(epoch)
-
-
-def generators_seed() -> Callable[[int], object]:
-    """The function that seeds torch's global generators on all devices."""
-    # Without an accelerator, torch.manual_seed records its call stack for each possible device
-    # type: a sixth of the time of a step of a small network.
-    cpu_only = not torch.accelerator.is_available()
-    return torch.default_generator.manual_seed if cpu_only else torch.manual_seed
 
 
 @contextmanager
