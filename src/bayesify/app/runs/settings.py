@@ -92,6 +92,7 @@ DROPOUT = Rule(
     "images without --baseline sgd", lambda run: run.net != "table" and run.baseline != "sgd"
 )
 BAYES = Rule("runs without --baseline", lambda run: run.baseline is None)
+BASELINE = Rule("--baseline", lambda run: run.baseline is not None)
 MIXTURE = Rule(
     "--prior scale-mixture", lambda run: run.baseline is None and run.prior == "scale-mixture"
 )
@@ -264,6 +265,16 @@ class RunConfig:
         ),
     ] = 1.5e-3
     momentum: Annotated[float, Setting("Momentum of SGD.", _TRAINING, PART, SGD)] = 0.0
+    weight_decay: Annotated[
+        float,
+        Setting(
+            "Weight decay of a baseline: this times each weight is added to its gradient. A "
+            "Bayesian network has its prior instead.",
+            _TRAINING,
+            NOT_NEGATIVE,
+            BASELINE,
+        ),
+    ] = 0.0
     rho_lr_scale: Annotated[
         float,
         Setting("Learning rate of rho as a multiple of --lr.", _TRAINING, POSITIVE, BAYES),

@@ -121,9 +121,10 @@ def precision_of(config: RunConfig) -> torch.autocast:
 
 def optimizer_factory(config: RunConfig) -> OptimizerFactory:
     """Return a function that makes the optimizer that the settings name."""
+    lr, decay = config.lr, config.weight_decay
     if config.optimizer == "adam":
-        return partial(torch.optim.Adam, lr=config.lr, fused=True)
-    return partial(torch.optim.SGD, lr=config.lr, momentum=config.momentum, fused=True)
+        return partial(torch.optim.Adam, lr=lr, weight_decay=decay, fused=True)
+    return partial(torch.optim.SGD, lr=lr, momentum=config.momentum, weight_decay=decay, fused=True)
 
 
 def use_threads(run: Run) -> None:
