@@ -1,9 +1,10 @@
-"""Pruning of the weights with the lowest signal-to-noise ratio."""
+"""Pruning of the weights with the lowest signal-to-noise ratio or magnitude."""
 
 from __future__ import annotations
 
 import copy
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -52,7 +53,9 @@ def snr_decibels(bnn: BayesianModule) -> Tensor:
     return _log_snr(bnn) * (20.0 / math.log(10.0))
 
 
-def prune(bnn: BayesianModule, fraction: float) -> BayesianModule:
+def prune(
+    bnn: BayesianModule, fraction: float, criterion: Literal["snr", "magnitude"] = "snr"
+) -> BayesianModule:
     """Remove a fraction of all random weights, those with the lowest signal-to-noise ratio.
 
     Weights of all layers are compared with each other, including biases. A pruned weight is exactly
@@ -63,13 +66,15 @@ def prune(bnn: BayesianModule, fraction: float) -> BayesianModule:
         bnn: the network, which is not changed.
         fraction: the fraction of the D weights that is pruned afterwards, from 0 to 1. The result
             has floor(fraction D) pruned weights, or more if more were pruned before.
+        criterion: ``"snr"`` removes the weights with the lowest |mean| / std, ``"magnitude"`` those
+            with the lowest |mean|, which a point estimate has too.
 
     Returns:
         A new BayesianModule.
 
     Raises:
-        ValueError: fraction is not between 0 and 1.
-        TypeError: the posterior has no std, as a point estimate.
+        ValueError: fraction is not between 0 and 1, or the criterion is unknown.
+        TypeError: the criterion is ``"snr"`` and the posterior has no std, as a point estimate.
 
     Example:
         >>> from torch import nn
@@ -79,8 +84,12 @@ def prune(bnn: BayesianModule, fraction: float) -> BayesianModule:
     """
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction}")
-    # Already pruned weights sort first, then weights with mean 0, whose log ratio is clamped.
-    ratio = _log_snr(bnn).clamp_min(torch.finfo(bnn.posterior.mean.dtype).min)
+    if criterion not in ("snr", "magnitude"):
+        raise ValueError(f"criterion must be snr or magnitude, got {criterion!r}")
+    magnitude = bnn.posterior.mean.detach().abs().log()
+    # Already pruned weights sort first, then weights with mean 0, whose logarithm is clamped.
+    ratio = _log_snr(bnn) if criterion == "snr" else magnitude
+    ratio = ratio.clamp_min(torch.finfo(bnn.posterior.mean.dtype).min)
     if bnn.posterior.mask is not None:
         ratio = torch.where(bnn.posterior.mask, ratio, -math.inf)
     # The factor compensates rounding: 0.29 * 100 is slightly below 29 in binary.
@@ -105,7 +114,8 @@ def _log_snr(bnn: BayesianModule) -> Tensor:
     if not isinstance(posterior, MeanFieldGaussian):
         raise TypeError(
             "the signal-to-noise ratio needs a posterior with a std, got "
-            f"{type(posterior).__name__}; train with posterior=MeanFieldGaussian"
+            f"{type(posterior).__name__}; train with posterior=MeanFieldGaussian, or prune with "
+            "criterion='magnitude'"
         )
     log_ratio = posterior.mean.abs().log() - posterior.log_std
     if posterior.mask is None:
