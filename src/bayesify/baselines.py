@@ -1,4 +1,4 @@
-"""Baselines with the same predictive interface: Monte Carlo dropout and deep ensembles.
+"""Baselines: Monte Carlo dropout, deep ensembles and temperature scaling.
 
 Plain training by SGD or Adam needs no class of its own. It is a ``Delta`` posterior whose penalty
 has weight 0: ``ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperature=0)``.
@@ -20,13 +20,15 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, batches_of, check_rows
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.random_network import as_tensor
-from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.keys import Stream, derived_seed, seed_global_generators
 from bayesify.prediction import Predictive
 from bayesify.training.minibatches import kept_generators
 
-__all__ = ["DeepEnsemble", "MCDropout"]
+__all__ = ["DeepEnsemble", "MCDropout", "logit_temperature"]
 
 _BATCH_SIZE = 1024
+#: Halvings of an interval, after which it is below the rounding of float32.
+_BISECTIONS = 40
 
 
 class MCDropout:
@@ -221,6 +223,58 @@ class DeepEnsemble:
         return joined
 
 
+def logit_temperature(logits: Tensor, targets: Tensor) -> float:
+    """Return the temperature T > 0 that minimises the nll of softmax(logits / T).
+
+    Temperature scaling (Guo et al. 2017): T changes the confidence of a classifier, never its most
+    probable class. Use held-out examples, since on the training set T makes it more confident.
+
+    Args:
+        logits: outputs of a trained network, shape (N, K), as from ``bnn.mean_outputs(x)``.
+        targets: class indices, shape (N,), dtype int64.
+
+    Raises:
+        ValueError: shapes or values are invalid; or no temperature is best, because every example
+            has its largest logit at its target, so that the nll falls as T approaches 0.
+
+    Example:
+        >>> logits = 10.0 * torch.eye(2)[[0, 0, 0, 1]]  # confident, and wrong once in four
+        >>> round(logit_temperature(logits, torch.tensor([0, 0, 1, 1])), 3)
+        9.102
+    """
+    if logits.dim() != 2 or targets.shape != logits.shape[:1] or not len(targets):
+        raise ValueError(
+            f"logits must have shape (N, K) and targets (N,), got {tuple(logits.shape)} and "
+            f"{tuple(targets.shape)}"
+        )
+    if not bool(logits.isfinite().all()):
+        raise ValueError("logits must be finite, got inf or nan")
+    wide = logits.detach().double()
+    of_target = wide.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    if bool((of_target >= wide.max(-1).values).all()):
+        raise ValueError(
+            "no temperature is best: the largest logit of each example is that of its target; use "
+            "more held-out examples"
+        )
+    if float(of_target.sum()) <= float(wide.mean(-1).sum()):
+        raise ValueError(
+            "no temperature is best: the logits predict the targets no better than chance"
+        )
+
+    def slope(inverse: float) -> float:
+        """Return the derivative of the nll in 1 / T, which rises with 1 / T (the nll is convex)."""
+        expected = (torch.softmax(inverse * wide, -1) * wide).sum(-1)
+        return float((expected - of_target).mean())
+
+    low, high = 0.0, 1.0
+    while slope(high) < 0.0:
+        low, high = high, 2.0 * high
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if slope(middle) < 0.0 else (low, middle)
+    return 2.0 / (low + high)
+
+
 class _DropoutOutputs:
     """The outputs (N, ...) of each of S passes with dropout, computed on iteration."""
 
@@ -240,7 +294,7 @@ class _DropoutOutputs:
 
     def __iter__(self) -> Iterator[Tensor]:
         for sample in range(self._num_samples):
-            torch.manual_seed(derived_seed(self._seed, Stream.PREDICTION, sample))
+            seed_global_generators(self._seed, Stream.PREDICTION, sample)
             parts = []
             for args, kwargs in batches_of(self._inputs, self._batch_size):
                 # The fused kernel of transformer layers has no dropout.
