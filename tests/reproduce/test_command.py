@@ -85,6 +85,7 @@ def test_two_quick_runs_of_a_real_one_are_alike(tmp_path: Path) -> None:
         for path in (tmp_path / name).glob("*.json"):
             row = json.loads(path.read_text())
             assert row.pop("seconds") > 0.0
+            assert row.pop("load") >= 0.0
             assert row["quick"] is True
             rows.setdefault(path.name, []).append(row)
     assert sorted(rows) == ["energy-seed-3.json", "yacht-seed-3.json"]

@@ -96,6 +96,7 @@ class Quiet(Silent):
 def without_times(path: Path) -> Mapping[str, Any]:
     row: dict[str, Any] = json.loads(path.read_text())
     assert row.pop("seconds") > 0.0
+    del row["load"]
     return row
 
 

@@ -62,11 +62,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of(folder: Path) -> dict[str, Any]:
-    """All that must be the same in two folders: table, CSV, and the rows but for times.
+    """All that must be the same in two folders: table, CSV, and the rows but for times and load.
 
     And but for the commit, which a developer may have made meanwhile.
     """
-    other = ("seconds", "commit")
+    other = ("seconds", "load", "commit")
     rows = [{key: row[key] for key in row if key not in other} for row in read_results(folder)]
     return {"rows": rows} | {n: (folder / n).read_text() for n in ("table.md", "grid.csv")}
 

@@ -8,6 +8,7 @@ ends, so that another process can resume the job.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 import warnings
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -151,8 +153,10 @@ class JobRunner:
         begun = self._beginning(job) or {"commit": self._commit, "seconds": 0.0}
         started = time.perf_counter() - begun["seconds"]
         self._write_beginning(job, begun)
+        loads = [os.getloadavg()[0]]
 
         def on_progress(part: float) -> None:
+            loads.append(os.getloadavg()[0])
             self._write_beginning(job, {**begun, "seconds": time.perf_counter() - started})
             self._listener.on_progress(part)
 
@@ -171,9 +175,9 @@ class JobRunner:
             **job_settings(self._experiment, job, quick=self._quick),
             **{"commit": self._commit, "hardware": where, "versions": versions()},
             **{"metrics": metrics, "notes": sorted(notes)},
-            "seconds": time.perf_counter() - started,
+            **{"seconds": time.perf_counter() - started, "load": round(mean(loads), 2)},
         }
-        return {key: result[key] for key in RESULT_KEYS}
+        return {key: result[key] for key in (*RESULT_KEYS, "load")}
 
     def _work(self, job: Job) -> Path:
         """Return the folder of the job's state of training."""

@@ -2,6 +2,7 @@
 
 The keys of a result are those of ``RESULT_KEYS``. Earlier versions called a job ``unit`` and had
 another name for one setting of a run; such results are read as if they had the present names.
+Results of this version also have ``load``, the machine's load average during the job.
 """
 
 from __future__ import annotations
