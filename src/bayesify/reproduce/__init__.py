@@ -16,6 +16,7 @@ from bayesify.reproduce.papers.blundell import (
     recipe_search,
     table1,
     table2_pruning,
+    tuning,
 )
 from bayesify.reproduce.papers.pyro_local import notebook
 from bayesify.reproduce.papers.rahmanto import prior_grid, widths
@@ -43,6 +44,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         table1,
         table2_pruning,
         recipe_search,
+        tuning,
         scratch,
         gluon,
         koca_dittmann,
