@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bayesify import (
     ELBO,
     BayesianModule,
+    Delta,
     GaussianLikelihood,
     MeanFieldGaussian,
     kl_divergence,
@@ -27,6 +28,7 @@ from bayesify import (
     save,
     snr,
 )
+from bayesify.distributions.posteriors import Posterior
 from bayesify.distributions.softplus import inverse_softplus
 from bayesify.pruning import snr_decibels
 
@@ -89,6 +91,33 @@ def test_another_order_of_pruning_is_caught() -> None:
     ):
         with pytest.raises(AssertionError):
             check_global_order(0.5, wrong)
+
+
+@pytest.mark.parametrize("posterior", [MeanFieldGaussian, Delta])
+def test_pruning_by_magnitude_ignores_the_noise(posterior: type[Posterior]) -> None:
+    bnn = uneven() if posterior is MeanFieldGaussian else mlp_point()
+    size = bnn.posterior.mean.abs().detach()
+    small = prune(prune(bnn, 0.25, "magnitude"), 0.5, "magnitude")
+    kept = small.posterior.mask
+    assert int((~kept).sum()) == SIZE // 2
+    assert float(size[kept].min()) >= float(size[~kept].max())
+    assert bool((small.posterior.mean[~kept] == 0.0).all())
+    if posterior is MeanFieldGaussian:
+        assert not torch.equal(prune(bnn, 0.5).posterior.mask, kept), "another order by snr"
+    x, _ = CASE.data(5)
+    plain = small.to_module()
+    assert torch.allclose(small.predict_mean(x).mean, plain(x).softmax(-1))
+
+
+def mlp_point() -> BayesianModule:
+    return Case("gaussian", "delta", "categorical").bnn()
+
+
+def test_a_point_is_pruned_by_magnitude_only() -> None:
+    with pytest.raises(TypeError, match=r"got Delta; .* prune with criterion='magnitude'"):
+        prune(mlp_point(), 0.5)
+    with pytest.raises(ValueError, match="criterion must be snr or magnitude, got 'size'"):
+        prune(uneven(), 0.5, "size")  # type: ignore[arg-type]
 
 
 @loop_over("percent", range(0, 101))

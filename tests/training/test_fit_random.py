@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.cases import Case, mlp
 from tests.loops import loop_over
 from tests.training.test_exact_posterior import correlated_regression
@@ -23,9 +24,11 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, T
 from bayesify import ELBO, BayesianModule, Delta, Gaussian, GaussianLikelihood, fit
 from bayesify.datasets import TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.noise.keys import Stream, derived_seed
 from bayesify.pruning import prune
 from bayesify.training import ConvergenceWarning
 from bayesify.training.convergence import STD_RESIDUAL_LIMIT, std_residual
+from bayesify.training.minibatches import minibatches
 
 ignored = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 quick: Any = {"epochs": 2, "optimizer": partial(SGD, lr=0.1)}
@@ -116,6 +119,25 @@ def with_dropout() -> nn.Module:
 
 
 @ignored
+def masks_of(steps: tuple[int, ...], seed: int) -> list[Tensor]:
+    """The dropout masks of some steps of a long epoch."""
+    loader = [None] * (max(steps) + 1)
+    drawn = minibatches(loader, seed=seed, epoch=0, skip=0)
+    return [F.dropout(torch.ones(100)) for step, _ in drawn if step in steps]
+
+
+def test_steps_of_a_long_run_share_no_dropout_masks() -> None:
+    """PyTorch keeps 32 bits of a seed on the CPU, in which the seeds of these steps agree."""
+    steps = (57374, 61466)
+    seeds = [derived_seed(1, Stream.DROPOUT, step) for step in steps]
+    assert len({seed % 2**32 for seed in seeds}) == 1
+    as_before = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
+    assert torch.equal(as_before[0][24:], as_before[1][24:]), "what was wrong"
+    one, other = masks_of(steps, seed=1)
+    assert not torch.equal(one, other)
+    assert torch.equal(masks_of(steps[:1], seed=1)[0], one)
+
+
 def test_dropout_is_a_function_of_seed_and_epoch_and_off_in_validation() -> None:
     point = Case("gaussian", "delta", "categorical")  # no other noise than dropout's
     means = []

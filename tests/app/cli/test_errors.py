@@ -86,6 +86,8 @@ BAD_OPTIONS = {
     "--limit 0": "limit must be at least 1 and at most 2,147,483,647, got 0",
     "--limit 1000000000": "limit must be at most 60000, the number of training images of mnist",
     "--momentum 0.5": "momentum would do nothing here",
+    "--weight-decay 0.1": "weight-decay would do nothing here: it applies only to --baseline",
+    "--baseline sgd --weight-decay -1": "weight-decay must be at least 0 and finite, got -1.0",
     "--momentum 1 --optimizer sgd": "momentum must be at least 0 and below 1, got 1.0",
     f"--seed {10**40}": "seed must have at most 128 bits",
     "--data-dir no/such/folder": "no such directory",
