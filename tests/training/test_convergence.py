@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from bayesify.training.convergence import ResidualMeter, StdResidual, residual_advice
@@ -41,6 +43,17 @@ def test_weights_without_signal_do_not_outvote_the_others() -> None:
 )
 def test_no_group_is_accused_without_evidence(signal: list[float], counts: tuple[int, int]) -> None:
     assert residual_advice(row(0.0, signal, counts)) is None
+
+
+def test_an_average_beyond_the_limit_is_told_without_a_worst_group() -> None:
+    """A noisy group does not hide that the average over all weights is far from zero."""
+    found = {"std_residual": -0.8, "std_residual_worst": -0.9, "std_residual_worst_error": 0.2}
+    assert "d log std is -0.80" in (residual_advice(found) or "")
+    assert residual_advice({**found, "std_residual": -0.4}) is None
+    nan = {**found, "std_residual": math.nan}
+    assert "are still undefined" in (residual_advice(nan) or "")
+    worse = {**found, "std_residual": math.nan, "std_residual_worst_error": 0.01}
+    assert "is -0.90" in (residual_advice(worse) or ""), "NaN does not hide the group"
 
 
 def test_few_minibatches_are_judged_by_all_weights() -> None:

@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.optim import Adam
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader
-from bayesify.training.free_energy import is_above_untrained, untrained_free_energy
+from bayesify.training.free_energy import (
+    FirstExamples,
+    is_above_untrained,
+    untrained_free_energy,
+)
 
 N = 2000
 
@@ -117,6 +122,58 @@ def test_inputs_that_a_network_edits_are_the_same_again() -> None:
     kept = inputs.clone()
     assert untrained_free_energy(elbo, [(inputs, targets)]) is not None
     assert torch.equal(inputs, kept)
+
+
+class Scaled(nn.Module):
+    """A network with arguments that are no rows of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(
+        self, x: Tensor, shift: Tensor | None = None, scale: float | None = None, mask: Any = None
+    ) -> Tensor:
+        assert mask is None
+        x = x if shift is None else x + shift  # (1, 6): the same for all rows
+        return self.layer(x if scale is None else scale * x)
+
+
+class Packed(nn.Module):
+    """A network of packed sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.GRU(6, 4), nn.Linear(4, 3)
+
+    def forward(self, sequences: PackedSequence) -> Tensor:
+        return self.head(self.cells(sequences)[1][0])
+
+
+def of_lengths(x: Tensor) -> PackedSequence:
+    return pack_sequence([row.expand(1 + place % 3, 6) for place, row in enumerate(x)], False)
+
+
+INPUTS: dict[str, tuple[type[nn.Module], Any]] = {
+    "None and a number": (Scaled, lambda x: {"x": x, "scale": 2.0, "mask": None}),
+    "one row for all": (Scaled, lambda x: (x, torch.ones(1, 6))),
+    "packed sequences": (Packed, lambda x: (of_lengths(x),)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+@pytest.mark.parametrize("kind", INPUTS)
+def test_inputs_of_every_kind_are_measured(kind: str) -> None:
+    """300 examples in a minibatch, more than are needed: some inputs cannot be cut."""
+    net, made = INPUTS[kind]
+    x, y = (torch.cat([part, part[:44]]) for part in examples())
+    elbo = bf.ELBO(bf.BayesianModule(net()), num_data=300)
+    [row] = bf.fit(elbo, [(made(x), y)], epochs=1)
+    assert row["free_energy_untrained"] is not None
+    first = FirstExamples()
+    first.add(made(x), y)
+    assert first.are_enough
+    assert [len(targets) for _, targets in first.minibatches] == [300]
 
 
 class Own(bf.Prior):

@@ -208,6 +208,11 @@ class ResidualMeter:
         return abs(self._mean(name) or 0.0) - _ERRORS * self._error(name)
 
 
+def _is_beyond(residual: float | None, error: float) -> bool:
+    """Whether a residual exceeds the limit by three standard errors, or is NaN."""
+    return residual is not None and not abs(residual) - _ERRORS * error <= STD_RESIDUAL_LIMIT
+
+
 def residual_advice(row: Mapping[str, float | None]) -> str | None:
     """Explain a row of the history whose residual is beyond the limit, or return None.
 
@@ -217,13 +222,14 @@ def residual_advice(row: Mapping[str, float | None]) -> str | None:
         >>> residual_advice({"std_residual": -0.9})[:72]
         "the posterior's standard deviations have not converged: they are still g"
     """
-    residual, error = row.get("std_residual"), row.get("std_residual_worst_error")
-    if error is not None:
-        residual = row["std_residual_worst"]
-    # Written so that NaN is beyond the limit too.
-    if residual is None or abs(residual) - _ERRORS * (error or 0.0) <= STD_RESIDUAL_LIMIT:
+    residual, group = row.get("std_residual"), "all"
+    worst, error = row.get("std_residual_worst"), row.get("std_residual_worst_error")
+    if worst is not None and error is not None and _is_beyond(worst, error):
+        residual = worst
+        group = next((g for g in _GROUPS if row.get(f"std_residual_{g}") == worst), "all")
+    elif not _is_beyond(residual, 0.0):
         return None
-    group = next((g for g in _GROUPS if row.get(f"std_residual_{g}") == residual), "all")
+    assert residual is not None
     weights = "" if group == "all" else f" of the weights with |mean| / std {_WORDS[group]}"
     direction, mend = (
         ("growing", ", or choose a narrower prior")

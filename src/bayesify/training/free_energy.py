@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from bayesify.distributions.by_group import EmpiricalGaussian
 from bayesify.distributions.kl import kl_divergence
@@ -51,6 +51,9 @@ _KNOWN_PRIORS = (Gaussian, Laplace, ScaleMixture, StudentT, EmpiricalGaussian)
 class FirstExamples:
     """Copies of the first examples of an epoch, in minibatches.
 
+    The last minibatch is cut to the number that is still missing, unless its inputs hold something
+    else than tensors with one row per example: it is then kept whole.
+
     Example:
         >>> first = FirstExamples()
         >>> for _ in range(9):
@@ -66,19 +69,31 @@ class FirstExamples:
     @property
     def are_enough(self) -> bool:
         """True if more would not be kept."""
-        return self._missing == 0
+        return self._missing <= 0
 
     def add(self, inputs: Inputs, targets: Tensor) -> None:
         """Add the examples of a minibatch that are still missing."""
         if self.are_enough:
             return
-        count = self._missing
+        if len(targets) > self._missing and _has_rows(inputs, len(targets)):
+            count = self._missing
+            inputs, targets = tree_map(lambda tensor: tensor[:count], inputs), targets[:count]
+        self.minibatches.append((_copied(inputs), targets.clone()))
+        self._missing -= len(targets)
 
-        def copied(tensor: Tensor) -> Tensor:
-            return tensor[:count].clone()
 
-        self.minibatches.append((tree_map(copied, inputs), copied(targets)))
-        self._missing -= len(self.minibatches[-1][1])
+def _has_rows(inputs: Inputs, count: int) -> bool:
+    """Whether all parts of the inputs are tensors with ``count`` rows."""
+    return all(
+        isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count
+        for leaf in tree_leaves(inputs)
+    )
+
+
+def _copied(inputs: Inputs) -> Inputs:
+    """Copy the tensors among the inputs, which can also hold None or numbers."""
+    copied: Inputs = tree_map_only(Tensor, torch.clone, inputs)
+    return copied
 
 
 class UntrainedFreeEnergy(NamedTuple):
@@ -149,6 +164,9 @@ class _Search:
     ) -> None:
         bnn = elbo.bnn
         self._elbo, self._minibatches, self._priors = elbo, minibatches, priors
+        levels = (torch.arange(_POINTS, dtype=torch.float64) + 0.5) / _POINTS
+        self._quantiles = torch.special.ndtri(levels).unsqueeze(0)
+        self._kls: dict[tuple[Prior, float], float] = {}
         self._q = MeanFieldGaussian(torch.zeros_like(bnn.posterior.mean), std=1.0)
         self._q.mask = bnn.posterior.mask
         self._key = NoiseKey(bnn.seed, Stream.DIVERGENCE, elbo.step)
@@ -220,9 +238,11 @@ class _Search:
         self._q.rho.copy_(stds + torch.log(-torch.expm1(-stds)))  # the inverse of softplus
         total, count = 0.0, 0
         for inputs, targets in self._minibatches:
-            inputs = tree_map(torch.clone, inputs)  # a network may edit them in place
             outputs, _ = self._elbo.bnn.sample_outputs(
-                inputs, self._key, samples, posterior=self._q
+                _copied(inputs),  # a network may edit them in place
+                self._key,
+                samples,
+                posterior=self._q,
             )
             total += float(self._elbo.nll(outputs, targets)) * len(targets)
             count += len(targets)
@@ -236,11 +256,12 @@ class _Search:
         """KL of a weight N(0, std^2) from its prior, per example."""
         if isinstance(prior, EmpiricalGaussian):
             return 0.0
-        q = MeanFieldGaussian(torch.zeros(_POINTS, dtype=torch.float64), std)
-        levels = (torch.arange(_POINTS, dtype=torch.float64) + 0.5) / _POINTS
-        draw = q.draw(torch.special.ndtri(levels).unsqueeze(0))
-        divergence = kl_divergence(q, prior, draw)  # by quadrature where there is no closed form
-        return float(divergence) / _POINTS / self._elbo.num_data
+        if (prior, std) not in self._kls:
+            q = MeanFieldGaussian(torch.zeros(_POINTS, dtype=torch.float64), std)
+            # By quadrature where there is no closed form.
+            divergence = kl_divergence(q, prior, q.draw(self._quantiles))
+            self._kls[prior, std] = float(divergence) / _POINTS / self._elbo.num_data
+        return self._kls[prior, std]
 
 
 def _refined(function: Callable[[float], float], std: float) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from bayesify.module.inputs import Inputs
 from bayesify.training.backends import Noise, NonFiniteLossError
@@ -50,7 +50,7 @@ class Minibatch(NamedTuple):
 
     def of_network(self, k: int) -> Minibatch:
         """The part of network ``k``, where inputs and targets have a leading axis of size K."""
-        inputs: Inputs = tree_map(lambda each: each[k], self.inputs)
+        inputs: Inputs = tree_map_only(Tensor, lambda each: each[k], self.inputs)
         return Minibatch(self.batch, inputs, self.targets[k])
 
 
