@@ -59,7 +59,7 @@ def test_the_scale_follows_the_values(last: float, scale: str) -> None:
 def test_pruning_has_a_place_for_every_share() -> None:
     ours = Curve("ours", [0.0, 0.5, 0.95, 1.0], [[2.0, 2.1, 3.0, 90.0]] * 3)
     paper = Curve("paper", [0.5, 0.98], [[2.2, 5.0]], reported=True)
-    figure = pruning_compared([paper, ours])
+    figure = pruning_compared({"2x400": [paper, ours]})
     (ax,) = figure.axes
     labels = [label.get_text() for label in ax.get_xticklabels()]
     assert labels == ["0 %", "50 %", "95 %", "98 %", "100 %"]
@@ -81,7 +81,7 @@ def test_invalid_curves_raise() -> None:
     with pytest.raises(ValueError, match="at least one curve, got none"):
         curves_compared({}, ylabel="y")
     with pytest.raises(ValueError, match="at least one curve, got none"):
-        pruning_compared([])
+        pruning_compared({})
     with pytest.raises(ValueError, match=r"ours needs at least one run, .* 2 values .* \[1\]"):
         curves_compared({"a": [Curve("ours", [1, 2], [[1.0]])]}, ylabel="y")
     with pytest.raises(ValueError, match=r"got runs of \[\]"):

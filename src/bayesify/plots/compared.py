@@ -17,7 +17,10 @@ from bayesify.plots.style import COLOURS, Floats, scale_y, styled
 
 __all__ = ["Curve", "comparison", "curves_compared", "pruning_compared"]
 
-_OURS = (("blue", "o"), ("vermillion", "s"), ("green", "^"), ("orange", "D"), ("purple", "v"))
+_OURS = (
+    *(("blue", "o"), ("vermillion", "s"), ("green", "^")),
+    *(("orange", "D"), ("purple", "v"), ("sky", "P")),
+)
 _REPORTED = (("ink", "--"), ("grey", ":"), ("sky", "-."))
 _MOST_MARKERS = 15
 _Placed = Callable[[Sequence[float]], Sequence[float]]
@@ -96,14 +99,17 @@ def curves_compared(
 
 
 @styled
-def pruning_compared(curves: Sequence[Curve], *, ylabel: str = "test error (%)") -> Figure:
+def pruning_compared(
+    panels: Mapping[str, Sequence[Curve]], *, ylabel: str = "test error (%)"
+) -> Figure:
     """Draw the error over the share of removed weights, of several runs and as reported.
 
     The share is on a logit axis, as in ``plots.pruning_curve``; bands are those of
     :func:`curves_compared`.
 
     Args:
-        curves: curves whose ``x`` is the removed share, from 0 to 1.
+        panels: the curves of each panel by its title; their ``x`` is the removed share, from 0
+            to 1.
         ylabel: name of the values, with their unit.
 
     Raises:
@@ -111,16 +117,17 @@ def pruning_compared(curves: Sequence[Curve], *, ylabel: str = "test error (%)")
 
     Example:
         >>> curve = Curve("ours", [0.5, 0.95], [[2.0, 3.0]])
-        >>> drawn = pruning_compared([curve])
+        >>> drawn = pruning_compared({"2x400": [curve]})
         >>> [label.get_text() for label in drawn.axes[0].get_xticklabels()]
         ['50 %', '95 %']
     """
-    shares = sorted({float(share) for curve in curves for share in curve.x})
+    shares = sorted({float(x) for curves in panels.values() for curve in curves for x in curve.x})
     place_of = dict(zip(shares, logit_places(shares), strict=True))
-    title = "Pruning by signal-to-noise ratio"
-    figure, (ax,) = _drawn({title: curves}, lambda shares: [place_of[share] for share in shares])
-    ax.set_xticks([*place_of.values()], [f"{100.0 * share:.4g} %" for share in shares])
-    ax.set(xlabel="share of the weights removed", ylabel=ylabel)
+    figure, axes = _drawn(panels, lambda shares: [place_of[share] for share in shares])
+    for ax in axes:
+        ax.set_xticks([*place_of.values()], [f"{100.0 * share:.4g} %" for share in shares])
+        ax.set_xlabel("share of the weights removed")
+    axes[0].set_ylabel(ylabel)
     return figure
 
 

@@ -193,7 +193,10 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
         for name, label in _DRAWN.items()
         if name in found
     ]
-    return {"blundell-recipe": pruning_compared(curves, ylabel=_YLABEL)} if curves else {}
+    if not curves:
+        return {}
+    panels = {"Pruning by signal-to-noise ratio": curves}
+    return {"blundell-recipe": pruning_compared(panels, ylabel=_YLABEL)}
 
 
 EXPERIMENT = Experiment(

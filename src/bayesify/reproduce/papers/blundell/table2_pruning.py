@@ -122,7 +122,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
             [part["error_mean_weights"] for part in result["metrics"]["pruned"]] for result in of
         ]
         curves.append(Curve(_title(of[0]), fractions, runs))
-    made = {"blundell-pruning": pruning_compared(curves)}
+    made = {"blundell-pruning": pruning_compared({"Pruning by signal-to-noise ratio": curves})}
     first = next(iter(found.values()))[0]
     quantiles = np.array(first["metrics"]["snr_decibels"])
     # Only quantiles are stored: weights are taken as evenly spaced between two of them.

@@ -252,7 +252,8 @@ def pruning_figure(
         shares = [line["fraction"] for line in runs[0]]
         errors_of = [[line["error_mean_weights"] for line in run] for run in runs]
         curves.append(Curve(name, shares, errors_of))
-    return pruning_compared(curves, ylabel="test error of the mean weights (%)")
+    panels = {"Pruning by signal-to-noise ratio": curves}
+    return pruning_compared(panels, ylabel="test error of the mean weights (%)")
 
 
 def weight_figure(
