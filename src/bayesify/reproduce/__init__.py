@@ -11,6 +11,8 @@ from bayesify.reproduce.harness.result_files import read_result, read_results, s
 from bayesify.reproduce.harness.run_experiment import Outcome, reproduce
 from bayesify.reproduce.papers import estimator_comparison, koca_dittmann, mnist_ood, uci
 from bayesify.reproduce.papers.blundell import (
+    bound,
+    comparison,
     figure5_regression,
     figure6_mushroom,
     recipe_search,
@@ -45,6 +47,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         table2_pruning,
         recipe_search,
         tuning,
+        comparison,
+        bound,
         scratch,
         gluon,
         koca_dittmann,

@@ -1,0 +1,327 @@
+"""The bound on MNIST: the lowest free energy that was reached, and what a late KL warm-up costs it.
+
+Two families of networks are trained on all 60,000 images. ``lowest`` tries to minimise the free
+energy itself: priors, estimators, and the KL at its full weight for most of the training. Among
+them nothing is chosen by test images: the free energy is a number of the training images alone.
+``warm-up`` has the settings of table 1, and varies the length and the power of the KL's warm-up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from bayesify.app.runs.settings import ESTIMATORS
+from bayesify.datasets import TensorLoader, load_images
+from bayesify.distributions.by_group import ByGroup, EmpiricalGaussian
+from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.networks import mlp
+from bayesify.pruning import prune
+from bayesify.reproduce.harness.experiment import Context, EpochProgress, Experiment, Job, Result
+from bayesify.reproduce.harness.seed_statistics import mean_and_error
+from bayesify.reproduce.papers.blundell.classifiers import SAMPLES, averaged, outputs_of, scores
+from bayesify.reproduce.papers.blundell.mnist_networks import by_job
+from bayesify.training.elbo import ELBO
+from bayesify.training.fit import fit
+from bayesify.training.schedules import cosine
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["EXPERIMENT", "LOWEST", "WARM_UPS", "make_network"]
+
+_FRACTIONS = (0.5, 0.75, 0.95, 0.98, 0.99)
+#: Seconds an epoch on one core, of weight sampling and of local reparametrisation, by width.
+_SECONDS = {
+    "sampling": {400: 2.1, 1200: 8.5},
+    "antithetic": {400: 3.5, 1200: 14.0},
+    "local": {400: 3.5, 1200: 14.0},
+}
+_COMMON: dict[str, Any] = {
+    **{"width": 400, "batch_size": 256, "lr": 1.5e-3, "rho_lr_scale": 2.0, "epochs": 30},
+    **{"estimator": "local", "train_samples": 1, "init_std": 0.02},
+    **{"kl_warmup": 0.1, "kl_warmup_power": 1.0},
+}
+_MIXTURE = {"kind": "scale-mixture", "pi": 0.1, "std1": 1.0, "std2": 0.01}
+
+
+def _gaussian(std: float) -> dict[str, Any]:
+    return {"kind": "gaussian", "std": std}
+
+
+_LAYERS = {"kind": "layers", "0.*": _gaussian(0.07), "2.*": _gaussian(0.1), "*": _gaussian(0.3)}
+_SPARSE = {"kind": "scale-mixture", "pi": 0.2, "std1": 0.3, "std2": 0.03}
+_ONE = {"prior": _gaussian(0.1)}
+#: By name: title, and what differs from the settings in ``_COMMON``.
+LOWEST: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
+    {
+        **{
+            f"gaussian-{std:g}": (f"N(0, {std:g}^2)", {"prior": _gaussian(std)})
+            for std in (0.03, 0.05, 0.1, 0.2, 0.3, 1.0)
+        },
+        "empirical": ("N(0, s^2), s learned by layer", {"prior": {"kind": "empirical"}}),
+        "layers": ("N(0, .07^2), N(0, .1^2), N(0, .3^2) by layer", {"prior": _LAYERS}),
+        "laplace": ("Laplace, scale .05", {"prior": {"kind": "laplace", "scale": 0.05}}),
+        "sparse": ("mixture, pi .2, std .3 and .03", {"prior": _SPARSE}),
+        "mixture": ("mixture of table 1, pi .1, std 1 and .01", {"prior": _MIXTURE}),
+        "fan-in": ("N(0, .1^2), initial std by fan-in", {**_ONE, "init_std": "fan-in"}),
+        "sampling": ("N(0, .1^2), weight sampling", {**_ONE, "estimator": "sampling"}),
+        "pairs": (
+            "N(0, .1^2), weight sampling, antithetic pairs",
+            {**_ONE, "estimator": "antithetic", "train_samples": 2},
+        ),
+        "no-warm-up": ("N(0, .1^2), no warm-up", {**_ONE, "kl_warmup": 0.0}),
+        "half": ("N(0, .1^2), warm-up over half", {**_ONE, "kl_warmup": 0.5}),
+        "longer": ("N(0, .1^2)", {**_ONE, "epochs": 100}),
+        "wide": ("N(0, .1^2)", {**_ONE, "width": 1200}),
+    }
+)
+#: The length of the warm-up, as a part of the epochs, and its power.
+WARM_UPS = (
+    (0.0, 1.0),
+    *((length, power) for length in (0.25, 0.5, 0.75, 0.95) for power in (1.0, 2.0, 4.0, 8.0)),
+)
+_WARM_UP: dict[str, Any] = {
+    **_COMMON,
+    **{"estimator": "sampling", "epochs": 40, "prior": _MIXTURE},
+}
+_QUICK: dict[str, Any] = {"width": 20, "epochs": 3, "batch_size": 32, "limit": 2000}
+
+
+def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
+    """Return a job for each trial; a quick run has a few small networks."""
+    made = []
+    for seed in seeds:
+        trials = {
+            f"lowest-{name}": {**_COMMON, **settings} for name, (_, settings) in LOWEST.items()
+        }
+        trials |= {
+            f"warm-up-{length:g}-{power:g}": {
+                **_WARM_UP,
+                **{"kl_warmup": length, "kl_warmup_power": power},
+            }
+            for length, power in WARM_UPS
+        }
+        for name, config in list(trials.items())[:: 4 if quick else 1]:
+            seconds = 20.0 + config["epochs"] * _SECONDS[config["estimator"]][config["width"]]
+            chosen = {**config, **(_QUICK if quick else {})}
+            made.append(Job(name, seed, chosen, 3.0 if quick else seconds, ("mnist",)))
+    return made
+
+
+def make_prior(config: Mapping[str, Any]) -> Prior:
+    """Return the prior that a job's JSON names.
+
+    Example:
+        >>> make_prior({"kind": "laplace", "scale": 0.1})
+        Laplace(scale=0.1)
+    """
+    values = {name: value for name, value in config.items() if name != "kind"}
+    match config["kind"]:
+        case "gaussian":
+            return Gaussian(**values)
+        case "laplace":
+            return Laplace(**values)
+        case "scale-mixture":
+            return ScaleMixture(**values)
+        case "empirical":
+            return EmpiricalGaussian(**values)
+        case "layers":
+            return ByGroup({pattern: make_prior(part) for pattern, part in values.items()})
+        case unknown:
+            raise ValueError(f"kind must be that of a prior, got {unknown!r}")
+
+
+def make_network(config: Mapping[str, Any], seed: int) -> BayesianModule:
+    """Return the network of a job before its training."""
+    net = mlp(784, [config["width"]] * 2, 10, seed=seed)
+    return BayesianModule(
+        net,
+        prior=make_prior(config["prior"]),
+        estimator=ESTIMATORS[config["estimator"]],
+        init_std=_stds(net, config["init_std"]),
+        seed=seed,
+    )
+
+
+def _stds(net: nn.Module, init_std: float | str) -> float | torch.Tensor:
+    """Return initial stds: one number, or ``"fan-in"``, half of 1 / sqrt(inputs of the layer)."""
+    if init_std != "fan-in":
+        return float(init_std)
+    layers = [module for module in net.modules() if isinstance(module, nn.Linear)]
+    return torch.cat(
+        [
+            torch.full((parameter.numel(),), 0.5 / math.sqrt(layer.in_features))
+            for layer in layers
+            for parameter in layer.parameters()
+        ]
+    )
+
+
+def run(job: Job, context: Context) -> dict[str, Any]:
+    """Train a network, and measure its bound, its test error whole and pruned."""
+    config = job.config
+    data = load_images(
+        "mnist", context.data_dir, limit=config.get("limit"), progress=context.on_download
+    )
+    bnn = make_network(config, job.seed)
+    elbo = ELBO(bnn, num_data=len(data.train_targets), num_samples=config["train_samples"])
+    loader = TensorLoader(
+        data.train_inputs, data.train_targets, config["batch_size"], seed=job.seed
+    )
+    epochs = config["epochs"]
+    with torch.autocast("cpu", torch.bfloat16):
+        history = fit(
+            elbo,
+            loader,
+            epochs=epochs,
+            optimizer=partial(torch.optim.Adam, lr=config["lr"], fused=True),
+            scheduler=cosine,
+            rho_lr_scale=config["rho_lr_scale"],
+            kl_warmup_epochs=config["kl_warmup"] * epochs,
+            kl_warmup_power=config["kl_warmup_power"],
+            checkpoint_dir=context.work,
+            resume=True,
+            callback=EpochProgress(context, epochs),
+        )
+    inputs, targets = data.test_inputs, data.test_targets
+    mixed = averaged(bnn, {}, inputs, SAMPLES)
+    assert mixed is not None
+    kept = [name for name in history[-1] if name.startswith(("free_energy", "std_", "nll", "kl"))]
+    return {
+        "last": {name: history[-1][name] for name in kept},
+        "free_energy_by_epoch": [round(float(row["free_energy"] or 0.0), 4) for row in history],
+        "mean_weights": scores(outputs_of(bnn, inputs), targets),
+        "averaged": scores(mixed, targets),
+        "pruned": {
+            f"{fraction:g}": scores(outputs_of(prune(bnn, fraction), inputs), targets)
+            for fraction in _FRACTIONS
+        },
+        "num_weights": bnn.layout.num_weights,
+    }
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return the networks by free energy, then the warm-ups."""
+    found = by_job(results)
+    lowest = {name: found[f"lowest-{name}"] for name in LOWEST if f"lowest-{name}" in found}
+    ranked = sorted(lowest, key=lambda name: _free_energy(lowest[name][0]))
+    heads = (
+        "| {} | epochs | free energy | of it KL | untrained | derivative, worst group | error, "
+        "mean weights | error, averaged | nll, averaged | 75 / 95 / 98 % removed |"
+    )
+    parts = [
+        "Free energy in nats per training image, by which the lines are ordered, and the KL's part "
+        "in it; the free energy with untrained means; the derivative of the free energy in log std "
+        "of the group of weights farthest from convergence (0 at the optimum). Test error in "
+        "percent, at the last epoch.",
+        "\n".join(
+            [
+                heads.format("the KL at its full weight early"),
+                "|---" * 10 + "|",
+                *(f"| {_title(name)} | {_cells(lowest[name])} |" for name in ranked),
+            ]
+        ),
+        "\n".join(
+            [
+                heads.format("warm-up of the KL, settings of table 1"),
+                "|---" * 10 + "|",
+                *(
+                    f"| {_warm_up(length, power)} | {_cells(found[name])} |"
+                    for length, power in WARM_UPS
+                    if (name := f"warm-up-{length:g}-{power:g}") in found
+                ),
+            ]
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _title(name: str) -> str:
+    title, settings = LOWEST[name]
+    return f"2x{settings.get('width', _COMMON['width'])}, {title}"
+
+
+def _warm_up(length: float, power: float) -> str:
+    return f"{100 * length:g} % of the epochs, power {power:g}" if length else "none"
+
+
+def _free_energy(result: Result) -> float:
+    return float(result["metrics"]["last"]["free_energy"])
+
+
+def _cells(of: Sequence[Result]) -> str:
+    metrics = [result["metrics"] for result in of]
+    last = [each["last"] for each in metrics]
+    kl = [each["free_energy"] - each["nll"] for each in last]
+    pruned = [
+        mean_and_error([each["pruned"][fraction]["error"] for each in metrics], 2)
+        for fraction in ("0.75", "0.95", "0.98")
+    ]
+    return " | ".join(
+        [
+            str(of[0]["config"]["epochs"]),
+            mean_and_error([each["free_energy"] for each in last], 3),
+            mean_and_error(kl, 3),
+            mean_and_error([each["free_energy_untrained"] for each in last], 2),
+            mean_and_error([each["std_residual_worst"] or 0.0 for each in last], 2),
+            mean_and_error([each["mean_weights"]["error"] for each in metrics], 2),
+            mean_and_error([each["averaged"]["error"] for each in metrics], 2),
+            mean_and_error([each["averaged"]["nll"] for each in metrics], 4),
+            " / ".join(pruned),
+        ]
+    )
+
+
+def figures(results: Sequence[Result]) -> dict[str, Figure]:
+    """Draw the test error over the free energy, by the warm-up's power and length."""
+    from bayesify.plots.compared import Curve, curves_compared
+
+    found = by_job(results)
+    curves = []
+    for power in (1.0, 2.0, 4.0, 8.0):
+        points = sorted(
+            (_free_energy(of[0]), float(of[0]["metrics"]["mean_weights"]["error"]))
+            for length, each in WARM_UPS
+            if (each == power or not length) and (of := found.get(f"warm-up-{length:g}-{each:g}"))
+        )
+        if points:
+            places, errors = zip(*points, strict=True)
+            curves.append(Curve(f"warm-up, power {power:g}", places, [errors]))
+    lowest = sorted(
+        (_free_energy(of[0]), float(of[0]["metrics"]["mean_weights"]["error"]))
+        for name in LOWEST
+        if (of := found.get(f"lowest-{name}"))
+    )
+    if lowest:
+        places, errors = zip(*lowest, strict=True)
+        curves.append(Curve("full weight early", places, [errors]))
+    if not curves:
+        return {}
+    return {
+        "blundell-bound": curves_compared(
+            {"2x400, MNIST": curves},
+            xlabel="free energy (nats per training image)",
+            ylabel="test error (%)",
+        )
+    }
+
+
+EXPERIMENT = Experiment(
+    name="blundell-bound",
+    source="the bound of Blundell et al. 2015, eq. 1, minimised on MNIST",
+    reported="nothing: what free energy the networks of table 1 have, and could have",
+    seeds=(0,),
+    memory_mb=1500,
+    jobs=jobs,
+    run=run,
+    table=table,
+    figures=figures,
+)

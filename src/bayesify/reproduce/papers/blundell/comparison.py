@@ -1,0 +1,403 @@
+"""Bayes by Backprop against its baselines on MNIST: the same data, epochs and number of trials.
+
+The settings of each method are those of its best trial in ``tuning``. A network is then trained on
+all 60,000 images with each of five seeds, and measured on the test images after the last epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayesify.app.runs.measure import weights_left
+from bayesify.datasets import ImageData, load_images
+from bayesify.noise.keys import Stream, derived_seed
+from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.seed_statistics import (
+    holm_adjusted,
+    mean_and_error,
+    welch_p_value,
+)
+from bayesify.reproduce.papers.blundell.classifiers import (
+    EPOCHS,
+    FRACTIONS,
+    METHODS,
+    PRUNED_SAMPLES,
+    SAMPLES,
+    Network,
+    averaged,
+    is_bayesian,
+    outputs_of,
+    pruned,
+    scores,
+    train_network,
+)
+from bayesify.reproduce.papers.blundell.mnist_networks import by_job
+from bayesify.reproduce.papers.blundell.tuning import TRIALS, trial_settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["CHOSEN", "EXPERIMENT", "WIDTHS", "Chosen", "headline"]
+
+WIDTHS = (400, 1200)
+#: Networks in an ensemble, and the methods that have one.
+MEMBERS = 3
+ENSEMBLES = ("sgd", "sgd-dropped", "mixture-dropped")
+
+
+class Chosen(NamedTuple):
+    """The best trial of a method in ``tuning``, and its temperature for scaling.
+
+    Args:
+        trial: number of the trial.
+        logit_temperature: best for its network on the held-out images.
+    """
+
+    trial: int
+    logit_temperature: float
+
+
+#: Held by a test to the stored results of ``blundell-tuning``.
+CHOSEN: Mapping[str, Chosen] = MappingProxyType(
+    {
+        "sgd": Chosen(6, 2.07),
+        "sgd-dropped": Chosen(3, 1.24),
+        "dropout": Chosen(5, 1.42),
+        "gaussian": Chosen(1, 2.3),
+        "mixture": Chosen(6, 1.61),
+        "mixture-dropped": Chosen(0, 1.12),
+    }
+)
+#: Seconds an epoch of a plain network on one core, by width.
+_SECONDS = {400: 1.2, 1200: 4.8}
+_QUICK: dict[str, Any] = {"epochs": 2, "limit": 2000, "batch_size": 32}
+
+
+def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
+    """Return a job for each width, seed and method; a quick run has small networks only."""
+    made = []
+    for width in WIDTHS[:1] if quick else WIDTHS:
+        for seed in seeds:
+            for name, method in METHODS.items():
+                trial, temperature = CHOSEN[name]
+                settings = {**method.fixed, **trial_settings(name, trial), "hidden": [width, width]}
+                members = MEMBERS if name in ENSEMBLES else 1
+                seconds = members * (10.0 + method.cost * EPOCHS * _SECONDS[width])
+                if quick:
+                    settings |= {**_QUICK, "hidden": [20, 20]}
+                    seconds = 3.0 * members
+                config = {
+                    "method": name,
+                    "width": width,
+                    "members": members,
+                    "logit_temperature": temperature,
+                    "settings": settings,
+                }
+                made.append(Job(f"{name}-{width}", seed, config, seconds, ("mnist",)))
+    return made
+
+
+def run(job: Job, context: Context) -> dict[str, Any]:
+    """Train one network, or three for an ensemble, and measure each and their common prediction.
+
+    Returns:
+        ``networks``: the scores of each network by kind of prediction, see ``_predictions``; the
+        first has the job's seed. ``ensemble``: the same of the averaged predictions. ``weights``:
+        number of weights of one network by kind. ``last``: the end of each network's training.
+    """
+    settings, count = job.config["settings"], job.config["members"]
+    limit = settings.get("limit")
+    data: ImageData = load_images(
+        "mnist", context.data_dir, limit=limit, progress=context.on_download
+    )
+    found: list[dict[str, Tensor]] = []
+    lasts = []
+    weights: dict[str, int] = {}
+    for number in range(count):
+        seed = derived_seed(job.seed, Stream.INITIALIZATION, number) if number else job.seed
+        part = context.part(f"member-{number}", number, count)
+        network = train_network(settings, seed, data, part)
+        found.append(_predictions(network, job, data.test_inputs))
+        lasts.append(dict(network.last))
+        weights = {
+            f"{fraction:g}": weights_left(pruned(network.bnn, fraction)) for fraction in FRACTIONS
+        }
+    made: dict[str, Any] = {
+        "networks": [
+            {kind: scores(log_probs, data.test_targets) for kind, log_probs in of.items()}
+            for of in found
+        ],
+        "weights": weights,
+        "last": lasts,
+    }
+    if count > 1:
+        made["ensemble"] = {
+            kind: scores(_mixed([of[kind] for of in found]), data.test_targets) for kind in found[0]
+        }
+    return made
+
+
+def _predictions(network: Network, job: Job, inputs: Tensor) -> dict[str, Tensor]:
+    """Return log probabilities, each of shape (N, K), by kind of prediction.
+
+    ``mean-weights``; ``scaled``, the same after temperature scaling; ``averaged``, where the
+    method averages; and with a fraction removed ``pruned-0.95``, at the mean weights, and
+    ``averaged-0.95``.
+    """
+    bnn, settings = network.bnn, job.config["settings"]
+    made = {
+        "mean-weights": outputs_of(bnn, inputs),
+        "scaled": outputs_of(bnn, inputs, job.config["logit_temperature"]),
+    }
+    mixed = averaged(bnn, settings, inputs, SAMPLES)
+    if mixed is not None:
+        made["averaged"] = mixed
+    for fraction in FRACTIONS[1:]:
+        small = pruned(bnn, fraction)
+        made[f"pruned-{fraction:g}"] = outputs_of(small, inputs)
+        if is_bayesian(small):
+            mixed = averaged(small, settings, inputs, PRUNED_SAMPLES)
+            assert mixed is not None
+            made[f"averaged-{fraction:g}"] = mixed
+    return made
+
+
+def _mixed(members: Sequence[Tensor]) -> Tensor:
+    """Return the log of the average of probabilities."""
+    return torch.logsumexp(torch.stack(list(members)).double(), 0).sub(math.log(len(members)))
+
+
+class _Row(NamedTuple):
+    """One line of the tables: a method or an ensemble of it, at one width."""
+
+    title: str
+    of: list[Mapping[str, Any]]
+    weights: Mapping[str, int]
+
+    def values(self, kind: str, score: str) -> list[float]:
+        return [scored[kind][score] for scored in self.of if kind in scored]
+
+    def cell(self, kind: str, score: str) -> str:
+        values = self.values(kind, score)
+        return mean_and_error(values, 2 if score == "error" else 4) if values else ""
+
+
+def _rows(results: Sequence[Result], width: int) -> dict[str, _Row]:
+    """Return the rows of a width by name: a method's, and ``ensemble-METHOD``."""
+    found = by_job(results)
+    made = {}
+    for name, method in METHODS.items():
+        of = found.get(f"{name}-{width}", [])
+        if of:
+            weights = of[0]["metrics"]["weights"]
+            networks = [result["metrics"]["networks"][0] for result in of]
+            made[name] = _Row(method.title, networks, weights)
+    for name in ENSEMBLES:
+        of = found.get(f"{name}-{width}", [])
+        if of:
+            weights = {
+                fraction: MEMBERS * count for fraction, count in of[0]["metrics"]["weights"].items()
+            }
+            mixtures = [result["metrics"]["ensemble"] for result in of]
+            title = f"{METHODS[name].title}, ensemble of {MEMBERS}"
+            made[f"ensemble-{name}"] = _Row(title, mixtures, weights)
+    return made
+
+
+def headline(results: Sequence[Result]) -> str:
+    """Return the short table of the narrow networks: error, nll, and error after pruning."""
+    lines = [
+        f"| 2x{WIDTHS[0]} | error, % | averaged | nll, nats | averaged | scaled | error with 75 % "
+        "removed | 95 % |",
+        "|---" * 8 + "|",
+    ]
+    for row in _rows(results, WIDTHS[0]).values():
+        cells = [
+            row.title,
+            row.cell("mean-weights", "error"),
+            row.cell("averaged", "error"),
+            row.cell("mean-weights", "nll"),
+            row.cell("averaged", "nll"),
+            row.cell("scaled", "nll"),
+            row.cell("pruned-0.75", "error"),
+            row.cell("pruned-0.95", "error"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return errors and nll, pruning, tests of differences, and the bound, by width."""
+    widths = [width for width in WIDTHS if _rows(results, width)]
+    parts = [
+        f"All of {EPOCHS} epochs, with the best of {TRIALS} trials each on held-out training "
+        "images. Test error in percent and nll in nats per image, mean +- standard error over the "
+        f"seeds. Averaged over {SAMPLES} weight samples, or passes with dropout; scaled: "
+        "temperature scaling, with the temperature of the best trial. An ensemble averages the "
+        f"predictions of {MEMBERS} networks."
+    ]
+    parts += [f"**2x{width}**\n\n{_errors(_rows(results, width))}" for width in widths]
+    parts.append(
+        "Test error at the mean weights with a share of the weights removed, by signal-to-noise "
+        "ratio, or by magnitude where there is no noise; nothing is trained afterwards. Of an "
+        "ensemble that share of each network is removed."
+    )
+    parts += [f"**2x{width}**\n\n{_pruned(_rows(results, width))}" for width in widths]
+    parts.append(_tests(results))
+    parts.append(_bounds(results, widths))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _errors(rows: Mapping[str, _Row]) -> str:
+    lines = [
+        "| | seeds | error, mean weights | error, averaged | nll, mean weights | nll, averaged "
+        "| nll, scaled |",
+        "|---" * 7 + "|",
+    ]
+    for row in rows.values():
+        cells = [
+            row.title,
+            str(len(row.of)),
+            row.cell("mean-weights", "error"),
+            row.cell("averaged", "error"),
+            row.cell("mean-weights", "nll"),
+            row.cell("averaged", "nll"),
+            row.cell("scaled", "nll"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _pruned(rows: Mapping[str, _Row]) -> str:
+    heads = " | ".join(f"{100 * fraction:g} %" for fraction in FRACTIONS[1:])
+    lines = [f"| | 0 % | {heads} | weights left at 98 % |", "|---" * (len(FRACTIONS) + 2) + "|"]
+    for row in rows.values():
+        cells = [row.title, row.cell("mean-weights", "error")]
+        cells += [row.cell(f"pruned-{fraction:g}", "error") for fraction in FRACTIONS[1:]]
+        cells.append(f"{row.weights['0.98']:,}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+#: The comparisons that were fixed before the networks were trained.
+_PAIRS = (
+    ("gaussian", "sgd"),
+    ("mixture", "sgd"),
+    ("mixture-dropped", "sgd-dropped"),
+    ("mixture-dropped", "dropout"),
+    ("ensemble-mixture-dropped", "ensemble-sgd-dropped"),
+)
+_Quantity = Callable[[_Row], list[float]]
+_QUANTITIES: Mapping[str, _Quantity] = MappingProxyType(
+    {
+        "error, mean weights": lambda row: row.values("mean-weights", "error"),
+        "nll, scaled": lambda row: row.values("scaled", "nll"),
+        "error, 95 % removed": lambda row: row.values("pruned-0.95", "error"),
+    }
+)
+
+
+def _tests(results: Sequence[Result]) -> str:
+    """Return Welch tests of the pairs at each width, with Holm's correction for their number."""
+    found = []
+    for width in WIDTHS:
+        rows = _rows(results, width)
+        for first, second in _PAIRS:
+            for name, quantity in _QUANTITIES.items():
+                if first in rows and second in rows:
+                    ours, theirs = quantity(rows[first]), quantity(rows[second])
+                    if min(len(ours), len(theirs)) > 1:
+                        found.append((width, rows[first], rows[second], name, ours, theirs))
+    if not found:
+        return ""
+    raw = [welch_p_value(ours, theirs) for *_, ours, theirs in found]
+    adjusted = holm_adjusted(raw)
+    lines = [
+        f"Welch's t-tests of differences, {len(found)} comparisons; p adjusted by Holm's method. "
+        "A minus favours the first.",
+        "",
+        "| | first | second | quantity | difference | p | p, adjusted |",
+        "|---" * 7 + "|",
+    ]
+    for (width, one, other, name, ours, theirs), p, corrected in zip(
+        found, raw, adjusted, strict=True
+    ):
+        digits = 4 if name.startswith("nll") else 2
+        difference = f"{mean(ours) - mean(theirs):+.{digits}f}"
+        lines.append(
+            f"| 2x{width} | {one.title} | {other.title} | {name} | {difference} | {p:.2g} "
+            f"| {corrected:.2g} |"
+        )
+    return "\n".join(lines)
+
+
+def _bounds(results: Sequence[Result], widths: Sequence[int]) -> str:
+    """Return the free energy of the Bayesian networks next to that of untrained means."""
+    found = by_job(results)
+    lines = []
+    for width in widths:
+        for name, method in METHODS.items():
+            last = [
+                result["metrics"]["last"][0]
+                for result in found.get(f"{name}-{width}", [])
+                if result["metrics"]["last"][0]
+            ]
+            if last:
+                cells = [
+                    mean_and_error([each[key] for each in last if each[key] is not None], 2)
+                    for key in ("free_energy", "free_energy_untrained", "std_residual_worst")
+                ]
+                lines.append(f"| {method.title}, 2x{width} | {' | '.join(cells)} |")
+    if not lines:
+        return ""
+    head = [
+        "The bound: free energy in nats per image, next to that of a posterior with untrained "
+        "means; and the derivative of the free energy in log std of the group of weights that is "
+        "farthest from convergence, in nats a weight (0 at the optimum).",
+        "",
+        "| | free energy | untrained | derivative, worst group |",
+        "|---" * 4 + "|",
+    ]
+    return "\n".join([*head, *lines])
+
+
+#: Rows that the figure shows.
+_DRAWN = ("sgd", "sgd-dropped", "gaussian", "mixture", "mixture-dropped")
+
+
+def figures(results: Sequence[Result]) -> dict[str, Figure]:
+    """Draw the error by share of weights removed, a panel for each width."""
+    from bayesify.plots.compared import Curve, pruning_compared
+
+    panels = {}
+    for width in WIDTHS:
+        rows = _rows(results, width)
+        curves = []
+        for name in _DRAWN:
+            if name in rows:
+                kinds = ("mean-weights", *(f"pruned-{fraction:g}" for fraction in FRACTIONS[1:]))
+                runs = [[scored[kind]["error"] for kind in kinds] for scored in rows[name].of]
+                curves.append(Curve(rows[name].title, FRACTIONS, runs))
+        if curves:
+            panels[f"2x{width}"] = curves
+    return {"blundell-comparison": pruning_compared(panels)} if panels else {}
+
+
+EXPERIMENT = Experiment(
+    name="blundell-comparison",
+    source="Blundell et al. 2015, table 1 and 2, under one protocol",
+    reported="the methods of table 1 and stronger baselines: same epochs, trials and seeds",
+    seeds=(0, 1, 2, 3, 4),
+    memory_mb=1500,
+    jobs=jobs,
+    run=run,
+    table=table,
+    figures=figures,
+)
