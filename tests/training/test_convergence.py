@@ -54,6 +54,8 @@ def test_an_average_beyond_the_limit_is_told_without_a_worst_group() -> None:
     assert "are still undefined" in (residual_advice(nan) or "")
     worse = {**found, "std_residual": math.nan, "std_residual_worst_error": 0.01}
     assert "is -0.90" in (residual_advice(worse) or ""), "NaN does not hide the group"
+    unknown = {**found, "std_residual_worst": math.nan}
+    assert "is -0.80" in (residual_advice(unknown) or ""), "NaN does not hide the average"
 
 
 def test_few_minibatches_are_judged_by_all_weights() -> None:

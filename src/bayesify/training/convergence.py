@@ -208,11 +208,6 @@ class ResidualMeter:
         return abs(self._mean(name) or 0.0) - _ERRORS * self._error(name)
 
 
-def _is_beyond(residual: float | None, error: float) -> bool:
-    """Whether a residual exceeds the limit by three standard errors, or is NaN."""
-    return residual is not None and not abs(residual) - _ERRORS * error <= STD_RESIDUAL_LIMIT
-
-
 def residual_advice(row: Mapping[str, float | None]) -> str | None:
     """Explain a row of the history whose residual is beyond the limit, or return None.
 
@@ -222,14 +217,23 @@ def residual_advice(row: Mapping[str, float | None]) -> str | None:
         >>> residual_advice({"std_residual": -0.9})[:72]
         "the posterior's standard deviations have not converged: they are still g"
     """
-    residual, group = row.get("std_residual"), "all"
-    worst, error = row.get("std_residual_worst"), row.get("std_residual_worst_error")
-    if worst is not None and error is not None and _is_beyond(worst, error):
-        residual = worst
-        group = next((g for g in _GROUPS if row.get(f"std_residual_{g}") == worst), "all")
-    elif not _is_beyond(residual, 0.0):
+    judged = (
+        (row.get("std_residual_worst"), row.get("std_residual_worst_error")),
+        (row.get("std_residual"), 0.0),
+    )
+    beyond = [
+        residual
+        for residual, error in judged
+        if residual is not None
+        and error is not None
+        and not abs(residual) - _ERRORS * error <= STD_RESIDUAL_LIMIT  # true of NaN
+    ]
+    if not beyond:
         return None
-    assert residual is not None
+    residual = min(beyond, key=math.isnan)  # the first that is a number
+    group = "all"
+    if residual == row.get("std_residual_worst"):
+        group = next((g for g in _GROUPS if row.get(f"std_residual_{g}") == residual), "all")
     weights = "" if group == "all" else f" of the weights with |mean| / std {_WORDS[group]}"
     direction, mend = (
         ("growing", ", or choose a narrower prior")
