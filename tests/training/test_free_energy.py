@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,10 +147,10 @@ class Packed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cells, self.head = nn.GRU(6, 4), nn.Linear(4, 3)
+        self.cells, self.head = nn.LSTM(6, 4), nn.Linear(4, 3)
 
     def forward(self, sequences: PackedSequence) -> Tensor:
-        return self.head(self.cells(sequences)[1][0])
+        return self.head(self.cells(sequences)[1][0][0])
 
 
 def of_lengths(x: Tensor) -> PackedSequence:
@@ -174,6 +177,75 @@ def test_inputs_of_every_kind_are_measured(kind: str) -> None:
     first.add(made(x), y)
     assert first.are_enough
     assert [len(targets) for _, targets in first.minibatches] == [300]
+
+
+class OfFixedSize(nn.Module):
+    """A network that needs minibatches of 100 examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.view(100, 6))
+
+
+class OnlyTrained(OfFixedSize):
+    """A network without an evaluation mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            raise NotImplementedError("training only")
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+@pytest.mark.parametrize("net", [OfFixedSize, OnlyTrained])
+def test_training_is_not_lost_where_a_network_cannot_be_measured(
+    net: type[nn.Module], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = TensorLoader(*examples(300), 100)
+    elbo = bf.ELBO(bf.BayesianModule(net()), num_data=300)
+    [row] = bf.fit(elbo, loader, epochs=1, checkpoint_dir=tmp_path)
+    assert row["free_energy"] is not None
+    assert row["free_energy_untrained"] is None
+    assert (tmp_path / "checkpoint.safetensors").exists()
+    assert "free energy with untrained means is not known" in capsys.readouterr().err
+    assert elbo.bnn.net.training
+    elbos = [bf.ELBO(bf.BayesianModule(net(), seed=k), num_data=300) for k in (0, 1)]
+    bf.fit_replicas(elbos, [loader, loader], epochs=1)
+    assert "network 1: the free energy with untrained means" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_examples_are_copied_before_a_network_edits_them() -> None:
+    inputs, targets = examples()
+    elbo = bf.ELBO(bf.BayesianModule(Editing()), num_data=256)
+    [row] = bf.fit(elbo, [(inputs.clone(), targets)], epochs=1)
+    found = untrained_free_energy(elbo, [(inputs, targets)])
+    assert found is not None
+    assert row["free_energy_untrained"] == found.value
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: {"x": x, "scale": 3},
+        lambda x: (x, None),
+        lambda x: (x, x[:1]),
+        lambda x: (x, torch.tensor(2.0)),
+        lambda x: x.to_sparse(),
+        lambda x: UserDict(x=x),
+    ],
+)
+def test_only_rows_are_cut(made: Callable[[Tensor], Any]) -> None:
+    first = FirstExamples()
+    for _ in range(2):
+        first.add(made(torch.ones(200, 6)), torch.ones(200))
+    assert [len(targets) for _, targets in first.minibatches] == [200, 200]
+    assert first.are_enough
+    first.add(made(torch.ones(200, 6)), torch.ones(200))
+    assert len(first.minibatches) == 2
 
 
 class Own(bf.Prior):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from bayesify.distributions.by_group import EmpiricalGaussian
-from bayesify.distributions.kl import kl_divergence
+from bayesify.distributions.kl import has_closed_form, kl_divergence
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.priors import (
@@ -73,8 +73,8 @@ class FirstExamples:
 
     def add(self, inputs: Inputs, targets: Tensor) -> None:
         """Add the examples of a minibatch that are still missing."""
-        if self.are_enough:
-            return
+        if self.are_enough or not isinstance(targets, Tensor) or targets.dim() == 0:
+            return  # the training step explains what is wrong with such targets
         if len(targets) > self._missing and _has_rows(inputs, len(targets)):
             count = self._missing
             inputs, targets = tree_map(lambda tensor: tensor[:count], inputs), targets[:count]
@@ -85,7 +85,11 @@ class FirstExamples:
 def _has_rows(inputs: Inputs, count: int) -> bool:
     """Whether all parts of the inputs are tensors with ``count`` rows."""
     return all(
-        isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count
+        isinstance(leaf, Tensor)
+        and leaf.layout is torch.strided  # others cannot all be cut
+        and not leaf.is_nested
+        and leaf.dim() > 0
+        and len(leaf) == count
         for leaf in tree_leaves(inputs)
     )
 
@@ -257,10 +261,11 @@ class _Search:
         if isinstance(prior, EmpiricalGaussian):
             return 0.0
         if (prior, std) not in self._kls:
-            q = MeanFieldGaussian(torch.zeros(_POINTS, dtype=torch.float64), std)
             # By quadrature where there is no closed form.
-            divergence = kl_divergence(q, prior, q.draw(self._quantiles))
-            self._kls[prior, std] = float(divergence) / _POINTS / self._elbo.num_data
+            points = 1 if has_closed_form(self._q, prior) else _POINTS
+            q = MeanFieldGaussian(torch.zeros(points, dtype=torch.float64), std)
+            divergence = kl_divergence(q, prior, q.draw(self._quantiles[:, :points]))
+            self._kls[prior, std] = float(divergence) / points / self._elbo.num_data
         return self._kls[prior, std]
 
 

@@ -166,11 +166,20 @@ class Member:
         position.history.append(row | untrained_columns(None))
         position.begin_epoch(epoch + 1)
 
-    def compare_with_untrained(self, examples: FirstExamples) -> None:
-        """Add the free energy of untrained means to the last row."""
-        with kept_generators():
-            found = untrained_free_energy(self.elbo, examples.minibatches)
+    def compare_with_untrained(self, examples: FirstExamples) -> str | None:
+        """Add the free energy of untrained means to the last row; describe why it is missing."""
+        try:
+            with kept_generators():
+                found = untrained_free_energy(self.elbo, examples.minibatches)
+        except Exception as error:
+            # The network may fail with any error on a minibatch that was cut, or in evaluation
+            # mode. The training is done and must not be lost.
+            return (
+                "the free energy with untrained means is not known, as the network failed on the "
+                f"first examples: {type(error).__name__}: {error}"
+            )
         self.position.history[-1] |= untrained_columns(found)
+        return None
 
 
 def run_epochs(
@@ -235,14 +244,13 @@ def run_epochs(
                 )
 
             with closing(minibatches(epoch, start.batch)) as data:
-                steps = run_steps(step, data, options_of)
+                wanted = examples if last and not is_resumed else []
+                copied = _copying_first(wanted, data, separate=separate)
+                steps = run_steps(step, copied, options_of)
                 for minibatch, terms in _located(steps, members, epoch, start.batch):
                     index, targets = minibatch.batch, minibatch.targets
                     for k, (member, meter) in enumerate(zip(members, meters, strict=True)):
                         meter.add(terms[k], targets[k] if separate else targets, batch=index)
-                        if last and not (is_resumed or examples[k].are_enough):
-                            own = minibatch.of_network(k) if separate else minibatch
-                            examples[k].add(own.inputs, own.targets)
                         member.schedule.step()
                     watcher.on_step(epoch=epoch, batch=index)
                     if interrupt.requested and index + 1 < batches:
@@ -260,8 +268,10 @@ def run_epochs(
             for member in members:
                 member.checkpoint(noise())
             if last:  # after the checkpoint: nothing of the training can be lost
-                for member, first in zip(members, examples, strict=True):
-                    member.compare_with_untrained(first)
+                for k, (member, first) in enumerate(zip(members, examples, strict=True)):
+                    failure = member.compare_with_untrained(first)
+                    if tell is not None and failure is not None:
+                        tell(_of_network(k, members, failure))
                     member.checkpoint(noise())
             watcher.on_epoch(start.history[-1])
             if interrupt.requested:
@@ -269,10 +279,15 @@ def run_epochs(
     for k, member in enumerate(members):
         note = free_energy_note(member.position.history[-1]) if member.position.history else None
         if tell is not None and note is not None:
-            tell(note if len(members) == 1 else f"network {k}: {note}")
+            tell(_of_network(k, members, note))
     for member in members:
         warn_of_convergence(member.position.history, epochs, warmup.epochs, stacklevel=4)
     return [member.position.history for member in members]
+
+
+def _of_network(k: int, members: Sequence[Member], note: str) -> str:
+    """A note about network ``k``, with its number where there are several."""
+    return note if len(members) == 1 else f"network {k}: {note}"
 
 
 def _add_first(
@@ -283,12 +298,21 @@ def _add_first(
 ) -> None:
     """Add the first minibatches of an epoch to the examples of each network."""
     with closing(minibatches) as data:
-        for minibatch in data:
+        for _ in _copying_first(examples, data, separate=separate):
             if examples[0].are_enough:
                 return
-            for k, each in enumerate(examples):
+
+
+def _copying_first(
+    examples: Sequence[FirstExamples], minibatches: Iterable[Minibatch], *, separate: bool
+) -> Iterator[Minibatch]:
+    """Yield minibatches, after the examples of each network have copied what they lack."""
+    for minibatch in minibatches:
+        for k, each in enumerate(examples):
+            if not each.are_enough:
                 own = minibatch.of_network(k) if separate else minibatch
                 each.add(own.inputs, own.targets)
+        yield minibatch  # a step may edit the inputs
 
 
 def _located(
