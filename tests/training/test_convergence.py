@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from statistics import stdev
 
 import pytest
+import torch
 
-from bayesify.training.convergence import ResidualMeter, StdResidual, residual_advice
+from bayesify.training.convergence import ResidualMeter, StdResidual, grouped, residual_advice
 
 IDLE, SIGNAL = 9_000, 1_000
 
@@ -56,6 +58,21 @@ def test_an_average_beyond_the_limit_is_told_without_a_worst_group() -> None:
     assert "is -0.90" in (residual_advice(worse) or ""), "NaN does not hide the group"
     unknown = {**found, "std_residual_worst": math.nan}
     assert "is -0.80" in (residual_advice(unknown) or ""), "NaN does not hide the average"
+
+
+def test_the_error_is_that_of_an_average_over_minibatches() -> None:
+    signal = [-1.1, -1.0, -1.3, -1.1, -0.9]
+    error = row(0.0, signal)["std_residual_worst_error"]
+    assert error == pytest.approx(stdev(signal) / math.sqrt(5.0))
+
+
+def test_groups_begin_above_the_borders() -> None:
+    ratios = torch.tensor([0.0, 0.0999, 0.1, 0.1001, 0.9999, 1.0, 1.0001, 2.9999, 3.0, 3.0001])
+    for std in (0.5, 1.0):  # powers of two: the borders are met exactly
+        sums, counts = grouped(ratios, std * ratios, torch.full((10,), std), None)
+        assert counts.tolist() == [3.0, 3.0, 3.0, 1.0]
+        expected = [part.sum().item() for part in ratios.split([3, 3, 3, 1])]
+        assert sums.tolist() == pytest.approx(expected)
 
 
 def test_few_minibatches_are_judged_by_all_weights() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training.test_resume import Stop, ctrl_c
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.optim import Adam
@@ -19,6 +20,7 @@ import bayesify as bf
 from bayesify.datasets import TensorLoader
 from bayesify.training.free_energy import (
     FirstExamples,
+    UntrainedFreeEnergy,
     is_above_untrained,
     untrained_free_energy,
 )
@@ -78,12 +80,57 @@ def test_no_std_of_a_grid_is_better(prior: bf.Prior, cheapest: float) -> None:
     assert untrained(elbo) == pytest.approx(best, abs=0.06)
 
 
+WIDTH = 256
+
+
+def one_layer(prior: bf.Prior, mask: Tensor | None = None) -> UntrainedFreeEnergy:
+    """That of a linear layer whose every example meets one weight, at 10 w."""
+    net = nn.Linear(WIDTH, 1, bias=False)
+    bnn = bf.BayesianModule(net, prior=prior, likelihood=bf.GaussianLikelihood(1.0))
+    bnn.posterior.mask = mask
+    elbo = bf.ELBO(bnn, num_data=WIDTH)
+    found = untrained_free_energy(elbo, [(10.0 * torch.eye(WIDTH), torch.zeros(WIDTH, 1))])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.5])
+def test_a_linear_layer_has_the_free_energy_of_the_formula(kept: float) -> None:
+    """std^2 = 1 / 101 is exact: half of the KL, in the search too, leads to .1 more or to less."""
+    mask = None if kept == 1.0 else torch.arange(WIDTH) < kept * WIDTH
+    found = one_layer(bf.Gaussian(1.0), mask)
+    exact = 0.5 * math.log(2.0 * math.pi) + kept * 0.5 * math.log(101.0)
+    assert found.value == pytest.approx(exact, abs=0.04)
+    # The nll of a sample is half a sum of squares; its expectation is half of the kept weights'.
+    deviation = 0.5 * kept * 100 / 101 * math.sqrt(2.0 / (kept * WIDTH))
+    assert found.error == pytest.approx(deviation / math.sqrt(8.0), rel=0.5)
+
+
+def test_quadrature_is_the_closed_form() -> None:
+    mixture = bf.ScaleMixture(0.5, 1.0, 1.0 - 1e-9)  # a Gaussian, without a closed form
+    assert one_layer(mixture).value == pytest.approx(one_layer(bf.Gaussian(1.0)).value, abs=3e-4)
+
+
 def test_each_group_has_what_its_prior_asks_for() -> None:
     narrow = bf.ByGroup({"2.*": bf.Gaussian(0.02), "*": bf.Gaussian(1.0)})
     elbo = bf.ELBO(bf.BayesianModule(wide_net(), prior=narrow), num_data=N)
     std = torch.ones(503)
     std[-153:] = 0.02
     assert untrained(elbo) == pytest.approx(by_hand(elbo, std), abs=0.02)
+
+
+def test_only_the_last_layer_has_a_number_of_its_own() -> None:
+    torch.manual_seed(0)
+    deep = nn.Sequential(*wide_net()[:2], nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 3))
+    narrow = bf.ByGroup({"2.*": bf.Gaussian(0.02), "*": bf.Gaussian(1.0)})
+    elbo = bf.ELBO(bf.BayesianModule(deep, prior=narrow), num_data=N)
+    std = torch.ones(350 + 2550 + 153)
+    std[350:2900] = 0.02
+    best = math.inf
+    for of_last in torch.logspace(-2, 0.5, 11):
+        std[2900:] = of_last
+        best = min(best, by_hand(elbo, std))
+    assert untrained(elbo) == pytest.approx(best, abs=0.1)  # two samples hardly know the best std
 
 
 @pytest.mark.parametrize("options", [{"min_size": 2}, {"min_size": 400, "per_parameter": False}])
@@ -227,6 +274,26 @@ def test_examples_are_copied_before_a_network_edits_them() -> None:
     assert row["free_energy_untrained"] == found.value
 
 
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_a_run_resumed_in_its_last_epoch_measures_the_same(tmp_path: Path) -> None:
+    def trained_in(folder: str, **options: Any) -> bf.training.History:
+        elbo = bf.ELBO(bf.BayesianModule(wide_net()), num_data=240)
+        loader = TensorLoader(*examples(240), 80)
+        return bf.fit(elbo, loader, epochs=1, checkpoint_dir=tmp_path / folder, **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained_in("stopped", callback=Stop(ctrl_c, 0, 1))
+    [resumed], [whole] = trained_in("stopped", resume=True), trained_in("whole")
+    assert whole["free_energy_untrained"] is not None
+    assert resumed["free_energy_untrained"] == whole["free_energy_untrained"]
+
+
+@pytest.mark.parametrize("targets", [torch.tensor(1), [0] * 8], ids=str)
+def test_wrong_targets_reach_the_step_which_explains_them(targets: Any) -> None:
+    FirstExamples().add(torch.ones(8, 6), targets)  # no error
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     "made",
     [
@@ -235,6 +302,7 @@ def test_examples_are_copied_before_a_network_edits_them() -> None:
         lambda x: (x, x[:1]),
         lambda x: (x, torch.tensor(2.0)),
         lambda x: x.to_sparse(),
+        lambda x: torch.nested.nested_tensor(list(x)),
         lambda x: UserDict(x=x),
     ],
 )
