@@ -4,7 +4,8 @@ bayesify reproduce uci
 python benchmarks/show_reproductions.py
 
 The table of an experiment replaces the text between its two marks in a page of PAGES; its figures
-are copied to docs/images. README shows the first table of blundell-table1.
+are copied to docs/images. README shows the short table of blundell-comparison, and which-prior.md a
+part of that of blundell-bound.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from records import RESULTS
 
 from bayesify.io import atomic_write
 from bayesify.reproduce import EXPERIMENTS, read_results
-from bayesify.reproduce.papers.blundell.table1 import headline
+from bayesify.reproduce.papers.blundell import bound, comparison
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, README = ROOT / "docs", ROOT / "README.md"
 PAGES = (
     *("paper.md", "recipe.md", "bandits.md"),
-    *("documents.md", "reproductions.md", "calibration.md"),
+    *("documents.md", "reproductions.md", "calibration.md", "comparison.md", "bound.md"),
 )
 
 
@@ -30,11 +31,18 @@ def main() -> None:
     for name in PAGES:
         path = DOCS / name
         atomic_write(path, _filled(path.read_text(encoding="utf-8")))
-    if rows := read_results(RESULTS / "blundell-table1"):
-        page = README.read_text(encoding="utf-8")
-        before, begin, rest = page.partition("<!-- headline: begin -->")
-        _, end, after = rest.partition("<!-- headline: end -->")
-        atomic_write(README, f"{before}{begin}\n\n{headline(rows)}\n\n{end}{after}")
+    if rows := read_results(RESULTS / comparison.EXPERIMENT.name):
+        _insert(README, comparison.EXPERIMENT.name, comparison.headline(rows))
+    if rows := read_results(RESULTS / bound.EXPERIMENT.name):
+        _insert(DOCS / "which-prior.md", "widths", bound.widths(rows))
+
+
+def _insert(path: Path, name: str, table: str) -> None:
+    """Replace the text between the marks of this name."""
+    page = path.read_text(encoding="utf-8")
+    before, begin, rest = page.partition(f"<!-- {name}: begin -->")
+    _, end, after = rest.partition(f"<!-- {name}: end -->")
+    atomic_write(path, f"{before}{begin}\n\n{table}\n\n{end}{after}")
 
 
 def _filled(page: str) -> str:

@@ -58,12 +58,18 @@ def backends() -> dict[str, Any]:
     return names
 
 
+def widths() -> dict[str, Any]:
+    names = classification(nn.Linear(4, 3))
+    return {**names, "train": names["dataset"], "held_out": names["loader"]}
+
+
 PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/any-network.md": lambda: classification(Parts()),
     "docs/estimators.md": lambda: classification(Parts()),
     "docs/objective.md": lambda: classification(Parts()),
     "docs/prediction.md": lambda: classification(Parts()),
     "docs/backends.md": backends,
+    "docs/which-prior.md": widths,
 }
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.app.cli.test_cli import as_json, bayesify
 from tests.app.cli.test_errors import check_refused
 from tests.reproduce.test_experiments import toy
 
-from bayesify.reproduce import EXPERIMENTS, read_results
-from bayesify.reproduce.papers.blundell.table1 import headline
+from bayesify.reproduce import EXPERIMENTS, Result, read_results
+from bayesify.reproduce.papers.blundell import bound, comparison
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -148,7 +150,7 @@ def test_a_damaged_result_is_refused_before_any_work(with_toy: Path) -> None:
 
 PAGES = (
     *("paper.md", "recipe.md", "bandits.md"),
-    *("documents.md", "reproductions.md", "calibration.md"),
+    *("documents.md", "reproductions.md", "calibration.md", "comparison.md", "bound.md"),
 )
 
 
@@ -168,9 +170,22 @@ def test_the_page_shows_what_is_stored(name: str) -> None:
         assert (ROOT / "docs" / "images" / drawn.name).read_bytes() == drawn.read_bytes()
 
 
-def test_readme_shows_the_stored_table_of_the_paper() -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    _, _, rest = page.partition("<!-- headline: begin -->")
-    inside, mark, _ = rest.partition("<!-- headline: end -->")
+def stored(module: Any) -> list[Result]:
+    return read_results(ROOT / "results" / module.EXPERIMENT.name)
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "made"),
+    [
+        ("README.md", "blundell-comparison", lambda: comparison.headline(stored(comparison))),
+        ("docs/which-prior.md", "widths", lambda: bound.widths(stored(bound))),
+    ],
+)
+def test_short_tables_are_those_of_the_stored_results(
+    page: str, name: str, made: Callable[[], str]
+) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    _, _, rest = text.partition(f"<!-- {name}: begin -->")
+    inside, mark, _ = rest.partition(f"<!-- {name}: end -->")
     assert mark
-    assert inside.strip() == headline(read_results(ROOT / "results" / "blundell-table1"))
+    assert inside.strip() == made()

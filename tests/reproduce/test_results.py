@@ -100,9 +100,22 @@ def test_full_and_quick_are_the_same_protocol() -> None:
     assert names == {"dataset", "hidden", "splits"}
 
 
-def test_the_standard_error_is_that_of_the_mean_over_splits() -> None:
+def made_up(name: str, residual: float) -> Any:
     metrics = {"test_nll": [1.0, 3.0, 5.0], "test_rmse": [2.0, 2.0, 2.0]}
-    rows: list[Any] = [{"config": {"dataset": "yacht"}, "metrics": metrics}]
+    more = {"test_coverage_95": [0.9, 0.94, 0.92], "std_residual": residual}
+    return {"config": {"dataset": name}, "metrics": {**metrics, **more}}
+
+
+def test_the_table_tells_what_qualifies_its_numbers() -> None:
+    text = uci.table([made_up("yacht", -0.2), made_up("boston", 0.7)])
+    assert "| coverage | 92.0 +- 1.2 | 92.0 +- 1.2 |" in text
+    assert "| derivative | +0.70 | -0.20 |" in text
+    assert "have not converged on: boston (beyond 0.5)" in text
+    assert "not converged" not in uci.table([made_up("yacht", -0.2)])
+
+
+def test_the_standard_error_is_that_of_the_mean_over_splits() -> None:
+    rows = [made_up("yacht", -0.2)]
     # The standard deviation over the splits is 2.
     assert f"| **bayesify** | 3.00 +- {2 / 3**0.5:.2f} |" in uci.table(rows)
     assert "| **bayesify** | 2.00 +- 0.00 |" in uci.table(rows)

@@ -33,6 +33,7 @@ from bayesify.module.networks import mlp
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import GaussianPredictive
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Experiment, Job, Result
+from bayesify.training.convergence import STD_RESIDUAL_LIMIT
 from bayesify.training.schedules import cosine
 
 if TYPE_CHECKING:
@@ -282,8 +283,40 @@ def _network(num_features: int, config: Any, seed: int) -> BayesianModule:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the tables of test nll and error next to the literature's."""
-    return table_of_means(_pooled(results, "test_nll"), _pooled(results, "test_rmse"))
+    """Return the tables of test nll and error next to the literature's, and what qualifies them."""
+    means = table_of_means(_pooled(results, "test_nll"), _pooled(results, "test_rmse"))
+    return f"{means}\n{_qualifications(results)}"
+
+
+def _qualifications(results: Sequence[Result]) -> str:
+    """Return the coverage of intervals, and whether the standard deviations have converged."""
+    coverage = _pooled(results, "test_coverage_95")
+    residual = {
+        name: mean(
+            result["metrics"]["std_residual"]
+            for result in results
+            if result["config"]["dataset"] == name
+        )
+        for name in coverage
+    }
+    covered = [f"{100 * value:.1f} +- {100 * error:.1f}" for value, error in coverage.values()]
+    beyond = [name for name in residual if abs(residual[name]) > STD_RESIDUAL_LIMIT]
+    lines = [
+        "Coverage of our 95 % intervals, in percent; and the derivative of the free energy in log "
+        "std, averaged over all weights, in nats a weight (0 at the optimum).",
+        "",
+        f"| | {' | '.join(coverage)} |",
+        "|---" * (len(coverage) + 1) + "|",
+        f"| coverage | {' | '.join(covered)} |",
+        f"| derivative | {' | '.join(f'{value:+.2f}' for value in residual.values())} |",
+    ]
+    if beyond:
+        lines += [
+            "",
+            f"The standard deviations have not converged on: {', '.join(beyond)} (beyond "
+            f"{STD_RESIDUAL_LIMIT:g}).",
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def table_of_means(
@@ -295,7 +328,7 @@ def table_of_means(
         >>> print(table_of_means({"yacht": (0.5, 0.1)}, {"yacht": (1.0, 0.2)}).splitlines()[-1])
         | **bayesify** | 1.00 +- 0.20 |
     """
-    lines = ["Test nll, nats per datum; less is better.", "", *_grid(REPORTED["nll"], nll), ""]
+    lines = ["Test nll, nats per example; less is better.", "", *_grid(REPORTED["nll"], nll), ""]
     below_all = [
         name for name in nll if all(nll[name][0] < REPORTED["nll"][m][name] for m in _BEATEN)
     ]

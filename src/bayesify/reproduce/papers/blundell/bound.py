@@ -35,7 +35,7 @@ from bayesify.training.schedules import cosine
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "LOWEST", "WARM_UPS", "make_network"]
+__all__ = ["EXPERIMENT", "LOWEST", "WARM_UPS", "make_network", "widths"]
 
 _FRACTIONS = (0.5, 0.75, 0.95, 0.98, 0.99)
 #: Seconds an epoch on one core, of weight sampling and of local reparametrisation, by width.
@@ -242,6 +242,26 @@ def table(results: Sequence[Result]) -> str:
         ),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def widths(results: Sequence[Result]) -> str:
+    """Return the lines that differ in the prior only, in the order of ``LOWEST``, in short."""
+    found = by_job(results)
+    lines = [
+        "| prior | free energy | of it KL | untrained | derivative, worst group | test error, "
+        "averaged | test nll, averaged |",
+        "|---" * 7 + "|",
+    ]
+    for name, (title, settings) in LOWEST.items():
+        if set(settings) == {"prior"} and (of := found.get(f"lowest-{name}")):
+            metrics = of[0]["metrics"]
+            last, scored = metrics["last"], metrics["averaged"]
+            lines.append(
+                f"| {title} | {last['free_energy']:.3f} | {last['free_energy'] - last['nll']:.3f} "
+                f"| {last['free_energy_untrained']:.2f} | {last['std_residual_worst']:+.2f} "
+                f"| {scored['error']:.2f} | {scored['nll']:.4f} |"
+            )
+    return "\n".join(lines)
 
 
 def _title(name: str) -> str:

@@ -30,7 +30,7 @@ from bayesify.reproduce.papers.blundell.mnist_networks import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "METHODS", "headline"]
+__all__ = ["EXPERIMENT", "METHODS"]
 
 #: Seconds an epoch on one core of the forward and backward passes of a plain network, by width.
 _PLAIN_SECONDS = {400: 1.2, 800: 2.6, 1200: 4.8}
@@ -91,7 +91,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
     return made
 
 
-def headline(results: Sequence[Result]) -> str:
+def _errors(results: Sequence[Result]) -> str:
     """Return the table of test errors by method and width, the paper's next to ours."""
     lines = [
         "| | " + " | ".join(f"2x{width}, paper | ours" for width in WIDTHS) + " |",
@@ -111,7 +111,7 @@ def headline(results: Sequence[Result]) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the headline, then all measurements of the same runs."""
+    """Return the test errors, then all measurements of the same runs."""
     found = by_job(results)
     behind = [
         "| | epochs | seeds | mean weights | averaged | nll, nats | calibration error | KL, nats "
@@ -127,7 +127,7 @@ def table(results: Sequence[Result]) -> str:
     return (
         "Test error in percent of the mean weights at the last epoch, mean +- standard error over "
         "seeds where there are several; the paper's is of one run.\n\n"
-        + headline(results)
+        + _errors(results)
         + "\n\nThe same runs: averaged over weight samples; nll, calibration error (15 bins) and "
         "KL; the error of the mean weights with 95 and 98 % of them removed by signal-to-noise.\n\n"
         + "\n".join(behind)
