@@ -30,13 +30,14 @@ class Curve(NamedTuple):
     """One quantity measured along an axis in several runs.
 
     ``values`` has one sequence per run, as long as ``x``. Curves of one name look the same in every
-    panel; ``reported`` ones, from the literature, are dashed.
+    panel; ``reported`` ones, from the literature, are dashed; ``points`` have markers and no line.
     """
 
     name: str
     x: Sequence[float]
     values: Sequence[Sequence[float]]
     reported: bool = False
+    points: bool = False
 
     @classmethod
     def by_epoch(cls, name: str, runs: Sequence[Sequence[float]]) -> Curve:
@@ -195,10 +196,15 @@ def _drawn(panels: Mapping[str, Sequence[Curve]], placed: _Placed) -> tuple[Figu
                 marker = "x"
             else:
                 colour, marker = _OURS[ours.index(curve.name) % len(_OURS)]
-                dashes = "-"
+                dashes = "none" if curve.points else "-"
             colour = COLOURS[colour]
             (handles[curve.name],) = ax.plot(
-                x, mean, dashes, color=colour, marker=marker if few else "", ms=4, label=curve.name
+                *(x, mean),
+                linestyle=dashes,
+                color=colour,
+                marker=marker if few or curve.points else "",
+                ms=4,
+                label=curve.name,
             )
             shown.append(mean)
             if len(values) > 1:

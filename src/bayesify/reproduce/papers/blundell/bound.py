@@ -258,10 +258,15 @@ def widths(results: Sequence[Result]) -> str:
             last, scored = metrics["last"], metrics["averaged"]
             lines.append(
                 f"| {title} | {last['free_energy']:.3f} | {last['free_energy'] - last['nll']:.3f} "
-                f"| {last['free_energy_untrained']:.2f} | {last['std_residual_worst']:+.2f} "
+                f"| {last['free_energy_untrained']:.2f} | {_shown(last['std_residual_worst']):.2f} "
                 f"| {scored['error']:.2f} | {scored['nll']:.4f} |"
             )
     return "\n".join(lines)
+
+
+def _shown(residual: float | None) -> float:
+    """Round a residual for a table, without a sign of zero."""
+    return round(residual or 0.0, 2) + 0.0
 
 
 def _title(name: str) -> str:
@@ -291,7 +296,7 @@ def _cells(of: Sequence[Result]) -> str:
             mean_and_error([each["free_energy"] for each in last], 3),
             mean_and_error(kl, 3),
             mean_and_error([each["free_energy_untrained"] for each in last], 2),
-            mean_and_error([each["std_residual_worst"] or 0.0 for each in last], 2),
+            mean_and_error([_shown(each["std_residual_worst"]) for each in last], 2),
             mean_and_error([each["mean_weights"]["error"] for each in metrics], 2),
             mean_and_error([each["averaged"]["error"] for each in metrics], 2),
             mean_and_error([each["averaged"]["nll"] for each in metrics], 4),
@@ -317,12 +322,12 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
             curves.append(Curve(f"warm-up, power {power:g}", places, [errors]))
     lowest = sorted(
         (_free_energy(of[0]), float(of[0]["metrics"]["mean_weights"]["error"]))
-        for name in LOWEST
-        if (of := found.get(f"lowest-{name}"))
+        for name, (_, settings) in LOWEST.items()
+        if "width" not in settings and (of := found.get(f"lowest-{name}"))
     )
     if lowest:
         places, errors = zip(*lowest, strict=True)
-        curves.append(Curve("full weight early", places, [errors]))
+        curves.append(Curve("full weight early", places, [errors], points=True))
     if not curves:
         return {}
     return {
