@@ -109,8 +109,9 @@ def run(job: Job, context: Context) -> dict[str, Any]:
 
     Returns:
         ``networks``: the scores of each network by kind of prediction, see ``_predictions``; the
-        first has the job's seed. ``ensemble``: the same of the averaged predictions. ``weights``:
-        number of weights of one network by kind. ``last``: the end of each network's training.
+        first has the job's seed. ``ensemble``: those of the averaged predictions, where there are
+        several networks. ``weights``: the number of weights of one network by the fraction that
+        is removed. ``last``: columns of the last row of each network's history.
     """
     settings, count = job.config["settings"], job.config["members"]
     limit = settings.get("limit")

@@ -171,9 +171,8 @@ def best_trials(results: Sequence[Result]) -> dict[str, Result]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the best trial of each method, then all trials."""
-    best = best_trials(results)
-    names = {id(result): name for name, result in best.items()}
+    """Return a table of trials for each method, its best trial in bold."""
+    best = [id(result) for result in best_trials(results).values()]
     heads = (
         "| {} | error at the mean weights | nll there | scaled | averaged error | averaged nll | "
         "75 / 95 / 98 % removed | free energy |"
@@ -182,7 +181,7 @@ def table(results: Sequence[Result]) -> str:
         f"On {_HELD_OUT:,} training images held out, 2x400 units, {TRIALS} trials of each method. "
         "Errors in percent, nll in nats per image; scaled: after temperature scaling on the same "
         "images; averaged over weight samples or passes with dropout. A trial is judged by its "
-        "error at the mean weights; the best is marked. The first trial has the settings in use "
+        "error at the mean weights; the best is in bold. The first trial has the settings in use "
         "before, the others were drawn at random."
     ]
     for name, method in METHODS.items():
@@ -191,7 +190,7 @@ def table(results: Sequence[Result]) -> str:
             continue
         searched = list(SPACES[name])
         lines = [heads.format(" | ".join(searched)), "|---" * (len(searched) + 7) + "|"]
-        lines += [_line(result, searched, best=id(result) in names) for result in of]
+        lines += [_line(result, searched, best=id(result) in best) for result in of]
         parts.append(f"**{method.title}**: {len(of)} trials\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
