@@ -94,9 +94,10 @@ def start(out: Path, **environment: str) -> Forked:
 
 
 def without_times(result: Result) -> dict[str, Any]:
-    """Leave out what may differ: times, and the commit, as HEAD may move during a test."""
+    """Leave out what may differ: time, load, and the commit, as HEAD may move during a test."""
     notes = [note for note in result["notes"] if not note.startswith("begun at commit")]
-    kept = {key: value for key, value in result.items() if key not in ("seconds", "commit")}
+    may_differ = ("seconds", "load", "commit")
+    kept = {key: value for key, value in result.items() if key not in may_differ}
     return {**kept, "notes": notes}
 
 
