@@ -27,8 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:free energy:UserWarning"),
 ]
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-NAMES = ("blundell-tuning", "blundell-comparison", "blundell-bound")
-TUNING, COMPARISON, BOUND = map(find_experiment, NAMES)
+NAMES = ("blundell-tuning", "blundell-comparison", "blundell-bound", "train-defaults")
+TUNING, COMPARISON, BOUND, DEFAULTS = map(find_experiment, NAMES)
 
 
 def config_of(job: Job) -> RunConfig:

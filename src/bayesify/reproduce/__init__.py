@@ -9,7 +9,13 @@ from bayesify.reproduce.harness.experiment import (
 )
 from bayesify.reproduce.harness.result_files import read_result, read_results, stored_result
 from bayesify.reproduce.harness.run_experiment import Outcome, reproduce
-from bayesify.reproduce.papers import estimator_comparison, koca_dittmann, mnist_ood, uci
+from bayesify.reproduce.papers import (
+    estimator_comparison,
+    koca_dittmann,
+    mnist_ood,
+    train_defaults,
+    uci,
+)
 from bayesify.reproduce.papers.blundell import (
     bound,
     comparison,
@@ -60,6 +66,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         uci,
         mnist_ood,
         figure6_mushroom,
+        train_defaults,
     )
 }
 

@@ -21,6 +21,7 @@ from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.papers.blundell.classifiers import (
     METHODS,
+    Network,
     averaged,
     outputs_of,
     pruned,
@@ -32,7 +33,10 @@ from bayesify.reproduce.papers.blundell.mnist_networks import images
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "TRIALS", "best_trials", "trial_settings"]
+__all__ = [
+    *("EXPERIMENT", "TRIALS", "Draw", "among", "best_trials", "between"),
+    *("measured", "random_settings", "trial_settings"),
+]
 
 TRIALS = 8
 _HELD_OUT = 10_000
@@ -44,38 +48,39 @@ _SECONDS = 1.0
 Draw = Callable[[np.random.Generator], Any]
 
 
-def _among(*values: Any) -> Draw:
+def among(*values: Any) -> Draw:
+    """Draw one of the values."""
     return lambda generator: values[int(generator.integers(len(values)))]
 
 
-def _between(low: float, high: float) -> Draw:
+def between(low: float, high: float) -> Draw:
     """Draw log-uniformly, and round to three digits, so that settings can be read."""
     return lambda generator: float(
         f"{math.exp(generator.uniform(math.log(low), math.log(high))):.3g}"
     )
 
 
-_SGD: dict[str, Draw] = {"lr": _between(0.02, 0.4), "weight_decay": _among(0.0, 1e-5, 3e-5, 1e-4)}
-_PIXELS: dict[str, Draw] = {"dropout_input": _among(0.1, 0.2, 0.3, 0.4)}
+_SGD: dict[str, Draw] = {"lr": between(0.02, 0.4), "weight_decay": among(0.0, 1e-5, 3e-5, 1e-4)}
+_PIXELS: dict[str, Draw] = {"dropout_input": among(0.1, 0.2, 0.3, 0.4)}
 _BAYES: dict[str, Draw] = {
-    "lr": _between(7e-4, 4e-3),
-    "rho_lr_scale": _among(1.0, 2.0, 4.0),
-    "kl_warmup": _among(0.75, 0.95),
-    "kl_warmup_power": _among(1.0, 2.0, 3.0, 4.0),
+    "lr": between(7e-4, 4e-3),
+    "rho_lr_scale": among(1.0, 2.0, 4.0),
+    "kl_warmup": among(0.75, 0.95),
+    "kl_warmup_power": among(1.0, 2.0, 3.0, 4.0),
 }
 _MIXTURE: dict[str, Draw] = {
     **_BAYES,
-    "pi": _among(0.05, 0.1, 0.25),
-    "std1": _among(0.5, 1.0),
-    "std2": _among(0.005, 0.01, 0.02),
+    "pi": among(0.05, 0.1, 0.25),
+    "std1": among(0.5, 1.0),
+    "std2": among(0.005, 0.01, 0.02),
 }
 #: What is searched for each method, and how it is drawn.
 SPACES: Mapping[str, Mapping[str, Draw]] = MappingProxyType(
     {
         "sgd": _SGD,
         "sgd-dropped": {**_SGD, **_PIXELS},
-        "dropout": {**_SGD, **_PIXELS, "dropout_hidden": _among(0.2, 0.3, 0.4, 0.5)},
-        "gaussian": {**_BAYES, "prior_std": _between(0.1, 1.0)},
+        "dropout": {**_SGD, **_PIXELS, "dropout_hidden": among(0.2, 0.3, 0.4, 0.5)},
+        "gaussian": {**_BAYES, "prior_std": between(0.1, 1.0)},
         "mixture": _MIXTURE,
         "mixture-dropped": {**_MIXTURE, **_PIXELS},
     }
@@ -106,9 +111,18 @@ def trial_settings(method: str, number: int) -> dict[str, Any]:
     """
     if number == 0:
         return dict(_FIRST[method])
-    place = list(SPACES).index(method)
-    generator = np.random.default_rng(derived_seed(place, Stream.INITIALIZATION, number))
-    return {name: draw(generator) for name, draw in SPACES[method].items()}
+    return random_settings(SPACES[method], list(SPACES).index(method), number)
+
+
+def random_settings(space: Mapping[str, Draw], seed: int, number: int) -> dict[str, Any]:
+    """Draw the settings of a trial from a space; each number has a stream of its own.
+
+    Example:
+        >>> random_settings({"prior": among("gaussian"), "lr": between(0.1, 0.1)}, 0, 3)
+        {'prior': 'gaussian', 'lr': 0.1}
+    """
+    generator = np.random.default_rng(derived_seed(seed, Stream.INITIALIZATION, number))
+    return {name: draw(generator) for name, draw in space.items()}
 
 
 def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
@@ -133,7 +147,13 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     """Train the network of a trial, and measure it on the held-out images."""
     data: ImageData = images(job, context)
     settings = job.config["settings"]
-    network = train_network(settings, job.seed, data, context)
+    return measured(train_network(settings, job.seed, data, context), settings, data, _FRACTIONS)
+
+
+def measured(
+    network: Network, settings: Mapping[str, Any], data: ImageData, fractions: Sequence[float]
+) -> dict[str, Any]:
+    """Return the scores on the images held out: whole, and at the mean weights after pruning."""
     inputs, targets = data.test_inputs, data.test_targets
     temperature = logit_temperature(network.bnn.mean_outputs(inputs), targets)
     mixed = averaged(network.bnn, settings, inputs)
@@ -144,7 +164,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         "averaged": None if mixed is None else scores(mixed, targets),
         "pruned": {
             f"{fraction:g}": scores(outputs_of(pruned(network.bnn, fraction), inputs), targets)
-            for fraction in _FRACTIONS
+            for fraction in fractions
         },
         "last": dict(network.last),
     }
