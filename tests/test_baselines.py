@@ -27,14 +27,16 @@ LOGITS, TARGETS = 3.0 * normals(200, 4, seed=1), torch.arange(200) % 4
 
 
 def test_the_temperature_minimises_the_nll() -> None:
-    found = logit_temperature(LOGITS + 2.0 * F.one_hot(TARGETS), TARGETS)
+    shifted = LOGITS + 2.0 * F.one_hot(TARGETS)
+    found = logit_temperature(shifted, TARGETS)
     better = logit_temperature(LOGITS + 4.0 * F.one_hot(TARGETS), TARGETS)
     assert better < found, "fewer errors allow more confidence"
-    shifted = LOGITS + 2.0 * F.one_hot(TARGETS)
     for factor in (0.99, 1.01):
         near = F.cross_entropy(shifted / (factor * found), TARGETS)
         assert float(near) > float(F.cross_entropy(shifted / found, TARGETS))
-    assert logit_temperature(7.0 * shifted, TARGETS) == pytest.approx(7.0 * found, rel=1e-9)
+    for scale in (1e-9, 7.0, 1e9):
+        scaled = logit_temperature(scale * shifted.double(), TARGETS)
+        assert scaled == pytest.approx(scale * found, rel=1e-9)
     assert logit_temperature(shifted + 5.0, TARGETS) == pytest.approx(found, rel=1e-9)
 
 

@@ -6,6 +6,7 @@ has weight 0: ``ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperatu
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -235,7 +236,8 @@ def logit_temperature(logits: Tensor, targets: Tensor) -> float:
 
     Raises:
         ValueError: shapes or values are invalid; or no temperature is best, because every example
-            has its largest logit at its target, so that the nll falls as T approaches 0.
+            has its largest logit at its target, so that the nll falls as T approaches 0, or because
+            the logits are no better than chance, so that it falls as T grows.
 
     Example:
         >>> logits = 10.0 * torch.eye(2)[[0, 0, 0, 1]]  # confident, and wrong once in four
@@ -266,9 +268,12 @@ def logit_temperature(logits: Tensor, targets: Tensor) -> float:
         expected = (torch.softmax(inverse * wide, -1) * wide).sum(-1)
         return float((expected - of_target).mean())
 
-    low, high = 0.0, 1.0
+    # Powers of two around the zero, so that the bisection is precise for every scale of logits.
+    low, high = 0.5, 1.0
     while slope(high) < 0.0:
         low, high = high, 2.0 * high
+    while slope(low) >= 0.0 and low > sys.float_info.min:
+        low, high = 0.5 * low, low
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if slope(middle) < 0.0 else (low, middle)

@@ -189,6 +189,10 @@ class _Row(NamedTuple):
         values = self.values(kind, score)
         return mean_and_error(values, 2 if score == "error" else 4) if values else ""
 
+    def cells(self, columns: Mapping[str, tuple[str, str]]) -> str:
+        """Return a cell for each column, whose kind of prediction and score are given."""
+        return " | ".join(self.cell(kind, score) for kind, score in columns.values())
+
 
 def _rows(results: Sequence[Result], width: int) -> dict[str, _Row]:
     """Return the rows of a width by name: a method's, and ``ensemble-METHOD``."""
@@ -212,25 +216,28 @@ def _rows(results: Sequence[Result], width: int) -> dict[str, _Row]:
     return made
 
 
+#: Columns by their heads: the kind of prediction and its score.
+_SCORES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "error, mean weights": ("mean-weights", "error"),
+        "error, averaged": ("averaged", "error"),
+        "nll, mean weights": ("mean-weights", "nll"),
+        "nll, averaged": ("averaged", "nll"),
+        "nll, scaled": ("scaled", "nll"),
+    }
+)
+
+
 def headline(results: Sequence[Result]) -> str:
     """Return the short table of the narrow networks: error, nll, and error after pruning."""
-    lines = [
-        f"| 2x{WIDTHS[0]} | error, % | averaged | nll, nats | averaged | scaled | error with 75 % "
-        "removed | 95 % |",
-        "|---" * 8 + "|",
-    ]
-    for row in _rows(results, WIDTHS[0]).values():
-        cells = [
-            row.title,
-            row.cell("mean-weights", "error"),
-            row.cell("averaged", "error"),
-            row.cell("mean-weights", "nll"),
-            row.cell("averaged", "nll"),
-            row.cell("scaled", "nll"),
-            row.cell("pruned-0.75", "error"),
-            row.cell("pruned-0.95", "error"),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+    columns = {
+        **_SCORES,
+        "error with 75 % removed": ("pruned-0.75", "error"),
+        "95 %": ("pruned-0.95", "error"),
+    }
+    rows = _rows(results, WIDTHS[0])
+    lines = [f"| 2x{WIDTHS[0]} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {row.title} | {row.cells(columns)} |" for row in rows.values()]
     return "\n".join(lines)
 
 
@@ -257,22 +264,8 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _errors(rows: Mapping[str, _Row]) -> str:
-    lines = [
-        "| | seeds | error, mean weights | error, averaged | nll, mean weights | nll, averaged "
-        "| nll, scaled |",
-        "|---" * 7 + "|",
-    ]
-    for row in rows.values():
-        cells = [
-            row.title,
-            str(len(row.of)),
-            row.cell("mean-weights", "error"),
-            row.cell("averaged", "error"),
-            row.cell("mean-weights", "nll"),
-            row.cell("averaged", "nll"),
-            row.cell("scaled", "nll"),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+    lines = [f"| | seeds | {' | '.join(_SCORES)} |", "|---" * (len(_SCORES) + 2) + "|"]
+    lines += [f"| {row.title} | {len(row.of)} | {row.cells(_SCORES)} |" for row in rows.values()]
     return "\n".join(lines)
 
 
