@@ -43,6 +43,24 @@ def test_input_dependent_noise_is_a_gaussian_of_each_datum() -> None:
         assert p.means.is_contiguous()
 
 
+def test_noise_has_the_floor_that_was_given() -> None:
+    """Without it, targets without noise have an unbounded density."""
+    floored = GaussianLikelihood(input_dependent=True, min_std=0.25)
+    outputs, y = normals(3, 6, 2, 2), normals(6, 2, seed=1)
+    std = np.log1p(np.exp(outputs[..., 1].numpy())) + 0.25
+    exact = stats.norm.logpdf(y.numpy(), outputs[..., 0].numpy(), std).sum(-1)
+    np.testing.assert_allclose(floored.log_prob(outputs, y).numpy(), exact, rtol=1e-12)
+    p = floored.predictive(list(outputs), keep_samples=False)
+    assert isinstance(p, GaussianPredictive)
+    np.testing.assert_allclose(p.noise_std.numpy(), std, rtol=1e-12)
+    far = torch.tensor([[[[7.0, -1e4]]]])
+    peak = floored.log_prob(far, torch.tensor([[7.0]]))
+    assert peak.item() == pytest.approx(stats.norm.logpdf(0.0, 0.0, 0.25), rel=1e-6)
+    config = {"input_dependent": True, "min_std": 0.25}
+    assert floored.config() == config
+    assert GaussianLikelihood(**config).config() == config  # type: ignore[arg-type]
+
+
 @loop_over("raw", [-1e4, -100.0, -20.0, 0.0, 100.0, 1e4])
 @loop_over("dtype", [torch.float32, torch.float64])
 def test_no_noise_that_a_network_says_overflows(raw: float, dtype: torch.dtype) -> None:
@@ -162,6 +180,9 @@ def test_noise_that_depends_on_the_input_is_found() -> None:
     [
         (lambda: GaussianLikelihood(input_dependent=True, learn_std=True), "got learn_std=True to"),
         (lambda: GaussianLikelihood(0.5, input_dependent=True), "got std=0.5 too; remove one"),
+        (lambda: GaussianLikelihood(min_std=0.1), "add input_dependent=True, or give std"),
+        (lambda: GaussianLikelihood(input_dependent=True, min_std=-1.0), "0 or more .*got -1.0"),
+        (lambda: GaussianLikelihood(input_dependent=True, min_std=math.inf), "finite, got inf"),
         (lambda: NOISY.std, "no single std; use .*noise_std"),
         (lambda: NOISY.log_prob(normals(2, 5, 3), normals(5)), r"\(N, K, 2\).*got \(5, 3\); end"),
         (lambda: NOISY.log_prob(normals(2, 5), normals(5)), r"\(N, K, 2\).*got \(5,\)"),

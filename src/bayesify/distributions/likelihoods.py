@@ -190,18 +190,22 @@ class GaussianLikelihood(Likelihood):
     component of each example (``input_dependent``). In the first two cases the network's outputs
     are the means and have the shape of the targets, (N, ...). In the third they have an additional
     last axis of length 2: (N, K, 2) for targets (N, K). ``outputs[..., 0]`` is the mean and
-    ``outputs[..., 1]`` the inverse softplus of the std. A predicted std is at least 1e-6, so that
-    nothing overflows: standardise targets whose scale is far from 1. The last layers of such a
-    network are ``nn.Linear(..., 2 * K), nn.Unflatten(-1, (K, 2))``.
+    ``outputs[..., 1]`` the inverse softplus of the std, to which ``min_std`` is added. A predicted
+    std is at least 1e-6, so that nothing overflows: standardise targets whose scale is far from 1.
+    The last layers of such a network are ``nn.Linear(..., 2 * K), nn.Unflatten(-1, (K, 2))``.
 
     Args:
         std: standard deviation of the noise, positive, in units of the target; the initial value
             if it is learned; default 1.
         learn_std: whether the std is trained, as a point estimate.
         input_dependent: whether the network predicts the std of each example.
+        min_std: added to a std that the network predicts, in units of the target. Where some
+            targets have no noise at all, the density is unbounded without it, and training gives
+            them all weight.
 
     Raises:
-        ValueError: std is not positive and finite; or ``input_dependent`` is combined with std or
+        ValueError: std is not positive and finite; min_std is negative or not finite, or not 0
+            without ``input_dependent``; or ``input_dependent`` is combined with std or
             ``learn_std``.
 
     Example:
@@ -215,7 +219,12 @@ class GaussianLikelihood(Likelihood):
     error_name = "mean squared error"
 
     def __init__(
-        self, std: float | None = None, *, learn_std: bool = False, input_dependent: bool = False
+        self,
+        std: float | None = None,
+        *,
+        learn_std: bool = False,
+        input_dependent: bool = False,
+        min_std: float = 0.0,
     ) -> None:
         super().__init__()
         if input_dependent and (learn_std or std is not None):
@@ -224,13 +233,22 @@ class GaussianLikelihood(Likelihood):
                 f"input-dependent noise is predicted by the network, but got {given} too; remove "
                 "one of the two"
             )
-        self.input_dependent = input_dependent
+        if not (0.0 <= min_std < math.inf):
+            raise ValueError(f"min_std must be 0 or more and finite, got {min_std}")
+        if min_std and not input_dependent:
+            raise ValueError(
+                f"min_std={min_std} is for a std that the network predicts; add "
+                "input_dependent=True, or give std itself"
+            )
+        self.input_dependent, self._min_std = input_dependent, min_std
         value = 1.0 if std is None else std
         if not (value > 0.0 and math.isfinite(value)):
             raise ValueError(f"std must be positive and finite, got {std}")
         self._config: dict[str, float | int | bool] = (
             {"input_dependent": True} if input_dependent else {"std": value, "learn_std": learn_std}
         )
+        if min_std:
+            self._config["min_std"] = min_std
         self._fixed = torch.tensor(value, dtype=torch.float64)
         self.rho = (
             nn.Parameter(inverse_softplus(self._fixed).to(torch.get_default_dtype()))
@@ -257,7 +275,7 @@ class GaussianLikelihood(Likelihood):
         """Return log N(y; mean, std^2), in nats, summed over the components, shape (S, N)."""
         means = self._means(outputs)
         self._check(means, targets)
-        std = _std_from_output(outputs[..., 1]) if self.input_dependent else self.std.to(outputs)
+        std = self._predicted_std(outputs) if self.input_dependent else self.std.to(outputs)
         log_probs = -0.5 * ((targets - means) / std).square() - std.log() - _HALF_LOG_2PI
         return log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
 
@@ -283,7 +301,7 @@ class GaussianLikelihood(Likelihood):
                 means = mean.new_empty((len(outputs), *mean.shape))
                 stds = torch.empty_like(means)
             means[index] = mean
-            stds[index] = _std_from_output(sample[..., 1])
+            stds[index] = self._predicted_std(sample)
         if means is None or stds is None:
             raise ValueError("at least one weight sample is needed, got none")
         return GaussianPredictive(means, stds)
@@ -295,8 +313,14 @@ class GaussianLikelihood(Likelihood):
         return (means[0] - targets).square().mean()
 
     def config(self) -> dict[str, float | int | bool]:
-        """Return ``std`` as given and ``learn_std``, or ``input_dependent``."""
+        """Return ``std`` as given and ``learn_std``, or ``input_dependent`` and ``min_std``."""
         return dict(self._config)
+
+    def _predicted_std(self, outputs: Tensor) -> Tensor:
+        std = softplus(outputs[..., 1]) + self._min_std
+        # The correction has no gradient. A clamp would have gradient 0 below the minimum, so that
+        # training could not increase the std again.
+        return std + (_LEAST_STD - std).clamp_min(0.0).detach()
 
     def _means(self, outputs: Tensor) -> Tensor:
         if not self.input_dependent:
@@ -320,14 +344,5 @@ class GaussianLikelihood(Likelihood):
 
 
 #: Smallest standard deviation that a network can predict, in units of the target.
-_MIN_STD = 1e-6
-
-
-def _std_from_output(raw: Tensor) -> Tensor:
-    std = softplus(raw)
-    # The correction has no gradient. A clamp would have gradient 0 below the minimum, so that
-    # training could not increase the std again.
-    return std + (_MIN_STD - std).clamp_min(0.0).detach()
-
-
+_LEAST_STD = 1e-6
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)

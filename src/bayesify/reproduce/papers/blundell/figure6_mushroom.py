@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesify import BayesianModule, Delta, Gaussian, GaussianLikelihood
 from bayesify.bandits import (
@@ -118,7 +118,7 @@ def make_agent(
     config: Mapping[str, Any], num_features: int, seed: int
 ) -> ThompsonSampler | EpsilonGreedy:
     """Return the agent with a job's settings."""
-    net = mlp(num_features + 2, config["hidden"], 1, seed=seed)
+    net, likelihood = _reward_network(config, num_features + 2, seed)
     learning = Learning(
         buffer_size=config["buffer_size"],
         least_data=config["least_data"],
@@ -131,16 +131,27 @@ def make_agent(
         temperature=0.0 if "epsilon" in config else 1.0,
     )
     if "epsilon" in config:
-        bnn = BayesianModule(net, likelihood=GaussianLikelihood(), posterior=Delta, seed=seed)
+        bnn = BayesianModule(net, likelihood=likelihood, posterior=Delta, seed=seed)
         return EpsilonGreedy(bnn, 2, epsilon=config["epsilon"], learning=learning)
     bnn = BayesianModule(
         net,
-        likelihood=GaussianLikelihood(std=config["noise_std"]),
+        likelihood=likelihood,
         prior=Gaussian(config["prior_std"]),
         init_std=config["init_std"],
         seed=seed,
     )
     return ThompsonSampler(bnn, 2, num_samples=config["act_samples"], learning=learning)
+
+
+def _reward_network(
+    config: Mapping[str, Any], num_inputs: int, seed: int
+) -> tuple[nn.Module, GaussianLikelihood]:
+    """Return a network for the mean of rewards, and for their noise where it depends on inputs."""
+    if "min_noise_std" not in config:
+        net = mlp(num_inputs, config["hidden"], 1, seed=seed)
+        return net, GaussianLikelihood(std=config.get("noise_std"))
+    net = nn.Sequential(mlp(num_inputs, config["hidden"], 2, seed=seed), nn.Unflatten(-1, (1, 2)))
+    return net, GaussianLikelihood(input_dependent=True, min_std=config["min_noise_std"])
 
 
 def measured(record: Record) -> dict[str, Any]:
