@@ -122,7 +122,11 @@ def test_a_run_from_before_bayesian_dropout_is_the_run_that_it_was(
         ({}, "auto", "auto"),
         ({}, "fused", "compiled"),
         ({}, "plain", "closed-form"),
-        ({"estimator": "local", "train_samples": 2}, "plain", "closed-form"),
+        (
+            {"estimator": "local", "train_samples": 2, "prior": "gaussian"},
+            "plain",
+            "closed-form",
+        ),
         (
             {"estimator": "local", "train_samples": 2, "prior": "scale-mixture"},
             "plain",

@@ -44,6 +44,8 @@ class EpochTable:
             transient=True,
             disable=not console.is_terminal,
         )
+        #: Remarks that were printed.
+        self.notes: list[str] = []
         self._task: TaskID | None = None
         self._epochs = self._done = self._batches = 0
         self._started = 0.0
@@ -60,6 +62,7 @@ class EpochTable:
 
     def on_note(self, text: str) -> None:
         """Print a remark."""
+        self.notes.append(text)
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def on_step(self, *, epoch: int, batch: int) -> None:

@@ -66,6 +66,9 @@ def _parsed_as(kind: Any) -> Any:
 
 #: Runs with defaults of their own.
 _SPECIAL: dict[str, list[dict[str, Any]]] = {
+    "one prior std": [{"prior": "gaussian"}, {"prior": "laplace"}],
+    "lenet5": [{"net": "lenet5"}],
+    "given --kl-warmup": [{"kl_warmup": 0.5}],
     "sgd baseline": [{"baseline": "sgd"}],
     "dropout baseline": [{"baseline": "dropout"}],
     "antithetic": [{"estimator": "antithetic"}],
@@ -162,7 +165,7 @@ def train(
     if as_json:
         typer.echo(json.dumps(metrics))
         return
-    summarise(console, run, metrics, trained.notes)
+    summarise(console, run, metrics, [note for note in trained.notes if note not in table.notes])
     typer.echo(f"report: {report}")
 
 

@@ -145,13 +145,8 @@ class Run:
     def command(self) -> str:
         """The command that repeats this run."""
         config = self.config
-        kind = {"baseline": config.baseline, "target": config.target, "task": config.task}
-        given: dict[str, Any] = {name: value for name, value in kind.items() if value is not None}
-        default = RunConfig.of(config.dataset, **given).to_json()
         words = ["bayesify", "train", config.dataset, "--out", str(self.folder)]
-        for name, value in config.to_json().items():
-            if name == "dataset" or (name not in given and value == default[name]):
-                continue
+        for name, value in config.unusual().items():
             texts = value if name in ("drop", "keep") else [value]
             for each in texts:
                 text = ",".join(map(str, each)) if isinstance(each, list) else str(each)

@@ -166,8 +166,13 @@ class RunConfig:
     ] = (400, 400)
     prior: Annotated[
         Literal["gaussian", "scale-mixture", "laplace"],
-        Setting("Prior of the weights: {choices}.", _POSTERIOR, None, BAYES),
-    ] = "gaussian"
+        Setting(
+            "Prior of the weights: {choices}. --prior-std alone means gaussian.",
+            _POSTERIOR,
+            None,
+            BAYES,
+        ),
+    ] = "scale-mixture"
     prior_std: Annotated[
         float,
         Setting(
@@ -182,13 +187,13 @@ class RunConfig:
     pi: Annotated[
         float,
         Setting("Mixture prior: weight of the component with --std1.", _POSTERIOR, None, MIXTURE),
-    ] = 0.75
+    ] = 0.1
     std1: Annotated[
         float, Setting("Mixture prior: the larger std.", _POSTERIOR, POSITIVE, MIXTURE)
-    ] = 1.0
+    ] = 0.5
     std2: Annotated[
         float, Setting("Mixture prior: the smaller std.", _POSTERIOR, POSITIVE, MIXTURE)
-    ] = math.exp(-8.0)
+    ] = 0.01
     init_std: Annotated[
         float, Setting("Std of the posterior at the start.", _POSTERIOR, POSITIVE, BAYES)
     ] = 0.02
@@ -240,11 +245,16 @@ class RunConfig:
             PART,
             BAYES,
         ),
-    ] = 0.75
+    ] = 0.95
     kl_warmup_power: Annotated[
         float,
-        Setting("The weight rises as this power of a straight line.", _TRAINING, POSITIVE, WARMUP),
-    ] = 1.0
+        Setting(
+            "The weight rises as this power of a straight line.",
+            _TRAINING,
+            POSITIVE,
+            WARMUP,
+        ),
+    ] = 2.0
     temperature: Annotated[
         float, Setting("Factor on the KL; 1 is the ELBO.", _TRAINING, NOT_NEGATIVE, BAYES)
     ] = 1.0
@@ -263,7 +273,7 @@ class RunConfig:
             _TRAINING,
             POSITIVE,
         ),
-    ] = 1.5e-3
+    ] = 1.82e-3
     momentum: Annotated[float, Setting("Momentum of SGD.", _TRAINING, PART, SGD)] = 0.0
     weight_decay: Annotated[
         float,
@@ -285,7 +295,7 @@ class RunConfig:
     ] = "cosine"
     epochs: Annotated[
         int, Setting("Epochs, each of --passes passes over the training data.", _TRAINING, COUNT)
-    ] = 25
+    ] = 30
     passes: Annotated[
         int, Setting("Passes over the training data per epoch.", _TRAINING, COUNT)
     ] = 1
@@ -388,6 +398,33 @@ class RunConfig:
             name: list(value) if isinstance(value, tuple) else value
             for name, value in settings.items()
         }
+
+    def unusual(self) -> dict[str, Any]:
+        """Return the settings from which ``of`` makes this configuration, as JSON.
+
+        Example:
+            >>> RunConfig.of("mnist", kl_warmup=0.5, kl_warmup_power=2.0).unusual()
+            {'kl_warmup': 0.5, 'kl_warmup_power': 2.0}
+        """
+        settings = self.to_json()
+        kind = ("baseline", "target", "task")
+        given = {name: settings[name] for name in kind if settings[name] is not None}
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        idle = {"dataset", *self.idle()}
+        while True:
+            usual = {**fields, **defaults_for(given)}
+            differing = (
+                name
+                for name in settings
+                if name not in given and name not in idle and getattr(self, name) != usual[name]
+            )
+            name = next(differing, None)
+            if name is None:
+                return {name: value for name, value in settings.items() if name in given}
+            # One at a time, since it can change the defaults of others.
+            given[name] = settings[name]
+            if name == "optimizer":  # which must be given with its rate
+                given["lr"] = settings["lr"]
 
     def idle(self) -> list[str]:
         """Return the settings that do nothing in this combination."""

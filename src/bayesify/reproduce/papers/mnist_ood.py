@@ -36,7 +36,6 @@ INSIDE, OUTSIDE = "mnist", "fashion-mnist"
 
 _COMMON: dict[str, Any] = {"hidden": [400, 400], "epochs": 20, "schedule": "cosine"}
 _BAYES: dict[str, Any] = {
-    "prior": "gaussian",
     "estimator": "sampling",
     "optimizer": "adam",
     "init_std": 0.02,
@@ -53,7 +52,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "settings": {
             **_COMMON,
             **_BAYES,
-            **{"prior_std": 0.3, "kl_warmup": 0.75, "lr": 1.5e-3, "rho_lr_scale": 1.5},
+            **{"prior": "scale-mixture", "pi": 0.1, "std1": 0.5, "std2": 0.01},
+            **{"kl_warmup": 0.95, "kl_warmup_power": 2.0, "lr": 1.82e-3, "rho_lr_scale": 1.5},
         },
     },
     "bayes-wide": {
@@ -61,7 +61,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "settings": {
             **_COMMON,
             **_BAYES,
-            **{"prior_std": 0.4, "kl_warmup": 0.5, "lr": 1e-3, "rho_lr_scale": 1.0},
+            **{"prior": "gaussian", "prior_std": 0.4},
+            **{"kl_warmup": 0.5, "lr": 1e-3, "rho_lr_scale": 1.0},
         },
     },
     "plain": {
