@@ -211,8 +211,9 @@ def measured(name: str) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 def table(cases: list[dict[str, Any]]) -> str:
     """Format the held-out nll of each case, and what each change makes of it."""
     lines = [
-        "| | fit | warning | held-out nll | free energy | untrained | derivative, worst group |",
-        "|---" * 7 + "|",
+        "| | fit | warning | held-out nll | held-out error, % | free energy | untrained | "
+        "derivative, worst group |",
+        "|---" * 8 + "|",
     ]
     for case in cases:
         for change, row in case["metrics"].items():
@@ -223,6 +224,7 @@ def table(cases: list[dict[str, Any]]) -> str:
                 change,
                 "std not converged" if _not_converged(row) else "",
                 f"{row['nll']:.4f}",
+                f"{row['error']:.2f}" if "error" in row else "",
                 *("" if number is None else f"{number:.3f}" for number in numbers),
                 "" if worst is None else f"{worst:+.2f}",
             ]

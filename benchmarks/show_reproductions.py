@@ -5,7 +5,7 @@ python benchmarks/show_reproductions.py
 
 The table of an experiment replaces the text between its two marks in a page of PAGES; its figures
 are copied to docs/images. README shows the short table of blundell-comparison, and which-prior.md a
-part of that of blundell-bound.
+part of that of blundell-bound and that of first_fit.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ DOCS, README = ROOT / "docs", ROOT / "README.md"
 PAGES = (
     *("paper.md", "recipe.md", "bandits.md"),
     *("documents.md", "reproductions.md", "calibration.md", "comparison.md", "bound.md"),
+    "adr/0003-defaults-of-train.md",
 )
 
 
@@ -35,6 +36,8 @@ def main() -> None:
         _insert(README, comparison.EXPERIMENT.name, comparison.headline(rows))
     if rows := read_results(RESULTS / bound.EXPERIMENT.name):
         _insert(DOCS / "which-prior.md", "widths", bound.widths(rows))
+    first_fit = (RESULTS / "first-fit" / "table.md").read_text(encoding="utf-8").strip()
+    _insert(DOCS / "which-prior.md", "first-fit", first_fit)
 
 
 def _insert(path: Path, name: str, table: str) -> None:

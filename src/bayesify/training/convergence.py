@@ -236,19 +236,17 @@ def residual_advice(row: Mapping[str, float | None]) -> str | None:
         group = next((g for g in _GROUPS if row.get(f"std_residual_{g}") == residual), "all")
     weights = "" if group == "all" else f" of the weights with |mean| / std {_WORDS[group]}"
     direction, mend = (
-        ("growing", ", or choose a narrower prior")
+        ("growing", " or choose a narrower prior")
         if residual < 0
-        else (
-            "shrinking",
-            ", or start from a smaller init_std",
-        )
+        else ("shrinking", " or start from a smaller init_std")
     )
     if math.isnan(residual):
         direction, mend = "undefined", ""
     return (
         f"the posterior's standard deviations have not converged: they are still {direction}, so "
-        "that uncertainty and pruning reflect where they started; train longer with the KL at its "
-        f"full weight, raise rho_lr_scale{mend}; d free energy / d log std{weights} is "
+        "that uncertainty and pruning reflect where they started; first train longer with the KL "
+        f"at its full weight, then raise rho_lr_scale{mend}, and watch the held-out nll, since the "
+        f"bound of a wide network can under-fit; d free energy / d log std{weights} is "
         f"{residual:+.2f} nats a weight, 0 at the optimum"
     )
 
