@@ -22,7 +22,7 @@ from bayesify.reproduce import Context, Experiment, Job, Result, find_experiment
 from bayesify.reproduce.papers.blundell import figure6_mushroom as experiment
 
 EXPERIMENT = find_experiment("mushroom")
-NAMES = ("bayes-by-backprop", "greedy", "epsilon-1", "epsilon-5")
+NAMES = ("bayes-by-backprop", "bayes-input-noise", "greedy", "epsilon-1", "epsilon-5")
 
 
 class Quiet(Silent):
@@ -38,7 +38,7 @@ def tiny() -> Experiment:
         return [
             replace(job, config={**job.config, **small})
             for job in EXPERIMENT.jobs(seeds, True)
-            if job.name in NAMES[::3]
+            if job.name in NAMES[::4]
         ]
 
     return replace(EXPERIMENT, jobs=jobs)
@@ -85,7 +85,7 @@ def test_a_killed_run_gives_the_same_results(tmp_path: Path) -> None:
 
 def test_full_and_quick_are_the_same_agents() -> None:
     full = {job.file_name: job for job in EXPERIMENT.jobs(EXPERIMENT.seeds, False)}
-    assert len(full) == 20
+    assert len(full) == 10 * len(NAMES)
     for job in full.values():
         assert job.config["interactions"] == 50_000
         assert job.config["hidden"] == [100, 100]
@@ -112,12 +112,14 @@ def test_the_agents_are_what_their_names_say() -> None:
         assert rewards.bnn.seed == 3
         assert rewards.buffer.capacity == job.config["buffer_size"]
         if isinstance(agent, ThompsonSampler):
-            assert job.name == NAMES[0]
+            assert job.name in NAMES[:2]
+            noise = rewards.bnn.likelihood.config()
+            assert noise.get("input_dependent", False) == (job.name == "bayes-input-noise")
             assert isinstance(rewards.bnn.posterior, MeanFieldGaussian)
             assert rewards.elbo.temperature == 1.0
         else:
             assert isinstance(agent, EpsilonGreedy)
-            assert agent.epsilon == dict(zip(NAMES[1:], (0.0, 0.01, 0.05), strict=True))[job.name]
+            assert agent.epsilon == dict(zip(NAMES[2:], (0.0, 0.01, 0.05), strict=True))[job.name]
             assert isinstance(rewards.bnn.posterior, Delta)
             assert rewards.elbo.temperature == 0.0
         # More minibatches while there are few data.
@@ -193,7 +195,7 @@ def test_the_figure_has_a_line_for_each_run_and_agent() -> None:
     rows = [row(name, seed, 100 + 50 * seed) for name in NAMES for seed in range(2)]
     (figure,) = experiment.figures(rows).values()
     (ax,) = figure.axes
-    assert len(ax.lines) == 4 * 3
+    assert len(ax.lines) == len(NAMES) * 3
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == [each["agent"] for each in experiment.AGENTS.values()]
     assert ax.get_yscale() == "log"
