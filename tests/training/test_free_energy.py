@@ -80,6 +80,12 @@ def test_no_std_of_a_grid_is_better(prior: bf.Prior, cheapest: float) -> None:
     assert untrained(elbo) == pytest.approx(best, abs=0.06)
 
 
+def test_of_very_many_weights_it_is_not_searched() -> None:
+    net = nn.Linear(10_000_001, 1, bias=False)
+    elbo = bf.ELBO(bf.BayesianModule(net, likelihood=bf.GaussianLikelihood()), num_data=N)
+    assert untrained_free_energy(elbo, [(torch.zeros(1, 10_000_001), torch.zeros(1, 1))]) is None
+
+
 WIDTH = 256
 
 

@@ -43,6 +43,8 @@ _EXAMPLES, _SEARCH_SAMPLES, _SAMPLES = 256, range(2), range(2, 10)
 #: Standard deviations that are tried, before the best is refined by golden sections.
 _GRID = [10.0 ** (-6 + i / 4) for i in range(33)]
 _REFINEMENTS = 4
+#: The search draws all weights some 170 times, which takes minutes for more weights than these.
+_MOST_WEIGHTS = 10_000_000
 #: Points of a weight's density where a KL has no closed form.
 _POINTS = 4096
 _KNOWN_PRIORS = (Gaussian, Laplace, ScaleMixture, StudentT, EmpiricalGaussian)
@@ -128,7 +130,8 @@ def untrained_free_energy(
     Returns:
         None where the comparison would not be one: for a posterior without standard deviations, a
         prior around other means than zero, a prior or objective of the user's own, and where
-        something outside the posterior is trained too, such as the noise of a likelihood.
+        something outside the posterior is trained too, such as the noise of a likelihood. And for
+        more than 10 million random weights, where the search would take minutes.
 
     Example:
         >>> from bayesify.module.bayesian import BayesianModule
@@ -141,6 +144,7 @@ def untrained_free_energy(
     priors = prior.priors if isinstance(prior, BlockPrior) else (prior,)
     if (
         not minibatches
+        or bnn.layout.num_weights > _MOST_WEIGHTS
         or why_own_code(elbo) is not None
         or bnn.prior_mean is not None
         or any(type(each) not in _KNOWN_PRIORS for each in priors)
