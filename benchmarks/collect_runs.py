@@ -54,7 +54,7 @@ def table(records: list[dict[str, Any]]) -> str:
     lines = [
         "| run | seeds | "
         + " | ".join(label for label, _ in COLUMNS.values())
-        + " | residual of std, nats | seconds |",
+        + " | derivative in log std, worst group | seconds |",
         "|---" * (len(COLUMNS) + 4) + "|",
     ]
     for members in groups.values():
@@ -63,7 +63,7 @@ def table(records: list[dict[str, Any]]) -> str:
             values = [each["metrics"]["test"][name] for each in members]
             spread = f" +- {statistics.stdev(values):.{places}f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.{places}f}{spread}")
-        residuals = [each["metrics"]["std_residual"] for each in members]
+        residuals = [each["metrics"].get("std_residual_worst") for each in members]
         known = all(residual is not None for residual in residuals)
         cells.append(f"{statistics.mean(residuals):+.2f}" if known else "-")
         cells.append(f"{statistics.mean(each['seconds'] for each in members):.0f}")
