@@ -12,6 +12,7 @@ import torch
 
 from bayesify.app.bench.cases import Case
 from bayesify.app.bench.contestants import PLAIN_NET, Contestant, bayesian
+from bayesify.app.bench.disturbance import is_unsteady
 from bayesify.app.bench.floor import FLOOR, floor_contestants, floor_ms
 from bayesify.app.bench.step_memory import built_with_peak, resident_bytes
 from bayesify.app.bench.timing import Entrant, Turn, paired_ratio, spread, take_turns
@@ -201,6 +202,8 @@ def _row(
         "vectors": (entrant.peak - plain.peak) / (4 * num_weights),
         "num_weights": num_weights,
         "rounds": len(entrant.times),
+        "rounds_disturbed": entrant.disturbed,
+        "disturbed": entrant.disturbed > 0 or is_unsteady(plain_typical, spread(plain.times)),
         "threads": torch.get_num_threads(),
     }
     needed = {("passes", "none"), ("noise", "none"), ("traffic", who.optimizer)}

@@ -13,9 +13,13 @@ from statistics import median
 import numpy as np
 
 from bayesify.app.bench.contestants import Contestant, Step
+from bayesify.app.bench.disturbance import Watch
 from bayesify.app.out_of_memory import is_out_of_memory
 
 __all__ = ["Entrant", "Turn", "paired_ratio", "spread", "take_turns"]
+
+#: A disturbance is looked for in rounds that take at least this long together.
+_BLOCK_S = 0.5
 
 
 @dataclass
@@ -27,6 +31,7 @@ class Entrant:
         step: does one step.
         peak: bytes, see ``step_memory``.
         times: milliseconds of a step, one number per round.
+        disturbed: the number of these rounds in which others used the processor.
         error: why it was left out, or None.
     """
 
@@ -34,6 +39,7 @@ class Entrant:
     step: Step
     peak: int = 0
     times: list[float] = field(default_factory=list)
+    disturbed: int = 0
     error: Exception | None = None
 
 
@@ -81,7 +87,15 @@ def take_turns(
 ) -> None:
     """Time every entrant once per round, in random order.
 
-    An error of another library is kept in its ``error``, and it gets no more turns.
+    Rounds that other processes disturb are dropped and taken again, at most as many as were asked
+    for. If the machine does not become quiet, those that are left are kept, and counted in
+    ``disturbed``. An error of another library is kept in its ``error``, and it gets no more turns.
+
+    Args:
+        entrants: with their steps.
+        rounds: rounds to keep.
+        turn: of every entrant in a round.
+        on_turn: called after every turn.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; the rounds until then stay in the entrants' times.
@@ -94,18 +108,39 @@ def take_turns(
         3
     """
     order, chance = list(entrants), random.Random(0)
-    with _collected_between(rounds) as each_round:
-        for _ in each_round:
-            chance.shuffle(order)
-            for entrant in order:
-                if entrant.error is None:
-                    try:
-                        entrant.times.append(turn.take(entrant.step))
-                    except Exception as error:  # whatever another library raises
-                        if not entrant.contestant.is_peer or is_out_of_memory(error):
-                            raise
-                        entrant.error = error
-                on_turn()
+    left, spare = rounds, rounds
+    with _collected_between():
+        while left:
+            before = {id(entrant): len(entrant.times) for entrant in entrants}
+            watch, taken = Watch(), 0
+            while taken < left and (not taken or watch.seconds < _BLOCK_S):
+                gc.collect()
+                chance.shuffle(order)
+                for entrant in order:
+                    _take(turn, entrant)
+                    on_turn()
+                taken += 1
+            if not watch.is_disturbed:
+                left -= taken
+            elif spare:
+                spare -= min(spare, taken)
+                for entrant in entrants:
+                    del entrant.times[before[id(entrant)] :]
+            else:
+                left -= taken
+                for entrant in entrants:
+                    entrant.disturbed += len(entrant.times) - before[id(entrant)]
+
+
+def _take(turn: Turn, entrant: Entrant) -> None:
+    if entrant.error is not None:
+        return
+    try:
+        entrant.times.append(turn.take(entrant.step))
+    except Exception as error:  # whatever another library raises
+        if not entrant.contestant.is_peer or is_out_of_memory(error):
+            raise
+        entrant.error = error
 
 
 def spread(times: Sequence[float]) -> float:
@@ -130,20 +165,14 @@ def paired_ratio(times: Sequence[float], baseline: Sequence[float]) -> float:
 
 
 @contextmanager
-def _collected_between(rounds: int) -> Iterator[Iterator[int]]:
-    """Yield the rounds; the garbage collector runs between them and never within one."""
+def _collected_between() -> Iterator[None]:
+    """Let the garbage collector run only where it is called."""
     was_enabled = gc.isenabled()
-
-    def count() -> Iterator[int]:
-        for index in range(rounds):
-            gc.collect()
-            yield index
-
     gc.collect()
     gc.disable()
     gc.freeze()  # existing objects need no search each time
     try:
-        yield count()
+        yield
     finally:
         gc.unfreeze()
         if was_enabled:

@@ -89,6 +89,12 @@ def bench(
     figure: Annotated[
         Path | None, typer.Option(help="Draw the ratios to this PNG file.", show_default=False)
     ] = None,
+    store_disturbed: Annotated[
+        bool,
+        typer.Option(
+            "--store-disturbed", help="Store rows that other processes disturbed too, marked."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure time and memory of a step, relative to the plain network in the same run.
@@ -96,6 +102,9 @@ def bench(
     Ratios are to the plain network with the same optimizer. "closed-form" and "compiled" are the
     backends of training; "floor" is a lower bound for a compiled step, from its forward and
     backward pass, memory traffic and noise. Ctrl-C shows the results so far.
+
+    Rounds in which other processes use the processor are taken again. Rows that stay disturbed are
+    marked, and --out and --figure refuse them.
     """
     cases = find_cases(case or [])
     rounds = steps if steps is not None else _QUICK_ROUNDS if quick else _ROUNDS
@@ -144,8 +153,15 @@ def bench(
         }
     if missing:
         measured.notes.append(f"not installed: {', '.join(missing)}")
+    disturbed = [row for row in measured.rows if row["disturbed"]]
+    if disturbed:
+        measured.notes.append(
+            f"{len(disturbed)} of {len(measured.rows)} rows were disturbed: others used the "
+            "processor, or the plain network's times vary by more than a quarter"
+        )
     document["notes"] = measured.notes
-    if not measured.interrupted:
+    refused = bool(disturbed and (out or figure) and not store_disturbed)
+    if not (measured.interrupted or refused):
         _store(document, out, figure)
     if as_json:
         shown = {key: value for key, value in document.items() if key != "metrics"}
@@ -154,6 +170,11 @@ def bench(
         _show(measured)
     if measured.interrupted:
         raise KeyboardInterrupt
+    if refused:
+        raise RunError(
+            "nothing was stored: rows were disturbed; end other programs and run again, or add "
+            "--store-disturbed, which marks them"
+        )
 
 
 def _groups(cases: list[Case], batches: list[int] | None, peers: list[Peer]) -> list[Group]:
