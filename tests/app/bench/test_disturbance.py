@@ -92,6 +92,7 @@ def test_ones_own_work_is_no_disturbance() -> None:
     assert watch.others == pytest.approx(machine - watch._before[0] - 0.3, abs=0.1)
 
 
+@pytest.mark.slow
 def test_disturbed_rows_are_not_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cases, "CASES", {TINY.name: TINY})
     monkeypatch.setattr(timing, "Watch", Disturbances(10_000))
