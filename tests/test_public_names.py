@@ -49,13 +49,17 @@ def test_subpackages_are_imported_on_first_use() -> None:
     probe = f"""
 import sys, bayesify
 loaded = lambda: [name for name in {LAZY} if f"bayesify.{{name}}" in sys.modules]
+assert "torch" not in sys.modules
+from bayesify import *
+assert set(bayesify.__all__) <= set(globals())
+assert fit is bayesify.fit and callable(fit)
 assert loaded() == [], loaded()
 assert set({LAZY}) < set(dir(bayesify))
 assert bayesify.metrics is sys.modules["bayesify.metrics"]
 assert "metrics" in loaded()
 """
     subprocess.run([sys.executable, "-c", probe], check=True)
-    for name in LAZY:
+    for name in (*LAZY, "training", "estimators"):
         assert getattr(bayesify, name) is importlib.import_module(f"bayesify.{name}")
     with pytest.raises(AttributeError, match="module 'bayesify' has no attribute 'magic'"):
         bayesify.magic  # noqa: B018

@@ -23,44 +23,68 @@ Where to look next:
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once)
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``
 * baselines: ``MCDropout``, ``DeepEnsemble``
-* subpackages, imported on first use: ``bandits``, ``datasets``, ``metrics``, ``plots``,
+* subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``,
   ``sklearn``
 """
 
 import importlib
-from types import ModuleType
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
-from bayesify.baselines import DeepEnsemble, MCDropout
-from bayesify.distributions.by_group import ByGroup, EmpiricalGaussian
-from bayesify.distributions.kl import kl_divergence
-from bayesify.distributions.layout import ParameterLayout
-from bayesify.distributions.likelihoods import (
-    BernoulliLikelihood,
-    CategoricalLikelihood,
-    GaussianLikelihood,
-    Likelihood,
-)
-from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
-from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture, StudentT
-from bayesify.estimators import (
-    Estimator,
-    Flipout,
-    LocalReparameterization,
-    WeightSampling,
-)
-from bayesify.io import load, save
-from bayesify.module.bayesian import BayesianModule
-from bayesify.module.pretrained import RelativeStd, last_layer
-from bayesify.module.random_network import SharedNoiseWarning
-from bayesify.prediction import Predictive
-from bayesify.pruning import prune, snr
-from bayesify.training import fit, fit_replicas
-from bayesify.training.elbo import ELBO, ELBOTerms
+if TYPE_CHECKING:
+    from bayesify.baselines import DeepEnsemble, MCDropout
+    from bayesify.distributions.by_group import ByGroup, EmpiricalGaussian
+    from bayesify.distributions.kl import kl_divergence
+    from bayesify.distributions.layout import ParameterLayout
+    from bayesify.distributions.likelihoods import (
+        BernoulliLikelihood,
+        CategoricalLikelihood,
+        GaussianLikelihood,
+        Likelihood,
+    )
+    from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
+    from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture, StudentT
+    from bayesify.estimators import (
+        Estimator,
+        Flipout,
+        LocalReparameterization,
+        WeightSampling,
+    )
+    from bayesify.io import load, save
+    from bayesify.module.bayesian import BayesianModule
+    from bayesify.module.pretrained import RelativeStd, last_layer
+    from bayesify.module.random_network import SharedNoiseWarning
+    from bayesify.prediction import Predictive
+    from bayesify.pruning import prune, snr
+    from bayesify.training.elbo import ELBO, ELBOTerms
+    from bayesify.training.fit import fit
+    from bayesify.training.replicas import fit_replicas
 
 __version__ = "0.1.0"
 
-#: Subpackages that are imported on first use, so that ``import bayesify`` stays fast.
-_LAZY = ("bandits", "datasets", "metrics", "plots", "sklearn")
+#: Everything is imported on first use, so that the command line can answer without PyTorch.
+_SUBPACKAGES = ("bandits", "datasets", "metrics", "plots", "sklearn")
+_MODULES = {
+    "baselines": ("DeepEnsemble", "MCDropout"),
+    "distributions.by_group": ("ByGroup", "EmpiricalGaussian"),
+    "distributions.kl": ("kl_divergence",),
+    "distributions.layout": ("ParameterLayout",),
+    "distributions.likelihoods": (
+        *("BernoulliLikelihood", "CategoricalLikelihood", "GaussianLikelihood", "Likelihood"),
+    ),
+    "distributions.posteriors": ("Delta", "MeanFieldGaussian", "Posterior"),
+    "distributions.priors": ("Gaussian", "Laplace", "Prior", "ScaleMixture", "StudentT"),
+    "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
+    "io": ("load", "save"),
+    "module.bayesian": ("BayesianModule",),
+    "module.pretrained": ("RelativeStd", "last_layer"),
+    "module.random_network": ("SharedNoiseWarning",),
+    "prediction": ("Predictive",),
+    "pruning": ("prune", "snr"),
+    "training.elbo": ("ELBO", "ELBOTerms"),
+    "training.fit": ("fit",),
+    "training.replicas": ("fit_replicas",),
+}
 
 __all__ = [  # noqa: RUF022 (in the order in which they are used)
     # model
@@ -109,13 +133,18 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import a public subpackage on first use."""
-    if name not in _LAZY:
+def __getattr__(name: str) -> Any:
+    """Import a public name, or a module of bayesify, on first use."""
+    for module, names in _MODULES.items():
+        if name in names:
+            found = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            globals()[name] = found
+            return found
+    if importlib.util.find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:
     """List the public names and subpackages only, not the modules that they are imported from."""
-    return sorted([*__all__, *_LAZY, "__version__"])
+    return sorted([*__all__, *_SUBPACKAGES, "__version__"])

@@ -188,3 +188,16 @@ def test_a_real_process_keeps_the_promises(finished: Path) -> None:
     with contextlib.redirect_stdout(None), pytest.raises(SystemExit) as leaving:  # a shell's >&-
         main(["inspect", str(finished), "--json"])
     assert leaving.value.code == 0
+
+
+def test_the_version_is_told_without_pytorch() -> None:
+    code = """if True:
+        import sys
+        from bayesify.app.cli import main
+        try:
+            main(["--version"])
+        except SystemExit as end:
+            sys.exit(end.code or "torch" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"bayesify {bf.__version__}\n"

@@ -6,11 +6,17 @@ import os
 import sys
 from collections.abc import Sequence
 
+from bayesify import __version__
+
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 success, 1 diverged, 2 bad usage or input, 130 Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given == ["--version"]:  # the commands import PyTorch, which takes seconds
+        print(f"bayesify {__version__}")
+        sys.exit(0)
     try:
         from bayesify.app.cli.commands import run
     except ModuleNotFoundError as error:
@@ -21,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    code = run(list(sys.argv[1:] if arguments is None else arguments))
+    code = run(given)
     try:
         if sys.stdout is not None:  # None after a shell's >&-
             sys.stdout.flush()
