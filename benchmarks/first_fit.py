@@ -14,7 +14,6 @@ import contextlib
 import copy
 import io
 import json
-import os
 import re
 import runpy
 import sys
@@ -33,7 +32,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 import bayesify as bf
-from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import commit, hardware, load_average, versions
 from bayesify.datasets import TensorLoader, load_images
 from bayesify.io import atomic_write
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
@@ -252,9 +251,9 @@ def main() -> None:
             if not _not_converged(rows["as it is"]):
                 break
         document = {
-            "experiment": "first-fit",
+            **{"experiment": "first-fit", "quick": False, "config": {"samples": SAMPLES}},
             **{"name": name, "seed": 0, "commit": commit(), "hardware": hardware()},
-            **{"versions": versions(), "load": os.getloadavg()[2], "metrics": rows},
+            **{"versions": versions(), "load": load_average(), "metrics": rows},
             "seconds": time.perf_counter() - started,
         }
         atomic_write(path, json.dumps(document, indent=2) + "\n")

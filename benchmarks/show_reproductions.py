@@ -45,6 +45,8 @@ def _insert(path: Path, name: str, table: str) -> None:
     page = path.read_text(encoding="utf-8")
     before, begin, rest = page.partition(f"<!-- {name}: begin -->")
     _, end, after = rest.partition(f"<!-- {name}: end -->")
+    if not (begin and end):
+        raise ValueError(f"{path} lacks the marks of {name}")
     atomic_write(path, f"{before}{begin}\n\n{table}\n\n{end}{after}")
 
 

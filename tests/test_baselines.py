@@ -60,6 +60,9 @@ def test_scaling_recovers_the_temperature_of_the_targets() -> None:
         (torch.zeros(3), torch.arange(3), r"shape \(N, K\) and targets \(N,\), got \(3,\)"),
         (torch.zeros(3, 2), torch.arange(2), r"got \(3, 2\) and \(2,\)"),
         (torch.zeros(0, 2), torch.arange(0), r"got \(0, 2\) and \(0,\)"),
+        (torch.eye(3), torch.tensor([0, 1, 3]), "from 0 to 2 .* got torch.int64 from 0 to 3"),
+        (torch.eye(3), torch.tensor([0, -100, 1]), "got torch.int64 from -100 to 1"),
+        (torch.eye(3), torch.tensor([0.0, 1.0, 1.0]), "got torch.float32 from 0.0 to 1.0"),
         (torch.full((2, 2), torch.nan), torch.arange(2), "logits must be finite"),
     ],
 )

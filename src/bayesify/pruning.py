@@ -56,7 +56,7 @@ def snr_decibels(bnn: BayesianModule) -> Tensor:
 def prune(
     bnn: BayesianModule, fraction: float, criterion: Literal["snr", "magnitude"] = "snr"
 ) -> BayesianModule:
-    """Remove a fraction of all random weights, those with the lowest signal-to-noise ratio.
+    """Remove a fraction of all random weights: the lowest by signal-to-noise ratio, or magnitude.
 
     Weights of all layers are compared with each other, including biases. A pruned weight is exactly
     zero in the mean and in every sample, also after further training, saving and loading, and is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,10 @@ def test_one_std_has_its_own_defaults() -> None:
     assert RunConfig.of("mnist", prior_std=0.3) == before
     assert RunConfig.of("mnist", net="lenet5").make_prior() == Gaussian(0.3)
     mixed = RunConfig.of("mnist", net="lenet5", prior="scale-mixture")
-    assert mixed.make_prior() == ScaleMixture(0.1, 0.5, 0.01)
+    assert mixed.make_prior() == ScaleMixture(0.75, 1.0, math.exp(-8.0))
+    table = RunConfig.of("a.csv", target="y", task="classification", prior="scale-mixture")
+    assert table.make_prior() == mixed.make_prior()
+    assert (table.kl_warmup, table.kl_warmup_power) == (0.2, 1.0)
     assert RunConfig.of("mnist", kl_warmup=0.5).kl_warmup_power == 1.0
     assert RunConfig.of("mnist", baseline="sgd").epochs == RunConfig.of("mnist").epochs
 

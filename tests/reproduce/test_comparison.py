@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_ind, ttest_rel
 from tests.killable import Silent3
 
 from bayesify.app.runs import RunConfig
 from bayesify.distributions.priors import Gaussian
 from bayesify.reproduce import Job, Result, find_experiment, read_results, reproduce
-from bayesify.reproduce.harness.seed_statistics import holm_adjusted, welch_p_value
+from bayesify.reproduce.harness.seed_statistics import (
+    holm_adjusted,
+    paired_p_value,
+    welch_p_value,
+)
 from bayesify.reproduce.papers.blundell.bound import LOWEST, WARM_UPS, make_network
 from bayesify.reproduce.papers.blundell.classifiers import FRACTIONS, METHODS
 from bayesify.reproduce.papers.blundell.comparison import CHOSEN
@@ -74,6 +78,8 @@ def test_welch_and_holm() -> None:
     assert welch_p_value(one, other) == ttest_ind(one, other, equal_var=False).pvalue
     assert welch_p_value(one, other) != ttest_ind(one, other).pvalue
     assert welch_p_value([1.0, 1.0], [1.0, 1.0]) == 1.0
+    assert paired_p_value(one, [*other, 6.0]) == ttest_rel(one, [*other, 6.0]).pvalue
+    assert paired_p_value(one, one) == 1.0
     # The second is not below the first, although 2 * 0.011 is.
     assert holm_adjusted([0.01, 0.011, 0.9]) == pytest.approx([0.03, 0.03, 0.9])
     assert holm_adjusted([0.6, 0.7]) == [1.0, 1.0]
@@ -106,10 +112,19 @@ def test_the_tables_say_what_the_results_hold() -> None:
     assert "| Bayes, scale mixture, pixels dropped | 5 | 1.44 +- 0.01 | 1.44 +- 0.01 |" in text
     assert "SGD, pixels dropped, ensemble of 3 | 5 | 1.12 +- 0.01" in text
     assert "| 3,000 |" in text, "weights of all members"
-    rows = re.findall(r"^\| 2x400 \| Bayes, .*\| (.*) \| (.*) \| (.*) \| (.*) \|$", text, re.M)
+    rows = re.findall(
+        r"^\| 2x400 \| Bayes, .*\| (.*) \| (.*) \| (.*) \| (.*) \| (.*) \|$", text, re.M
+    )
     assert f"{len(rows)} comparisons" in text
     p = welch_p_value([1.4 + 0.02 * s for s in range(5)], [1.2 + 0.01 * s for s in range(5)])
     assert ("error, mean weights", "+0.22", f"{p:.2g}") in [row[:3] for row in rows]
+    ours, theirs = (
+        [mean + step * s for s in range(5)] for mean, step in ((1.4, 0.02), (1.2, 0.01))
+    )
+    assert {f"{ttest_rel(ours, theirs).pvalue:.2g}"} <= {row[4] for row in rows}
+    assert not re.search(r"\| .* \|  \|$", text.partition("Welch's")[2])
+    fewer = COMPARISON.table(results[1:]).partition("Welch's")[2]
+    assert re.search(r"\|  \|$", fewer, re.M), "other seeds are not paired"
     whole = [float(row[3]) for row in rows]
     assert all(float(row[2]) <= adjusted for row, adjusted in zip(rows, whole, strict=True))
 

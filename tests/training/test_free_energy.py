@@ -263,7 +263,7 @@ def test_training_is_not_lost_where_a_network_cannot_be_measured(
     assert row["free_energy"] is not None
     assert row["free_energy_untrained"] is None
     assert (tmp_path / "checkpoint.safetensors").exists()
-    assert "free energy with untrained means is not known" in capsys.readouterr().err
+    assert "free energy with untrained means could not be measured" in capsys.readouterr().err
     assert elbo.bnn.net.training
     elbos = [bf.ELBO(bf.BayesianModule(net(), seed=k), num_data=300) for k in (0, 1)]
     bf.fit_replicas(elbos, [loader, loader], epochs=1)

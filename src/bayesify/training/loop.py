@@ -173,10 +173,10 @@ class Member:
                 found = untrained_free_energy(self.elbo, examples.minibatches)
         except Exception as error:
             # The network may fail with any error on a minibatch that was cut, or in evaluation
-            # mode. The training is done and must not be lost.
+            # mode, or memory may run out. The training is done and must not be lost.
             return (
-                "the free energy with untrained means is not known, as the network failed on the "
-                f"first examples: {type(error).__name__}: {error}"
+                "the free energy with untrained means could not be measured on the first examples: "
+                f"{type(error).__name__}: {error}"
             )
         self.position.history[-1] |= untrained_columns(found)
         return None

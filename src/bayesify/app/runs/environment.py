@@ -12,7 +12,7 @@ import torch
 
 import bayesify
 
-__all__ = ["commit", "hardware", "versions"]
+__all__ = ["commit", "hardware", "load_average", "versions"]
 
 
 def versions(*, table: bool = False) -> dict[str, str]:
@@ -53,6 +53,18 @@ def _git(root: Path, *arguments: str) -> str:
         ["git", *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=10
     )
     return done.stdout.strip()
+
+
+def load_average() -> float | None:
+    """Return the mean number of processes that wanted a processor in the last minute.
+
+    Returns:
+        None where the system does not tell.
+    """
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):  # Windows has no such function
+        return None
 
 
 def hardware() -> str:

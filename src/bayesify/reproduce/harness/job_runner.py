@@ -8,7 +8,6 @@ ends, so that another process can resume the job.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 import warnings
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import commit, hardware, load_average, versions
 from bayesify.io import StorageError, atomic_write
 from bayesify.reproduce.harness.experiment import (
     Context,
@@ -153,10 +152,10 @@ class JobRunner:
         begun = self._beginning(job) or {"commit": self._commit, "seconds": 0.0}
         started = time.perf_counter() - begun["seconds"]
         self._write_beginning(job, begun)
-        loads = [os.getloadavg()[0]]
+        loads = [load_average()]
 
         def on_progress(part: float) -> None:
-            loads.append(os.getloadavg()[0])
+            loads.append(load_average())
             self._write_beginning(job, {**begun, "seconds": time.perf_counter() - started})
             self._listener.on_progress(part)
 
@@ -175,7 +174,7 @@ class JobRunner:
             **job_settings(self._experiment, job, quick=self._quick),
             **{"commit": self._commit, "hardware": where, "versions": versions()},
             **{"metrics": metrics, "notes": sorted(notes)},
-            **{"seconds": time.perf_counter() - started, "load": round(mean(loads), 2)},
+            **{"seconds": time.perf_counter() - started, "load": _mean(loads)},
         }
         return {key: result[key] for key in (*RESULT_KEYS, "load")}
 
@@ -202,6 +201,11 @@ class JobRunner:
         path.parent.mkdir(parents=True, exist_ok=True)
         document = {**job_settings(self._experiment, job, quick=self._quick), **begun}
         atomic_write(path, json.dumps(document, indent=2) + "\n")
+
+
+def _mean(loads: Sequence[float | None]) -> float | None:
+    known = [load for load in loads if load is not None]
+    return round(mean(known), 2) if known else None
 
 
 @contextmanager

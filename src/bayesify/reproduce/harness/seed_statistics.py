@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-__all__ = ["holm_adjusted", "mean_and_error", "standard_error", "welch_p_value"]
+__all__ = [
+    *("holm_adjusted", "mean_and_error", "paired_p_value", "standard_error", "welch_p_value"),
+]
 
 
 def mean_and_error(values: Sequence[float], digits: int) -> str:
@@ -46,6 +48,23 @@ def welch_p_value(first: Sequence[float], second: Sequence[float]) -> float:
     if len({*first, *second}) == 1:
         return 1.0
     return float(ttest_ind(first, second, equal_var=False).pvalue)
+
+
+def paired_p_value(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the two-sided p-value of the paired t-test that the mean difference is 0.
+
+    For samples whose values belong together by place, such as those of one seed. At least two are
+    needed; 1 if all differences are 0.
+
+    Example:
+        >>> round(paired_p_value([1.0, 2.0, 3.0], [2.0, 3.5, 3.5]), 4)
+        0.0742
+    """
+    from scipy.stats import ttest_rel
+
+    if all(one == other for one, other in zip(first, second, strict=True)):
+        return 1.0
+    return float(ttest_rel(first, second).pvalue)
 
 
 def holm_adjusted(p_values: Sequence[float]) -> list[float]:

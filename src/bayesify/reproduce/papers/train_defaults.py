@@ -1,8 +1,8 @@
 """The search behind the defaults of ``bayesify train`` on images, on held-out training images.
 
-The first trial has the defaults before the search. The others are drawn at random, half with a
-Gaussian prior and half with a scale mixture. All have the same epochs, few enough that the first
-command ends within three minutes on two cores.
+The first trial has the defaults before the search, with their 25 epochs. The others are drawn at
+random, half with a Gaussian prior and half with a scale mixture, and have 30, few enough that the
+first command ends within three minutes on two cores.
 """
 
 from __future__ import annotations

@@ -220,8 +220,8 @@ def table(results: Sequence[Result]) -> str:
     parts = [
         "Free energy in nats per training image, by which the lines are ordered, and the KL's part "
         "in it; the free energy with untrained means; the derivative of the free energy in log std "
-        "of the group of weights farthest from convergence (0 at the optimum). Test error in "
-        "percent, at the last epoch.",
+        "of the group of weights in which it exceeds three standard errors by most (0 at the "
+        "optimum). Test error in percent, at the last epoch.",
         "\n".join(
             [
                 heads.format("the KL at its full weight early"),
@@ -258,15 +258,15 @@ def widths(results: Sequence[Result]) -> str:
             last, scored = metrics["last"], metrics["averaged"]
             lines.append(
                 f"| {title} | {last['free_energy']:.3f} | {last['free_energy'] - last['nll']:.3f} "
-                f"| {last['free_energy_untrained']:.2f} | {_shown(last['std_residual_worst']):.2f} "
+                f"| {last['free_energy_untrained']:.2f} | {_shown(last['std_residual_worst'])} "
                 f"| {scored['error']:.2f} | {scored['nll']:.4f} |"
             )
     return "\n".join(lines)
 
 
-def _shown(residual: float | None) -> float:
-    """Round a residual for a table, without a sign of zero."""
-    return round(residual or 0.0, 2) + 0.0
+def _shown(residual: float | None) -> str:
+    """Format a residual without a sign of zero; nothing where none was judged."""
+    return "" if residual is None else f"{round(residual, 2) + 0.0:.2f}"
 
 
 def _title(name: str) -> str:
@@ -296,7 +296,7 @@ def _cells(of: Sequence[Result]) -> str:
             mean_and_error([each["free_energy"] for each in last], 3),
             mean_and_error(kl, 3),
             mean_and_error([each["free_energy_untrained"] for each in last], 2),
-            mean_and_error([_shown(each["std_residual_worst"]) for each in last], 2),
+            ", ".join(_shown(each["std_residual_worst"]) for each in last),
             mean_and_error([each["mean_weights"]["error"] for each in metrics], 2),
             mean_and_error([each["averaged"]["error"] for each in metrics], 2),
             mean_and_error([each["averaged"]["nll"] for each in metrics], 4),

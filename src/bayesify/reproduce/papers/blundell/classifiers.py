@@ -112,8 +112,8 @@ def averaged(
     """Return the log of the averaged probabilities, (N, K): over weight samples, or MC dropout.
 
     Returns:
-        None for a network without either. Dropped pixels alone are not averaged over: they are
-        noise on the data, and no method of the literature does so.
+        None for a network without either. Dropped pixels alone are taken as noise on the data, as
+        of any augmentation, and are not averaged over.
     """
     if is_bayesian(bnn):
         predictive = bnn.predict(inputs, count)

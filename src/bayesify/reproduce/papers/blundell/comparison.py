@@ -22,6 +22,7 @@ from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Resu
 from bayesify.reproduce.harness.seed_statistics import (
     holm_adjusted,
     mean_and_error,
+    paired_p_value,
     welch_p_value,
 )
 from bayesify.reproduce.papers.blundell.classifiers import (
@@ -127,7 +128,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         network = train_network(settings, seed, data, part)
         found.append(_predictions(network, job, data.test_inputs))
         lasts.append(dict(network.last))
-        weights = {
+        weights = weights or {
             f"{fraction:g}": weights_left(pruned(network.bnn, fraction)) for fraction in FRACTIONS
         }
     made: dict[str, Any] = {
@@ -179,6 +180,7 @@ class _Row(NamedTuple):
     """One line of the tables: a method or an ensemble of it, at one width."""
 
     title: str
+    seeds: list[int]
     of: list[Mapping[str, Any]]
     weights: Mapping[str, int]
 
@@ -203,7 +205,7 @@ def _rows(results: Sequence[Result], width: int) -> dict[str, _Row]:
         if of:
             weights = of[0]["metrics"]["weights"]
             networks = [result["metrics"]["networks"][0] for result in of]
-            made[name] = _Row(method.title, networks, weights)
+            made[name] = _Row(method.title, _seeds(of), networks, weights)
     for name in ENSEMBLES:
         of = found.get(f"{name}-{width}", [])
         if of:
@@ -212,8 +214,12 @@ def _rows(results: Sequence[Result], width: int) -> dict[str, _Row]:
             }
             mixtures = [result["metrics"]["ensemble"] for result in of]
             title = f"{METHODS[name].title}, ensemble of {MEMBERS}"
-            made[f"ensemble-{name}"] = _Row(title, mixtures, weights)
+            made[f"ensemble-{name}"] = _Row(title, _seeds(of), mixtures, weights)
     return made
+
+
+def _seeds(results: Sequence[Result]) -> list[int]:
+    return [int(result["seed"]) for result in results]
 
 
 #: Columns by their heads: the kind of prediction and its score.
@@ -249,7 +255,7 @@ def table(results: Sequence[Result]) -> str:
         "images. Test error in percent and nll in nats per image, mean +- standard error over the "
         f"seeds. Averaged over {SAMPLES} weight samples, or passes with dropout; scaled: "
         "temperature scaling, with the temperature of the best trial. An ensemble averages the "
-        f"predictions of {MEMBERS} networks."
+        f"predictions of {MEMBERS} networks; for the scaled nll each of them is scaled by itself."
     ]
     parts += [f"**2x{width}**\n\n{_errors(_rows(results, width))}" for width in widths]
     parts.append(
@@ -315,19 +321,22 @@ def _tests(results: Sequence[Result]) -> str:
     adjusted = holm_adjusted(raw)
     lines = [
         f"Welch's t-tests of differences, {len(found)} comparisons; p adjusted by Holm's method. "
-        "A minus favours the first.",
+        "A minus favours the first. Welch's test takes the networks as independent; all methods "
+        "have the same seeds, hence the same order of the data, so that the p-value of the paired "
+        "t-test stands beside it, not adjusted.",
         "",
-        "| | first | second | quantity | difference | p | p, adjusted |",
-        "|---" * 7 + "|",
+        "| | first | second | quantity | difference | p | p, adjusted | p, paired |",
+        "|---" * 8 + "|",
     ]
     for (width, one, other, name, ours, theirs), p, corrected in zip(
         found, raw, adjusted, strict=True
     ):
         digits = 4 if name.startswith("nll") else 2
         difference = f"{mean(ours) - mean(theirs):+.{digits}f}"
+        paired = f"{paired_p_value(ours, theirs):.2g}" if one.seeds == other.seeds else ""
         lines.append(
             f"| 2x{width} | {one.title} | {other.title} | {name} | {difference} | {p:.2g} "
-            f"| {corrected:.2g} |"
+            f"| {corrected:.2g} | {paired} |"
         )
     return "\n".join(lines)
 
@@ -353,8 +362,8 @@ def _bounds(results: Sequence[Result], widths: Sequence[int]) -> str:
         return ""
     head = [
         "The bound: free energy in nats per image, next to that of a posterior with untrained "
-        "means; and the derivative of the free energy in log std of the group of weights that is "
-        "farthest from convergence, in nats a weight (0 at the optimum).",
+        "means; and the derivative of the free energy in log std of the group of weights in which "
+        "it exceeds three standard errors by most, in nats a weight (0 at the optimum).",
         "",
         "| | free energy | untrained | derivative, worst group |",
         "|---" * 4 + "|",

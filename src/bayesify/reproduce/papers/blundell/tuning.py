@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from bayesify.baselines import logit_temperature
 from bayesify.datasets import ImageData
@@ -155,7 +156,7 @@ def measured(
 ) -> dict[str, Any]:
     """Return the scores on the images held out: whole, and at the mean weights after pruning."""
     inputs, targets = data.test_inputs, data.test_targets
-    temperature = logit_temperature(network.bnn.mean_outputs(inputs), targets)
+    temperature = _temperature(network.bnn.mean_outputs(inputs), targets)
     mixed = averaged(network.bnn, settings, inputs)
     return {
         "mean_weights": scores(outputs_of(network.bnn, inputs), targets),
@@ -168,6 +169,14 @@ def measured(
         },
         "last": dict(network.last),
     }
+
+
+def _temperature(logits: Tensor, targets: Tensor) -> float:
+    """Return the best temperature, or 1 where there is none: all is right, or chance."""
+    try:
+        return logit_temperature(logits, targets)
+    except ValueError:
+        return 1.0
 
 
 def judged(result: Result) -> tuple[float, float]:
