@@ -28,6 +28,7 @@ __all__ = [
     "derived_seed",
     "increment_counter",
     "make_counter",
+    "process_count",
     "process_rank",
     "read_counter",
     "seed_global_generators",
@@ -257,6 +258,19 @@ def process_rank() -> int:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank()
     return 0
+
+
+def process_count() -> int:
+    """Return the number of processes that train together; 1 if not distributed.
+
+    Example:
+        >>> process_count()
+        1
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return 1
 
 
 _Key = tuple[int, int, int, int, int]

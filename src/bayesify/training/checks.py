@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from bayesify.noise.keys import process_count
 from bayesify.training.backends import NonFiniteLossError
 from bayesify.training.elbo import ELBO
 from bayesify.training.history import is_finite
@@ -26,6 +27,11 @@ def check_arguments(
         raise TypeError(
             f"fit needs an ELBO, got {type(elbo).__name__}; write fit(ELBO(bnn, num_data=N), ...), "
             "and to compile it call elbo.compile()"
+        )
+    if (count := process_count()) > 1:
+        raise ValueError(
+            f"fit trains in one process, but torch.distributed has {count}: each would train "
+            "alone, on all data; loop over DistributedDataParallel(elbo) instead, see docs/any-network.md"
         )
     for each in (loader, validation_loader):
         if isinstance(each, (tuple, torch.Tensor, torch.utils.data.Dataset)):

@@ -26,6 +26,7 @@ from bayesify import (
     StudentT,
     WeightSampling,
     fit,
+    fit_replicas,
     prune,
 )
 from bayesify.datasets import TensorLoader
@@ -269,7 +270,15 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_compiled(elbo, optimizer) is None
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    assert why_not_compiled(elbo, optimizer) is None, "a group of one is one process"
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     assert why_not_compiled(elbo, optimizer) == "several processes train together"
+    loader = TensorLoader(X, Y, 10)
+    with pytest.raises(ValueError, match=r"one process, but torch\.distributed has 2"):
+        fit(elbo, loader, epochs=1)
+    with pytest.raises(ValueError, match="each would train alone, on all data"):
+        fit_replicas([elbo], loader, epochs=1)
 
 
 def test_a_kl_that_is_nan_is_not_learnt() -> None:

@@ -12,6 +12,7 @@ from bayesify.distributions.priors import BlockPrior
 from bayesify.estimators.per_example import PerExampleEstimator
 from bayesify.estimators.weight_sampling import WeightSampling
 from bayesify.module.bayesian import BayesianModule
+from bayesify.noise.keys import process_count
 from bayesify.training.elbo import ELBO
 from bayesify.training.kernel.formulas import leaf_kind, prior_blocks, prior_form
 from bayesify.training.optimizers import group_of
@@ -45,7 +46,7 @@ def why_own_code(elbo: ELBO) -> str | None:
         and type(bnn.estimator) is not WeightSampling
     ):
         return f"the estimator is {type(bnn.estimator).__name__}"
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if process_count() > 1:
         return "several processes train together"
     return None
 
