@@ -31,7 +31,8 @@ def check_arguments(
     if (count := process_count()) > 1:
         raise ValueError(
             f"fit trains in one process, but torch.distributed has {count}: each would train "
-            "alone, on all data; loop over DistributedDataParallel(elbo) instead, see docs/any-network.md"
+            "alone, on all data; loop over DistributedDataParallel(elbo) instead, see "
+            "docs/any-network.md"
         )
     for each in (loader, validation_loader):
         if isinstance(each, (tuple, torch.Tensor, torch.utils.data.Dataset)):
