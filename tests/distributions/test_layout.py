@@ -13,7 +13,7 @@ from tests.loops import loop_over
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from bayesify import ELBO, BayesianModule, ParameterLayout, load, save
+from bayesify import ELBO, BayesianModule, ParameterLayout, last_layer, load, save
 
 
 class Special(nn.Linear):
@@ -92,6 +92,48 @@ CHOICES = [
 @loop_over(("options", "names"), CHOICES)
 def test_types_and_patterns_choose(options: dict, names: tuple[str, ...]) -> None:
     assert of(**options).names == names
+
+
+def scaled(name: str, shape: tuple[int, ...] = (3,)) -> type[nn.Module]:
+    """A module of a class with this name, with a weight, a matrix and a linear layer."""
+
+    def init(self: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.weight = nn.Parameter(torch.ones(shape))
+        self.matrix = nn.Parameter(torch.ones(3, 3))
+        self.linear = nn.Linear(3, 3)
+
+    return type(name, (nn.Module,), {"__init__": init})
+
+
+@loop_over(
+    ("name", "is_norm"),
+    [
+        *((name, True) for name in ("LlamaRMSNorm", "LayerScale", "ScaleNorm", "RMSNormalization")),
+        *((name, True) for name in ("Dinov2LayerScale", "LayerNorm2d", "EvoNorm2dB0")),
+        *((name, False) for name in ("Head", "NormalInverseGamma", "LogNormalHead", "Scale")),
+    ],
+)
+def test_norms_of_other_libraries_stay_deterministic(name: str, is_norm: bool) -> None:
+    kind = scaled(name)
+    rest = ("matrix", "linear.weight", "linear.bias")
+    assert of(kind()).names == (rest if is_norm else ("weight", *rest))
+    assert of(kind(), exclude=()).names == ("weight", *rest)
+    assert of(kind(), include=("*", "weight")).names == ("weight", *rest)
+    assert of(kind(), include=(kind,)).names == ("weight", *rest)
+    assert of(scaled(name, (1, 3, 1, 1))()).names == of(kind()).names
+    assert of(scaled(name, (2, 3))()).names == ("weight", *rest), "no vector"
+
+
+@loop_over("name", ["gamma", "gamma_1", "layer_scale_parameter", "lambda_1", "lambda1"])
+def test_scales_of_a_block_stay_deterministic(name: str) -> None:
+    block = nn.Linear(3, 2)
+    setattr(block, name, nn.Parameter(1e-5 * torch.ones(2)))
+    assert of(block).names == ("weight", "bias")
+    assert of(block, include=("*", name)).names == ("weight", "bias", name)
+    assert last_layer(block) == ("weight", "bias")
+    setattr(block, name, nn.Parameter(torch.ones(2, 2)))
+    assert of(block).names == ("weight", "bias", name)
 
 
 def test_a_type_reaches_a_tied_parameter_and_no_frozen_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-__all__ = ["NORMALIZATION_LAYERS", "ParameterLayout", "Selector", "abbreviate"]
+__all__ = ["NORMALIZATION_LAYERS", "ParameterLayout", "Selector", "abbreviate", "is_affine"]
 
 #: A shell pattern over parameter names, or a module type: all parameters of such modules.
 Selector: TypeAlias = str | type[nn.Module]
@@ -24,6 +25,11 @@ NORMALIZATION_LAYERS: tuple[type[nn.Module], ...] = (
     nn.GroupNorm,
     nn.RMSNorm,
 )
+
+#: Names of classes of other libraries, but not of what is called after the normal distribution.
+_NORM = re.compile(r"norm(?!al(?!i[sz]))|layer_?scale", re.IGNORECASE)
+#: Names of vectors that scale features.
+_SCALE = re.compile(r"gamma(_?\d)?|layer_?scale\w*|lambda_?\d")
 
 
 @dataclass(frozen=True)
@@ -72,9 +78,10 @@ class ParameterLayout:
                 their sub-modules). Each must match something.
             exclude: patterns and types of the parameters that stay deterministic; they take
                 precedence over ``include``. None, the default, excludes the affine parameters of
-                normalisation layers, since a prior centred at zero harms them. ``include`` can
-                still select them: by a pattern other than ``"*"``, or by a type of normalisation
-                layer. The type of a block that contains such a layer does not select it.
+                normalisation layers and of layer scales, see ``is_affine``, since a prior centred
+                at zero harms them. ``include`` can still select them: by a pattern other than
+                ``"*"``, or by a type of normalisation layer. The type of a block that contains
+                such a layer does not select it.
 
         Returns:
             The layout, with D > 0 weights.
@@ -97,7 +104,8 @@ class ParameterLayout:
         fixed = set().union(*excluded.values())
         if exclude is None:
             named = (keys for selector, keys in included.items() if _selects_affines(selector))
-            fixed |= _keys_within(net, NORMALIZATION_LAYERS).difference(*named)
+            affine = {id(weight) for name, weight in named_weights(net) if is_affine(net, name)}
+            fixed |= affine.difference(*named)
         wanted = set().union(*included.values()) - fixed
         scripted = _keys_within(net, torch.jit.ScriptModule)
         chosen = {
@@ -224,7 +232,35 @@ def _matches(names: Sequence[str], pattern: str) -> bool:
 def _selects_affines(selector: Selector) -> bool:
     if isinstance(selector, str):
         return selector != "*"
-    return issubclass(selector, NORMALIZATION_LAYERS)
+    return issubclass(selector, NORMALIZATION_LAYERS) or _says_norm(selector)
+
+
+def _says_norm(kind: type) -> bool:
+    return _NORM.search(kind.__name__) is not None
+
+
+def is_affine(net: nn.Module, name: str) -> bool:
+    """Return True if a parameter scales or shifts features: of a normalisation layer, or a scale.
+
+    Those of PyTorch's normalisation layers, of which a module may be a part; vectors of modules
+    whose class is called so, such as ``LlamaRMSNorm`` or ``LayerScale``; and vectors that are
+    called ``gamma``, ``lambda_1`` or ``layer_scale``, as in the blocks of ConvNeXt and BEiT.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+        >>> is_affine(net, "0.weight"), is_affine(net, "1.weight")
+        (False, True)
+    """
+    *path, leaf = name.split(".")
+    module = net
+    for step in ["", *path]:
+        module = getattr(module, step) if step else module
+        if isinstance(module, NORMALIZATION_LAYERS):
+            return True
+    weight = getattr(module, leaf)
+    if not isinstance(weight, Tensor) or weight.numel() != max(weight.shape, default=1):
+        return False
+    return _says_norm(type(module)) or _SCALE.fullmatch(leaf) is not None
 
 
 def _name(selector: Selector | type) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from bayesify.distributions.layout import NORMALIZATION_LAYERS, is_frozen, named_weights
+from bayesify.distributions.layout import is_affine, is_frozen, named_weights
 
 __all__ = ["RelativeStd", "init_std_of", "last_layer", "prior_mean_of"]
 
@@ -53,7 +53,7 @@ def last_layer(net: nn.Module) -> tuple[str, ...]:
     layers: dict[str, list[str]] = {}
     for name, weight in named_weights(net):
         owner = _PARAMETRIZATION.sub("", name.rpartition(".")[0])
-        if not is_frozen(weight) and not isinstance(modules[owner], NORMALIZATION_LAYERS):
+        if not is_frozen(weight) and not is_affine(net, name):
             layers.setdefault(owner, []).append(escape(name))
     if not layers:
         raise ValueError(
