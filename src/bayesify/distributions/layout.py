@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 __all__ = ["NORMALIZATION_LAYERS", "ParameterLayout", "Selector", "abbreviate", "is_affine"]
 
@@ -258,7 +259,9 @@ def is_affine(net: nn.Module, name: str) -> bool:
         if isinstance(module, NORMALIZATION_LAYERS):
             return True
     weight = getattr(module, leaf)
-    if not isinstance(weight, Tensor) or weight.numel() != max(weight.shape, default=1):
+    if not isinstance(weight, Tensor) or isinstance(weight, UninitializedTensorMixin):
+        return False
+    if weight.numel() != max(weight.shape, default=1):
         return False
     return _says_norm(type(module)) or _SCALE.fullmatch(leaf) is not None
 
