@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
 
 __all__ = ["NORMALIZATION_LAYERS", "ParameterLayout", "Selector", "abbreviate", "is_affine"]
 
@@ -259,7 +258,7 @@ def is_affine(net: nn.Module, name: str) -> bool:
         if isinstance(module, NORMALIZATION_LAYERS):
             return True
     weight = getattr(module, leaf)
-    if not isinstance(weight, Tensor) or isinstance(weight, UninitializedTensorMixin):
+    if not isinstance(weight, Tensor) or isinstance(weight, nn.parameter.UninitializedParameter):
         return False
     if weight.numel() != max(weight.shape, default=1):
         return False
