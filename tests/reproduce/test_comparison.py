@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from scipy.stats import ttest_ind, ttest_rel
 from tests.killable import Silent3
 
@@ -23,6 +24,7 @@ from bayesify.reproduce.harness.seed_statistics import (
 from bayesify.reproduce.papers.blundell.bound import LOWEST, WARM_UPS, make_network
 from bayesify.reproduce.papers.blundell.classifiers import FRACTIONS, METHODS
 from bayesify.reproduce.papers.blundell.comparison import CHOSEN
+from bayesify.reproduce.papers.blundell.ensemble import pooled
 from bayesify.reproduce.papers.blundell.tuning import TRIALS, best_trials
 
 pytestmark = [
@@ -31,8 +33,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:free energy:UserWarning"),
 ]
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-NAMES = ("blundell-tuning", "blundell-comparison", "blundell-bound", "train-defaults")
-TUNING, COMPARISON, BOUND, DEFAULTS = map(find_experiment, NAMES)
+NAMES = (
+    *("blundell-tuning", "blundell-comparison", "blundell-bound"),
+    *("train-defaults", "blundell-ensemble"),
+)
+TUNING, COMPARISON, BOUND, DEFAULTS, ENSEMBLE = map(find_experiment, NAMES)
 
 
 def config_of(job: Job) -> RunConfig:
@@ -127,6 +132,16 @@ def test_the_tables_say_what_the_results_hold() -> None:
     assert re.search(r"\|  \|$", fewer, re.M), "other seeds are not paired"
     whole = [float(row[3]) for row in rows]
     assert all(float(row[2]) <= adjusted for row, adjusted in zip(rows, whole, strict=True))
+
+
+def test_an_ensemble_has_the_settings_of_the_comparison() -> None:
+    [job] = ENSEMBLE.jobs((3,), False)
+    [like] = [j for j in COMPARISON.jobs((3,), False) if j.name == "mixture-dropped-400"]
+    assert job.config["settings"] == {**like.config["settings"], "hidden": [800, 800]}
+    one, other = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.3, 0.7]]).log()
+    first, both = pooled([one, other])
+    torch.testing.assert_close(first, one.double(), rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(both.exp(), torch.tensor([[0.6, 0.4]]).double(), rtol=1e-6, atol=0.0)
 
 
 def test_the_bound_is_the_bound() -> None:

@@ -19,6 +19,7 @@ from bayesify.reproduce.papers import (
 from bayesify.reproduce.papers.blundell import (
     bound,
     comparison,
+    ensemble,
     figure5_regression,
     figure6_mushroom,
     recipe_search,
@@ -54,6 +55,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         recipe_search,
         tuning,
         comparison,
+        ensemble,
         bound,
         scratch,
         gluon,
