@@ -20,7 +20,8 @@ Where to look next:
   ``ByGroup``; learned: ``EmpiricalGaussian``
 * posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate)
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
-* training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once)
+* training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once); for a loop of your own
+  ``parameter_groups``
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``
 * baselines: ``MCDropout``, ``DeepEnsemble``
 * subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from bayesify.pruning import prune, snr
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
+    from bayesify.training.optimizers import parameter_groups
     from bayesify.training.replicas import fit_replicas
 
 __version__ = "0.1.0"
@@ -83,6 +85,7 @@ _MODULES = {
     "pruning": ("prune", "snr"),
     "training.elbo": ("ELBO", "ELBOTerms"),
     "training.fit": ("fit",),
+    "training.optimizers": ("parameter_groups",),
     "training.replicas": ("fit_replicas",),
 }
 
@@ -121,6 +124,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "ELBOTerms",
     "fit",
     "fit_replicas",
+    "parameter_groups",
     # use of a trained network
     "Predictive",
     "snr",

@@ -84,7 +84,7 @@ def test_a_wrong_init_std(given: Any, error: type[Exception], message: str) -> N
 @loop_over(
     ("optimizer", "error", "message"),
     [
-        (torch.optim.SGD(nn.Linear(3, 2).parameters()), ValueError, "make it from elbo.parameters"),
+        (torch.optim.SGD(nn.Linear(3, 2).parameters()), ValueError, "make it from bayesify"),
         ("adam", TypeError, "such as functools.partial.*got 'adam'"),
     ],
 )

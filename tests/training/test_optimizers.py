@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, Optimizer, lr_scheduler, swa_utils
 from bayesify import (
     LocalReparameterization,
     fit,
+    parameter_groups,
 )
 from bayesify.datasets import TensorLoader
 
@@ -41,6 +42,35 @@ OPTIMIZERS: dict[str, Any] = {
 }
 # Rprop reads the signs of gradients, so it needs the whole data a step.
 WHOLE = {"rprop"}
+
+
+def test_weight_decay_leaves_rho_alone() -> None:
+    elbo = new_elbo()
+    posterior = elbo.bnn.posterior
+    rho = posterior.get_parameter("rho")
+    mean, before = posterior.mean.detach().clone(), rho.detach().clone()
+    optimizer = torch.optim.AdamW(parameter_groups(elbo), lr=0.1, weight_decay=0.5)
+    for parameter in elbo.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert torch.equal(rho, before)
+    torch.testing.assert_close(posterior.mean.detach(), 0.95 * mean)
+    assert not {id(p) for p in optimizer.param_groups[0]["params"]} & {id(rho)}
+
+
+def test_fit_refuses_to_decay_rho() -> None:
+    loader = TensorLoader(*data(), 16)
+    for decayed in (
+        lambda elbo: torch.optim.AdamW(elbo.parameters()),
+        lambda elbo: SGD(elbo.parameters(), lr=0.1, weight_decay=1e-4),
+        lambda _: lambda groups: Adam([p for g in groups for p in g["params"]], weight_decay=0.1),
+    ):
+        elbo = new_elbo()
+        with pytest.raises(ValueError, match=r"decay of rho must be 0, got .*parameter_groups"):
+            fit(elbo, loader, epochs=1, optimizer=decayed(elbo))
+    elbo = new_elbo()
+    fit(elbo, loader, epochs=1, optimizer=partial(torch.optim.AdamW, lr=0.01))
+    fit(elbo, loader, epochs=1, optimizer=torch.optim.AdamW(parameter_groups(elbo), lr=0.01))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

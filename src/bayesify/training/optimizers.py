@@ -19,18 +19,26 @@ OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
 
 
 def parameter_groups(elbo: ELBO) -> list[dict[str, Any]]:
-    """The trainable parameters in two groups: all but rho, then rho, if there is one.
+    """Return the trainable parameters for an optimiser, in two groups: rho comes last.
+
+    Rho, from which the standard deviations are computed, is a group of its own, so that it can have
+    its own learning rate, and has no weight decay. Decay would pull it to 0, and with it each
+    standard deviation to log 2 = 0.69, whatever the data.
+
+    Args:
+        elbo: the objective. A posterior without standard deviations has the first group only.
 
     Example:
         >>> import bayesify as bf
         >>> elbo = ELBO(bf.BayesianModule(torch.nn.Linear(2, 1)), num_data=1)
-        >>> [len(group["params"]) for group in parameter_groups(elbo)]
-        [1, 1]
+        >>> optimizer = torch.optim.AdamW(parameter_groups(elbo), lr=1e-3)
+        >>> [group["weight_decay"] for group in optimizer.param_groups]
+        [0.01, 0.0]
     """
     rho = getattr(elbo.bnn.posterior, "rho", None)
     rest = [p for p in elbo.parameters() if p.requires_grad and p is not rho]
     groups: list[dict[str, Any]] = [{"params": rest}] if rest else []
-    return groups if rho is None else [*groups, {"params": [rho]}]
+    return groups if rho is None else [*groups, {"params": [rho], "weight_decay": 0.0}]
 
 
 def group_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any] | None:
@@ -54,7 +62,7 @@ def make_optimizer(
 
     Raises:
         ValueError: ``rho_lr_scale`` is not positive, or cannot be applied; or the optimiser holds
-            no parameter of the objective.
+            no parameter of the objective, or has weight decay for rho.
         TypeError: ``optimizer`` is neither an optimiser nor a function.
     """
     if not (rho_lr_scale > 0.0 and math.isfinite(rho_lr_scale)):
@@ -69,18 +77,21 @@ def make_optimizer(
         if not any(p in own for group in optimizer.param_groups for p in group["params"]):
             raise ValueError(
                 "the optimizer must hold parameters of the objective, but it holds none of them: "
-                "the network was copied when it was made Bayesian; make it from elbo.parameters(), "
-                "or pass a function such as functools.partial(torch.optim.SGD, lr=0.1)"
+                "the network was copied when it was made Bayesian; make it from "
+                "bayesify.parameter_groups(elbo), or pass a function such as "
+                "functools.partial(torch.optim.SGD, lr=0.1)"
             )
         if rho_lr_scale != 1.0:
             raise ValueError(
                 "rho_lr_scale needs fit to make the optimiser: pass a function of parameter "
                 "groups, such as functools.partial(torch.optim.Adam, lr=1e-3), not an optimiser"
             )
+        _check_decay(elbo, optimizer)
         return optimizer
     groups = parameter_groups(elbo)
     # fused: one pass over the flat vectors a step.
     made = torch.optim.Adam(groups, lr=1e-3, fused=True) if optimizer is None else optimizer(groups)
+    _check_decay(elbo, made)
     if rho_lr_scale != 1.0:
         rho = getattr(elbo.bnn.posterior, "rho", None)
         group = [g for g in made.param_groups if len(g["params"]) == 1 and g["params"][0] is rho]
@@ -91,3 +102,14 @@ def make_optimizer(
             )
         group[0]["lr"] *= rho_lr_scale
     return made
+
+
+def _check_decay(elbo: ELBO, optimizer: Optimizer) -> None:
+    rho = getattr(elbo.bnn.posterior, "rho", None)
+    group = None if rho is None else group_of(optimizer, rho)
+    decay = 0.0 if group is None else group.get("weight_decay", 0.0)
+    if decay:
+        raise ValueError(
+            f"weight decay of rho must be 0, got {decay:g}: it would pull each standard deviation "
+            "to 0.69, whatever the data; build the optimizer from bayesify.parameter_groups(elbo)"
+        )

@@ -27,6 +27,7 @@ from bayesify import (
     WeightSampling,
     fit,
     fit_replicas,
+    parameter_groups,
     prune,
 )
 from bayesify.datasets import TensorLoader
@@ -105,7 +106,8 @@ class Case:
         bnn = prune(bnn, 0.5) if self.pruned else bnn
         elbo = self.kind(bnn, num_data=N, **self.elbo)
         self.change(elbo)
-        optimizer = self.optimizer(elbo.parameters())
+        decays = "decay" in self.why or "AdamW" in self.why
+        optimizer = self.optimizer(parameter_groups(elbo) if decays else elbo.parameters())
         self.alter(optimizer, elbo)
         return elbo, optimizer
 
