@@ -125,6 +125,24 @@ def test_norms_of_other_libraries_stay_deterministic(name: str, is_norm: bool) -
     assert of(scaled(name, (2, 3))()).names == ("weight", *rest), "no vector"
 
 
+class PreNorm(nn.Module):
+    """A block that is called after the norm in it, around a block of its own kind."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(3)
+        self.inner = inner
+
+
+def test_a_block_called_norm_does_not_select_the_norm_in_it() -> None:
+    net = PreNorm(PreNorm(nn.Linear(3, 3)))
+    linear = ("inner.inner.weight", "inner.inner.bias")
+    assert of(net).names == linear
+    assert of(net, include=(PreNorm,)).names == linear
+    norms = ("norm.weight", "norm.bias", "inner.norm.weight", "inner.norm.bias")
+    assert of(net, include=(PreNorm, nn.LayerNorm)).names == (*norms, *linear)
+
+
 @loop_over("name", ["gamma", "gamma_1", "layer_scale_parameter", "lambda_1", "lambda1"])
 def test_scales_of_a_block_stay_deterministic(name: str) -> None:
     block = nn.Linear(3, 2)

@@ -34,7 +34,7 @@ from bayesify import (
     load,
     save,
 )
-from bayesify.distributions.layout import NORMALIZATION_LAYERS
+from bayesify.distributions.normalization import NORMALIZATION_LAYERS
 from bayesify.noise.keys import NoiseKey, Stream
 
 # Said once by the library of CPU kernels; the outputs are the same.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,22 +13,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-__all__ = ["NORMALIZATION_LAYERS", "ParameterLayout", "Selector", "abbreviate", "is_affine"]
+from bayesify.distributions.normalization import affine_names_within, is_affine
+
+__all__ = ["ParameterLayout", "Selector", "abbreviate"]
 
 #: A shell pattern over parameter names, or a module type: all parameters of such modules.
 Selector: TypeAlias = str | type[nn.Module]
-
-NORMALIZATION_LAYERS: tuple[type[nn.Module], ...] = (
-    nn.modules.batchnorm._NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-)
-
-#: Names of classes of other libraries, but not of what is called after the normal distribution.
-_NORM = re.compile(r"norm(?!al(?!i[sz]))|layer_?scale", re.IGNORECASE)
-#: Names of vectors that scale features.
-_SCALE = re.compile(r"gamma(_?\d)?|layer_?scale\w*|lambda_?\d")
 
 
 @dataclass(frozen=True)
@@ -103,7 +92,7 @@ class ParameterLayout:
         excluded = _select("exclude", () if exclude is None else exclude, net, aliases)
         fixed = set().union(*excluded.values())
         if exclude is None:
-            named = (keys for selector, keys in included.items() if _selects_affines(selector))
+            named = (_affines_of(selector, net, keys) for selector, keys in included.items())
             affine = {id(weight) for name, weight in named_weights(net) if is_affine(net, name)}
             fixed |= affine.difference(*named)
         wanted = set().union(*included.values()) - fixed
@@ -229,40 +218,12 @@ def _matches(names: Sequence[str], pattern: str) -> bool:
     return any(fnmatchcase(name, pattern) for name in names)
 
 
-def _selects_affines(selector: Selector) -> bool:
+def _affines_of(selector: Selector, net: nn.Module, keys: Collection[int]) -> set[int]:
+    """Return the keys of affine parameters that a selector of ``include`` names, if any."""
     if isinstance(selector, str):
-        return selector != "*"
-    return issubclass(selector, NORMALIZATION_LAYERS) or _says_norm(selector)
-
-
-def _says_norm(kind: type) -> bool:
-    return _NORM.search(kind.__name__) is not None
-
-
-def is_affine(net: nn.Module, name: str) -> bool:
-    """Return True if a parameter scales or shifts features: of a normalisation layer, or a scale.
-
-    Those of PyTorch's normalisation layers, of which a module may be a part; vectors of modules
-    whose class is called so, such as ``LlamaRMSNorm`` or ``LayerScale``; and vectors that are
-    called ``gamma``, ``lambda_1`` or ``layer_scale``, as in the blocks of ConvNeXt and BEiT.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
-        >>> is_affine(net, "0.weight"), is_affine(net, "1.weight")
-        (False, True)
-    """
-    *path, leaf = name.split(".")
-    module = net
-    for step in ["", *path]:
-        module = getattr(module, step) if step else module
-        if isinstance(module, NORMALIZATION_LAYERS):
-            return True
-    weight = getattr(module, leaf)
-    if not isinstance(weight, Tensor) or isinstance(weight, nn.parameter.UninitializedParameter):
-        return False
-    if weight.numel() != max(weight.shape, default=1):
-        return False
-    return _says_norm(type(module)) or _SCALE.fullmatch(leaf) is not None
+        return set() if selector == "*" else set(keys)
+    names = affine_names_within(net, selector)
+    return {id(weight) for name, weight in named_weights(net) if name in names}
 
 
 def _name(selector: Selector | type) -> str:

@@ -47,7 +47,7 @@ class BayesianModule(RandomNetwork):
         estimator: how noise enters the forward pass; default ``WeightSampling()``.
         include: name patterns and module types of the random parameters.
         exclude: name patterns and module types of deterministic parameters; None excludes the
-            affine parameters of normalisation layers.
+            affine parameters of normalisation layers, and layer scales.
         seed: the seed of all noise.
 
     Raises:

@@ -11,7 +11,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from bayesify.distributions.layout import is_affine, is_frozen, named_weights
+from bayesify.distributions.layout import is_frozen, named_weights
+from bayesify.distributions.normalization import is_affine
 
 __all__ = ["RelativeStd", "init_std_of", "last_layer", "prior_mean_of"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bayesify.app.bench import measuring, timing
+from bayesify.app.cli import bench_command
 
 
 class Disturbances:
@@ -27,4 +28,5 @@ class Disturbances:
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "Watch", Disturbances())
+    monkeypatch.setattr(bench_command, "Watch", Disturbances())
     monkeypatch.setattr(measuring, "is_unsteady", lambda *_: False)

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.app.bench.conftest import Disturbances
 from tests.app.bench.test_bench import TINY
@@ -16,6 +17,7 @@ from tests.app.cli.test_cli import bayesify
 from bayesify.app.bench import Group, cases, measure, measuring, timing
 from bayesify.app.bench.contestants import Contestant, contestants_of
 from bayesify.app.bench.disturbance import Watch, is_unsteady
+from bayesify.app.cli import bench_command
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, disturbed: int) -> tuple[timing.Entrant, int]:
@@ -82,14 +84,36 @@ def test_a_busy_process_is_noticed() -> None:
     assert others > 0.3 * seconds
 
 
-def test_ones_own_work_is_no_disturbance() -> None:
-    """Others may be at work while this runs; they are not this process, whose time is known."""
-    watch, started = Watch(), time.process_time()
-    while time.process_time() - started < 0.3:
-        pass
-    machine, own = watch._times()
-    assert own - watch._before[1] == pytest.approx(0.3, abs=0.05)
-    assert watch.others == pytest.approx(machine - watch._before[0] - 0.3, abs=0.1)
+def test_ones_own_work_is_no_disturbance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which this process alone is at work: 2 s by a clock that the test sets."""
+    machine = psutil.cpu_times()
+    process = psutil.Process().cpu_times()
+    work = [0.0, 0.0]  # of this process, of others
+
+    def of_machine() -> object:
+        return machine._replace(user=machine.user + sum(work), idle=machine.idle + 9.0)
+
+    monkeypatch.setattr(psutil, "cpu_times", of_machine)
+    monkeypatch.setattr(
+        psutil.Process, "cpu_times", lambda _: process._replace(user=process.user + work[0])
+    )
+    watch = Watch()
+    work[0] = 2.0
+    assert watch.others == pytest.approx(0.0, abs=1e-6)
+    assert not watch.is_disturbed
+    work[1] = 0.5
+    assert watch.others == pytest.approx(0.5)
+    assert watch.is_disturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [0, 99])
+def test_a_busy_machine_is_named_at_the_start(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "CASES", {TINY.name: TINY})
+    monkeypatch.setattr(bench_command, "Watch", Disturbances(count))
+    said = bayesify("bench", "--threads", "1", "--steps", "1")
+    assert said.code == 0
+    assert ("other programs use the processor" in said.err) == (count > 0)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ class Watch:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether others used more than a twelfth of a core."""
+        """Whether others used more than 8 % of a core, and .04 s on top."""
         return self.others > _CORES * self.seconds + _SECONDS
 
     def _times(self) -> tuple[float, float]:

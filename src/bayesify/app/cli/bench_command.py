@@ -29,6 +29,7 @@ from bayesify.app.bench import (
     measure,
     peer_contestants,
 )
+from bayesify.app.bench.disturbance import Watch
 from bayesify.app.bench.step_memory import can_measure
 from bayesify.app.bench.tables import by_group, cells_of, headings_of
 from bayesify.app.runs import ConfigError, RunError
@@ -124,13 +125,21 @@ def bench(
     console = Console(stderr=True)
     started = time.perf_counter()
     with _threads(count):
+        watch = Watch()
         about = estimated_seconds(groups, rounds=rounds)
+        is_busy = watch.is_disturbed
         console.print(
             f"{len(groups)} x {rounds} rounds on {hardware()}: about "
             + (f"{about:.0f} s" if about < 90 else f"{about / 60:.0f} min"),
             highlight=False,
             soft_wrap=True,
         )
+        if is_busy:
+            console.print(
+                "other programs use the processor: rounds will be taken again, and rows marked",
+                style="yellow",
+                soft_wrap=True,
+            )
         turns = rounds * sum(len(group.entered) for group in groups)
         with _bar(console, turns) as on_turn:
             measured = measure(groups, rounds=rounds, resident=resident, on_turn=on_turn)
