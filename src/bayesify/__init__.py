@@ -24,8 +24,7 @@ Where to look next:
   ``parameter_groups``
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``
 * baselines: ``MCDropout``, ``DeepEnsemble``
-* subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``,
-  ``sklearn``
+* subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``sklearn``
 """
 
 import importlib

@@ -251,12 +251,10 @@ def logit_temperature(logits: Tensor, targets: Tensor) -> float:
         )
     if not bool(logits.isfinite().all()):
         raise ValueError("logits must be finite, got inf or nan")
-    if (
-        targets.dtype != torch.int64
-        or not 0 <= int(targets.min()) <= int(targets.max()) < (logits.shape[1])
-    ):
+    last = logits.shape[1] - 1
+    if targets.dtype != torch.int64 or not 0 <= int(targets.min()) <= int(targets.max()) <= last:
         raise ValueError(
-            f"targets must be class indices from 0 to {logits.shape[1] - 1} of dtype int64, got "
+            f"targets must be class indices from 0 to {last} of dtype int64, got "
             f"{targets.dtype} from {targets.min()} to {targets.max()}"
         )
     wide = logits.detach().double()

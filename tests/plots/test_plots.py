@@ -293,6 +293,8 @@ def test_weight_densities_integrate_to_one_on_a_common_axis():
     assert (negative.values * np.diff(negative.edges)).sum() == pytest.approx(1.0, abs=0.005)
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["wide", "narrow"]
     assert weight_densities({"a": wide, "b": 0.02 * narrow}).axes[0].get_yscale() == "log"
+    spike = torch.cat([0.001 * narrow, wide[:50]])
+    assert weight_densities({"a": spike}).axes[0].get_yscale() == "log"
     with pytest.raises(ValueError, match="at least one vector"):
         weight_densities({"none": torch.zeros(0)})
 

@@ -135,9 +135,11 @@ def test_the_tables_say_what_the_results_hold() -> None:
 
 
 def test_an_ensemble_has_the_settings_of_the_comparison() -> None:
-    [job] = ENSEMBLE.jobs((3,), False)
+    long, short = ENSEMBLE.jobs((3,), False)
     [like] = [j for j in COMPARISON.jobs((3,), False) if j.name == "mixture-dropped-400"]
-    assert job.config["settings"] == {**like.config["settings"], "hidden": [800, 800]}
+    for job, epochs in ((long, 100), (short, 40)):
+        asked = {**like.config["settings"], "hidden": [800, 800], "epochs": epochs}
+        assert job.config["settings"] == asked
     one, other = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.3, 0.7]]).log()
     first, both = pooled([one, other])
     torch.testing.assert_close(first, one.double(), rtol=1e-6, atol=0.0)

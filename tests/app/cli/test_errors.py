@@ -54,7 +54,7 @@ BAD_OPTIONS = {
     "--prior scale-mixture --pi nan": "pi must lie strictly between 0 and 1, got nan",
     "--prior scale-mixture --std2 2": "std1 must be larger than std2",
     "--prior scale-mixture --std2 1e-200": "std2 must lie between 1e-15 and 1e15",
-    "--prior scale-mixture --kl closed": "no closed-form KL; use --kl auto",
+    "--prior scale-mixture --kl closed": "no closed-form KL; use --kl auto, or --prior gaussian",
     "--estimator foo": "estimator must be one of sampling, antithetic, local, local-per-position",
     "--estimator antithetic --train-samples 3": "must be even, got 3; use --train-samples 2",
     "--estimator local-per-position": "estimator local-per-position needs --net lenet5",

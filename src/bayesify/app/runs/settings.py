@@ -248,12 +248,7 @@ class RunConfig:
     ] = 0.95
     kl_warmup_power: Annotated[
         float,
-        Setting(
-            "The weight rises as this power of a straight line.",
-            _TRAINING,
-            POSITIVE,
-            WARMUP,
-        ),
+        Setting("The weight rises as this power of a straight line.", _TRAINING, POSITIVE, WARMUP),
     ] = 2.0
     temperature: Annotated[
         float, Setting("Factor on the KL; 1 is the ELBO.", _TRAINING, NOT_NEGATIVE, BAYES)
@@ -560,7 +555,9 @@ def _check_combination(run: RunConfig) -> None:
             f"be even, got {run.train_samples}; use --train-samples 2"
         )
     if run.kl == "closed" and run.prior == "scale-mixture":
-        raise ConfigError("the scale mixture has no closed-form KL; use --kl auto")
+        raise ConfigError(
+            "the scale mixture has no closed-form KL; use --kl auto, or --prior gaussian"
+        )
     if run.kl_weighting == "geometric" and run.passes > 1:
         raise ConfigError(
             f"geometric weights divide the KL over one pass, got passes {run.passes}; add "

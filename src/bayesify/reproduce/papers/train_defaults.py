@@ -26,7 +26,7 @@ from bayesify.reproduce.papers.blundell.tuning import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "SEARCHED", "TRIALS", "best_trial"]
+__all__ = ["EXPERIMENT", "TRIALS", "best_trial"]
 
 #: Trials of each prior.
 TRIALS = 8
@@ -63,10 +63,11 @@ _FIRST: dict[str, Any] = {
     **{"prior": "gaussian", "prior_std": 0.3, "epochs": 25},
 }
 #: Settings that the trials vary, as columns of the table.
-SEARCHED = (
+_SEARCHED = (
     *("prior", "prior_std", "pi", "std1", "std2"),
     *("lr", "rho_lr_scale", "kl_warmup", "kl_warmup_power", "epochs"),
 )
+_QUICK_TRIALS = ("before", "gaussian-00", "scale-mixture-00")
 _QUICK: dict[str, Any] = {"epochs": 2, "limit": 2000, "batch_size": 32, "hidden": [20, 20]}
 
 
@@ -84,7 +85,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
     made = []
     for seed in seeds:
         for name, settings in _trials().items():
-            if quick and name[-2:].isdigit() and not name.endswith("00"):
+            if quick and name not in _QUICK_TRIALS:
                 continue
             config = {
                 "held_out": 500 if quick else _HELD_OUT,
@@ -123,21 +124,21 @@ def table(results: Sequence[Result]) -> str:
     """Return all trials by their averaged nll; the one that was chosen is in bold."""
     best = best_trial(results)
     lines = [
-        f"| {' | '.join(SEARCHED)} | error, averaged | mean weights | nll, averaged | "
+        f"| {' | '.join(_SEARCHED)} | error, averaged | mean weights | nll, averaged | "
         "75 / 90 / 95 % removed | free energy | untrained | derivative, worst group |",
-        "|---" * (len(SEARCHED) + 7) + "|",
+        "|---" * (len(_SEARCHED) + 7) + "|",
     ]
     for result in sorted(results, key=lambda result: result["metrics"]["averaged"]["nll"]):
         settings, metrics = result["config"]["settings"], result["metrics"]
         last, mixed = metrics["last"], metrics["averaged"]
         cells = [
-            *(_shown(settings.get(name, "")) for name in SEARCHED),
+            *(_shown(settings.get(name, "")) for name in _SEARCHED),
             f"{mixed['error']:.2f}",
             f"{metrics['mean_weights']['error']:.2f}",
             f"{mixed['nll']:.4f}",
             " / ".join(f"{of['error']:.2f}" for of in metrics["pruned"].values()),
-            *(f"{last[name]:.2f}" for name in ("free_energy", "free_energy_untrained")),
-            f"{last['std_residual_worst']:+.2f}",
+            *(_rounded(last[name], ".2f") for name in ("free_energy", "free_energy_untrained")),
+            _rounded(last["std_residual_worst"], "+.2f"),
         ]
         if result is best:
             cells = [f"**{cell}**" if cell else cell for cell in cells]
@@ -154,6 +155,10 @@ def table(results: Sequence[Result]) -> str:
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:g}"
+
+
+def _rounded(value: float | None, digits: str) -> str:
+    return "" if value is None else format(value, digits)
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
