@@ -87,7 +87,7 @@ def weight_densities(weights: Mapping[str, Tensor]) -> Figure:
     """Draw densities of the trained weights of several networks on one axis.
 
     As Blundell et al. 2015, figure 3. The density axis is logarithmic where the peaks differ by
-    more than a factor of 8, or where one is a spike, more than 10 times as high as the average.
+    more than a factor of 8, or where one is a spike, more than 20 times as high as the average.
 
     Args:
         weights: all weights of a network, shape (D,), by a name such as "Bayes by Backprop (mean)".
@@ -150,7 +150,7 @@ def _densities(densities: Mapping[str, Floats], bins: Floats) -> Figure:
     for (name, density), colour in zip(densities.items(), _cycle(len(densities)), strict=True):
         _outline(ax, bins, density, colour, name)
     peaks = [float(density.max()) for density in densities.values()]
-    spikes = [density.max() > 10.0 * density.mean() for density in densities.values()]
+    spikes = [density.max() > 20.0 * density.mean() for density in densities.values()]
     if max(peaks) > 8.0 * min(peaks) > 0.0 or any(spikes):
         ax.set_yscale("log")
         ax.set_ylim(bottom=1e-4 * max(peaks))
