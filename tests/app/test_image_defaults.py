@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -75,3 +76,9 @@ def test_the_unusual_settings_give_all_others(given: dict[str, Any]) -> None:
     unusual = config.unusual()
     assert RunConfig.of("mnist", **unusual) == config
     assert len(unusual) <= len(given) + 1, "the prior is named too"
+
+
+def test_settings_that_do_nothing_are_not_named() -> None:
+    """A baseline that was stored when the mixture of the settings was another one."""
+    stored = dataclasses.replace(RunConfig.of("mnist", baseline="sgd"), pi=0.75, std1=1.0)
+    assert stored.unusual() == {"baseline": "sgd"}

@@ -21,6 +21,7 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.random_network import as_tensor
+from bayesify.module.threads import one_thread_if_small
 from bayesify.noise.keys import Stream, seed_global_generators
 from bayesify.training import NonFiniteLossError
 from bayesify.training.backends import Backend, make_backend
@@ -227,7 +228,7 @@ class RewardModel:
         steps = run_steps(
             partial(step_of, self._backend), self._minibatches(count), lambda _: options
         )
-        with kept_generators():
+        with kept_generators(), one_thread_if_small(self.bnn, self.learning.batch_size):
             try:
                 for _ in steps:
                     pass

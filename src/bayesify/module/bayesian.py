@@ -20,6 +20,7 @@ from bayesify.module.inputs import Inputs
 from bayesify.module.pretrained import RelativeStd, prior_mean_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.sampling import SampledOutputs, run_in_batches
+from bayesify.module.threads import one_thread_if_small
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.prediction import Predictive
 
@@ -166,7 +167,8 @@ class BayesianModule(RandomNetwork):
                 batch_size=batch_size,
                 max_memory=max_memory,
             )
-            return reduction(SampledOutputs(self, inputs, key, num_samples, batching))
+            with one_thread_if_small(self, batching.batch_size * batching.group):
+                return reduction(SampledOutputs(self, inputs, key, num_samples, batching))
 
     @torch.no_grad()
     def predict_mean(
@@ -224,7 +226,8 @@ class BayesianModule(RandomNetwork):
                 max_memory=max_memory,
             )
             mean = self.posterior.masked_mean.clone()  # the network may edit its weights in place
-            return run_in_batches(self, mean, inputs, batching.batch_size)
+            with one_thread_if_small(self, batching.batch_size):
+                return run_in_batches(self, mean, inputs, batching.batch_size)
 
     def to_module(self) -> nn.Module:
         """Return an ordinary network of the original class with the mean weights as parameters.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -17,6 +19,8 @@ from bayesify.module.random_network import RandomNetwork, as_tensor
 from bayesify.noise.keys import NoiseKey
 
 __all__ = ["SampledOutputs", "run_in_batches"]
+
+_REFRESH_S = 0.2
 
 
 class SampledOutputs:
@@ -58,6 +62,9 @@ class SampledOutputs:
         return self._num_samples
 
     def __iter__(self) -> Iterator[Tensor]:
+        return _with_progress(self._outputs(), self._num_samples)
+
+    def _outputs(self) -> Iterator[Tensor]:
         draw = _weight_sampler(self._network.posterior)
         (batch_size, group), first = self._batching, 0
         while first < self._num_samples:
@@ -91,6 +98,26 @@ class SampledOutputs:
                 raise
             return None
         return outputs
+
+
+def _with_progress(outputs: Iterator[Tensor], total: int) -> Iterator[Tensor]:
+    """Yield the outputs; where they take over a second, count them on a terminal."""
+    terminal = sys.stderr
+    # Not where another program's display, such as a progress bar, has put itself in between.
+    is_direct = terminal is sys.__stderr__
+    is_shown = is_direct and terminal is not None and terminal.isatty()
+    begun = last = time.monotonic()
+    line = ""
+    try:
+        for number, each in enumerate(outputs):
+            now = time.monotonic()
+            if is_shown and now - begun > 1.0 and now - last > _REFRESH_S:
+                line, last = f"predict: {number} of {total} weight samples", now
+                print(f"\r{line}", end="", file=terminal, flush=True)
+            yield each
+    finally:
+        if line:
+            print(f"\r{' ' * len(line)}\r", end="", file=terminal, flush=True)
 
 
 def _weight_sampler(posterior: Posterior) -> Callable[[NoiseKey, range], Tensor]:

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map_only
 
 from bayesify.module.inputs import Inputs
+from bayesify.module.threads import one_thread_if_small
 from bayesify.training.backends import Noise, NonFiniteLossError
 from bayesify.training.checkpoint import (
     CHECKPOINT_NAME,
@@ -220,7 +221,11 @@ def run_epochs(
         if member.path is not None:
             member.path.parent.mkdir(parents=True, exist_ok=True)
         member.elbo.train()
-    with deferred_interrupt() as interrupt:
+    passes = sum(each.elbo.num_data * each.elbo.num_samples for each in members) / max(1, batches)
+    with (
+        one_thread_if_small(members[0].elbo.bnn, passes),
+        deferred_interrupt() as interrupt,
+    ):
         for epoch in range(start.epoch, epochs):
             started = time.perf_counter() - start.epoch_seconds
             last = epoch + 1 == epochs

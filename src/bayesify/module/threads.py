@@ -1,0 +1,65 @@
+"""One thread for the small passes that several threads make no faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+
+import torch
+from torch import nn
+
+from bayesify.module.random_network import RandomNetwork
+
+__all__ = ["one_thread_if_small"]
+
+# Multiply-adds of a pass; docs/benchmarks.md has the measurements. Below, two threads save a fifth
+# of the time of a step on an idle machine; where another program uses a core they wait for each
+# other in every operation, and take two to five times as long.
+_SMALL = 2**25
+
+
+@contextmanager
+def one_thread_if_small(network: RandomNetwork, num_passes: float) -> Iterator[None]:
+    """Use one thread within the block if each pass is small; restore the number afterwards.
+
+    Passes are small by the multiply-adds of a multilayer perceptron. Of other networks these are
+    not known, so that nothing is changed. Nor does the machine's load matter: the number of threads
+    can change the last bit of a result, and must be the same in every run.
+
+    Args:
+        network: the network.
+        num_passes: number of examples in a pass, times weight samples, times networks.
+
+    Example:
+        >>> from bayesify.distributions.posteriors import Delta
+        >>> network = RandomNetwork(nn.Linear(3, 2), posterior=Delta)
+        >>> with one_thread_if_small(network, num_passes=100):
+        ...     torch.get_num_threads()
+        1
+    """
+    before = torch.get_num_threads()
+    if before == 1 or num_passes * _num_weights(network) >= _SMALL or not _is_perceptron(network):
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _num_weights(network: RandomNetwork) -> int:
+    return network.layout.num_weights + sum(each.numel() for each in network.net.parameters())
+
+
+def _is_perceptron(network: RandomNetwork) -> bool:
+    """Whether all weights are on the CPU, and each matrix belongs to a linear layer."""
+    layout, net = network.layout, network.net
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    shapes |= {name: parameter.shape for name, parameter in net.named_parameters()}
+    return network.posterior.mean.device.type == "cpu" and all(
+        isinstance(net.get_submodule(name.rpartition(".")[0]), nn.Linear)
+        for name, shape in shapes.items()
+        if prod(shape) > max(shape, default=1)
+    )
