@@ -185,7 +185,8 @@ def restore_model(
         for name, tensor in bnn.state_dict(keep_vars=True).items():
             # A learned noise or an excluded parameter may have another dtype than the weights.
             if name in state:
-                tensor.data = tensor.data.to(state[name].dtype)
+                wide = tensor.dtype if name.startswith("posterior.") else state[name].dtype
+                tensor.data = tensor.data.to(torch.promote_types(wide, state[name].dtype))
         bnn.load_state_dict(state)
     except StorageError:
         raise

@@ -136,8 +136,7 @@ class RewardModel:
                 "GaussianLikelihood(), got CategoricalLikelihood, which is BayesianModule's default"
             )
         self.num_actions, self.learning = num_actions, learning
-        mean = self.bnn.posterior.mean
-        self._dtype, self._device = mean.dtype, mean.device
+        self._dtype, self._device = self.bnn.layout.dtype, self.bnn.posterior.mean.device
         self.buffer = ReplayBuffer(learning.buffer_size, dtype=self._dtype)
         temperature = learning.temperature
         if temperature is None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bayesify.distributions.precision import WideModule
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import (
     BernoulliPredictive,
@@ -23,7 +24,7 @@ from bayesify.prediction.bernoulli import check_labels
 __all__ = ["BernoulliLikelihood", "CategoricalLikelihood", "GaussianLikelihood", "Likelihood"]
 
 
-class Likelihood(nn.Module, ABC):
+class Likelihood(WideModule, ABC):
     """The distribution of a target given the network's output.
 
     Its own parameters, such as a learned noise, are point estimates that are trained with the

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.distributions.layout import ParameterLayout
+from bayesify.distributions.precision import WideModule
 from bayesify.distributions.softplus import inverse_softplus, log_softplus, softplus, softplus_ratio
 from bayesify.noise.keys import NoiseKey
 
@@ -33,12 +34,12 @@ class WeightDraw(NamedTuple):
     noise: Tensor
 
 
-class Posterior(nn.Module, ABC):
+class Posterior(WideModule, ABC):
     """A distribution over D weights whose samples are differentiable in its parameters.
 
     ``mask`` is None, or a mask of shape (D,) that is True for kept weights and False for pruned
     ones. A pruned weight is exactly zero in the mean and in every sample, whatever an optimiser
-    writes to the parameters.
+    writes to the parameters. These stay in float32 when a network is converted to half precision.
 
     Example:
         >>> q = MeanFieldGaussian.centred_on(torch.ones(2), init_std=0.5)

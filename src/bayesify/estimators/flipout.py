@@ -89,7 +89,7 @@ def _shared_noise(parameter: ParameterMoments, state: PassState) -> Tensor:
         assert parameter.std is not None
         mean = parameter.mean
         noise = state.noise.normals(mean.shape, mean.dtype, mean.device)
-        state.drawn[key] = parameter.std * noise
+        state.drawn[key] = (parameter.std * noise).to(mean.dtype)
     return state.drawn[key]
 
 

@@ -103,10 +103,12 @@ class PerExampleEstimator(Estimator):
                 f"{type(self).__name__} needs a MeanFieldGaussian posterior, got "
                 f"{type(posterior).__name__}; use WeightSampling()"
             )
-        means, spreads = posterior.moments_of(forward_pass.layout)
-        squared = posterior.gives_variances
+        layout, squared = forward_pass.layout, posterior.gives_variances
+        means, spreads = posterior.moments_of(layout)
         moments = {
-            name: ParameterMoments(means[name], spreads[name], name, squared) for name in means
+            # Spreads stay in the posterior's dtype, since half precision holds no small variance.
+            name: ParameterMoments(means[name].to(layout.dtype), spreads[name], name, squared)
+            for name in means
         }
         local = set(forward_pass.local_names())
         outputs = []

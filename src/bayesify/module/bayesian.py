@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesify.distributions.layout import Selector, abbreviate
 from bayesify.distributions.likelihoods import CategoricalLikelihood, Likelihood
 from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
+from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
@@ -118,6 +119,13 @@ class BayesianModule(RandomNetwork):
         if isinstance(self.posterior, Delta):
             weight_prior.log_prob(self.posterior.mean)  # raises TypeError if it needs a spread
         self.weight_prior, self._prior = weight_prior, prior
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        prior_mean = self.prior_mean
+        super()._apply(fn, recurse)
+        if prior_mean is not None:
+            self.prior_mean = widely(fn)(prior_mean)
+        return self
 
     @torch.no_grad()
     def predict(

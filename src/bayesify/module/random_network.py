@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import operator
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,8 @@ class RandomNetwork(nn.Module):
                     "the plain network, and select the random parameters with include and exclude"
                 )
         self.net = copy.deepcopy(net)
-        mean = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
+        initial = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
+        mean = initial.to(torch.promote_types(initial.dtype, torch.float32))
         self.posterior = posterior.centred_on(mean, init_std_of(init_std, mean))
         self.posterior.mask = stateless.non_padding_mask(self.net, self.layout, mean)
         self.estimator = WeightSampling() if estimator is None else estimator
@@ -117,8 +119,14 @@ class RandomNetwork(nn.Module):
 
     def run_with_named(self, tensors: Mapping[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
         """Run the network with one tensor for each random parameter, by its first name."""
-        given = {path: tensors[name] for name in tensors for path in self._paths[name]}
-        return stateless.run_with(self.net, given, args, kwargs)
+        return stateless.run_with(self.net, self.placed(tensors), args, kwargs)
+
+    def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors at each path of their parameters, in the dtype of the network."""
+        dtype = self.layout.dtype
+        # No call where nothing changes: an estimator would take it for a use of the parameter.
+        cast = {name: t if t.dtype == dtype else t.to(dtype) for name, t in tensors.items()}
+        return {path: cast[name] for name in cast for path in self._paths[name]}
 
     def sample_outputs(
         self,
@@ -221,7 +229,15 @@ class RandomNetwork(nn.Module):
 
     def _means(self) -> dict[str, Tensor]:
         # A copy, since a network may edit its weights in place, for instance by clamping them.
-        return self.layout.unflatten(self.posterior.masked_mean.detach().clone())
+        mean = self.posterior.masked_mean.detach()
+        return self.layout.unflatten(mean.to(self.layout.dtype, copy=True))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # The posterior keeps float32; the layout's dtype is that of the weights in the network.
+        weights = fn(torch.empty(0, dtype=self.layout.dtype, device=self.posterior.mean.device))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.layout = dataclasses.replace(self.layout, dtype=weights.dtype)
+        return self
 
 
 class SharedNoiseWarning(UserWarning):

@@ -95,7 +95,6 @@ class ReplicaBackend:
             f" ({detail})" if detail else ""
         )
         self._leaves = _leaves(first, leaf)
-        self._places = stateless.parameter_paths(first.net, first.layout)
         nets = [elbo.bnn.net for elbo in elbos]
         self._own = [_slots(net, "_parameters") for net in nets]
         self._rest = _stacked(self._own)
@@ -201,8 +200,8 @@ class ReplicaBackend:
             kwargs: Mapping[str, Any],
         ) -> Tensor:
             def forward(tensors: Mapping[str, Tensor]) -> Any:
-                given = {place: tensors[name] for name in tensors for place in self._places[name]}
-                return stateless.run_with(self._first.net, {**given, **others}, args, kwargs)
+                given = {**self._first.placed(tensors), **others}
+                return stateless.run_with(self._first.net, given, args, kwargs)
 
             if not means:
                 return as_tensor(forward(leaves))

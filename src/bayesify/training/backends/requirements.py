@@ -135,6 +135,7 @@ def signature(elbo: ELBO, optimizer: Optimizer | None = None) -> tuple[object, .
     return (
         *((t.data_ptr(), t.dtype, t.requires_grad) for t in tensors if t is not None),
         *(id(bnn.weight_prior), bnn.estimator, bnn.seed, elbo.kl, elbo.num_samples),
+        bnn.layout.dtype,
         *held,
     )
 
