@@ -63,6 +63,7 @@ class Silent(Callback):
     def on_epoch(self, *_: object) -> None: ...
 
 
+@pytest.mark.slow
 @loop_over("estimator", ESTIMATORS)
 def test_standard_deviations_train_as_in_float32(estimator: Estimator) -> None:
     """In bfloat16 a step of rho would be rounded away, and the std stay at .3."""
