@@ -19,8 +19,8 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, batches_of, check_rows
+from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
-from bayesify.module.random_network import as_tensor
 from bayesify.noise.keys import Stream, derived_seed, seed_global_generators
 from bayesify.prediction import Predictive
 from bayesify.training.minibatches import kept_generators
@@ -43,6 +43,7 @@ class MCDropout:
         net: a trained network with dropout layers: a ``BayesianModule`` with posterior ``Delta``,
             or any other module. It is not copied.
         likelihood: the likelihood of the outputs; None stands for that of the ``BayesianModule``.
+        output: as of ``BayesianModule``, whose own is taken where this is None.
         seed: the seed of the dropout masks, which also depend on the batch size.
 
     Raises:
@@ -60,8 +61,14 @@ class MCDropout:
     """
 
     def __init__(
-        self, net: nn.Module, likelihood: Likelihood | None = None, *, seed: int = 0
+        self,
+        net: nn.Module,
+        likelihood: Likelihood | None = None,
+        *,
+        output: Output | None = None,
+        seed: int = 0,
     ) -> None:
+        check_output(output)
         if not isinstance(net, nn.Module):
             raise TypeError(f"net must be an nn.Module, got {net!r}")
         if isinstance(net, BayesianModule) and not isinstance(net.posterior, Delta):
@@ -87,6 +94,9 @@ class MCDropout:
             )
         self.net = net
         self.likelihood = likelihood
+        self.output = output
+        if output is None and isinstance(net, BayesianModule):
+            self.output = net.output
         self.seed = seed
 
     @torch.no_grad()
@@ -124,6 +134,7 @@ class MCDropout:
             num_samples,
             batch_size or _BATCH_SIZE,
             self.seed if seed is None else seed,
+            self.output,
         )
         with kept_generators(), stateless.evaluation_mode(net):
             for module in _dropout_modules(net):
@@ -296,8 +307,9 @@ class _DropoutOutputs:
         num_samples: int,
         batch_size: int,
         seed: int,
+        output: Output | None,
     ) -> None:
-        self._run, self._inputs = run, inputs
+        self._run, self._inputs, self._output = run, inputs, output
         self._num_samples, self._batch_size, self._seed = num_samples, batch_size, seed
 
     def __len__(self) -> int:
@@ -310,7 +322,7 @@ class _DropoutOutputs:
             for args, kwargs in batches_of(self._inputs, self._batch_size):
                 # The fused kernel of transformer layers has no dropout.
                 with UnfusedAttention():
-                    part = as_tensor(self._run(*args, **kwargs))
+                    part = tensor_of(self._run(*args, **kwargs), self._output)
                 check_rows(part, len(next(iter((*args, *kwargs.values())))))
                 parts.append(part)
             yield parts[0].clone() if len(parts) == 1 else torch.cat(parts)

@@ -25,6 +25,7 @@ from bayesify.distributions.posteriors import Posterior
 from bayesify.distributions.priors import Prior
 from bayesify.estimators import Estimator
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.outputs import Output
 
 __all__ = [
     "StorageError",
@@ -76,6 +77,7 @@ def load(
     prior: Prior | None = None,
     estimator: Estimator | None = None,
     posterior: type[Posterior] | None = None,
+    output: Output | None = None,
 ) -> BayesianModule:
     """Load a Bayesian network from a file of :func:`save` or from a training checkpoint.
 
@@ -87,6 +89,7 @@ def load(
         estimator: the estimator, required if it is not a class of bayesify; it may replace the
             saved one.
         posterior: the class of the posterior, required if it is not a class of bayesify.
+        output: what of the network's result the likelihood sees, required if it was a function.
 
     Returns:
         The network as it was saved, on the CPU.
@@ -113,6 +116,7 @@ def load(
         prior=prior,
         estimator=estimator,
         posterior=posterior,
+        output=output,
     )
 
 
@@ -139,6 +143,8 @@ def model_meta(bnn: BayesianModule) -> dict[str, Any]:
         "estimator": _describe(bnn.estimator),
         "likelihood": {"type": _type_name(bnn.likelihood), **bnn.likelihood.config()},
         "seed": bnn.seed,
+        # A function cannot be stored, but that there was one can.
+        **({} if bnn.output is None else {"output": {"name": _output_name(bnn.output)}}),
     }
 
 
@@ -152,6 +158,7 @@ def restore_model(
     prior: Prior | None = None,
     estimator: Estimator | None = None,
     posterior: type[Posterior] | None = None,
+    output: Output | None = None,
 ) -> BayesianModule:
     """Restore a network from the results of :func:`model_tensors` and :func:`model_meta`.
 
@@ -174,6 +181,7 @@ def restore_model(
             prior_mean="initial" if _PRIOR_MEAN in tensors else None,
             include=[glob.escape(name) for name in names],
             exclude=(),
+            output=_output_of(meta) if output is None else output,
             seed=meta["seed"],
         )
         if list(bnn.layout.names) != list(names):
@@ -196,6 +204,26 @@ def restore_model(
             f"{source} does not describe a network that can be restored: {reason}"
         ) from error
     return bnn
+
+
+def _output_name(output: Output) -> str | None:
+    return output if isinstance(output, str) else None
+
+
+def _output_of(meta: Mapping[str, Any]) -> str | None:
+    """Return the name of the field of the network's result, if one was picked by name.
+
+    Raises:
+        ValueError: a function picked it.
+    """
+    if "output" not in meta:
+        return None
+    name: str | None = meta["output"]["name"]
+    if name is None:
+        raise ValueError(
+            "a function picked a tensor of the network's result; pass it to load(..., output=...)"
+        )
+    return name
 
 
 def _describe(component: Prior | Estimator) -> dict[str, Any]:

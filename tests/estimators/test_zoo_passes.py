@@ -212,7 +212,7 @@ def test_a_network_that_returns_a_dict(estimator: Estimator) -> None:
     assert set(bnn(*specimen.inputs)) == {"hidden", "logits"}
     elbo = ELBO(bnn, num_data=N, num_samples=2)
     for call in (lambda: elbo(specimen.inputs, TARGETS), lambda: bnn.predict(specimen.inputs, 2)):
-        with pytest.raises(TypeError, match=r"must return one tensor .* got dict; wrap it"):
+        with pytest.raises(TypeError, match=r"one tensor .* got dict with .*; pick it"):
             call()
 
 

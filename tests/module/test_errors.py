@@ -176,7 +176,7 @@ LIKELIHOODS: list[Row] = [
 ]
 PREDICTIVE: list[Row] = [
     (lambda: CategoricalPredictive.from_logits([]), ValueError, "at least one .*, got none"),
-    (lambda: CategoricalPredictive.from_logits([Y.float()]), ValueError, "(N, K), got (5,)"),
+    (lambda: CategoricalPredictive.from_logits([Y.float()]), ValueError, "(N, ..., K), got (5,)"),
     (lambda: categorical.quantile(0.5), TypeError, "no order.*use mean"),
     (lambda: categorical.interval(0.5), TypeError, "no order.*use mean"),
     (lambda: categorical.log_prob(Y[:, None]), ValueError, "shape (5,), got shape (5, 1)"),
@@ -212,8 +212,12 @@ MODULE: list[Row] = [
         "tensors whose first axis is N examples, got ndarray; use torch.as_tensor(x)",
     ),
     (lambda: bnn().predict(()), ValueError, "same number of examples .*got lengths []"),
-    (lambda: BayesianModule(Pair()).predict(X.float()), TypeError, "one tensor.*tuple; wrap it"),
-    (lambda: ELBO(BayesianModule(Pair()), num_data=5)(X.float(), Y), TypeError, "tuple; wrap it"),
+    (
+        lambda: BayesianModule(Pair()).predict(X.float()),
+        TypeError,
+        "one tensor.*tuple; pick it with .*result[0]",
+    ),
+    (lambda: ELBO(BayesianModule(Pair()), num_data=5)(X.float(), Y), TypeError, "tuple; pick it"),
 ]
 NETWORKS: list[Row] = [
     *(

@@ -20,7 +20,6 @@ from bayesify.distributions.likelihoods import CategoricalLikelihood, GaussianLi
 from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.random_network import as_tensor
 from bayesify.module.threads import one_thread_if_small
 from bayesify.noise.keys import Stream, seed_global_generators
 from bayesify.training import NonFiniteLossError
@@ -177,7 +176,7 @@ class RewardModel:
         inputs = torch.cat([contexts, self._actions], 1).to(self._device)
         with stateless.evaluation_mode(self.bnn.net):
             try:
-                outputs = [as_tensor(self.bnn.run_with(each, inputs)) for each in weights]
+                outputs = [self.bnn.tensor_of(self.bnn.run_with(each, inputs)) for each in weights]
             except RuntimeError as error:
                 if stateless.is_out_of_memory(error):
                     raise

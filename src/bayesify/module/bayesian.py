@@ -18,6 +18,7 @@ from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
 from bayesify.module.inputs import Inputs
+from bayesify.module.outputs import Output
 from bayesify.module.pretrained import RelativeStd, prior_mean_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.sampling import SampledOutputs, run_in_batches
@@ -50,6 +51,8 @@ class BayesianModule(RandomNetwork):
         include: name patterns and module types of the random parameters.
         exclude: name patterns and module types of deterministic parameters; None excludes the
             affine parameters of normalisation layers, and layer scales.
+        output: what of the network's result the likelihood sees, where that is not one tensor: the
+            name of a field, such as ``"logits"`` of Hugging Face's models, or a function.
         seed: the seed of all noise.
 
     Raises:
@@ -82,6 +85,7 @@ class BayesianModule(RandomNetwork):
         estimator: Estimator | None = None,
         include: Sequence[Selector] = ("*",),
         exclude: Sequence[Selector] | None = None,
+        output: Output | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(
@@ -91,6 +95,7 @@ class BayesianModule(RandomNetwork):
             estimator=estimator,
             include=include,
             exclude=exclude,
+            output=output,
             seed=seed,
         )
         if not isinstance(likelihood, Likelihood | None):

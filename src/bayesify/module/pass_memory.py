@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayesify.estimators import stateless
 from bayesify.module.inputs import Inputs, batches_of, check_rows, count_examples
-from bayesify.module.random_network import RandomNetwork, as_tensor
+from bayesify.module.random_network import RandomNetwork
 
 __all__ = ["PROBE_SIZE", "MemoryTracker", "PassMemory", "UnfusedAttention"]
 
@@ -209,7 +209,7 @@ class PassMemory(NamedTuple):
             args = tuple(value.clone() for value in args)
             kwargs = {name: value.clone() for name, value in kwargs.items()}
             with MemoryTracker() as tracker, UnfusedAttention():
-                result = as_tensor(network.run_with(weights, *args, **kwargs))
+                result = network.tensor_of(network.run_with(weights, *args, **kwargs))
             outputs = result.clone()
             del result
             # A network that stores tensors of a pass would store unusable vmap tensors.

@@ -19,6 +19,7 @@ from bayesify.distributions.posteriors import Delta, Posterior, WeightDraw
 from bayesify.estimators import Estimator, ForwardPass, WeightSampling, stateless
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
 from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pretrained import RelativeStd, init_std_of
 from bayesify.module.summary import ModuleSummary
 from bayesify.noise.keys import (
@@ -30,7 +31,7 @@ from bayesify.noise.keys import (
     read_counter,
 )
 
-__all__ = ["RandomNetwork", "SharedNoiseWarning", "as_tensor"]
+__all__ = ["RandomNetwork", "SharedNoiseWarning"]
 
 
 class RandomNetwork(nn.Module):
@@ -42,6 +43,7 @@ class RandomNetwork(nn.Module):
         net: the copy of the network, without its random parameters.
         layout: the layout of the random parameters.
         posterior: the distribution of the random parameters.
+        output: what of the network's result the likelihood sees, see :func:`tensor_of`.
 
     Example:
         >>> from bayesify.distributions.posteriors import Delta
@@ -59,9 +61,11 @@ class RandomNetwork(nn.Module):
         estimator: Estimator | None = None,
         include: Sequence[Selector] = ("*",),
         exclude: Sequence[Selector] | None = None,
+        output: Output | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_output(output)
         if not (isinstance(posterior, type) and issubclass(posterior, Posterior)):
             raise TypeError(
                 f"posterior must be a class such as MeanFieldGaussian or Delta, got {posterior!r}"
@@ -74,6 +78,7 @@ class RandomNetwork(nn.Module):
                     f"{repr(path) if path else 'it'} is one, whose KL would not be counted; pass "
                     "the plain network, and select the random parameters with include and exclude"
                 )
+        self.output = output
         self.net = copy.deepcopy(net)
         initial = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
         mean = initial.to(torch.promote_types(initial.dtype, torch.float32))
@@ -150,8 +155,16 @@ class RandomNetwork(nn.Module):
         args, kwargs = arguments_of(inputs)
         distribution = self.posterior if posterior is None else posterior
         results, draw = self._run_samples(args, kwargs, key, samples, distribution)
-        outputs = [as_tensor(result) for result in results]
+        outputs = [self.tensor_of(result) for result in results]
         return (outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)), draw
+
+    def tensor_of(self, result: object) -> Tensor:
+        """Return the tensor of the network's result that the likelihood sees.
+
+        Raises:
+            TypeError: it is not a tensor, or there is no such part.
+        """
+        return tensor_of(result, self.output)
 
     def summary(self, *args: Any, **kwargs: Any) -> ModuleSummary:
         """Summarise how noise is added to each random parameter, from one traced forward pass.
@@ -290,22 +303,3 @@ def _warn_of_shared_noise(network: RandomNetwork, counter: int) -> None:
             SharedNoiseWarning,
             stacklevel=5,
         )
-
-
-def as_tensor(output: object) -> Tensor:
-    """Return the output of a network if it is a single tensor, as likelihoods require.
-
-    Raises:
-        TypeError: it is not a tensor.
-
-    Example:
-        >>> as_tensor([1.0])
-        Traceback (most recent call last):
-        TypeError: the network must return one tensor for the likelihood, got list; ...
-    """
-    if not isinstance(output, Tensor):
-        raise TypeError(
-            "the network must return one tensor for the likelihood, got "
-            f"{type(output).__name__}; wrap it in a module that picks the tensor"
-        )
-    return output

@@ -15,7 +15,7 @@ from bayesify.estimators.stateless import is_out_of_memory
 from bayesify.module.batching import Batching
 from bayesify.module.inputs import Inputs, arguments_of, batches_of, check_rows, count_examples
 from bayesify.module.pass_memory import UnfusedAttention
-from bayesify.module.random_network import RandomNetwork, as_tensor
+from bayesify.module.random_network import RandomNetwork
 from bayesify.noise.keys import NoiseKey
 
 __all__ = ["SampledOutputs", "run_in_batches"]
@@ -88,7 +88,7 @@ class SampledOutputs:
         try:
             with UnfusedAttention():
                 outputs: Tensor = torch.vmap(
-                    lambda row: as_tensor(network.run_with(row, *args, **kwargs))
+                    lambda row: network.tensor_of(network.run_with(row, *args, **kwargs))
                 )(weights)
         except Exception as error:
             # The user's network may fail under vmap with any error; a loop then runs it without
@@ -150,7 +150,7 @@ def run_in_batches(
     num_examples, start = count_examples(inputs), 0
     outputs: Tensor | None = None
     for args, kwargs in batches_of(inputs, batch_size):
-        part = as_tensor(network.run_with(weights, *args, **kwargs))
+        part = network.tensor_of(network.run_with(weights, *args, **kwargs))
         if batch_size >= num_examples:
             return part.clone()  # neither a view of a larger tensor, nor one that the network holds
         stop = min(start + batch_size, num_examples)

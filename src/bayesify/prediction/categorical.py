@@ -24,6 +24,9 @@ __all__ = ["CategoricalPredictive"]
 class CategoricalPredictive(Predictive):
     """A distribution over K classes for each of N examples; create it with :meth:`from_logits`.
 
+    Where an example has a class in each of several positions, such as the tokens of a text, each
+    position has its distribution: (N, T, K) stands for (N, K) below, and (N, T) for (N,).
+
     Args:
         log_mean: logarithm of the averaged class probabilities, shape (N, K).
         expected_entropy: entropy averaged over the weight samples, in nats, shape (N,).
@@ -101,9 +104,9 @@ class CategoricalPredictive(Predictive):
         Raises:
             ValueError: the targets are not of shape (N,).
         """
-        if targets.shape != self.log_mean.shape[:1]:
+        if targets.shape != self.log_mean.shape[:-1]:
             raise ValueError(
-                f"targets must be class indices of shape {tuple(self.log_mean.shape[:1])}, got "
+                f"targets must be class indices of shape {tuple(self.log_mean.shape[:-1])}, got "
                 f"shape {tuple(targets.shape)}; nothing is broadcast"
             )
         return self.log_mean.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
@@ -130,6 +133,8 @@ class CategoricalPredictive(Predictive):
 
 def _log_probs(logits: SizedIterable) -> Iterator[Tensor]:
     for sample in logits:
-        if sample.dim() != 2:
-            raise ValueError(f"logits must have shape (N, K), got {tuple(sample.shape)}")
+        if sample.dim() < 2:
+            raise ValueError(
+                f"logits must have shape (N, K) or (N, ..., K), got {tuple(sample.shape)}"
+            )
         yield torch.log_softmax(sample, -1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
 from bayesify.training.convergence import ResidualMeter
 from bayesify.training.elbo import ELBO, ELBOTerms
-from bayesify.training.minibatches import Loader
+from bayesify.training.minibatches import Loader, pair_of
 
 __all__ = ["EpochMeter", "EpochRow", "History", "is_finite", "validation_row"]
 
@@ -124,7 +124,7 @@ def validation_row(elbo: ELBO, loader: Loader | None) -> EpochRow:
         return {"validation_error": None, "validation_nll": None}
     torch.clear_autocast_cache()
     bnn, count, error, nll = elbo.bnn, 0, 0.0, 0.0
-    for inputs, targets in loader:
+    for inputs, targets in map(pair_of, loader):
         outputs = bnn.mean_outputs(inputs)
         error += float(bnn.likelihood.error(outputs, targets)) * len(targets)
         nll -= float(bnn.likelihood.log_prob(outputs.unsqueeze(0), targets).sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -12,17 +12,21 @@ from torch import Tensor
 from bayesify.module.inputs import Inputs
 from bayesify.noise.keys import Stream, derived_seed, seed_global_generators
 
-__all__ = ["Loader", "kept_generators", "minibatches", "num_data_of"]
+__all__ = ["Loader", "kept_generators", "minibatches", "num_data_of", "pair_of"]
 
 
 class Loader(Protocol):
-    """An iterable of minibatches that can be iterated again, such as torch's DataLoader."""
+    """An iterable of minibatches that can be iterated again, such as torch's DataLoader.
+
+    A minibatch is a pair (inputs, targets), or a mapping with the targets under "labels", as
+    Hugging Face's collators make it.
+    """
 
     def __len__(self) -> int:
         """The number of minibatches."""
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch of pairs (inputs, targets)."""
+        """One epoch of minibatches."""
 
 
 def minibatches(
@@ -48,7 +52,30 @@ def minibatches(
             except StopIteration:
                 return
             if batch >= skip:
-                yield batch, pair
+                yield batch, pair_of(pair)
+
+
+def pair_of(minibatch: Any) -> tuple[Inputs, Tensor]:
+    """Return the inputs and the targets of what a loader yields.
+
+    Raises:
+        KeyError: a mapping has no "labels".
+
+    Example:
+        >>> inputs, targets = pair_of({"input_ids": torch.ones(2, 3), "labels": torch.zeros(2)})
+        >>> list(inputs), targets.shape
+        (['input_ids'], torch.Size([2]))
+    """
+    if not isinstance(minibatch, Mapping):
+        inputs, targets = minibatch
+        return inputs, targets
+    inputs = dict(minibatch)
+    if "labels" not in inputs:
+        raise KeyError(
+            'a minibatch that is a mapping must have the targets under "labels", got '
+            f"{', '.join(map(str, inputs))}"
+        )
+    return inputs, inputs.pop("labels")
 
 
 def num_data_of(loader: Loader) -> set[int]:

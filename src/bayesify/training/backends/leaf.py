@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.module.inputs import Inputs, arguments_of
-from bayesify.module.random_network import as_tensor
 from bayesify.noise.keys import NoiseKey, NoiseKind, Stream
 from bayesify.noise.threefry import counter_key
 from bayesify.training.backends.backend import Noise, require_finite
@@ -267,7 +266,7 @@ class Leaves:
         bnn = self._elbo.bnn
         if self._stand_in is None:
             args, kwargs = arguments_of(inputs)
-            return as_tensor(bnn.run_with_named(self._first, *args, **kwargs)).unsqueeze(0)
+            return bnn.tensor_of(bnn.run_with_named(self._first, *args, **kwargs)).unsqueeze(0)
         key = NoiseKey(bnn.seed, Stream.TRAINING, self._elbo.step)
         if self._kernel is not None:
             key = _CounterKey(key.seed, key.stream, key.step, self._kernel)

@@ -14,7 +14,6 @@ from bayesify.distributions.posteriors import WeightDraw
 from bayesify.estimators import ForwardPass, stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of
-from bayesify.module.random_network import as_tensor
 from bayesify.noise.keys import NoiseKey, NoiseKind, Stream
 from bayesify.noise.threefry import counter_key
 from bayesify.training.backends.backend import (
@@ -204,7 +203,7 @@ class ReplicaBackend:
                 return stateless.run_with(self._first.net, given, args, kwargs)
 
             if not means:
-                return as_tensor(forward(leaves))
+                return self._first.tensor_of(forward(leaves))
             key = _DrawnKey(0, Stream.TRAINING, 0, noise)
             return self._run_estimator(forward, names, key, means, leaves, args, kwargs)
 
@@ -237,7 +236,7 @@ class ReplicaBackend:
             on_unexpected_use=_raise_unforeseen,
         )
         outputs, _ = bnn.estimator.run(call, posterior, key, range(1))
-        return as_tensor(outputs[0])
+        return self._first.tensor_of(outputs[0])
 
     def _draw_noise(
         self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -412,7 +411,7 @@ def _likeness(bnn: BayesianModule) -> tuple[object, ...]:
     mean = bnn.posterior.mean
     kind = type(bnn.weight_prior), type(bnn.likelihood)
     return (
-        *(bnn.layout, str(bnn.net), _settings(bnn.net), bnn.estimator),
+        *(bnn.layout, str(bnn.net), _settings(bnn.net), bnn.estimator, bnn.output),
         *(mean.dtype, mean.device, *kind),
     )
 
