@@ -38,11 +38,11 @@ LIBRARY = (
     "bandits",
     ROOT,
 )
-APPLICATION = ("tabular", "sklearn", "app")
+APPLICATION = ("tabular", "sklearn", "integrations", "app")
 PAPERS = ("reproduce",)
 PACKAGES = (*LIBRARY, *APPLICATION, *PAPERS)
 
-MAX_ENTRIES = 17
+MAX_ENTRIES = 18
 
 
 @cache
@@ -159,7 +159,7 @@ def test_modules_say_what_they_are() -> None:
         assert not RIDDLE.match(first), f"{name} opens with a riddle: {first!r}"
 
 
-HEAVY = ("matplotlib", "typer", "rich", "pandas", "sklearn", "torchmetrics")
+HEAVY = ("matplotlib", "typer", "rich", "pandas", "sklearn", "torchmetrics", "transformers")
 PROBE = """
 import json, random, sys
 import numpy, torch

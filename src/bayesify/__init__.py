@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from bayesify.io import load, save
     from bayesify.module.bayesian import BayesianModule
+    from bayesify.module.outputs import MissingKLWarning
     from bayesify.module.pretrained import RelativeStd, last_layer
     from bayesify.module.random_network import SharedNoiseWarning
     from bayesify.prediction import Predictive
@@ -78,6 +79,7 @@ _MODULES = {
     "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
     "io": ("load", "save"),
     "module.bayesian": ("BayesianModule",),
+    "module.outputs": ("MissingKLWarning",),
     "module.pretrained": ("RelativeStd", "last_layer"),
     "module.random_network": ("SharedNoiseWarning",),
     "prediction": ("Predictive",),
@@ -93,6 +95,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "BayesianModule",
     "ParameterLayout",
     "SharedNoiseWarning",
+    "MissingKLWarning",
     "last_layer",
     "RelativeStd",
     # likelihoods

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -257,3 +258,35 @@ def test_a_table_of_one_target_is_no_mapping() -> None:
     loader = TensorLoader(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), batch_size=2)
     [row] = bf.fit(bf.ELBO(bf.BayesianModule(nn.Linear(3, 2)), num_data=4), loader, epochs=1)
     assert row["nll"] > 0.0
+
+
+# ---- a loss of the network's own ----------------------------------------------------------------
+
+
+class WithLoss(Tagger):
+    """Computes a loss of its own from labels, as Hugging Face's models do."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> ModelOutput:
+        made = super().forward(input_ids, attention_mask)
+        if labels is not None:
+            made["loss"] = F.cross_entropy(made.logits.flatten(0, -2), labels.flatten())
+        return made
+
+
+def test_a_loss_without_the_kl_is_warned_of() -> None:
+    inputs, targets = tokens()
+    bnn = bf.BayesianModule(
+        WithLoss(), output="logits", likelihood=bf.CategoricalLikelihood(PADDING)
+    )
+    with pytest.warns(bf.MissingKLWarning, match=r"train bayesify.ELBO\(bnn, num_data=N\)"):
+        bnn(**inputs, labels=targets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bnn(**inputs)
+        bf.ELBO(bnn, num_data=N)(inputs, targets).loss.backward()
+        bnn.predict(inputs, 2)
+        with torch.no_grad():
+            bnn(**inputs, labels=targets)
+        bnn.eval()(**inputs, labels=targets)

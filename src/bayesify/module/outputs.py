@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
-__all__ = ["Output", "check_output", "tensor_of"]
+__all__ = ["MissingKLWarning", "Output", "check_output", "tensor_of", "warn_of_own_loss"]
 
 #: The name of a field, such as ``"logits"``, or a function of the result.
 Output: TypeAlias = str | Callable[[Any], Tensor]
@@ -70,3 +71,40 @@ def tensor_of(result: object, output: Output | None = None) -> Tensor:
         f"the network must return one tensor for the likelihood, got {got}{listed}; pick it with "
         f"BayesianModule(..., output={example})"
     )
+
+
+class MissingKLWarning(UserWarning):
+    """A network in training returned a loss of its own, in which the KL is missing.
+
+    Example:
+        >>> import torch
+        >>> from bayesify import BayesianModule
+        >>> class Labelled(torch.nn.Linear):
+        ...     def forward(self, x, labels):
+        ...         return {"loss": (super().forward(x) - labels).square().mean()}
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     _ = BayesianModule(Labelled(3, 1))(torch.zeros(2, 3), torch.zeros(2, 1))
+        >>> str(caught[0].message)[:42]
+        "the network's own loss lacks the KL: train"
+    """
+
+
+def warn_of_own_loss(result: object) -> None:
+    """Warn if a network's result has a loss that can be differentiated.
+
+    Raises:
+        MissingKLWarning: it has, and warnings are errors.
+
+    Example:
+        >>> warn_of_own_loss({"logits": 1.0})
+    """
+    found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    if isinstance(found, Tensor) and found.requires_grad:
+        warnings.warn(
+            "the network's own loss lacks the KL: train bayesify.ELBO(bnn, num_data=N), which "
+            "takes the targets itself, without passing them to the network; with "
+            "Hugging Face's Trainer use bayesify.integrations.transformers.ELBOTrainer",
+            MissingKLWarning,
+            stacklevel=5,
+        )

@@ -19,7 +19,7 @@ from bayesify.distributions.posteriors import Delta, Posterior, WeightDraw
 from bayesify.estimators import Estimator, ForwardPass, WeightSampling, stateless
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
 from bayesify.module.inputs import Inputs, arguments_of
-from bayesify.module.outputs import Output, check_output, tensor_of
+from bayesify.module.outputs import Output, check_output, tensor_of, warn_of_own_loss
 from bayesify.module.pretrained import RelativeStd, init_std_of
 from bayesify.module.summary import ModuleSummary
 from bayesify.noise.keys import (
@@ -108,6 +108,7 @@ class RandomNetwork(nn.Module):
 
         Warns:
             SharedNoiseWarning: two networks with one seed are run in turn.
+            MissingKLWarning: the network is in training and returns a loss of its own.
         """
         counter = read_counter(self._calls)
         if isinstance(counter, int) and not isinstance(self.posterior, Delta):
@@ -116,6 +117,8 @@ class RandomNetwork(nn.Module):
         increment_counter(self._calls)
         rank = process_rank()
         outputs, _ = self._run_samples(args, kwargs, key, range(rank, rank + 1), self.posterior)
+        if self.training and not torch.compiler.is_compiling():
+            warn_of_own_loss(outputs[0])
         return outputs[0]
 
     def run_with(self, weights: Tensor, /, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,10 @@ from torch.optim import Optimizer
 
 from bayesify.training.elbo import ELBO
 
-__all__ = ["OptimizerFactory", "group_of", "make_optimizer", "parameter_groups"]
+__all__ = [
+    *("OptimizerFactory", "check_decay", "group_of", "make_optimizer", "parameter_groups"),
+    "separate_rho",
+]
 
 #: A function of parameter groups that builds an optimiser, such as torch's optimiser classes.
 OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
@@ -86,12 +89,12 @@ def make_optimizer(
                 "rho_lr_scale needs fit to make the optimiser: pass a function of parameter "
                 "groups, such as functools.partial(torch.optim.Adam, lr=1e-3), not an optimiser"
             )
-        _check_decay(elbo, optimizer)
+        check_decay(elbo, optimizer)
         return optimizer
     groups = parameter_groups(elbo)
     # fused: one pass over the flat vectors a step.
     made = torch.optim.Adam(groups, lr=1e-3, fused=True) if optimizer is None else optimizer(groups)
-    _check_decay(elbo, made)
+    check_decay(elbo, made)
     if rho_lr_scale != 1.0:
         rho = getattr(elbo.bnn.posterior, "rho", None)
         group = [g for g in made.param_groups if len(g["params"]) == 1 and g["params"][0] is rho]
@@ -104,7 +107,44 @@ def make_optimizer(
     return made
 
 
-def _check_decay(elbo: ELBO, optimizer: Optimizer) -> None:
+def separate_rho(optimizer: Optimizer, elbo: ELBO, lr_scale: float = 1.0) -> None:
+    """Move rho to a parameter group of its own, the last one, without weight decay.
+
+    Args:
+        optimizer: holds the parameters of the objective; its schedule does not exist yet.
+        elbo: the objective. Without standard deviations nothing is changed.
+        lr_scale: learning rate of rho as a multiple of its group's.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=1)
+        >>> adam = torch.optim.AdamW(elbo.parameters(), lr=0.5)
+        >>> separate_rho(adam, elbo, lr_scale=2.0)
+        >>> [(len(g["params"]), g["lr"], g["weight_decay"]) for g in adam.param_groups]
+        [(1, 0.5, 0.01), (1, 1.0, 0.0)]
+    """
+    rho = getattr(elbo.bnn.posterior, "rho", None)
+    group = None if rho is None else group_of(optimizer, rho)
+    if group is None:
+        return
+    group["params"] = [each for each in group["params"] if each is not rho]
+    own = {**group, "params": [rho], "weight_decay": 0.0, "lr": group["lr"] * lr_scale}
+    optimizer.add_param_group(own)
+
+
+def check_decay(elbo: ELBO, optimizer: Optimizer) -> None:
+    """Check that an optimiser has no weight decay for rho.
+
+    Raises:
+        ValueError: it has.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=1)
+        >>> check_decay(elbo, torch.optim.AdamW(elbo.parameters()))
+        Traceback (most recent call last):
+        ValueError: weight decay of rho must be 0, got 0.01: it would pull each standard ...
+    """
     rho = getattr(elbo.bnn.posterior, "rho", None)
     group = None if rho is None else group_of(optimizer, rho)
     decay = 0.0 if group is None else group.get("weight_decay", 0.0)

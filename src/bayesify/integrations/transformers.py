@@ -1,0 +1,187 @@
+"""Hugging Face's Trainer for the ELBO; needs the extra ``transformers``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import Trainer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from bayesify.distributions.likelihoods import CategoricalLikelihood
+from bayesify.module.inputs import Inputs
+from bayesify.prediction import CategoricalPredictive
+from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.minibatches import pair_of
+from bayesify.training.optimizers import check_decay, separate_rho
+from bayesify.training.schedules import KLWarmup
+
+__all__ = ["ELBOTrainer"]
+
+
+class ELBOTrainer(Trainer):  # type: ignore[misc]
+    """A ``transformers.Trainer`` whose model is an :class:`~bayesify.ELBO`.
+
+    Batches are mappings with the targets under "labels", which the network itself does not see. The
+    loss is that of the ELBO in nats per example, and N counts examples: not tokens, nor those that
+    gradient accumulation adds up. A causal language model is trained on the next token, as
+    Hugging Face's own. ``eval_loss`` is the nll, without the KL.
+
+    The noise is a function of the network's seed and of the number of minibatches, which
+    checkpoints hold, so that a resumed run draws what an uninterrupted one would. After training,
+    ``bayesify.save(trainer.model.bnn, path)`` writes the network.
+
+    Args:
+        model: the objective, whose ``num_data`` is the length of ``train_dataset``.
+        args: ``transformers.TrainingArguments``; its weight decay does not apply to rho.
+        kl_warmup_epochs: epochs over which the KL's weight rises from 0 to 1, see ``bayesify.fit``.
+        kl_warmup_power: the power of a straight line in which it rises.
+        rho_lr_scale: learning rate of rho as a multiple of the others'.
+        eval_samples: weight samples whose predictions an evaluation averages; 0 evaluates the mean
+            weights.
+        others: the arguments of ``Trainer``.
+
+    Raises:
+        TypeError: the model is not an ELBO.
+        ValueError: an argument is out of its range; ``num_data`` is not the length of
+            ``train_dataset``; an optimiser decays rho; or a language model's likelihood ignores no
+            target, where the last token has none.
+
+    Example:
+        >>> import bayesify as bf
+        >>> ELBOTrainer(bf.BayesianModule(nn.Linear(3, 2)))
+        Traceback (most recent call last):
+        TypeError: the model must be an ELBO, got BayesianModule; pass ELBO(bnn, num_data=N), ...
+    """
+
+    # The mean over a minibatch: the Trainer divides it by the number of accumulated minibatches.
+    loss_is_scaled_for_ga = False
+
+    def __init__(
+        self,
+        model: ELBO,
+        args: Any = None,
+        *,
+        kl_warmup_epochs: float = 0.0,
+        kl_warmup_power: float = 1.0,
+        rho_lr_scale: float = 1.0,
+        eval_samples: int = 0,
+        **others: Any,
+    ) -> None:
+        if not isinstance(model, ELBO):
+            raise TypeError(
+                f"the model must be an ELBO, got {type(model).__name__}; pass "
+                "ELBO(bnn, num_data=N), since a loss of the network's own lacks the KL"
+            )
+        if eval_samples < 0:
+            raise ValueError(f"eval_samples must be at least 0, got {eval_samples}")
+        self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
+        self._rho_lr_scale, self._eval_samples = rho_lr_scale, eval_samples
+        self._elbo = model
+        self._shifted_by = _ignored_target(model)
+        _check_num_data(model, others.get("train_dataset"))
+        super().__init__(model, args, **others)
+        if self.optimizer is not None:
+            check_decay(model, self.optimizer)
+        # The network's arguments, of which Trainer keeps the columns of the data.
+        names = list(inspect.signature(model.bnn.net.forward).parameters)
+        self._signature_columns = [*names, *self.label_names, "label", "label_ids"]
+        self.can_return_loss = True
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """Create the Trainer's optimiser, with rho in a group of its own and without decay."""
+        if self.optimizer is None:
+            made: Optimizer = super().create_optimizer(model)
+            separate_rho(made, self._elbo, self._rho_lr_scale)
+        optimizer: Optimizer = self.optimizer
+        return optimizer
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,  # noqa: ARG002
+    ) -> Any:
+        """Return the loss in nats per example, and the outputs of the first weight sample."""
+        network_inputs, targets = self._pair_of(inputs)
+        terms: ELBOTerms = model(network_inputs, targets, kl_scale=self._kl_scale())
+        return (terms.loss, {"logits": terms.outputs[0]}) if return_outputs else terms.loss
+
+    def prediction_step(
+        self,
+        model: nn.Module,  # noqa: ARG002
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return nll in nats per example, outputs and targets, of the mean weights or averaged.
+
+        Averaged outputs of classes are log probabilities; of numbers, means.
+        """
+        inputs = self._prepare_inputs(inputs)
+        has_targets = inputs.get("labels") is not None
+        targets = None
+        if has_targets:
+            network_inputs, targets = self._pair_of(inputs)
+        else:
+            network_inputs = {name: each for name, each in inputs.items() if name != "labels"}
+        with torch.no_grad(), self.compute_loss_context_manager():
+            outputs, loss = self._evaluated(network_inputs, targets)
+        return (loss, None, None) if prediction_loss_only else (loss, outputs, targets)
+
+    def _evaluated(self, inputs: Inputs, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return outputs, and their nll in nats per example where there are targets."""
+        bnn, is_averaged = self._elbo.bnn, self._eval_samples > 0
+        p = bnn.predict(inputs, self._eval_samples) if is_averaged else None
+        if p is not None and not isinstance(p, CategoricalPredictive):
+            return p.mean, None if targets is None else -p.log_prob(targets).mean()
+        # Averaged log probabilities are logits too, whose positions may be without a class.
+        outputs = bnn.mean_outputs(inputs) if p is None else p.log_mean
+        return outputs, None if targets is None else self._elbo.nll(outputs.unsqueeze(0), targets)
+
+    def _pair_of(self, inputs: Mapping[str, Any]) -> tuple[Inputs, Tensor]:
+        network_inputs, targets = pair_of(inputs)
+        if not network_inputs:
+            raise ValueError(
+                "a batch must have inputs beside its labels, got none; add "
+                "remove_unused_columns=False to the TrainingArguments"
+            )
+        if self._shifted_by is not None:  # each position predicts the next
+            last = targets.new_full((len(targets), 1), self._shifted_by)
+            targets = torch.cat([targets[:, 1:], last], 1)
+        return network_inputs, targets
+
+    def _kl_scale(self) -> float:
+        state = self.state
+        if not self._warmup.epochs or not state.max_steps:
+            return 1.0
+        steps = state.max_steps / max(1, state.num_train_epochs)
+        return self._warmup.scale(state.global_step, round(steps))
+
+
+def _ignored_target(elbo: ELBO) -> int | None:
+    """Return the target of a language model's last token, or None for other networks."""
+    if type(elbo.bnn.net).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return None
+    likelihood = elbo.bnn.likelihood
+    ignored = likelihood.ignore_index if isinstance(likelihood, CategoricalLikelihood) else None
+    if ignored is None:
+        raise ValueError(
+            "the likelihood of a causal language model must ignore the last token, which has no "
+            "next one; pass likelihood=CategoricalLikelihood(ignore_index=-100)"
+        )
+    return ignored
+
+
+def _check_num_data(elbo: ELBO, dataset: object) -> None:
+    length = len(dataset) if hasattr(dataset, "__len__") else None
+    if length is not None and length != elbo.num_data:
+        raise ValueError(
+            f"the objective's num_data must be the number of training data, {length}, got "
+            f"{elbo.num_data}; the KL would be weighted wrongly"
+        )

@@ -1,0 +1,260 @@
+"""Hugging Face's Trainer for the ELBO, against ``fit`` and against its own silent errors."""
+
+from __future__ import annotations
+
+import copy
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from torch.optim import AdamW
+
+import bayesify as bf
+from bayesify.integrations.transformers import ELBOTrainer
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+N, T, K = 16, 5, 3
+SIZES = {
+    **{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"intermediate_size": 8, "vocab_size": 11, "num_labels": K},
+}
+
+
+class Texts(torch.utils.data.Dataset):
+    """Texts with a class each, or with one for each token."""
+
+    def __init__(self, by_token: bool = False) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.ids = torch.randint(11, (N, T), generator=generator)
+        self.labels = self.ids % K if by_token else self.ids[:, 0] % K
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = self.ids[index]
+        mask = torch.ones(T, dtype=torch.long)
+        return {
+            **{"input_ids": ids, "attention_mask": mask},
+            **{"labels": self.labels[index], "unused": torch.zeros(1)},
+        }
+
+
+def classifier(**options: Any) -> bf.ELBO:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        **SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    net = transformers.BertForSequenceClassification(config)
+    return bf.ELBO(bf.BayesianModule(net, output="logits", **options), num_data=N)
+
+
+def arguments(folder: Path, **changes: Any) -> Any:
+    settings = {
+        **{"output_dir": str(folder), "num_train_epochs": 2, "learning_rate": 1e-2},
+        **{"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4},
+        **{"lr_scheduler_type": "constant", "max_grad_norm": 0.0, "optim": "adamw_torch"},
+        **{"train_sampling_strategy": "sequential", "save_strategy": "no", "report_to": "none"},
+        **{"disable_tqdm": True, "logging_steps": 1, "use_cpu": True},
+        **{"dataloader_pin_memory": False},
+    }
+    return transformers.TrainingArguments(**{**settings, **changes})
+
+
+def trained(folder: Path, elbo: bf.ELBO | None = None, **changes: Any) -> ELBOTrainer:
+    options = {
+        name: changes.pop(name)
+        for name in ("kl_warmup_epochs", "kl_warmup_power", "rho_lr_scale", "eval_samples")
+        if name in changes
+    }
+    elbo = classifier() if elbo is None else elbo
+    trainer = ELBOTrainer(
+        elbo, arguments(folder, **changes), train_dataset=Texts(), eval_dataset=Texts(), **options
+    )
+    trainer.train()
+    return trainer
+
+
+class Batches:
+    """The same minibatches for ``fit``."""
+
+    def __init__(self, size: int = 4) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return N // self.size
+
+    def __iter__(self) -> Any:
+        data = Texts()
+        for start in range(0, N, self.size):
+            part = slice(start, start + self.size)
+            mask = torch.ones(self.size, T, dtype=torch.long)
+            batch = {"input_ids": data.ids[part], "attention_mask": mask}
+            yield {**batch, "labels": data.labels[part]}
+
+
+@pytest.mark.parametrize("warmup", [{}, {"kl_warmup_epochs": 1.5, "kl_warmup_power": 2.0}])
+def test_the_weights_are_those_of_fit(warmup: dict[str, float], tmp_path: Path) -> None:
+    trainer = trained(tmp_path, **warmup, rho_lr_scale=3.0)
+    alone = classifier()
+    optimizer = partial(AdamW, lr=1e-2, weight_decay=0.0)
+    options: dict[str, Any] = {"backend": "autograd", "rho_lr_scale": 3.0, **warmup}
+    bf.fit(alone, Batches(), epochs=2, optimizer=optimizer, **options)
+    found = trainer.model.bnn.posterior
+    torch.testing.assert_close(found.mean, alone.bnn.posterior.mean)
+    torch.testing.assert_close(found.rho, alone.bnn.posterior.rho)
+    other = classifier()
+    bf.fit(other, Batches(), epochs=2, optimizer=optimizer, backend="autograd")
+    assert not torch.allclose(found.rho, other.bnn.posterior.rho), "the options do something"
+
+
+def test_the_loss_is_that_of_the_elbo(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, max_steps=1)
+    [inputs] = [batch for index, batch in enumerate(Batches()) if index == 0]
+    targets = inputs.pop("labels")
+    expected = classifier()(inputs, targets)
+    logged = next(row["loss"] for row in trainer.state.log_history if "loss" in row)
+    assert logged == pytest.approx(float(expected.loss.detach()), rel=1e-4)
+    assert logged > 5.0 * float(expected.nll.detach()), "the KL is in it"
+
+
+def test_accumulated_minibatches_are_averaged(tmp_path: Path) -> None:
+    """The gradients of two halves, each with noise of its own, and the KL once."""
+    trainer = trained(
+        tmp_path, max_steps=1, gradient_accumulation_steps=2, optim="sgd", learning_rate=0.1
+    )
+    alone = classifier()
+    for index, inputs in enumerate(Batches()):
+        if index < 2:
+            targets = inputs.pop("labels")
+            (0.5 * alone(inputs, targets).loss).backward()
+    torch.optim.SGD(bf.parameter_groups(alone), lr=0.1).step()
+    found = trainer.model.bnn.posterior
+    torch.testing.assert_close(found.mean, alone.bnn.posterior.mean)
+    torch.testing.assert_close(found.rho, alone.bnn.posterior.rho)
+
+
+def test_weight_decay_leaves_rho_alone(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, weight_decay=0.1, max_steps=1)
+    rho = trainer.model.bnn.posterior.rho
+    groups = {id(p): group for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert groups[id(rho)]["weight_decay"] == 0.0
+    assert groups[id(trainer.model.bnn.posterior.mean)]["weight_decay"] == 0.1
+    assert len(groups) == len(list(trainer.model.parameters()))
+    decaying = AdamW(trainer.model.parameters())
+    with pytest.raises(ValueError, match="weight decay of rho must be 0"):
+        ELBOTrainer(trainer.model, arguments(tmp_path), optimizers=(decaying, None))
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole = trained(tmp_path / "whole", save_strategy="steps", save_steps=3)
+    again = ELBOTrainer(
+        classifier(),
+        arguments(tmp_path / "again", save_strategy="no"),
+        train_dataset=Texts(),
+    )
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert again.model.step == whole.model.step == 8
+    for name in ("mean", "rho"):
+        ours = getattr(again.model.bnn.posterior, name)
+        assert torch.equal(ours, getattr(whole.model.bnn.posterior, name))
+
+
+@pytest.mark.parametrize("samples", [0, 5])
+def test_an_evaluation_is_the_nll(samples: int, tmp_path: Path) -> None:
+    trainer = trained(tmp_path, eval_samples=samples)
+    bnn, data = trainer.model.bnn, Texts()
+    inputs = {"input_ids": data.ids, "attention_mask": torch.ones(N, T, dtype=torch.long)}
+    p = bnn.predict(inputs, samples) if samples else bnn.predict_mean(inputs)
+    expected = -float(p.log_prob(data.labels).mean())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-4)
+    found = trainer.predict(Texts())
+    logits = torch.as_tensor(found.predictions)
+    torch.testing.assert_close(logits.log_softmax(-1), p.log_mean, rtol=1e-4, atol=1e-5)
+    assert torch.equal(torch.as_tensor(found.label_ids), data.labels)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_language_model_learns_the_next_token(accumulated: int, tmp_path: Path) -> None:
+    config = transformers.GPT2Config(
+        n_embd=8, n_layer=1, n_head=2, vocab_size=11, bos_token_id=0, eos_token_id=0
+    )
+    torch.manual_seed(0)
+    net = transformers.GPT2LMHeadModel(config).eval()
+    bnn = bf.BayesianModule(
+        net, output="logits", likelihood=bf.CategoricalLikelihood(ignore_index=-100)
+    )
+    data = Texts(by_token=True)
+    data.labels = data.ids
+    trainer = ELBOTrainer(
+        bf.ELBO(bnn, num_data=N),
+        arguments(tmp_path, gradient_accumulation_steps=accumulated),
+        train_dataset=data,
+        eval_dataset=data,
+    )
+    with torch.no_grad():
+        own = float(net(data.ids, labels=data.ids).loss)
+    # The network's own loss is averaged over the tokens that have a next one.
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(own * (T - 1), rel=1e-4)
+    trainer.train()
+    with pytest.raises(ValueError, match=r"must ignore the last token.*ignore_index=-100"):
+        ELBOTrainer(bf.ELBO(bf.BayesianModule(net, output="logits"), num_data=N))
+
+
+def test_the_trainer_around_the_network_is_warned_of(tmp_path: Path) -> None:
+    """Without the ELBO the Trainer trains on the network's own loss, which lacks the KL."""
+    bnn = classifier().bnn
+    args = arguments(tmp_path, remove_unused_columns=False, max_steps=1)
+    data = [
+        {name: each for name, each in row.items() if name != "unused"}
+        for row in (Texts()[index] for index in range(N))
+    ]
+    plain = transformers.Trainer(bnn, args, train_dataset=data)
+    with pytest.warns(bf.MissingKLWarning, match="ELBOTrainer"):
+        plain.train()
+    with pytest.raises(TypeError, match=r"must be an ELBO, got BayesianModule; pass ELBO"):
+        ELBOTrainer(bnn, args)
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    classifier().bnn.to_module().save_pretrained(tmp_path / "tiny")
+    data = Texts()
+    ids, mask = data.ids, torch.ones(N, T, dtype=torch.long)
+    names: dict[str, Any] = {
+        **{"name": str(tmp_path / "tiny"), "dataset": data, "loader": Batches(), "ids": ids},
+        **{"mask": mask, "training_arguments": arguments(tmp_path / "run")},
+    }
+    page = (Path(__file__).parents[2] / "docs" / "hugging-face.md").read_text()
+    for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(snippet, names)
+    assert names["bnn"].layout.names == ("classifier.weight", "classifier.bias")
+    assert names["p"].mean.shape == (N, K)
+    again = bf.load("model.safetensors", names["net"])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    assert torch.equal(again.predict(inputs, 3).mean, names["bnn"].predict(inputs, 3).mean)
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    elbo = classifier()
+    wrong = copy.deepcopy(elbo)
+    wrong.num_data = 7
+    with pytest.raises(ValueError, match="number of training data, 16, got 7"):
+        ELBOTrainer(wrong, arguments(tmp_path), train_dataset=Texts())
+    with pytest.raises(ValueError, match="eval_samples must be at least 0, got -1"):
+        ELBOTrainer(elbo, arguments(tmp_path), eval_samples=-1)
+    with pytest.raises(ValueError, match="power"):
+        ELBOTrainer(elbo, arguments(tmp_path), kl_warmup_epochs=1, kl_warmup_power=-1)
+    trainer = ELBOTrainer(elbo, arguments(tmp_path))
+    with pytest.raises(ValueError, match="remove_unused_columns=False"):
+        trainer.compute_loss(elbo, {"labels": torch.zeros(2, dtype=torch.long)})
