@@ -44,7 +44,7 @@ __all__ = [
 _PRIOR_MEAN = "prior_mean"
 
 
-def save(bnn: BayesianModule, path: str | os.PathLike[str]) -> None:
+def save(bnn: BayesianModule, path: str | os.PathLike[str], *, frozen: bool = True) -> None:
     """Save parameters, buffers and components of a Bayesian network to a safetensors file.
 
     The file is written atomically. For a pruned network it holds the remaining weights only, and a
@@ -53,6 +53,9 @@ def save(bnn: BayesianModule, path: str | os.PathLike[str]) -> None:
     Args:
         bnn: the network. Its architecture is not saved; :func:`load` needs the plain network.
         path: the file; an existing file is replaced.
+        frozen: whether the file holds the frozen parameters too, such as the body of a pretrained
+            network. Without them :func:`load` takes those of the network that it is given, which
+            must be the same; their digest is stored.
 
     Raises:
         OSError: the file cannot be written; an existing file is then unchanged.
@@ -66,7 +69,12 @@ def save(bnn: BayesianModule, path: str | os.PathLike[str]) -> None:
         >>> bool((again.posterior.mean == bnn.posterior.mean).all())
         True
     """
-    write_tensors(Path(path), model_tensors(bnn), {"kind": "model", "model": model_meta(bnn)})
+    tensors, meta = model_tensors(bnn), model_meta(bnn)
+    left_out = {} if frozen else _frozen_tensors(bnn.net)
+    if left_out:
+        tensors = {name: each for name, each in tensors.items() if name not in left_out}
+        meta["frozen"] = {"names": sorted(left_out), "sha256": _digest(left_out, {})}
+    write_tensors(Path(path), tensors, {"kind": "model", "model": meta})
 
 
 def load(
@@ -83,7 +91,8 @@ def load(
 
     Args:
         path: the file.
-        net: a network of the same architecture. Its values are ignored and it is not changed.
+        net: a network of the same architecture. It is not changed. Its values are ignored, but
+            for frozen parameters that the file leaves out.
         likelihood: the likelihood, required if it is not a class of bayesify.
         prior: the prior, required if it is not a class of bayesify.
         estimator: the estimator, required if it is not a class of bayesify; it may replace the
@@ -96,7 +105,8 @@ def load(
 
     Raises:
         StorageError: the file is missing, truncated, altered, not written by bayesify, or of
-            another architecture.
+            another architecture; or it leaves out frozen parameters, and those of ``net`` are
+            others.
 
     Example:
         >>> import tempfile
@@ -189,7 +199,7 @@ def restore_model(
                 f"{source} is of another architecture: its parameters have the order "
                 f"{', '.join(names)}, those of the given network {', '.join(bnn.layout.names)}"
             )
-        state = unpack_state(bnn, tensors)
+        state = unpack_state(bnn, {**_frozen_of(net, meta, source), **tensors})
         for name, tensor in bnn.state_dict(keep_vars=True).items():
             # A learned noise or an excluded parameter may have another dtype than the weights.
             if name in state:
@@ -204,6 +214,34 @@ def restore_model(
             f"{source} does not describe a network that can be restored: {reason}"
         ) from error
     return bnn
+
+
+def _frozen_tensors(net: nn.Module) -> dict[str, Tensor]:
+    """Return the frozen parameters of a network on the CPU, by their names in a file."""
+    return {
+        f"net.{name}": parameter.detach().cpu()
+        for name, parameter in net.named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad
+    }
+
+
+def _frozen_of(net: nn.Module, meta: Mapping[str, Any], source: str) -> dict[str, Tensor]:
+    """Return the parameters of a network that a file leaves out.
+
+    Raises:
+        StorageError: they are not those that the file was saved with.
+    """
+    left_out = meta.get("frozen")
+    if left_out is None:
+        return {}
+    own = {f"net.{name}": p for name, p in net.named_parameters(remove_duplicate=False)}
+    found = {name: own[name].detach().cpu() for name in left_out["names"] if name in own}
+    if len(found) < len(left_out["names"]) or _digest(found, {}) != left_out["sha256"]:
+        raise StorageError(
+            f"{source} was saved without its frozen parameters, and those of the given network are "
+            "others; pass the pretrained network that was made Bayesian, with its values"
+        )
+    return found
 
 
 def _output_name(output: Output) -> str | None:

@@ -13,11 +13,26 @@ Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
 def arguments_of(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return the network's positional and keyword arguments."""
+    """Return the network's positional and keyword arguments.
+
+    Raises:
+        TypeError: the inputs are something else, such as a loader.
+    """
     if isinstance(inputs, Tensor):
         return (inputs,), {}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
+    if not isinstance(inputs, Sequence):
+        kind = type(inputs).__name__
+        hint = (
+            "pass the tensors themselves, which predict splits into batches, or predict batch by "
+            "batch"
+            if kind.endswith("Loader")
+            else "use torch.as_tensor(x)"
+        )
+        raise TypeError(
+            f"inputs must be tensors whose first axis is N examples, got {kind}; {hint}"
+        )
     return tuple(inputs), {}
 
 

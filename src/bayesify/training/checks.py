@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from numbers import Integral
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from bayesify.noise.keys import process_count
 from bayesify.training.backends import NonFiniteLossError
 from bayesify.training.elbo import ELBO
 from bayesify.training.history import is_finite
-from bayesify.training.minibatches import Loader, num_data_of
+from bayesify.training.minibatches import Loader, num_batches_of, num_data_of
 
 __all__ = ["check_arguments", "check_parameters", "diverged"]
 
@@ -42,14 +43,14 @@ def check_arguments(
             )
     if not isinstance(epochs, Integral) or epochs < 0:
         raise ValueError(f"epochs must be a whole number of at least 0, got {epochs!r}")
-    if len(loader) < 1:
+    count = num_batches_of(loader, elbo.num_data)
+    if count < 1:
         raise ValueError("the training loader must bring at least one minibatch, got none")
-    if validation_loader is not None and len(validation_loader) < 1:
+    if isinstance(validation_loader, Sized) and num_batches_of(validation_loader, 1) < 1:
         raise ValueError("the validation loader must bring at least one minibatch, got none")
-    if elbo.num_batches is not None and elbo.num_batches != len(loader):
+    if elbo.num_batches is not None and elbo.num_batches != count:
         raise ValueError(
-            f"the objective's num_batches must be the loader's {len(loader)}, got "
-            f"{elbo.num_batches}"
+            f"the objective's num_batches must be the loader's {count}, got {elbo.num_batches}"
         )
     allowed = num_data_of(loader)
     if allowed and elbo.num_data not in allowed:

@@ -16,7 +16,7 @@ from bayesify.training.checks import check_arguments
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
 from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
-from bayesify.training.minibatches import Loader, minibatches
+from bayesify.training.minibatches import Loader, minibatches, num_batches_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
@@ -51,7 +51,9 @@ def fit(
 
     Args:
         elbo: the objective; its network is trained in place.
-        train_loader: minibatches (inputs, targets); its ``set_epoch``, if any, is called.
+        train_loader: minibatches (inputs, targets), or mappings with the targets under "labels";
+            its ``set_epoch``, if any, is called. One without a length, of a stream, brings
+            ``num_data`` examples an epoch in minibatches of its ``batch_size``.
         validation_loader: data on which the mean weights are measured after each epoch.
         epochs: passes over the training data, including those before a resume.
         optimizer: an optimiser, or a function of parameter groups that builds one; None is
@@ -107,8 +109,8 @@ def fit(
         >>> [row["epoch"] for row in history]
         [1, 2]
     """
-    batches = len(train_loader)
     check_arguments(elbo, train_loader, validation_loader, epochs)
+    batches = num_batches_of(train_loader, elbo.num_data)
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
     check_backend(backend)
     if estimator is not None:
@@ -127,7 +129,7 @@ def fit(
 
     def minibatches_of(epoch: int, first: int) -> Generator[Minibatch, None, None]:
         with closing(
-            minibatches(train_loader, seed=elbo.bnn.seed, epoch=epoch, skip=first)
+            minibatches(train_loader, seed=elbo.bnn.seed, epoch=epoch, skip=first, length=batches)
         ) as pairs:
             for index, (inputs, targets) in pairs:
                 yield Minibatch(index, inputs, targets)

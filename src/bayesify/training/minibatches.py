@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -12,7 +12,10 @@ from torch import Tensor
 from bayesify.module.inputs import Inputs
 from bayesify.noise.keys import Stream, derived_seed, seed_global_generators
 
-__all__ = ["Loader", "kept_generators", "minibatches", "num_data_of", "pair_of"]
+__all__ = [
+    *("Loader", "kept_generators", "minibatches"),
+    *("num_batches_of", "num_data_of", "pair_of"),
+]
 
 
 class Loader(Protocol):
@@ -23,16 +26,44 @@ class Loader(Protocol):
     """
 
     def __len__(self) -> int:
-        """The number of minibatches."""
+        """The number of minibatches; a loader of a stream may have none, see num_batches_of."""
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch of minibatches."""
 
 
+def num_batches_of(loader: Loader, num_data: int) -> int:
+    """Return the number of minibatches in an epoch.
+
+    A loader of a stream, such as an ``IterableDataset``, has no length. Its epoch then has
+    ``num_data`` examples by minibatches of its ``batch_size``, and ends there.
+
+    Raises:
+        TypeError: the loader has neither a length nor a batch size.
+
+    Example:
+        >>> class Stream(torch.utils.data.IterableDataset):
+        ...     def __iter__(self):
+        ...         return iter(range(10))
+        >>> num_batches_of(torch.utils.data.DataLoader(Stream(), batch_size=4), num_data=10)
+        3
+    """
+    try:
+        return len(loader)
+    except TypeError:
+        size = getattr(loader, "batch_size", None)
+        if not size:
+            raise TypeError(
+                "a loader must tell the number of minibatches by its length, or by a batch_size, "
+                f"got a {type(loader).__name__} without both; give it a __len__"
+            ) from None
+        return -(-num_data // int(size))
+
+
 def minibatches(
-    loader: Loader, *, seed: int, epoch: int, skip: int
+    loader: Loader, *, seed: int, epoch: int, skip: int, length: int
 ) -> Generator[tuple[int, tuple[Inputs, Tensor]], None, None]:
-    """Yield an epoch's minibatches with their indices, without the first ``skip``.
+    """Yield an epoch's ``length`` minibatches with their indices, without the first ``skip``.
 
     The order of the data is a function of seed and epoch. Before each minibatch is fetched torch's
     global generators are seeded by seed and step, so that random augmentation and dropout are
@@ -41,7 +72,6 @@ def minibatches(
     """
     epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
     _seed_loader(loader, epoch, epoch_seed)
-    length = len(loader)
     with kept_generators():
         torch.manual_seed(epoch_seed)
         iterator = iter(loader)
@@ -60,6 +90,7 @@ def pair_of(minibatch: Any) -> tuple[Inputs, Tensor]:
 
     Raises:
         KeyError: a mapping has no "labels".
+        ValueError: anything else is no pair.
 
     Example:
         >>> inputs, targets = pair_of({"input_ids": torch.ones(2, 3), "labels": torch.zeros(2)})
@@ -67,8 +98,14 @@ def pair_of(minibatch: Any) -> tuple[Inputs, Tensor]:
         (['input_ids'], torch.Size([2]))
     """
     if not isinstance(minibatch, Mapping):
-        inputs, targets = minibatch
-        return inputs, targets
+        parts = tuple(minibatch) if isinstance(minibatch, Sequence) else (minibatch,)
+        if len(parts) != 2:
+            kinds = ", ".join(type(part).__name__ for part in parts)
+            raise ValueError(
+                f"a minibatch must be a pair (inputs, targets), got {len(parts)} ({kinds}); "
+                "several inputs are one tuple: ((x, z), y)"
+            )
+        return parts
     inputs = dict(minibatch)
     if "labels" not in inputs:
         raise KeyError(

@@ -16,7 +16,7 @@ from bayesify.training.checks import check_arguments
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
 from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
-from bayesify.training.minibatches import Loader, minibatches
+from bayesify.training.minibatches import Loader, minibatches, num_batches_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
@@ -101,7 +101,7 @@ def fit_replicas(
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
     for elbo, loader in zip(elbos, loaders if separate else loaders * len(elbos), strict=True):
         check_arguments(elbo, loader, validation_loader, epochs)
-    batches = len(loaders[0])
+    batches = num_batches_of(loaders[0], elbos[0].num_data)
     factories = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * len(elbos)
     members = [
         Member.prepared(
@@ -132,7 +132,7 @@ def fit_replicas(
         )
 
     def minibatches_of(epoch: int, skip: int) -> Generator[Minibatch, None, None]:
-        return _joint_minibatches(loaders, elbos, epoch, skip, separate=separate)
+        return _joint_minibatches(loaders, elbos, epoch, skip, batches, separate=separate)
 
     try:
         return run_epochs(
@@ -157,6 +157,7 @@ def _joint_minibatches(
     elbos: Sequence[ELBO],
     epoch: int,
     skip: int,
+    length: int,
     *,
     separate: bool,
 ) -> Generator[Minibatch, None, None]:
@@ -164,7 +165,9 @@ def _joint_minibatches(
     with ExitStack() as stack:
         epochs = [
             stack.enter_context(
-                closing(minibatches(loader, seed=elbo.bnn.seed, epoch=epoch, skip=skip))
+                closing(
+                    minibatches(loader, seed=elbo.bnn.seed, epoch=epoch, skip=skip, length=length)
+                )
             )
             for loader, elbo in zip(loaders, elbos, strict=False)
         ]
@@ -186,7 +189,8 @@ def _check(
             f"there must be one loader for all networks or one for each of {len(elbos)}, got "
             f"{len(loaders)}"
         )
-    if len({len(loader) for loader in loaders}) > 1:
+    counts = {num_batches_of(loader, elbos[0].num_data) for loader in loaders}
+    if len(counts) > 1:
         raise ValueError("the loaders must bring equal numbers of minibatches")
     if isinstance(optimizer, Optimizer):
         raise TypeError(

@@ -1,0 +1,111 @@
+"""Loaders of streams, which have no length, and minibatches that are no pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.loops import loop_over
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import bayesify as bf
+from bayesify.training.progress import Callback
+
+pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+
+N = 10
+X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """The rows one after the other, as often as asked for."""
+
+    def __init__(self, times: int = 1) -> None:
+        self.times = times
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(self.times):
+            yield from zip(X, Y, strict=True)
+
+
+def elbo() -> bf.ELBO:
+    torch.manual_seed(0)
+    return bf.ELBO(bf.BayesianModule(nn.Linear(3, 2)), num_data=N)
+
+
+def weights(loader: Any, **options: Any) -> Tensor:
+    objective = elbo()
+    bf.fit(objective, loader, epochs=3, **options)
+    return objective.bnn.posterior.mean.detach()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_stream_trains_as_its_rows_do(times: int) -> None:
+    """A longer stream ends after N examples; the last minibatch is then a whole one."""
+    found = weights(DataLoader(Stream(times), batch_size=5))
+    assert torch.equal(found, weights(DataLoader(TensorDataset(X, Y), batch_size=5)))
+
+
+def test_a_stream_validates_and_ends_early() -> None:
+    loader = DataLoader(Stream(), batch_size=4)
+    objective = elbo()
+    history = bf.fit(objective, loader, loader, epochs=2)
+    assert objective.step == 2 * 3
+    assert history[-1]["validation_nll"] is not None
+    assert history[-1]["train_error"] is not None
+
+
+def test_a_stream_goes_on_within_an_epoch(tmp_path: Path) -> None:
+    class Stopping(Callback):
+        def on_start(self, **_: object) -> None: ...
+        def on_epoch(self, *_: object) -> None: ...
+
+        def on_step(self, *, epoch: int, batch: int) -> None:
+            if (epoch, batch) == (1, 0):
+                raise OSError("stopped")
+
+    loader = DataLoader(Stream(), batch_size=4)
+    folder = {"checkpoint_dir": tmp_path}
+    with pytest.raises(OSError, match="stopped"):
+        weights(loader, callback=Stopping(), **folder)
+    assert torch.equal(weights(loader, resume=True, **folder), weights(loader))
+
+
+def test_replicas_take_a_stream() -> None:
+    objectives = [elbo(), elbo()]
+    bf.fit_replicas(objectives, DataLoader(Stream(), batch_size=4), epochs=2)
+    assert [each.step for each in objectives] == [6, 6]
+
+
+class Endless:
+    """Neither a length nor a batch size."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield X, Y
+
+
+def pairs_of(*tensors: Tensor) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*tensors), batch_size=5)
+
+
+@loop_over(
+    ("loader", "kind", "message"),
+    [
+        (Endless(), TypeError, "its length, or by a batch_size, got a Endless without both"),
+        (pairs_of(X), ValueError, r"a pair \(inputs, targets\), got 1 \(Tensor\)"),
+        (pairs_of(X, X, Y), ValueError, r"got 3 \(Tensor, .*one tuple: \(\(x, z\), y\)"),
+    ],
+)
+def test_other_loaders(loader: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        bf.fit(elbo(), loader, epochs=1)
+
+
+def test_a_loader_is_no_input() -> None:
+    with pytest.raises(TypeError, match=r"got DataLoader; pass the tensors themselves"):
+        elbo().bnn.predict(pairs_of(X, Y))
