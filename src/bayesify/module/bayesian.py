@@ -181,11 +181,7 @@ class BayesianModule(RandomNetwork):
                 max_memory=max_memory,
             )
             with one_thread_if_small(self, batching.batch_size * batching.group):
-                # A cap on the memory has no room for what would be kept.
-                reuse = max_memory is None
-                return reduction(
-                    SampledOutputs(self, inputs, key, num_samples, batching, reuse=reuse)
-                )
+                return reduction(SampledOutputs(self, inputs, key, num_samples, batching))
 
     @torch.no_grad()
     def predict_mean(

@@ -161,11 +161,6 @@ class RandomNetwork(nn.Module):
         outputs = [self.tensor_of(result) for result in results]
         return (outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)), draw
 
-    @property
-    def random_paths(self) -> list[str]:
-        """Every name of every random parameter, ties included."""
-        return [path for paths in self._paths.values() for path in paths]
-
     def tensor_of(self, result: object) -> Tensor:
         """Return the tensor of the network's result that the likelihood sees.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from bayesify.module.batching import Batching
 from bayesify.module.inputs import Inputs, arguments_of, batches_of, check_rows, count_examples
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.random_network import RandomNetwork
-from bayesify.module.reuse import TrunkReuse
 from bayesify.noise.keys import NoiseKey
 
 __all__ = ["SampledOutputs", "run_in_batches"]
@@ -34,7 +32,6 @@ class SampledOutputs:
         key: the noise of the weights.
         num_samples: S, the number of weight samples.
         batching: the number of examples and of weight samples in one pass.
-        reuse: whether modules before the first random weight are run once, which takes memory.
 
     Example:
         >>> from torch import nn
@@ -54,15 +51,12 @@ class SampledOutputs:
         key: NoiseKey,
         num_samples: int,
         batching: Batching,
-        *,
-        reuse: bool = False,
     ) -> None:
         self._network = network
         self._inputs = inputs
         self._key = key
         self._num_samples = num_samples
         self._batching = batching
-        self._reuse = reuse and num_samples > 1
 
     def __len__(self) -> int:
         return self._num_samples
@@ -73,20 +67,17 @@ class SampledOutputs:
     def _outputs(self) -> Iterator[Tensor]:
         draw = _weight_sampler(self._network.posterior)
         (batch_size, group), first = self._batching, 0
-        reuse = TrunkReuse(self._network) if self._reuse else None
         while first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
             weights = draw(self._key, samples)
             if len(samples) == 1:
-                with nullcontext() if reuse is None else reuse.sample():
-                    outputs = run_in_batches(self._network, weights[0], self._inputs, batch_size)
-                yield outputs
+                yield run_in_batches(self._network, weights[0], self._inputs, batch_size)
             else:
-                together = self._run_group(weights)
-                if together is None:
+                outputs = self._run_group(weights)
+                if outputs is None:
                     group = 1  # the weights are drawn again, as the network may have edited them
                     continue
-                yield from together.unbind()
+                yield from outputs.unbind()
             first = samples.stop
 
     def _run_group(self, weights: Tensor) -> Tensor | None:

@@ -61,11 +61,9 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
 
 
 def minibatches(
-    loader: Loader, *, seed: int, epoch: int, skip: int, length: int | None = None
+    loader: Loader, *, seed: int, epoch: int, skip: int, length: int
 ) -> Generator[tuple[int, tuple[Inputs, Tensor]], None, None]:
-    """Yield an epoch's minibatches with their indices, without the first ``skip``.
-
-    There are ``length`` of them; None is the loader's own.
+    """Yield an epoch's ``length`` minibatches with their indices, without the first ``skip``.
 
     The order of the data is a function of seed and epoch. Before each minibatch is fetched torch's
     global generators are seeded by seed and step, so that random augmentation and dropout are
@@ -74,7 +72,6 @@ def minibatches(
     """
     epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
     _seed_loader(loader, epoch, epoch_seed)
-    length = len(loader) if length is None else length
     with kept_generators():
         torch.manual_seed(epoch_seed)
         iterator = iter(loader)
