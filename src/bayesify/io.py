@@ -239,7 +239,7 @@ def _frozen_of(net: nn.Module, meta: Mapping[str, Any], source: str) -> dict[str
     if len(found) < len(left_out["names"]) or _digest(found, {}) != left_out["sha256"]:
         raise StorageError(
             f"{source} was saved without its frozen parameters, and those of the given network are "
-            "others; pass the pretrained network that was made Bayesian, with its values"
+            "others; pass the pretrained network that was made Bayesian, with its values and dtype"
         )
     return found
 

@@ -258,3 +258,49 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     trainer = ELBOTrainer(elbo, arguments(tmp_path))
     with pytest.raises(ValueError, match="remove_unused_columns=False"):
         trainer.compute_loss(elbo, {"labels": torch.zeros(2, dtype=torch.long)})
+
+
+def language_model(kind: type[Any], **options: Any) -> bf.BayesianModule:
+    config = transformers.GPT2Config(
+        n_embd=8, n_layer=1, n_head=2, vocab_size=11, bos_token_id=0, eos_token_id=0
+    )
+    torch.manual_seed(0)
+    net = kind(config)
+    net.transformer.wte.weight.requires_grad_(False)  # tied with the last layer
+    likelihood = bf.CategoricalLikelihood(ignore_index=-100)
+    return bf.BayesianModule(net, output="logits", likelihood=likelihood, **options)
+
+
+def test_tied_frozen_parameters_are_saved_once(tmp_path: Path) -> None:
+    class Own(transformers.GPT2LMHeadModel):
+        """A language model by inheritance."""
+
+    data = Texts(by_token=True)
+    data.labels = data.ids
+    trained = [language_model(kind) for kind in (Own, transformers.GPT2LMHeadModel)]
+    for number, bnn in enumerate(trained):
+        folder = tmp_path / str(number)
+        args = arguments(folder, max_steps=2, save_strategy="steps", save_steps=1)
+        ELBOTrainer(bf.ELBO(bnn, num_data=N), args, train_dataset=data).train()
+    assert torch.equal(trained[0].posterior.mean, trained[1].posterior.mean)
+    again = language_model(Own)
+    args = arguments(tmp_path / "again", max_steps=2)
+    trainer = ELBOTrainer(bf.ELBO(again, num_data=N), args, train_dataset=data)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "0" / "checkpoint-1"))
+    assert torch.equal(again.posterior.mean, trained[0].posterior.mean)
+    assert torch.equal(again.net.lm_head.weight, again.net.transformer.wte.weight)
+
+
+@pytest.mark.parametrize("length", [{"num_train_epochs": 1.25}, {"max_steps": 3}, {}])
+def test_a_warm_up_ends_where_its_epochs_do(length: dict[str, float], tmp_path: Path) -> None:
+    scales: list[float] = []
+
+    class Noting(bf.ELBO):
+        def forward(self, *args: Any, kl_scale: float = 1.0, **options: Any) -> bf.ELBOTerms:
+            scales.append(round(kl_scale, 9))
+            return super().forward(*args, kl_scale=kl_scale, **options)
+
+    trained(tmp_path, Noting(classifier().bnn, num_data=N), kl_warmup_epochs=1, **length)
+    expected = [0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0, 1.0]
+    assert scales == expected[: len(scales)]
+    assert len(scales) >= 3

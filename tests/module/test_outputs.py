@@ -196,6 +196,11 @@ def test_padding_has_no_gradient() -> None:
     assert logits.grad is not None
     assert not logits.grad[0, 0, 3:].any()
     assert logits.grad[0, 0, :3].any()
+    endless = torch.full((1, N, T, K), -math.inf, requires_grad=True)
+    nowhere = torch.full((N, T), PADDING)
+    bf.CategoricalLikelihood(PADDING).log_prob(endless, nowhere).sum().backward()
+    assert endless.grad is not None
+    assert not endless.grad.any()
 
 
 @loop_over(
@@ -222,6 +227,8 @@ def test_the_predictive_distribution_of_each_position() -> None:
     classes = targets.clamp_min(0)
     expected = p.mean.gather(-1, classes.unsqueeze(-1)).squeeze(-1).log()
     torch.testing.assert_close(p.log_prob(classes), expected)
+    with pytest.raises(ValueError, match="from 0, got -100; leave positions"):
+        p.log_prob(targets)
     together = bf.DeepEnsemble([bnn, tagger(seed=1)]).predict(inputs, 5)
     assert together.epistemic.shape == (N, T)
     assert p.subset([0, 1]).mean.shape == (N, T, K)

@@ -114,6 +114,20 @@ def test_large_passes_keep_their_threads() -> None:
     assert Noting.seen == {2}
 
 
+def test_positions_count() -> None:
+    """Linear layers on each of many positions are no small work."""
+    bnn = bf.BayesianModule(perceptron(100))  # 602 weights
+    for positions, threads in ((1, 1), (2000, 2)):
+        Noting.seen = set()
+        bnn.predict_mean(torch.zeros(30, positions, 3), batch_size=30)
+        assert threads in Noting.seen
+    elbo = bf.ELBO(bnn, num_data=64)
+    Noting.seen = set()
+    loader = [(torch.zeros(64, 1000, 3).mean(1, keepdim=True), torch.zeros(64, 1).long())]
+    bf.fit(elbo, loader, epochs=1)
+    assert Noting.seen == {1}
+
+
 def test_errors_restore_the_threads() -> None:
     class Failing(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:

@@ -76,6 +76,20 @@ def test_a_stream_goes_on_within_an_epoch(tmp_path: Path) -> None:
     assert torch.equal(weights(loader, resume=True, **folder), weights(loader))
 
 
+def test_the_workers_of_a_stream_bring_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two workers has half of the rows, and a last minibatch that is not full."""
+
+    class Shard(Stream):
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            worker = torch.utils.data.get_worker_info()
+            yield from list(super().__iter__())[worker.id :: worker.num_workers]
+
+    objective = elbo()
+    loader = DataLoader(Shard(), batch_size=8, num_workers=2)
+    bf.fit(objective, loader, epochs=1)
+    assert objective.step == 2, "one minibatch of five rows from each"
+
+
 def test_replicas_take_a_stream() -> None:
     objectives = [elbo(), elbo()]
     bf.fit_replicas(objectives, DataLoader(Stream(), batch_size=4), epochs=2)

@@ -20,7 +20,6 @@ from bayesify.distributions.likelihoods import CategoricalLikelihood, GaussianLi
 from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.threads import one_thread_if_small
 from bayesify.noise.keys import Stream, seed_global_generators
 from bayesify.training import NonFiniteLossError
 from bayesify.training.backends import Backend, make_backend
@@ -224,9 +223,12 @@ class RewardModel:
             elbo.train()
         count = updates(self.buffer.added) if callable(updates) else updates
         steps = run_steps(
-            partial(step_of, self._backend), self._minibatches(count), lambda _: options
+            partial(step_of, self._backend),
+            self._minibatches(count),
+            lambda _: options,
+            self.bnn,
         )
-        with kept_generators(), one_thread_if_small(self.bnn, self.learning.batch_size):
+        with kept_generators():
             try:
                 for _ in steps:
                     pass

@@ -115,6 +115,8 @@ class CategoricalLikelihood(Likelihood):
         counted = self._counted(targets)
         classes = targets if counted is None else targets.where(counted, 0)
         index = classes.expand(outputs.shape[:-1]).unsqueeze(-1)
+        if counted is not None:  # before the softmax, whose gradient may be NaN there
+            outputs = outputs.where(counted.unsqueeze(-1), 0.0)
         log_probs = outputs.log_softmax(-1).gather(-1, index).squeeze(-1)
         if counted is not None:
             log_probs = log_probs.where(counted, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,8 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
     Batches are mappings with the targets under "labels", which the network itself does not see. The
     loss is that of the ELBO in nats per example, and N counts examples: not tokens, nor those that
     gradient accumulation adds up. A causal language model is trained on the next token, as
-    Hugging Face's own. ``eval_loss`` is the nll, without the KL.
+    Hugging Face's own; ``compute_metrics`` gets labels that are already shifted. ``eval_loss`` is
+    the nll, without the KL.
 
     The noise is a function of the network's seed and of the number of minibatches, which
     checkpoints hold, so that a resumed run draws what an uninterrupted one would. After training,
@@ -134,6 +136,17 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
             outputs, loss = self._evaluated(network_inputs, targets)
         return (loss, None, None) if prediction_loss_only else (loss, outputs, targets)
 
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None
+    ) -> None:
+        # A file of safetensors holds no memory twice, as tied frozen parameters have it.
+        state = self.model.state_dict() if state_dict is None else state_dict
+        first = {each.data_ptr(): name for name, each in reversed(list(state.items()))}
+        own = {
+            n: each if first[each.data_ptr()] == n else each.clone() for n, each in state.items()
+        }
+        super()._save(output_dir, own)
+
     def _evaluated(self, inputs: Inputs, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return outputs, and their nll in nats per example where there are targets."""
         bnn, is_averaged = self._elbo.bnn, self._eval_samples > 0
@@ -157,16 +170,20 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         return network_inputs, targets
 
     def _kl_scale(self) -> float:
-        state = self.state
-        if not self._warmup.epochs or not state.max_steps:
+        if not self._warmup.epochs:
             return 1.0
-        steps = state.max_steps / max(1, state.num_train_epochs)
-        return self._warmup.scale(state.global_step, round(steps))
+        per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        steps = math.ceil(self._elbo.num_data / (per_step * self.args.world_size))
+        return self._warmup.scale(self.state.global_step, steps)
 
 
 def _ignored_target(elbo: ELBO) -> int | None:
     """Return the target of a language model's last token, or None for other networks."""
-    if type(elbo.bnn.net).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+    net = elbo.bnn.net
+    of_adapter: Any = getattr(net, "get_base_model", None)
+    base = net if of_adapter is None else of_adapter()
+    names = {kind.__name__ for kind in type(base).__mro__}
+    if names.isdisjoint(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
         return None
     likelihood = elbo.bnn.likelihood
     ignored = likelihood.ignore_index if isinstance(likelihood, CategoricalLikelihood) else None

@@ -17,12 +17,12 @@ from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
-from bayesify.module.inputs import Inputs
+from bayesify.module.inputs import Inputs, count_examples
 from bayesify.module.outputs import Output
 from bayesify.module.pretrained import RelativeStd, prior_mean_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.sampling import SampledOutputs, run_in_batches
-from bayesify.module.threads import one_thread_if_small
+from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.prediction import Predictive
 
@@ -180,7 +180,9 @@ class BayesianModule(RandomNetwork):
                 batch_size=batch_size,
                 max_memory=max_memory,
             )
-            with one_thread_if_small(self, batching.batch_size * batching.group):
+            batch_size, group = batching
+            rows = group * batch_size * rows_of(inputs) / count_examples(inputs)
+            with one_thread_if_small(self, rows):
                 return reduction(SampledOutputs(self, inputs, key, num_samples, batching))
 
     @torch.no_grad()
@@ -239,7 +241,8 @@ class BayesianModule(RandomNetwork):
                 max_memory=max_memory,
             )
             mean = self.posterior.masked_mean.clone()  # the network may edit its weights in place
-            with one_thread_if_small(self, batching.batch_size):
+            rows = batching.batch_size * rows_of(inputs) / count_examples(inputs)
+            with one_thread_if_small(self, rows):
                 return run_in_batches(self, mean, inputs, batching.batch_size)
 
     def to_module(self) -> nn.Module:

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from math import prod
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.module.random_network import RandomNetwork
 
-__all__ = ["one_thread_if_small"]
+__all__ = ["one_thread_if_small", "rows_of"]
 
 # Multiply-adds of a pass; docs/benchmarks.md has the measurements. Below, two threads save a fifth
 # of the time of a step on an idle machine; where another program uses a core they wait for each
@@ -20,7 +21,7 @@ _SMALL = 2**25
 
 
 @contextmanager
-def one_thread_if_small(network: RandomNetwork, num_passes: float) -> Iterator[None]:
+def one_thread_if_small(network: RandomNetwork, num_rows: float) -> Iterator[None]:
     """Use one thread within the block if each pass is small; restore the number afterwards.
 
     Passes are small by the multiply-adds of a multilayer perceptron. Of other networks these are
@@ -29,17 +30,17 @@ def one_thread_if_small(network: RandomNetwork, num_passes: float) -> Iterator[N
 
     Args:
         network: the network.
-        num_passes: number of examples in a pass, times weight samples, times networks.
+        num_rows: see :func:`rows_of`, times weight samples, times networks.
 
     Example:
         >>> from bayesify.distributions.posteriors import Delta
         >>> network = RandomNetwork(nn.Linear(3, 2), posterior=Delta)
-        >>> with one_thread_if_small(network, num_passes=100):
+        >>> with one_thread_if_small(network, num_rows=100):
         ...     torch.get_num_threads()
         1
     """
     before = torch.get_num_threads()
-    if before == 1 or num_passes * _num_weights(network) >= _SMALL or not _is_perceptron(network):
+    if before == 1 or num_rows * _num_weights(network) >= _SMALL or not _is_perceptron(network):
         yield
         return
     torch.set_num_threads(1)
@@ -47,6 +48,23 @@ def one_thread_if_small(network: RandomNetwork, num_passes: float) -> Iterator[N
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def rows_of(inputs: Inputs) -> int:
+    """Return the number of rows that a linear layer sees: examples, times positions or tokens.
+
+    Example:
+        >>> rows_of(torch.zeros(8, 3)), rows_of({"ids": torch.zeros(8, 5, dtype=torch.long)})
+        (8, 40)
+    """
+    args, kwargs = arguments_of(inputs)
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    return max((_rows(each) for each in tensors), default=0)
+
+
+def _rows(tensor: Tensor) -> int:
+    has_features = tensor.is_floating_point() and tensor.dim() > 1
+    return tensor.numel() // max(1, tensor.shape[-1]) if has_features else tensor.numel()
 
 
 def _num_weights(network: RandomNetwork) -> int:

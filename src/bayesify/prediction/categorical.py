@@ -102,12 +102,17 @@ class CategoricalPredictive(Predictive):
         """Return the log of the averaged probability of each target's class, in nats, shape (N,).
 
         Raises:
-            ValueError: the targets are not of shape (N,).
+            ValueError: the targets are not of shape (N,), or one is negative.
         """
         if targets.shape != self.log_mean.shape[:-1]:
             raise ValueError(
                 f"targets must be class indices of shape {tuple(self.log_mean.shape[:-1])}, got "
                 f"shape {tuple(targets.shape)}; nothing is broadcast"
+            )
+        if targets.numel() and int(targets.min()) < 0:
+            raise ValueError(
+                f"targets must be class indices from 0, got {int(targets.min())}; leave positions "
+                "without a class out, with a mask, or put any class there and drop its result"
             )
         return self.log_mean.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 

@@ -16,7 +16,7 @@ from bayesify.training.checks import check_arguments
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
 from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
-from bayesify.training.minibatches import Loader, minibatches, num_batches_of
+from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
@@ -131,8 +131,8 @@ def fit(
         with closing(
             minibatches(train_loader, seed=elbo.bnn.seed, epoch=epoch, skip=first, length=batches)
         ) as pairs:
-            for index, (inputs, targets) in pairs:
-                yield Minibatch(index, inputs, targets)
+            for index, minibatch in pairs:
+                yield Minibatch(index, *pair_of(minibatch))
 
     [history] = run_epochs(
         [member],

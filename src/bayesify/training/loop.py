@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map_only
 
 from bayesify.module.inputs import Inputs
-from bayesify.module.threads import one_thread_if_small
+from bayesify.module.random_network import RandomNetwork
+from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.backends import Noise, NonFiniteLossError
 from bayesify.training.checkpoint import (
     CHECKPOINT_NAME,
@@ -74,8 +75,17 @@ def run_steps(
     step: TrainStep,
     minibatches: Iterable[Minibatch],
     options_of: Callable[[Minibatch], StepOptions],
+    network: RandomNetwork,
+    passes: int = 1,
 ) -> Iterator[tuple[Minibatch, Sequence[ELBOTerms]]]:
     """Make one training step for each minibatch and yield its terms.
+
+    Args:
+        step: one step of one or more networks.
+        minibatches: of an epoch.
+        options_of: the step's options.
+        network: what is trained, or the first of several networks.
+        passes: number of passes of a step.
 
     Raises:
         NonFiniteLossError: a term is NaN or infinite.
@@ -83,7 +93,9 @@ def run_steps(
     for minibatch in minibatches:
         # Drop autocast's cached casts: they are of the parameters before the last update.
         torch.clear_autocast_cache()
-        yield minibatch, step(minibatch, options_of(minibatch))
+        with one_thread_if_small(network, passes * rows_of(minibatch.inputs)):
+            terms = step(minibatch, options_of(minibatch))
+        yield minibatch, terms
 
 
 @dataclass
@@ -170,7 +182,8 @@ class Member:
     def compare_with_untrained(self, examples: FirstExamples) -> str | None:
         """Add the free energy of untrained means to the last row; describe why it is missing."""
         try:
-            with kept_generators():
+            rows = max((rows_of(inputs) for inputs, _ in examples.minibatches), default=0)
+            with kept_generators(), one_thread_if_small(self.elbo.bnn, rows):
                 found = untrained_free_energy(self.elbo, examples.minibatches)
         except Exception as error:
             # The network may fail with any error on a minibatch that was cut, or in evaluation
@@ -221,11 +234,8 @@ def run_epochs(
         if member.path is not None:
             member.path.parent.mkdir(parents=True, exist_ok=True)
         member.elbo.train()
-    passes = sum(each.elbo.num_data * each.elbo.num_samples for each in members) / max(1, batches)
-    with (
-        one_thread_if_small(members[0].elbo.bnn, passes),
-        deferred_interrupt() as interrupt,
-    ):
+    passes = 1 if separate else sum(member.elbo.num_samples for member in members)
+    with deferred_interrupt() as interrupt:
         for epoch in range(start.epoch, epochs):
             started = time.perf_counter() - start.epoch_seconds
             last = epoch + 1 == epochs
@@ -251,7 +261,7 @@ def run_epochs(
             with closing(minibatches(epoch, start.batch)) as data:
                 wanted = examples if last and not is_resumed else []
                 copied = _copying_first(wanted, data, separate=separate)
-                steps = run_steps(step, copied, options_of)
+                steps = run_steps(step, copied, options_of, members[0].elbo.bnn, passes)
                 for minibatch, terms in _located(steps, members, epoch, start.batch):
                     index, targets = minibatch.batch, minibatch.targets
                     for k, (member, meter) in enumerate(zip(members, meters, strict=True)):

@@ -36,7 +36,8 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
     """Return the number of minibatches in an epoch.
 
     A loader of a stream, such as an ``IterableDataset``, has no length. Its epoch then has
-    ``num_data`` examples by minibatches of its ``batch_size``, and ends there.
+    ``num_data`` examples by minibatches of its ``batch_size``, and ends there. Each worker beyond
+    the first may bring one more, since each ends with a minibatch that is not full.
 
     Raises:
         TypeError: the loader has neither a length nor a batch size.
@@ -57,13 +58,16 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
                 "a loader must tell the number of minibatches by its length, or by a batch_size, "
                 f"got a {type(loader).__name__} without both; give it a __len__"
             ) from None
-        return -(-num_data // int(size))
+        others = max(0, getattr(loader, "num_workers", 0) - 1)
+        return -(-num_data // int(size)) + others
 
 
 def minibatches(
-    loader: Loader, *, seed: int, epoch: int, skip: int, length: int
-) -> Generator[tuple[int, tuple[Inputs, Tensor]], None, None]:
-    """Yield an epoch's ``length`` minibatches with their indices, without the first ``skip``.
+    loader: Loader, *, seed: int, epoch: int, skip: int, length: int | None = None
+) -> Generator[tuple[int, Any], None, None]:
+    """Yield an epoch's minibatches with their indices, without the first ``skip``.
+
+    There are ``length`` of them; None is the loader's own.
 
     The order of the data is a function of seed and epoch. Before each minibatch is fetched torch's
     global generators are seeded by seed and step, so that random augmentation and dropout are
@@ -72,6 +76,7 @@ def minibatches(
     """
     epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
     _seed_loader(loader, epoch, epoch_seed)
+    length = len(loader) if length is None else length
     with kept_generators():
         torch.manual_seed(epoch_seed)
         iterator = iter(loader)
@@ -82,7 +87,7 @@ def minibatches(
             except StopIteration:
                 return
             if batch >= skip:
-                yield batch, pair_of(pair)
+                yield batch, pair
 
 
 def pair_of(minibatch: Any) -> tuple[Inputs, Tensor]:

@@ -16,7 +16,7 @@ from bayesify.training.checks import check_arguments
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
 from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
-from bayesify.training.minibatches import Loader, minibatches, num_batches_of
+from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
@@ -172,9 +172,10 @@ def _joint_minibatches(
             for loader, elbo in zip(loaders, elbos, strict=False)
         ]
         for several in zip(*epochs, strict=True):
-            batch, (inputs, targets) = several[0]
+            batch, minibatch = several[0]
+            inputs, targets = pair_of(minibatch)
             if separate:
-                pairs = [pair for _, pair in several]
+                pairs = [pair_of(minibatch) for _, minibatch in several]
                 inputs, targets = tree_map(lambda *parts: torch.stack(parts), pairs[0], *pairs[1:])
             yield Minibatch(batch, inputs, targets)
 
