@@ -44,6 +44,7 @@ import bayesify.module.bayesian
 from bayesify.app.runs.environment import commit, hardware, versions
 from bayesify.estimators import stateless
 from bayesify.module.batching import Batching
+from bayesify.module.kept_samples import sampler_of
 from bayesify.module.pass_memory import PassMemory
 from bayesify.module.sampling import SampledOutputs
 from bayesify.noise.keys import NoiseKey, Stream
@@ -183,14 +184,15 @@ def sharing(rounds: int) -> list[dict[str, Any]]:
             calls: dict[str, Callable[[], object]] = {
                 "loop": lambda b=bnn, w=weights, x=x: [b.run_with(row, x) for row in w]
             }
+            draw = sampler_of(bnn.posterior, KEY)
             for group in (8, 16, 64):
-                outputs = SampledOutputs(bnn, x, KEY, 64, Batching(num_data, group))
+                outputs = SampledOutputs(bnn, x, draw, 64, Batching(num_data, group))
                 calls[str(group)] = lambda o=outputs, w=weights, g=group: [
                     o._run_group(part) for part in w.split(g)
                 ]
             chosen = batching_of(bnn, x, 64)
             for whole, batching in (("whole loop", Batching(num_data, 1)), ("whole", chosen)):
-                calls[whole] = partial(list, SampledOutputs(bnn, x, KEY, 64, batching))
+                calls[whole] = partial(list, SampledOutputs(bnn, x, draw, 64, batching))
             with stateless.evaluation_mode(bnn.net):
                 times = in_turn(calls, rounds)
             rows.append(

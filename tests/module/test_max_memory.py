@@ -176,18 +176,25 @@ def test_the_least_memory_holds_the_samples_that_are_kept() -> None:
 @loop_over("cap", [None, "10 MB"])
 def test_memory_does_not_grow_with_the_samples(cap: str | None) -> None:
     x = torch.rand(2000, 50)
+
+    def taken(network: BayesianModule, num_samples: int, *, keep_samples: bool = False) -> int:
+        network.train()  # which frees what the last prediction has kept
+        return peak(
+            lambda: network.predict(x, num_samples, max_memory=cap, keep_samples=keep_samples)
+        )
+
     bnn = BayesianModule(mlp(50, (40,), 10))
     bnn.predict(x[:2], 2)
-    few = peak(lambda: bnn.predict(x, 3, max_memory=cap))
-    many = peak(lambda: bnn.predict(x, 30, max_memory=cap))
+    few = taken(bnn, 3)
+    many = taken(bnn, 30)
     assert many == few
     samples = 4 * 2000 * 10 * 30
-    with_samples = peak(lambda: bnn.predict(x, 30, max_memory=cap, keep_samples=True))
+    with_samples = taken(bnn, 30, keep_samples=True)
     assert samples <= with_samples - many < 1.2 * samples, "kept once"
     regression = BayesianModule(mlp(50, (40,), 10), likelihood=GaussianLikelihood())
     regression.predict(x[:2], 2)
-    few = peak(lambda: regression.predict(x, 3, max_memory=cap))
-    many = peak(lambda: regression.predict(x, 30, max_memory=cap))
+    few = taken(regression, 3)
+    many = taken(regression, 30)
     assert many - few == samples * 27 // 30, "held once"
 
 

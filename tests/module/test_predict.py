@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesify import BayesianModule, Delta, GaussianLikelihood
 from bayesify.estimators import stateless
 from bayesify.module.batching import Batching
+from bayesify.module.kept_samples import sampler_of
 from bayesify.module.networks import lenet5, mlp
 from bayesify.module.pass_memory import MemoryTracker
 from bayesify.module.sampling import SampledOutputs
@@ -98,7 +99,7 @@ def test_measuring_leaves_nothing_behind(cap: str | None) -> None:
     assert torch.equal(bnn.predict(x, S, max_memory=cap).mean, first)
     torch.set_rng_state(before)
     with torch.no_grad(), stateless.evaluation_mode(bnn.net):
-        list(SampledOutputs(bnn, x, KEY, S, Batching(N, 1)))
+        list(SampledOutputs(bnn, x, sampler_of(bnn.posterior, KEY), S, Batching(N, 1)))
     after = torch.get_rng_state()
     torch.set_rng_state(before)
     bnn.predict(x, S, max_memory=cap)

@@ -125,12 +125,14 @@ def run_with(
 def evaluation_mode(net: nn.Module) -> Iterator[None]:
     """Set all modules of ``net`` to evaluation mode, and restore their modes on exit."""
     modes = [(module, module.training) for module in net.modules()]
-    net.eval()
+    if any(training for _, training in modes):
+        net.eval()
     try:
         yield
     finally:
         for module, training in modes:
-            module.training = training
+            if module.training != training:
+                module.training = training
 
 
 def snapshot(net: nn.Module) -> Callable[[], None]:

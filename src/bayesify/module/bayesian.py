@@ -18,6 +18,7 @@ from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
 from bayesify.module.inputs import Inputs, count_examples
+from bayesify.module.kept_samples import KeptSamples, sampler_of
 from bayesify.module.outputs import Output
 from bayesify.module.pretrained import RelativeStd, prior_mean_of
 from bayesify.module.random_network import RandomNetwork
@@ -110,6 +111,7 @@ class BayesianModule(RandomNetwork):
         )
         self.prior = Gaussian(std=0.3) if prior is None else prior
         self._pass_memory: PassMemoryCache = {}
+        self._kept_samples = KeptSamples()
 
     @property
     def prior(self) -> Prior:
@@ -127,10 +129,17 @@ class BayesianModule(RandomNetwork):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         prior_mean = self.prior_mean
+        self._kept_samples.clear()
         super()._apply(fn, recurse)
         if prior_mean is not None:
             self.prior_mean = widely(fn)(prior_mean)
         return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, and in training free the weight samples that predictions have kept."""
+        if mode:
+            self._kept_samples.clear()
+        return super().train(mode)
 
     @torch.no_grad()
     def predict(
@@ -146,7 +155,9 @@ class BayesianModule(RandomNetwork):
         """Predict with S weight samples from the posterior.
 
         Dropout and batch normalisation are in evaluation mode. Repeated calls give the same
-        result, because the weight samples are a function of the seed.
+        result, because the weight samples are a function of the seed. From the second call with
+        the same posterior on, up to 256 MB of weight samples are kept and not drawn again, until
+        ``train()`` or a change of the posterior; not so with ``max_memory``.
 
         Args:
             inputs: the network's inputs with N examples on the first axis: one tensor, or a
@@ -180,10 +191,13 @@ class BayesianModule(RandomNetwork):
                 batch_size=batch_size,
                 max_memory=max_memory,
             )
+            # A limit of memory leaves no room for samples that outlast the call.
+            sampler = self._kept_samples.sampler if max_memory is None else sampler_of
+            draw = sampler(self.posterior, key)
             batch_size, group = batching
             rows = group * batch_size * rows_of(inputs) / count_examples(inputs)
             with one_thread_if_small(self, rows):
-                return reduction(SampledOutputs(self, inputs, key, num_samples, batching))
+                return reduction(SampledOutputs(self, inputs, draw, num_samples, batching))
 
     @torch.no_grad()
     def predict_mean(

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior
 from bayesify.estimators import stateless
 from bayesify.estimators.stateless import is_out_of_memory
 from bayesify.module.batching import Batching
 from bayesify.module.inputs import Inputs, arguments_of, batches_of, check_rows, count_examples
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.random_network import RandomNetwork
-from bayesify.noise.keys import NoiseKey
 
 __all__ = ["SampledOutputs", "run_in_batches"]
 
@@ -29,17 +27,20 @@ class SampledOutputs:
     Args:
         network: the network, in evaluation mode.
         inputs: as for ``BayesianModule.predict``.
-        key: the noise of the weights.
+        draw: draws weight samples by index, shape (S, D).
         num_samples: S, the number of weight samples.
         batching: the number of examples and of weight samples in one pass.
 
     Example:
         >>> from torch import nn
-        >>> from bayesify.noise.keys import Stream
+        >>> from bayesify.distributions.posteriors import MeanFieldGaussian
+        >>> from bayesify.module.kept_samples import sampler_of
+        >>> from bayesify.noise.keys import NoiseKey, Stream
         >>> network = RandomNetwork(nn.Linear(3, 2), posterior=MeanFieldGaussian)
-        >>> key, x = NoiseKey(0, Stream.PREDICTION, 0), torch.zeros(5, 3)
+        >>> draw = sampler_of(network.posterior, NoiseKey(0, Stream.PREDICTION, 0))
         >>> with torch.no_grad():
-        ...     outputs = list(SampledOutputs(network, x, key, 2, Batching(batch_size=5, group=1)))
+        ...     batching = Batching(batch_size=5, group=1)
+        ...     outputs = list(SampledOutputs(network, torch.zeros(5, 3), draw, 2, batching))
         >>> [part.shape for part in outputs]
         [torch.Size([5, 2]), torch.Size([5, 2])]
     """
@@ -48,13 +49,13 @@ class SampledOutputs:
         self,
         network: RandomNetwork,
         inputs: Inputs,
-        key: NoiseKey,
+        draw: Callable[[range], Tensor],
         num_samples: int,
         batching: Batching,
     ) -> None:
         self._network = network
         self._inputs = inputs
-        self._key = key
+        self._draw = draw
         self._num_samples = num_samples
         self._batching = batching
 
@@ -65,11 +66,10 @@ class SampledOutputs:
         return _with_progress(self._outputs(), self._num_samples)
 
     def _outputs(self) -> Iterator[Tensor]:
-        draw = _weight_sampler(self._network.posterior)
         (batch_size, group), first = self._batching, 0
         while first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
-            weights = draw(self._key, samples)
+            weights = self._draw(samples)
             if len(samples) == 1:
                 yield run_in_batches(self._network, weights[0], self._inputs, batch_size)
             else:
@@ -120,19 +120,6 @@ def _with_progress(outputs: Iterator[Tensor], total: int) -> Iterator[Tensor]:
             print(f"\r{' ' * len(line)}\r", end="", file=terminal, flush=True)
 
 
-def _weight_sampler(posterior: Posterior) -> Callable[[NoiseKey, range], Tensor]:
-    if type(posterior) is not MeanFieldGaussian:
-        return lambda key, samples: posterior.draw(posterior.noise(key, samples)).weights
-    mean, std = posterior.masked_mean.detach(), posterior.std.detach()
-
-    def draw(key: NoiseKey, samples: range) -> Tensor:
-        # The same numbers as posterior.draw, with std computed only once, and in place.
-        noise = posterior.noise(key, samples)
-        return torch.addcmul(mean, std, noise, out=noise)
-
-    return draw
-
-
 def run_in_batches(
     network: RandomNetwork, weights: Tensor, inputs: Inputs, batch_size: int
 ) -> Tensor:
@@ -143,6 +130,7 @@ def run_in_batches(
 
     Example:
         >>> from torch import nn
+        >>> from bayesify.distributions.posteriors import MeanFieldGaussian
         >>> network = RandomNetwork(nn.Linear(3, 2), posterior=MeanFieldGaussian)
         >>> run_in_batches(network, torch.zeros(8), torch.ones(5, 3), batch_size=2).shape
         torch.Size([5, 2])

@@ -14,7 +14,7 @@ from bayesify.module.networks import mlp, resnet20
 
 __all__ = ["CASES", "CLASSES", "NUM_DATA", "Case", "Work", "find_cases"]
 
-Work = Literal["train", "predict", "predict-mean"]
+Work = Literal["train", "predict", "predict-once", "predict-mean"]
 
 CLASSES = 10
 #: N of the objective, which is only a factor on the KL.
@@ -31,7 +31,8 @@ class Case:
         shape: of one example.
         batches: default numbers of examples at once.
         hidden: units of each of the two hidden layers of a multilayer perceptron, or None.
-        work: a training step, a prediction with 100 weight samples, or one with the mean weights.
+        work: a training step, a prediction with 100 weight samples that follows others with the
+            same posterior, one that is the first with its posterior, or one with the mean weights.
     """
 
     name: str
@@ -78,7 +79,8 @@ CASES = {
         perceptron("mlp-400", 400),
         perceptron("mlp-1200", 1200),
         Case("resnet-20", partial(resnet20, num_classes=CLASSES), (3, 32, 32), (128,)),
-        perceptron("predict", 400, work="predict"),
+        perceptron("predict", 400, batches=(1, 16, 128, 1024), work="predict"),
+        perceptron("predict-once", 400, work="predict-once"),
         perceptron("predict-mean", 400, work="predict-mean"),
     )
 }

@@ -108,7 +108,7 @@ def contestants_of(case: Case, batch: int) -> list[Contestant]:
     return entered
 
 
-_ESTIMATOR_OF = {"predict": "sampling", "predict-mean": _NONE}
+_ESTIMATOR_OF = {"predict": "sampling", "predict-once": "sampling", "predict-mean": _NONE}
 
 
 def bayesian(case: Case, estimator: str = "sampling") -> bf.BayesianModule:
@@ -148,7 +148,7 @@ def _training(case: Case, batch: int, kind: BackendName, estimator: str, optimiz
 
 def _plain_prediction(case: Case, batch: int) -> Step:
     (inputs, _), net = case.data(batch), case.make_net().eval()
-    passes = SAMPLES if case.work == "predict" else 1
+    passes = 1 if case.work == "predict-mean" else SAMPLES
 
     @torch.no_grad()
     def step() -> None:
@@ -162,9 +162,11 @@ def _prediction(case: Case, batch: int) -> Step:
     (inputs, _), bnn = case.data(batch), bayesian(case)
 
     def step() -> None:
-        if case.work == "predict":
-            bnn.predict(inputs, SAMPLES)
-        else:
+        if case.work == "predict-mean":
             bnn.predict_mean(inputs)
+            return
+        if case.work == "predict-once":
+            bnn.train()  # frees the weight samples of the call before
+        bnn.predict(inputs, SAMPLES)
 
     return step

@@ -46,7 +46,8 @@ def bench(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            help="mlp-400, mlp-1200, resnet-20, predict or predict-mean; may be repeated. "
+            help="mlp-400, mlp-1200, resnet-20, predict, predict-once or predict-mean; may be "
+            "repeated. "
             r"\[default: all]",
             show_default=False,
         ),
