@@ -185,6 +185,7 @@ def trained(kind: str, task: Task) -> Outcome:
 def specified(task: Task, *, counter: bool) -> Outcome:
     """The same by autograd, with the noise of the counter or of torch's generator."""
     elbo, said = task.objective(), Outcome()
+    elbo.fused = False
     if counter:
         use_counter_noise(elbo)
     optimizer = task.optimizer_of(elbo)

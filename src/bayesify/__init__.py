@@ -21,7 +21,7 @@ Where to look next:
 * posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate)
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once); for a loop of your own
-  ``parameter_groups``
+  ``make_step``, ``parameter_groups``
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``
 * baselines: ``MCDropout``, ``DeepEnsemble``
 * subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``sklearn``
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
     from bayesify.training.optimizers import parameter_groups
+    from bayesify.training.own_loop import make_step
     from bayesify.training.replicas import fit_replicas
 
 __version__ = "0.1.0"
@@ -87,6 +88,7 @@ _MODULES = {
     "training.elbo": ("ELBO", "ELBOTerms"),
     "training.fit": ("fit",),
     "training.optimizers": ("parameter_groups",),
+    "training.own_loop": ("make_step",),
     "training.replicas": ("fit_replicas",),
 }
 
@@ -126,6 +128,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "ELBOTerms",
     "fit",
     "fit_replicas",
+    "make_step",
     "parameter_groups",
     # use of a trained network
     "Predictive",

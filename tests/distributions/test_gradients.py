@@ -66,7 +66,7 @@ def check_paper_gradients(name: str, num_samples: int = 1, *, with_theta: bool =
     with torch.no_grad():
         bnn.posterior.rho.add_(normals(44, seed=7))
     x, y = case.data(9)
-    elbo = ELBO(bnn, num_data=len(x), kl="monte-carlo", num_samples=num_samples)
+    elbo = ELBO(bnn, num_data=len(x), kl="monte-carlo", num_samples=num_samples, fused=False)
     elbo.step = 3
     (len(x) * elbo(x, y).loss).backward()
     noise = NoiseKey(bnn.seed, Stream.TRAINING, 3).normals(

@@ -108,13 +108,13 @@ def test_the_weights_are_those_of_fit(warmup: dict[str, float], tmp_path: Path) 
     trainer = trained(tmp_path, **warmup, rho_lr_scale=3.0)
     alone = classifier()
     optimizer = partial(AdamW, lr=1e-2, weight_decay=0.0)
-    options: dict[str, Any] = {"backend": "autograd", "rho_lr_scale": 3.0, **warmup}
+    options: dict[str, Any] = {"rho_lr_scale": 3.0, **warmup}
     bf.fit(alone, Batches(), epochs=2, optimizer=optimizer, **options)
     found = trainer.model.bnn.posterior
     torch.testing.assert_close(found.mean, alone.bnn.posterior.mean)
     torch.testing.assert_close(found.rho, alone.bnn.posterior.rho)
     other = classifier()
-    bf.fit(other, Batches(), epochs=2, optimizer=optimizer, backend="autograd")
+    bf.fit(other, Batches(), epochs=2, optimizer=optimizer)
     assert not torch.allclose(found.rho, other.bnn.posterior.rho), "the options do something"
 
 

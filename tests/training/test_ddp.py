@@ -61,12 +61,13 @@ pytestmark = [
 
 
 def new_elbo(name: str, samples: int) -> ELBO:
-    """The same in every process."""
+    """The same in every process; ``"fused"`` is weight sampling by the kernel."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double()
-    bnn = BayesianModule(net, init_std=0.3, estimator=ESTIMATORS[name], seed=11)
-    return ELBO(bnn, num_data=NUM_DATA, num_samples=samples)
+    estimator = ESTIMATORS["sampling" if name == "fused" else name]
+    bnn = BayesianModule(net, init_std=0.3, estimator=estimator, seed=11)
+    return ELBO(bnn, num_data=NUM_DATA, num_samples=samples, fused=name == "fused")
 
 
 def half_batch(rank: int, step: int = 0) -> tuple[Tensor, Tensor]:
@@ -122,7 +123,7 @@ def measure(rank: int) -> dict[str, Tensor]:
         results[f"{key}-trained"] = trained(model, elbo, rank)
     alone = new_elbo("sampling", 1)
     results["trained-alone"] = trained(alone, alone, rank)
-    for name in ("sampling", "local"):
+    for name in ("sampling", "local", "fused"):
         elbo = new_elbo(name, 1)
         elbo.bnn.prior = ScaleMixture(pi=0.5, std1=1.0, std2=0.1)
         model = DistributedDataParallel(elbo)
@@ -242,7 +243,7 @@ def test_ranks_draw_the_noise_of_their_own_samples(
     assert float((zero.unsqueeze(1) - one).abs().amax((2, 3)).min()) > 1e-3
 
 
-@loop_over("name", ["sampling", "local"])
+@loop_over("name", ["sampling", "local", "fused"])
 def test_a_monte_carlo_kl_is_averaged_over_the_ranks_samples(name: str, results: Results) -> None:
     def of(rank: int, noise_of: int) -> Tensor:
         elbo = new_elbo(name, 1)

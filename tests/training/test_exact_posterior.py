@@ -79,7 +79,7 @@ def sigma_points(
 def minimise_exactly(model: Regression) -> tuple[Tensor, Tensor]:
     """Means and stds at the minimum of the ELBO under ``sigma_points``."""
     bnn = model.bnn()
-    elbo = ELBO(bnn, num_data=len(model.x), num_samples=2 * model.x.shape[1])
+    elbo = ELBO(bnn, num_data=len(model.x), num_samples=2 * model.x.shape[1], fused=False)
     optimizer = torch.optim.LBFGS(
         bnn.parameters(),
         max_iter=300,
@@ -100,7 +100,9 @@ def minimise_exactly(model: Regression) -> tuple[Tensor, Tensor]:
     return bnn.posterior.mean.detach(), bnn.posterior.std.detach()
 
 
-def minimise_by_sampling(model: Regression, copies: int = 1000) -> tuple[Tensor, Tensor]:
+def minimise_by_sampling(
+    model: Regression, copies: int = 1000, *, fused: bool = True
+) -> tuple[Tensor, Tensor]:
     """Means and stds after training with the library's own noise.
 
     They are averaged over the last two thirds of training, and over independent copies of the
@@ -108,7 +110,7 @@ def minimise_by_sampling(model: Regression, copies: int = 1000) -> tuple[Tensor,
     """
     bnn = model.bnn(copies)
     targets = model.y.expand(-1, copies)
-    elbo = ELBO(bnn, num_data=len(model.x), num_samples=4)
+    elbo = ELBO(bnn, num_data=len(model.x), num_samples=4, fused=fused)
     optimizer = torch.optim.Adam(bnn.parameters(), lr=0.03)
     steps = 400
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -173,7 +175,7 @@ def test_training_with_draws_too_wide_misses_the_optimum(monkeypatch: pytest.Mon
     faults.wider_draws(monkeypatch)
     model = correlated_regression()
     with pytest.raises(AssertionError, match="variance off by"):
-        check_optimum(model, minimise_by_sampling(model), 0.02, 0.01)
+        check_optimum(model, minimise_by_sampling(model, fused=False), 0.02, 0.01)
 
 
 def one_weight_at_its_posterior() -> tuple[Regression, BayesianModule]:
@@ -186,19 +188,22 @@ def one_weight_at_its_posterior() -> tuple[Regression, BayesianModule]:
     return model, bnn
 
 
-def check_every_sample_is_the_evidence(model: Regression, bnn: BayesianModule) -> None:
+def check_every_sample_is_the_evidence(
+    model: Regression, bnn: BayesianModule, *, fused: bool
+) -> None:
     """log p(y|w) + log p(w) - log q(w) = log p(y) for every w, where q is the posterior."""
     num_data = len(model.x)
     for num_samples in (1, 2, 7):
-        elbo = ELBO(bnn, num_data=num_data, kl="monte-carlo", num_samples=num_samples)
+        elbo = ELBO(bnn, num_data=num_data, kl="monte-carlo", num_samples=num_samples, fused=fused)
         for step in range(20):
             free_energy = num_data * elbo(model.x, model.y).loss.item()
             error = abs(free_energy + model.log_evidence)
             assert error < 1e-10, f"S={num_samples}, step {step}: off by {error:.3g} nats"
 
 
-def test_every_sample_of_the_elbo_is_the_log_evidence() -> None:
-    check_every_sample_is_the_evidence(*one_weight_at_its_posterior())
+@loop_over("fused", [True, False])
+def test_every_sample_of_the_elbo_is_the_log_evidence(fused: bool) -> None:
+    check_every_sample_is_the_evidence(*one_weight_at_its_posterior(), fused=fused)
 
 
 @loop_over(
@@ -216,13 +221,14 @@ def test_a_planted_fault_leaves_the_log_evidence(
 ) -> None:
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="nats"):
-        check_every_sample_is_the_evidence(*one_weight_at_its_posterior())
+        check_every_sample_is_the_evidence(*one_weight_at_its_posterior(), fused=False)
 
 
+@loop_over("fused", [True, False])
 @loop_over("field", ["mean", "rho"])
-def test_a_posterior_slightly_off_leaves_the_log_evidence(field: str) -> None:
+def test_a_posterior_slightly_off_leaves_the_log_evidence(field: str, fused: bool) -> None:
     model, bnn = one_weight_at_its_posterior()
     with torch.no_grad():
         getattr(bnn.posterior, field).add_(1e-6)
     with pytest.raises(AssertionError, match="nats"):
-        check_every_sample_is_the_evidence(model, bnn)
+        check_every_sample_is_the_evidence(model, bnn, fused=fused)

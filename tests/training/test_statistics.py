@@ -172,13 +172,13 @@ TINY: dict[str, tuple[Callable[[Tensor], Tensor], Likelihood, Tensor]] = {
 }
 
 
-def check_expected_nll(name: str) -> None:
+def check_expected_nll(name: str, *, fused: bool) -> None:
     """The mean of the ELBO's nll over steps, and of its gradient in mean and rho, by quadrature."""
     outputs, likelihood, targets = TINY[name]
     bnn = BayesianModule(
         Curve(outputs), likelihood=likelihood, prior=Gaussian(), init_std=0.7, seed=2
     )
-    elbo = ELBO(bnn, num_data=3, num_samples=2)
+    elbo = ELBO(bnn, num_data=3, num_samples=2, fused=fused)
     parameters = (bnn.posterior.mean, bnn.posterior.rho)
     rows = []
     for _ in range(1000):
@@ -201,9 +201,10 @@ def check_expected_nll(name: str) -> None:
         check_mean(column, value.item(), family=6, what=(name, what))
 
 
+@loop_over("fused", [True, False])
 @loop_over("name", TINY)
-def test_expected_nll_and_its_gradient_are_unbiased(name: str) -> None:
-    check_expected_nll(name)
+def test_expected_nll_and_its_gradient_are_unbiased(name: str, fused: bool) -> None:
+    check_expected_nll(name, fused=fused)
 
 
 def one_noise_for_all(
@@ -232,4 +233,4 @@ def test_a_planted_fault_biases_the_expected_nll(
 ) -> None:
     fault(monkeypatch)
     with pytest.raises(AssertionError, match=r"beyond|equal"):
-        check_expected_nll(name)
+        check_expected_nll(name, fused=False)

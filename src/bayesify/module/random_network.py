@@ -31,7 +31,7 @@ from bayesify.noise.keys import (
     read_counter,
 )
 
-__all__ = ["RandomNetwork", "SharedNoiseWarning"]
+__all__ = ["RandomNetwork", "SharedNoiseWarning", "refuse_in_backward"]
 
 
 class RandomNetwork(nn.Module):
@@ -210,13 +210,7 @@ class RandomNetwork(nn.Module):
         samples: range,
         posterior: Posterior,
     ) -> tuple[list[Any], WeightDraw | None]:
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-            raise RuntimeError(
-                "a random network must not be run within a backward pass, as "
-                "torch.utils.checkpoint does, since it would draw other noise; checkpoint parts of "
-                "the network's own forward instead, and choose include and exclude such that these "
-                "parts have no random parameter"
-            )
+        refuse_in_backward()
         forward_pass = ForwardPass(
             layout=self.layout,
             forward=lambda tensors: self.run_with_named(tensors, *args, **kwargs),
@@ -254,6 +248,20 @@ class RandomNetwork(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.layout = dataclasses.replace(self.layout, dtype=weights.dtype)
         return self
+
+
+def refuse_in_backward() -> None:
+    """Raise RuntimeError where a network with noise is run within a backward pass.
+
+    Example:
+        >>> refuse_in_backward()
+    """
+    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            "a random network must not be run within a backward pass, as torch.utils.checkpoint "
+            "does, since it would draw other noise; checkpoint parts of the network's own forward "
+            "instead, and choose include and exclude such that these parts have no random parameter"
+        )
 
 
 class SharedNoiseWarning(UserWarning):

@@ -28,6 +28,7 @@ from bayesify.noise.keys import (
     read_counter,
 )
 from bayesify.training.convergence import StdResidual
+from bayesify.training.kernel.drawn_weights import DrawnWeights
 
 __all__ = ["ELBO", "ELBOTerms", "detached"]
 
@@ -85,6 +86,9 @@ class ELBO(nn.Module):
         temperature: factor on the KL; 1 is the ELBO, anything else is a tempered objective.
         num_samples: S, weight samples per step.
         num_batches: M, needed for geometric weights.
+        fused: whether ``forward`` may use the kernel of the compiled backend, on CPUs, for weight
+            sampling and the priors that it knows; its noise then is that of this backend. False for
+            PyTorch's operations and generators.
 
     Raises:
         ValueError: an argument is out of its range, or no closed form exists.
@@ -107,6 +111,7 @@ class ELBO(nn.Module):
         temperature: float = 1.0,
         num_samples: int = 1,
         num_batches: int | None = None,
+        fused: bool = True,
     ) -> None:
         super().__init__()
         if not isinstance(bnn, BayesianModule):
@@ -135,7 +140,9 @@ class ELBO(nn.Module):
         self.temperature = float(temperature)
         self.num_samples = num_samples
         self.num_batches = num_batches
+        self.fused = fused
         self._step = make_counter()
+        self._drawn_weights = DrawnWeights()
 
     def forward(
         self,
@@ -161,21 +168,28 @@ class ELBO(nn.Module):
         """
         bnn = self.bnn
         bnn.estimator.check_num_samples(self.num_samples)
-        step = read_counter(self._step)
         # Each process of a distributed run has its own samples.
         first = process_rank() * self.num_samples
         samples = range(first, first + self.num_samples)
-        key = NoiseKey(bnn.seed, Stream.TRAINING, step)
-        outputs, draw = bnn.sample_outputs(inputs, key, samples)
-        nll = self.nll(outputs, targets)
-        factor = self.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
-        # With factor 0 the value is still reported, but needs no backward pass. A branch decides,
-        # because in compiled code the factor is symbolic and cannot be an argument.
-        with_grad = torch.is_grad_enabled()
-        if not factor > 0.0:
-            with_grad = False
-        with torch.set_grad_enabled(with_grad):
-            kl, penalty = self.complexity(draw, step, samples)
+        if self.uses_kernel():
+            outputs, kl = self._drawn_weights.sample_outputs(
+                bnn, inputs, step=self.step, samples=samples
+            )
+            nll, penalty = self.nll(outputs, targets), torch.zeros_like(kl)
+            factor = self.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
+        else:
+            step = read_counter(self._step)
+            key = NoiseKey(bnn.seed, Stream.TRAINING, step)
+            outputs, draw = bnn.sample_outputs(inputs, key, samples)
+            nll = self.nll(outputs, targets)
+            factor = self.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
+            # With factor 0 the value is still reported, but needs no backward pass. A branch
+            # decides, because in compiled code the factor is symbolic and cannot be an argument.
+            with_grad = torch.is_grad_enabled()
+            if not factor > 0.0:
+                with_grad = False
+            with torch.set_grad_enabled(with_grad):
+                kl, penalty = self.complexity(draw, step, samples)
         self.count_step()
         loss = nll + factor * (kl + penalty)
         # As an output of compiled code a number would have it compiled anew for each value.
@@ -243,6 +257,15 @@ class ELBO(nn.Module):
             # A draw of the KL's own, because the estimator has no weight vector.
             draw = q.draw(q.noise(NoiseKey(bnn.seed, Stream.DIVERGENCE, step), samples))
         return kl_divergence(q, p, draw, method=self.kl, prior_mean=bnn.prior_mean), zero
+
+    def uses_kernel(self) -> bool:
+        """Return whether :meth:`forward` samples by the kernel, as everything is now."""
+        return (
+            self.fused
+            and not torch.compiler.is_compiling()
+            and type(self).complexity is ELBO.complexity
+            and self._drawn_weights.prepare(self.bnn, self.kl)
+        )
 
     def get_extra_state(self) -> Tensor:
         """The step counter, so that ``state_dict`` resumes the noise."""

@@ -31,7 +31,7 @@ from bayesify import (
     prune,
 )
 from bayesify.datasets import TensorLoader
-from bayesify.training.backends import make_backend, why_not_compiled
+from bayesify.training.backends import make_backend, why_no_closed_forms, why_not_compiled
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning"),
@@ -235,6 +235,7 @@ def train(case: Case, backend: Any) -> tuple[dict[str, Tensor], Notes]:
 
 def train_by_hand(case: Case) -> dict[str, Tensor]:
     elbo, optimizer = case.make()
+    elbo.fused = why_no_closed_forms(elbo) is None
     for _ in range(EPOCHS):
         for index, rows in enumerate(torch.arange(N).split(BATCH)):
             optimizer.zero_grad()
@@ -268,7 +269,7 @@ def test_auto_then_says_why(name: str) -> None:
     test_compiled_raises(name)
     said = train(CASES[name], "auto")[1].said
     assert sum("backend" in note for note in said) == 1
-    assert said[0].startswith(("backend: autograd", "backend: closed-form"))
+    assert said[0].startswith(("backend: autograd", "backend: closed-form", "backend: fused"))
     assert CASES[name].why in said[0]
 
 

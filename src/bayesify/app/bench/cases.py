@@ -78,6 +78,7 @@ CASES = {
     for case in (
         perceptron("mlp-400", 400),
         perceptron("mlp-1200", 1200),
+        perceptron("mlp-2900", 2900, batches=(16,)),
         Case("resnet-20", partial(resnet20, num_classes=CLASSES), (3, 32, 32), (128,)),
         perceptron("predict", 400, batches=(1, 16, 128, 1024), work="predict"),
         perceptron("predict-once", 400, work="predict-once"),

@@ -16,12 +16,23 @@ import bayesify as bf
 from bayesify.app.bench.cases import NUM_DATA, Case
 from bayesify.training.backends import BackendName, make_backend
 
-__all__ = ["OURS", "PLAIN_NET", "SAMPLES", "Contestant", "Step", "contestants_of", "make_optimizer"]
+__all__ = [
+    "OURS",
+    "OWN_LOOP",
+    "PLAIN_NET",
+    "SAMPLES",
+    "Contestant",
+    "Step",
+    "contestants_of",
+    "make_optimizer",
+]
 
 #: One training step or prediction.
 Step = Callable[[], None]
 
 PLAIN_NET = "plain-net"
+#: A loop with the objective, its backward pass and the optimizer.
+OWN_LOOP = "own-loop"
 #: The path of predictions, which have no backend.
 OURS = "bayesify"
 #: Weight samples of a prediction.
@@ -42,7 +53,8 @@ class Contestant:
     """An implementation of the work of a case.
 
     Args:
-        path: ``"plain-net"``, a backend of bayesify, ``"bayesify"`` (predictions), or a peer.
+        path: ``"plain-net"``, a backend of bayesify, ``"own-loop"``, ``"bayesify"`` (predictions),
+            or a peer.
         estimator: gradient estimator, or ``"none"``.
         optimizer: ``"adam"``, ``"sgd"`` (momentum 0.9), a peer's own, or ``"none"``.
         build: builds network and optimizer, and returns a function that does one step.
@@ -105,6 +117,8 @@ def contestants_of(case: Case, batch: int) -> list[Contestant]:
             for kind in _BACKENDS:
                 build = partial(_training, case, batch, kind, estimator, optimizer)
                 entered.append(Contestant(kind, estimator, optimizer, build))
+        build = partial(_own_loop, case, batch, optimizer)
+        entered.append(Contestant(OWN_LOOP, "sampling", optimizer, build))
     return entered
 
 
@@ -142,6 +156,19 @@ def _training(case: Case, batch: int, kind: BackendName, estimator: str, optimiz
 
     def step() -> None:
         backend.step(inputs, targets, batch_index=0)
+
+    return step
+
+
+def _own_loop(case: Case, batch: int, optimizer: str) -> Step:
+    inputs, targets = case.data(batch)
+    elbo = bf.ELBO(bayesian(case), num_data=NUM_DATA)
+    made = make_optimizer(optimizer, elbo.parameters())
+
+    def step() -> None:
+        made.zero_grad(set_to_none=True)
+        elbo(inputs, targets).loss.backward()
+        made.step()
 
     return step
 

@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from bayesify.app.bench.contestants import OURS, PLAIN_NET
+from bayesify.app.bench.contestants import OURS, OWN_LOOP, PLAIN_NET
 from bayesify.app.bench.measuring import BenchRow
 from bayesify.app.bench.tables import by_group, label_of
 from bayesify.plots.style import COLOURS, styled
 
 __all__ = ["step_times"]
 
-_COLOURS = {"compiled": "blue", "closed-form": "sky", OURS: "sky"}
+_COLOURS = {"compiled": "blue", "closed-form": "sky", OWN_LOOP: "green", OURS: "sky"}
 #: Height of a bar with the gap below it, and the margins of a panel in such heights.
 _BAR_INCHES, _AROUND = 0.23, 3
 _COLUMNS = 2

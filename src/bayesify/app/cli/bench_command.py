@@ -46,16 +46,15 @@ def bench(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            help="mlp-400, mlp-1200, resnet-20, predict, predict-once or predict-mean; may be "
-            "repeated. "
-            r"\[default: all]",
+            help="mlp-400, mlp-1200, mlp-2900, resnet-20, predict, predict-once or predict-mean; "
+            r"may be repeated. \[default: all]",
             show_default=False,
         ),
     ] = None,
     batch: Annotated[
         list[int] | None,
         typer.Option(
-            help=r"Examples at once; may be repeated. \[default: 128 and 1024; resnet-20 128]",
+            help=r"Examples at once; may be repeated. \[default: by case, 128 and 1024 first]",
             show_default=False,
         ),
     ] = None,

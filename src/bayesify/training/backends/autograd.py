@@ -23,6 +23,8 @@ class AutogradBackend:
         elbo: any objective.
         optimizer: any optimiser of its parameters.
         reason: why no faster backend was chosen, for the description.
+        fused: whether the objective may use its kernel, whose noise is the counter-based
+            generator's.
 
     Example:
         >>> import torch
@@ -34,11 +36,15 @@ class AutogradBackend:
         (False, 1)
     """
 
-    noise: Noise = "generator"
+    noise: Noise
 
-    def __init__(self, elbo: ELBO, optimizer: Optimizer, reason: str = "") -> None:
-        self._elbo, self._optimizer = elbo, optimizer
-        self.description = f"autograd ({reason})" if reason else "autograd"
+    def __init__(
+        self, elbo: ELBO, optimizer: Optimizer, reason: str = "", *, fused: bool = False
+    ) -> None:
+        self._elbo, self._optimizer, self._fused = elbo, optimizer, fused
+        self.noise = "counter" if fused else "generator"
+        name = "fused objective" if fused else "autograd"
+        self.description = f"{name} ({reason})" if reason else name
 
     def step(
         self,
@@ -52,7 +58,11 @@ class AutogradBackend:
     ) -> ELBOTerms:
         """Make one step; see ``Backend.step``. The value of the KL is always computed."""
         elbo = self._elbo
-        terms: ELBOTerms = elbo(inputs, targets, batch_index=batch_index, kl_scale=kl_scale)
+        fused, elbo.fused = elbo.fused, self._fused
+        try:
+            terms: ELBOTerms = elbo(inputs, targets, batch_index=batch_index, kl_scale=kl_scale)
+        finally:
+            elbo.fused = fused
         require_finite(elbo, terms)
         self._optimizer.zero_grad(set_to_none=True)
         terms.loss.backward()

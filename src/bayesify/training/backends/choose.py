@@ -62,7 +62,7 @@ def make_backend(
         >>> from bayesify.module.bayesian import BayesianModule
         >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=1)
         >>> make_backend(elbo, torch.optim.AdamW(elbo.parameters())).description
-        'closed-form (gaussian prior); not compiled: the optimizer is AdamW'
+        'fused objective (the optimizer is AdamW)'
     """
     check_backend(backend)
     elbo.bnn.estimator.check_num_samples(elbo.num_samples)
@@ -80,6 +80,8 @@ def make_backend(
         return _closed_form(elbo, optimizer, insist=False)
     insist = backend == "compiled"
     reason = why_not_compiled(elbo, optimizer)
+    if reason is not None and not insist and _has_fused_objective(elbo):
+        return AutogradBackend(elbo, optimizer, reason, fused=True)
     if reason is not None and noise == "counter":
         raise ValueError(
             f"this run began with the compiled backend, which no longer supports it: {reason}; "
@@ -101,6 +103,10 @@ def make_backend(
     if reason != why_no_closed_forms(elbo):
         made.description += f"; not compiled: {reason}"
     return made
+
+
+def _has_fused_objective(elbo: ELBO) -> bool:
+    return why_no_closed_forms(elbo) is None and elbo.uses_kernel()
 
 
 def _compiled(elbo: ELBO, optimizer: Optimizer) -> LeafBackend:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesify.training.convergence import StdResidual
 from bayesify.training.kernel.formulas import LeafKind, OptimizerRule, PriorBlocks, Rates
 
-__all__ = ["Kernel", "Recipe", "SampleNoise", "Vectors"]
+__all__ = ["Kernel", "Recipe", "SampleNoise", "SampledPosterior", "Vectors"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,17 @@ class SampleNoise(NamedTuple):
 
     key: tuple[int, int]
     opposite: bool = False
+
+
+class SampledPosterior(NamedTuple):
+    """What the weights of a sample and their KL depend on, each of shape (D,)."""
+
+    mean: Tensor
+    rho: Tensor
+    #: Or None for zeros.
+    prior_mean: Tensor | None
+    #: Or None where nothing was pruned.
+    mask: Tensor | None
 
 
 @dataclass(frozen=True)

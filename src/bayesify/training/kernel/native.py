@@ -14,10 +14,10 @@ from torch import Tensor
 
 from bayesify.training.convergence import SNR_BORDERS, StdResidual
 from bayesify.training.kernel.compiler import compiled_library
-from bayesify.training.kernel.formulas import Rates
-from bayesify.training.kernel.interface import Recipe, SampleNoise, Vectors
+from bayesify.training.kernel.formulas import PriorBlocks, Rates
+from bayesify.training.kernel.interface import Recipe, SampledPosterior, SampleNoise, Vectors
 
-__all__ = ["NativeKernel"]
+__all__ = ["NativeKernel", "NativeSample"]
 
 
 class NativeKernel:
@@ -138,22 +138,112 @@ class NativeKernel:
         arguments.num_threads = torch.get_num_threads()
 
 
+class NativeSample:
+    """The weights of one sample with their KL, and the gradients of a loss of the two, in C++.
+
+    Args:
+        prior: of each block of weights, and how the KL is found.
+        starts: where each parameter begins, and the end.
+        dtype: of the vectors, float32 or float64.
+
+    Raises:
+        CompilerError: there is no working C++ compiler.
+    """
+
+    def __init__(self, prior: PriorBlocks, starts: Sequence[int], dtype: torch.dtype) -> None:
+        library = compiled_library(
+            *(prior.kind, prior.exact, "none", "weights", dtype), blocks=len(prior.forms) > 1
+        )
+        self._sample, self._update = library.sample, library.update
+        self._sample.restype = ctypes.c_double
+        self._dtype = dtype
+        self._starts = (ctypes.c_int64 * len(starts))(*starts)
+        self._prior_starts = (ctypes.c_int64 * (len(prior.forms) + 1))(*prior.starts, starts[-1])
+        numbers = [float(number) for form in prior.forms for number in form.numbers]
+        self._priors = (ctypes.c_double * len(numbers))(*numbers)
+
+    def sample(
+        self, of: SampledPosterior, step: int, noise: SampleNoise, out: Tensor
+    ) -> tuple[float, int]:
+        """Write the weights; return their KL in nats and a sum by which an edit is seen."""
+        arguments = self._arguments(of, out)
+        arguments.next = step % 2**32
+        arguments.key0, arguments.key1 = (word % 2**32 for word in noise.key)
+        arguments.sign = -1.0 if noise.opposite else 1.0
+        kl: float = self._sample(ctypes.byref(arguments))
+        return kl, arguments.leaf_sum
+
+    def gradients(
+        self,
+        of: SampledPosterior,
+        weights: Tensor,
+        in_weights: Sequence[Tensor | None],
+        in_kl: float,
+        out: tuple[Tensor, Tensor],
+    ) -> int:
+        """Write the gradients in mean and rho; return the sum of the weights as they are now.
+
+        Args:
+            of: the posterior, unchanged since the sample.
+            weights: the sample, shape (D,).
+            in_weights: the gradients in the weights of each parameter; None for zeros.
+            in_kl: the gradient in the KL.
+            out: in mean and rho, each of shape (D,).
+        """
+        arguments = self._arguments(of, weights)
+        pointers = (ctypes.c_void_p * len(in_weights))()
+        held = _point(pointers, in_weights, self._dtype)
+        arguments.in_mean = ctypes.addressof(pointers)
+        arguments.mean_first, arguments.rho_first = (each.data_ptr() for each in out)
+        arguments.kl_factor, arguments.part = in_kl, 1.0
+        self._update(ctypes.byref(arguments))
+        held.clear()
+        leaf_sum: int = arguments.leaf_sum
+        return leaf_sum
+
+    def _arguments(self, of: SampledPosterior, leaf: Tensor) -> _Step:
+        size = self._starts[len(self._starts) - 1]
+        for name, each in of._asdict().items():
+            wanted = torch.bool if name == "mask" else self._dtype
+            if each is not None and not _fits(each, wanted, size):
+                raise _misfit(name, each, wanted, size)
+        return _Step(
+            num_weights=size,
+            num_parameters=len(self._starts) - 1,
+            num_threads=torch.get_num_threads(),
+            starts=ctypes.addressof(self._starts),
+            num_priors=len(self._prior_starts) - 1,
+            prior_starts=ctypes.addressof(self._prior_starts),
+            priors=ctypes.addressof(self._priors),
+            leaf=leaf.data_ptr(),
+            **{k: None if v is None else v.data_ptr() for k, v in of._asdict().items()},
+        )
+
+
 def _check(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> None:
     """Check everything that the compiled code relies on."""
     size = None if tensors[0] is None else tensors[0].numel()
     for name, tensor in zip(_VECTORS, tensors, strict=True):
         wanted = torch.bool if name == "mask" else dtype
-        if tensor is not None and not (
-            tensor.dtype == wanted
-            and tensor.shape == (size,)
-            and tensor.is_contiguous()
-            and tensor.device.type == "cpu"
-        ):
-            raise ValueError(
-                f"{name} must be a contiguous vector of {size} {wanted} on the CPU, got shape "
-                f"{tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}; after a change of "
-                "dtype make a new optimizer"
-            )
+        if tensor is not None and not _fits(tensor, wanted, size):
+            raise _misfit(name, tensor, wanted, size)
+
+
+def _fits(tensor: Tensor, dtype: torch.dtype, size: int | None) -> bool:
+    return (
+        tensor.dtype == dtype
+        and tensor.shape == (size,)
+        and tensor.is_contiguous()
+        and tensor.device.type == "cpu"
+    )
+
+
+def _misfit(name: str, tensor: Tensor, dtype: torch.dtype, size: int | None) -> ValueError:
+    return ValueError(
+        f"{name} must be a contiguous vector of {size} {dtype} on the CPU, got shape "
+        f"{tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}; after a change of "
+        "dtype make a new optimizer"
+    )
 
 
 def _point(
@@ -210,4 +300,5 @@ class _Step(ctypes.Structure):
         ("borders", ctypes.c_double * len(SNR_BORDERS)),
         ("in_log_std", ctypes.c_double * (len(SNR_BORDERS) + 1)),
         ("counts", ctypes.c_int64 * (len(SNR_BORDERS) + 1)),
+        ("leaf_sum", ctypes.c_uint64),
     ]

@@ -44,8 +44,8 @@ inline float exp_negative(float x) {
 
 inline double exp_negative(double x) { return std::exp(x); }
 
-// log(x) for 0 < x <= 1, x no denormal number.
-inline float log_fraction(float x) {
+// log(x) for x > 0, x no denormal number.
+inline float log_positive(float x) {
   const uint32_t bits = float_to_bits(x);
   // x = m 2^e with m in [sqrt(1/2), sqrt(2)).
   const uint32_t offset = bits - 0x3f3504f3u;
@@ -67,7 +67,7 @@ inline float log_fraction(float x) {
   return result + f + power * 0.693359375f;
 }
 
-inline double log_fraction(double x) { return std::log(x); }
+inline double log_positive(double x) { return std::log(x); }
 
 // log(1 + e) / e for 0 <= e <= 1.
 inline float log1p_ratio(float e) {

@@ -67,7 +67,7 @@ inline void normals(uint32_t k0, uint32_t k1, uint32_t step, int64_t block, Real
     threefry(k0, k1, x0, x1);
     const Real u = static_cast<Real>(static_cast<int32_t>(x0 >> 1)) * Real(4.656612873077393e-10) +
                    Real(2.3283064365386963e-10);
-    const Real radius = std::sqrt(Real(-2) * log_fraction(u));
+    const Real radius = std::sqrt(Real(-2) * log_positive(u));
     Real cosine, sine;
     cos_sin(static_cast<int32_t>(x1), cosine, sine);
     out[j] = radius * cosine;

@@ -9,7 +9,7 @@
 //   REAL       float or double
 //   PRIOR      0 Gaussian, 1 Laplace, 2 scale mixture
 //   EXACT      1 where the KL has a closed form, 0 where it is estimated at the sampled weight
-//   OPTIMIZER  0 SGD, 1 SGD with momentum, 2 Adam
+//   OPTIMIZER  0 SGD, 1 SGD with momentum, 2 Adam, 3 none: the gradients are written instead
 //   LEAF       0 where the network runs on sampled weights, 1 on means and standard deviations,
 //              2 on means and variances
 //   SEVERAL    1 where the gradient is averaged over several weight samples (LEAF 0 only)
@@ -20,72 +20,19 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
+#include <vector>
 
 #include "elementary.h"
+#include "kl.h"
 #include "noise.h"
+#include "parts.h"
 #include "score.h"
 
 namespace {
 
 constexpr int64_t kBorders = 3;
 constexpr int64_t kChunk = 32 * kBlock;  // weights that a thread takes at a time
-
-// A vector whose parts, one for each parameter, lie apart; a part that is null is zero.
-class Parts {
- public:
-  Parts(const int64_t* starts, int64_t count, const Real* const* parts, int64_t at)
-      : starts_(starts), parts_(parts) {
-    part_ = std::upper_bound(starts, starts + count, at) - starts - 1;
-  }
-
-  // The next numbers, in order.
-  void copy(int64_t from, int64_t size, Real* out) {
-    for (int64_t at = from; at < from + size;) {
-      while (starts_[part_ + 1] <= at) ++part_;
-      const int64_t end = std::min(from + size, starts_[part_ + 1]);
-      if (const Real* part = parts_[part_])
-        std::memcpy(out + (at - from), part + (at - starts_[part_]), (end - at) * sizeof(Real));
-      else
-        std::fill(out + (at - from), out + (end - from), Real(0));
-      at = end;
-    }
-  }
-
- private:
-  const int64_t* starts_;
-  const Real* const* parts_;
-  int64_t part_;
-};
-
-#if BLOCKS
-// The numbers of the prior of each weight.
-class Numbers {
- public:
-  Numbers(const int64_t* starts, int64_t count, const double* priors, int64_t at)
-      : starts_(starts), priors_(priors) {
-    block_ = std::upper_bound(starts, starts + count, at) - starts - 1;
-  }
-
-  // Those of the next weights, in order.
-  void copy(int64_t from, int64_t size, Real (*out)[kBlock]) {
-    for (int64_t at = from; at < from + size;) {
-      while (starts_[block_ + 1] <= at) ++block_;
-      const int64_t end = std::min(from + size, starts_[block_ + 1]);
-      for (int64_t k = 0; k < 3; ++k)
-        std::fill(out[k] + (at - from), out[k] + (end - from), Real(priors_[3 * block_ + k]));
-      at = end;
-    }
-  }
-
- private:
-  const int64_t* starts_;
-  const double* priors_;
-  int64_t block_;
-};
-#define NUMBER(k) numbers[k][j]
-#else
-#define NUMBER(k) numbers[k]
-#endif
 
 }  // namespace
 
@@ -106,7 +53,7 @@ struct Step {
   const double* priors;         // three numbers of each
   Real *mean, *rho;
   Real* leaf;  // see LEAF
-  Real *mean_first, *mean_second, *rho_first, *rho_second;
+  Real *mean_first, *mean_second, *rho_first, *rho_second;  // first: gradients if OPTIMIZER 3
   const Real* prior_mean;  // or null for zeros
   const uint8_t* mask;     // or null where nothing was pruned
   Real *sum_mean, *sum_log_std;  // over the samples before this one; read and written if SEVERAL
@@ -120,6 +67,7 @@ struct Step {
   double borders[kBorders];  // between groups of weights by signal-to-noise ratio |mean| / std
   double in_log_std[kBorders + 1];  // out: the sum of the loss's derivatives in log std, by group
   int64_t counts[kBorders + 1];     // out: the weights of each group
+  uint64_t leaf_sum;  // out, if OPTIMIZER 3: of the leaf's bits, by which an edit of it is seen
 };
 }
 
@@ -162,6 +110,19 @@ inline void find_groups(const Step* s, int64_t base, int64_t size, uint8_t* grou
   }
 }
 
+#if OPTIMIZER == 3
+inline uint64_t sum_of_bits(const Real* values, int64_t size) {
+  uint64_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < size; ++j) {
+    std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t> bits;
+    std::memcpy(&bits, values + j, sizeof bits);
+    sum += bits;
+  }
+  return sum;
+}
+#endif
+
 // What the network runs on next.
 inline void fill_leaf(const Step* s, int64_t base, int64_t size, [[maybe_unused]] Real* noise) {
   const Real* rho = s->rho + base;
@@ -197,6 +158,72 @@ extern "C" void refresh(const Step* s) {
       fill_leaf(s, base, std::min(kBlock, stop - base), noise);
   }
 }
+
+#if OPTIMIZER == 3 && !LEAF
+// Fill the leaf, and return the KL of its weights in nats: in closed form if EXACT, else estimated
+// at these weights.
+extern "C" double sample(Step* s) {
+  const int64_t chunks = (s->num_weights + kChunk - 1) / kChunk;
+  std::vector<double> parts(chunks);  // summed in order, whatever the number of threads
+  uint64_t leaf_sum = 0;
+#if !BLOCKS
+  const Real numbers[3] = {Real(s->priors[0]), Real(s->priors[1]), Real(s->priors[2])};
+#endif
+#pragma omp parallel for schedule(static) num_threads(s->num_threads) reduction(+ : leaf_sum)
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    Real noise[kBlock], value[kBlock], centre[kBlock] = {};
+    const int64_t start = chunk * kChunk, stop = std::min(start + kChunk, s->num_weights);
+#if BLOCKS
+    Real numbers[3][kBlock];
+    Numbers priors(s->prior_starts, s->num_priors, s->priors, start);
+#endif
+    for (int64_t base = start; base < stop; base += kBlock) {
+      const int64_t size = std::min(kBlock, stop - base);
+#if BLOCKS
+      priors.copy(base, size, numbers);
+#endif
+      if (s->prior_mean) std::copy_n(s->prior_mean + base, size, centre);
+      const Real *mean = s->mean + base, *rho = s->rho + base;
+      Real* leaf = s->leaf + base;
+      const Real sign = Real(s->sign);
+      normals(s->key0, s->key1, s->next, base / kBlock, noise);
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) {
+        const LogSpread q = log_spread_of(rho[j]);
+        leaf[j] = mean[j] + q.std * noise[j] * sign;
+#if EXACT
+        value[j] = KL_OF(mean[j] - centre[j], q.std, NUMBER(0)) - q.log_std;
+#else
+        value[j] = MINUS_LOG_PRIOR(leaf[j] - centre[j], NUMBER(0), NUMBER(1), NUMBER(2)) -
+                   Real(0.5) * noise[j] * noise[j] - q.log_std;
+#endif
+      }
+      Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = 0; j < size; ++j) sum += value[j];
+      if (s->mask) {
+        sum = 0;
+        for (int64_t j = 0; j < size; ++j) {
+          const bool keep = s->mask[base + j];
+          sum += keep ? value[j] : Real(0);
+          leaf[j] = keep ? leaf[j] : Real(0);
+        }
+      }
+      parts[chunk] += sum;
+      leaf_sum += sum_of_bits(leaf, size);
+    }
+  }
+  s->leaf_sum = leaf_sum;
+  double total = 0.0;
+  for (const double part : parts) total += part;
+  for (int64_t block = 0; block < s->num_priors; ++block) {
+    const int64_t from = s->prior_starts[block], to = s->prior_starts[block + 1];
+    const int64_t count = s->mask ? std::count(s->mask + from, s->mask + to, 1) : to - from;
+    total += constant_of(s->priors + 3 * block) * static_cast<double>(count);
+  }
+  return total;
+}
+#endif
 
 // Standard normals for other uses than of a weight.
 extern "C" void draw(uint32_t key0, uint32_t key1, uint32_t step, int64_t size, int64_t threads,
@@ -264,7 +291,9 @@ namespace {
 // `kResidual` is whether to sum the loss's derivatives in log std, which few steps ask for.
 template <bool kResidual>
 void update_all(Step* s) {
+#if OPTIMIZER != 3
   const Mover move_mean(s->of_mean), move_rho(s->of_rho);
+#endif
   const Real kl_factor = Real(s->kl_factor);
   [[maybe_unused]] const Real part = Real(s->part);
 #if !BLOCKS
@@ -273,10 +302,12 @@ void update_all(Step* s) {
 #endif
   double sums[kBorders + 1] = {};
   int64_t counts[kBorders + 1] = {};
-#pragma omp parallel for schedule(static) num_threads(s->num_threads) reduction(+ : sums, counts)
+  uint64_t leaf_sum = 0;
+#pragma omp parallel for schedule(static) num_threads(s->num_threads) \
+    reduction(+ : sums, counts, leaf_sum)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
-    Real noise[kBlock] = {}, grad_mean[kBlock];
-    [[maybe_unused]] Real grad_spread[kBlock];
+    Real grad_mean[kBlock];
+    [[maybe_unused]] Real noise[kBlock] = {}, grad_spread[kBlock];
     Real centre[kBlock] = {}, strength[kBlock];
     [[maybe_unused]] Real log_std[kBlock];
     [[maybe_unused]] uint8_t group[kBlock];
@@ -309,13 +340,19 @@ void update_all(Step* s) {
           strength[j] = keep ? kl_factor : Real(0);
           grad_mean[j] = keep ? grad_mean[j] : Real(0);
         }
+#if OPTIMIZER == 3
+      const Real *mean = s->mean + base, *rho = s->rho + base;
+#else
       Real *mean = s->mean + base, *rho = s->rho + base;
+#endif
       [[maybe_unused]] const Real* leaf = s->leaf + base;
 #if SEVERAL
       const Real *sum_mean = s->sum_mean + base, *sum_log_std = s->sum_log_std + base;
 #endif
       Real *mean_first = s->mean_first + base, *rho_first = s->rho_first + base;
+#if OPTIMIZER != 3
       Real *mean_second = s->mean_second + base, *rho_second = s->rho_second + base;
+#endif
       if constexpr (kResidual) find_groups(s, base, size, group);
 #pragma omp simd
       for (int64_t j = 0; j < size; ++j) {
@@ -352,8 +389,13 @@ void update_all(Step* s) {
         total_mean += sum_mean[j];
         in_log_std += sum_log_std[j];
 #endif
+#if OPTIMIZER == 3
+        mean_first[j] = total_mean;
+        rho_first[j] = in_log_std * q.ratio;
+#else
         mean[j] = move_mean(mean[j], total_mean, mean_first + j, mean_second + j);
         rho[j] = move_rho(rho[j], in_log_std * q.ratio, rho_first + j, rho_second + j);
+#endif
         if constexpr (kResidual) log_std[j] = in_log_std;
       }
       if constexpr (kResidual)
@@ -362,11 +404,16 @@ void update_all(Step* s) {
             sums[group[j]] += log_std[j];
             ++counts[group[j]];
           }
+#if OPTIMIZER == 3
+      leaf_sum += sum_of_bits(leaf, size);
+#else
       fill_leaf(s, base, size, noise);
+#endif
     }
   }
   std::copy_n(sums, kBorders + 1, s->in_log_std);
   std::copy_n(counts, kBorders + 1, s->counts);
+  s->leaf_sum = leaf_sum;
 }
 
 }  // namespace

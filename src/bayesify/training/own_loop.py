@@ -1,0 +1,90 @@
+"""The fused training step for a loop of one's own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bayesify.module.inputs import Inputs
+from bayesify.module.threads import one_thread_if_small, rows_of
+from bayesify.training.backends import BackendName, make_backend
+from bayesify.training.elbo import ELBO, ELBOTerms
+
+__all__ = ["Step", "make_step"]
+
+
+class Step(Protocol):
+    """One training step: forward and backward pass, and the optimiser."""
+
+    def __call__(
+        self,
+        inputs: Inputs,
+        targets: Tensor,
+        *,
+        batch_index: int = 0,
+        kl_scale: float = 1.0,
+        with_kl: bool = False,
+    ) -> ELBOTerms:
+        """Update the parameters by one minibatch.
+
+        Args:
+            inputs: as for ``BayesianModule.predict``, B_i examples.
+            targets: shape (B_i, ...).
+            batch_index: i - 1, the minibatch's place in the epoch, for geometric weights.
+            kl_scale: a further factor on the KL, for its warm-up.
+            with_kl: whether to compute the value of the KL too. Its gradient needs none; without
+                it ``loss`` and ``kl`` are NaN.
+
+        Returns:
+            nll in nats per example, and the rest as from ``ELBO``, without a graph.
+
+        Raises:
+            NonFiniteLossError: the nll is NaN or infinite; nothing was updated.
+        """
+
+
+def make_step(elbo: ELBO, optimizer: Optimizer, *, backend: BackendName = "auto") -> Step:
+    """Return the step that ``fit`` makes, for a loop of one's own.
+
+    It replaces ``zero_grad``, the objective, ``backward`` and ``optimizer.step``, and reads and
+    advances the optimiser's own state, so that schedulers and checkpoints work as ever. With Adam
+    or SGD one kernel does all but the network's passes.
+
+    Args:
+        elbo: the objective.
+        optimizer: of its parameters.
+        backend: see ``fit``.
+
+    Raises:
+        ValueError: ``backend`` is unknown, or does not support this objective and optimiser.
+        CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=10)
+        >>> step = make_step(elbo, torch.optim.Adam(elbo.parameters(), lr=0.1))
+        >>> x, y = torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)
+        >>> nlls = [float(step(x, y).nll) for _ in range(50)]
+        >>> nlls[-1] < nlls[0]
+        True
+    """
+    made = make_backend(elbo, optimizer, backend)
+
+    def step(
+        inputs: Inputs,
+        targets: Tensor,
+        *,
+        batch_index: int = 0,
+        kl_scale: float = 1.0,
+        with_kl: bool = False,
+    ) -> ELBOTerms:
+        torch.clear_autocast_cache()  # of casts of the parameters before the last update
+        with one_thread_if_small(elbo.bnn, elbo.num_samples * rows_of(inputs)):
+            return made.step(
+                inputs, targets, batch_index=batch_index, kl_scale=kl_scale, with_kl=with_kl
+            )
+
+    return step

@@ -1,0 +1,384 @@
+"""Loops of one's own: the kernel within ``ELBO.forward`` is the objective by autograd."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.backend_cases import (
+    CLASSES,
+    INPUTS,
+    PRIORS,
+    Outcome,
+    Task,
+    distance,
+    needs_compiler,
+    specified,
+    trained,
+    use_counter_noise,
+)
+from torch import Tensor, nn
+
+import bayesify as bf
+from bayesify.training.kernel import compiler
+
+pytestmark = needs_compiler
+
+X, Y = torch.linspace(-1.0, 1.0, 6 * INPUTS).view(6, INPUTS), torch.arange(6) % CLASSES
+
+
+def train_by_hand(task: Task) -> tuple[Mapping[str, Tensor], list[float]]:
+    elbo, kls = task.objective(), []
+    optimizer = task.optimizer_of(elbo)
+    for number, (x, y, told) in enumerate(task.minibatches()):
+        terms = elbo(x, y, **told)
+        optimizer.zero_grad()
+        terms.loss.backward()
+        optimizer.step()
+        if number % 10 == 0:
+            kls.append(float(terms.kl.detach()))
+    return Outcome().keep(elbo).state, kls
+
+
+SEVERAL = (("num_samples", 4),)
+PAIRS = (("estimator", bf.WeightSampling(antithetic=True)),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"elbo": SEVERAL}, {"pruned": 0.4}])
+@pytest.mark.parametrize("prior", PRIORS)
+def test_fifty_steps_are_the_specification(
+    prior: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    task = Task(prior, dtype=dtype, **options)
+    expected = specified(task, counter=True)
+    found, kls = train_by_hand(task)
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-9}[dtype]
+    assert distance(found, expected.state) <= tolerance
+    assert kls == pytest.approx(expected.kl, rel=tolerance)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_a_loop_trains_as_fit_does(prior: str) -> None:
+    """Bit for bit it is not: the optimiser here is PyTorch's, there the kernel's."""
+    task = Task(prior)
+    assert distance(train_by_hand(task)[0], trained("kernel", task).state) <= 1e-9
+
+
+BY_GROUP = bf.ByGroup({"0.*": bf.Gaussian(0.2), "*": bf.Gaussian(0.6)})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bnn": PAIRS, "elbo": SEVERAL},
+        {"bnn": (("prior", BY_GROUP),)},
+        {"bnn": (("prior", BY_GROUP),), "pruned": 0.4},
+        {"bnn": (("prior_mean", "initial"),)},
+        {"kl_scale": lambda number: number / 50},
+        {"elbo": (("temperature", 0.0),)},
+    ],
+)
+def test_other_objectives_are_the_specification(options: dict[str, Any]) -> None:
+    task = Task(**options)
+    elbo, wanted = task.objective(), task.objective()
+    wanted.fused = False
+    if "estimator" in dict(task.bnn):  # pairs of the counter's noise, as ``fit`` draws them
+        assert distance(train_by_hand(task)[0], trained("kernel", task).state) <= 1e-9
+        return
+    use_counter_noise(wanted)
+    for each in (elbo, wanted):
+        optimizer = task.optimizer_of(each)
+        for x, y, told in task.minibatches()[:10]:
+            optimizer.zero_grad()
+            each(x, y, **told).loss.backward()
+            optimizer.step()
+    assert distance(*(Outcome().keep(each).state for each in (elbo, wanted))) <= 1e-9
+
+
+def pair(net: nn.Module | None = None, **options: Any) -> tuple[bf.ELBO, bf.ELBO]:
+    """An objective, and its specification with the same noise."""
+    torch.manual_seed(0)
+    if net is None:
+        net = nn.Sequential(nn.Linear(INPUTS, 9), nn.Tanh(), nn.Linear(9, CLASSES))
+    made = [bf.ELBO(bf.BayesianModule(copy.deepcopy(net), **options), num_data=6) for _ in "12"]
+    return made[0], use_counter_noise(made[1])
+
+
+def gradients(elbo: bf.ELBO) -> list[Tensor]:
+    posterior = elbo.bnn.posterior
+    found = [posterior.mean.grad, posterior.get_parameter("rho").grad]
+    assert found[0] is not None
+    assert found[1] is not None
+    return [each.clone() for each in found if each is not None]
+
+
+def check_same(one: bf.ELBO, two: bf.ELBO, back: Callable[[bf.ELBO], object]) -> None:
+    for each in (one, two):
+        back(each)
+    for found, expected in zip(gradients(one), gradients(two), strict=True):
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def two_graphs(elbo: bf.ELBO) -> None:
+    first, second = elbo(X, Y).loss, elbo(X, Y).loss
+    (first + 2.0 * second).backward()
+
+
+def twice(elbo: bf.ELBO) -> None:
+    loss = elbo(X, Y).loss
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def accumulated(elbo: bf.ELBO) -> None:
+    for _ in range(3):
+        elbo(X, Y).loss.backward()
+
+
+def only_nll(elbo: bf.ELBO) -> None:
+    elbo(X, Y).nll.backward()
+
+
+def only_kl(elbo: bf.ELBO) -> None:
+    elbo(X, Y).kl.backward()
+
+
+def penalised(elbo: bf.ELBO) -> None:
+    """Second derivatives."""
+    loss = elbo(X, Y).loss
+    posterior = elbo.bnn.posterior
+    found = torch.autograd.grad(loss, list(posterior.parameters()), create_graph=True)
+    (loss + sum(each.square().sum() for each in found)).backward()
+
+
+def through_hooks(elbo: bf.ELBO) -> None:
+    with torch.autograd.graph.save_on_cpu():
+        elbo(X, Y).loss.backward()
+
+
+def autocast(elbo: bf.ELBO) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = elbo(X, Y).loss
+    loss.backward()
+
+
+WAYS = [
+    *(two_graphs, twice, accumulated, only_nll, only_kl, penalised, through_hooks),
+    pytest.param(autocast, id="autocast"),
+]
+
+
+@pytest.mark.parametrize("back", WAYS)
+def test_every_way_back_gives_the_specified_gradients(back: Callable[[bf.ELBO], object]) -> None:
+    check_same(*pair(), back)
+
+
+class Halved(nn.Linear):
+    """With half of its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, 0.5 * self.weight, self.bias)
+
+
+class Halving(nn.Linear):
+    """The same, by an edit of its weights, which PyTorch does not allow of parts of one vector."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.mul_(0.5)
+        return super().forward(x)
+
+
+class Clipping(nn.Linear):
+    """Edits its weights unseen by autograd."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class Partly(nn.Linear):
+    """Uses one of its weights only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
+class Keeping(nn.Linear):
+    """Holds the weights of its last pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.weight
+        return super().forward(x)
+
+
+def test_a_network_may_edit_its_weights_in_place() -> None:
+    elbo, expected = pair(Halving(INPUTS, CLASSES))[0], pair(Halved(INPUTS, CLASSES))[0]
+    expected.bnn.load_state_dict(elbo.bnn.state_dict())
+    check_same(elbo, expected, lambda elbo: elbo(X, Y).loss.backward())
+
+
+@pytest.mark.parametrize("kind", [Clipping, Partly])
+def test_what_a_network_does_to_its_weights_is_differentiated(kind: type[nn.Linear]) -> None:
+    check_same(*pair(kind(INPUTS, CLASSES)), lambda elbo: elbo(X, Y).loss.backward())
+
+
+def test_weights_that_a_network_holds_stay_as_they_are() -> None:
+    elbo, _ = pair(Keeping(INPUTS, CLASSES))
+    elbo(X, Y).loss.backward()
+    held = elbo.bnn.net.last
+    before = held.detach().clone()
+    for _ in range(3):
+        elbo(X, Y).loss.backward()
+    assert torch.equal(held.detach(), before)
+
+
+def test_half_precision_networks() -> None:
+    elbo, expected = pair()
+    for each in (elbo, expected):
+        each.bnn.bfloat16()
+    x = X.bfloat16()
+    for each in (elbo, expected):
+        each(x, Y).loss.backward()
+    for found, wanted in zip(gradients(elbo), gradients(expected), strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-2, atol=1e-3)
+
+
+def test_a_posterior_that_changed_before_the_backward_pass_is_refused() -> None:
+    elbo, _ = pair()
+    loss = elbo(X, Y).loss
+    with torch.no_grad():
+        elbo.bnn.posterior.mean.add_(1.0)
+    with pytest.raises(RuntimeError, match="must not change between the objective and its"):
+        loss.backward()
+
+
+def test_memory_is_used_again_and_never_while_it_is_in_use() -> None:
+    elbo, _ = pair()
+    places = set()
+    for _ in range(5):
+        elbo.zero_grad()
+        elbo(X, Y).loss.backward()
+        places.add(tuple(p.grad.data_ptr() for p in elbo.bnn.posterior.parameters()))
+    assert len(places) == 1
+    kept = gradients(elbo)
+    held = [parameter.grad for parameter in elbo.bnn.posterior.parameters()]
+    elbo.zero_grad()
+    elbo(X, Y).loss.backward()
+    for one, two in zip(held, kept, strict=True):
+        assert one is not None
+        assert torch.equal(one, two)
+
+
+def test_no_graph_outlives_its_loss() -> None:
+    elbo, _ = pair(Keeping(INPUTS, CLASSES))
+    places = set()
+    gc.disable()
+    try:
+        for _ in range(6):
+            terms = elbo(X, Y)
+            places.add(elbo.bnn.net.last.data_ptr())
+            elbo.bnn.net.last = None
+            terms.loss.backward()
+        for _ in range(6):  # never backward
+            terms = elbo(X, Y)
+            places.add(elbo.bnn.net.last.data_ptr())
+            elbo.bnn.net.last = None
+    finally:
+        gc.enable()
+    assert len(places) <= 3
+
+
+def test_threads_have_their_own_memory() -> None:
+    elbos = [pair()[0] for _ in range(4)]
+    expected = pair()[0]
+    accumulated(expected)
+    threads = [threading.Thread(target=accumulated, args=(elbo,)) for elbo in elbos]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for elbo in elbos:
+        for one, two in zip(gradients(elbo), gradients(expected), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_copies_and_pickles_train_on_alike() -> None:
+    elbo, _ = pair()
+    elbo(X, Y).loss.backward()
+    copies = [copy.deepcopy(elbo), pickle.loads(pickle.dumps(elbo))]
+    for each in (elbo, *copies):
+        each.zero_grad()
+        each(X, Y).loss.backward()
+    for each in copies:
+        for one, two in zip(gradients(each), gradients(elbo), strict=True):
+            assert torch.equal(one, two)
+
+
+def generator_loss(task: Task) -> float:
+    elbo = task.objective()
+    elbo.fused = False
+    x, y, told = task.minibatches()[0]
+    return float(elbo(x, y, **told).loss.detach())
+
+
+class OwnModule(bf.BayesianModule):
+    """Perhaps another network."""
+
+
+def own_module(elbo: bf.ELBO) -> None:
+    elbo.bnn.__class__ = OwnModule
+
+
+def own_noise(elbo: bf.ELBO) -> None:
+    elbo.bnn.posterior.noise = type(elbo.bnn.posterior).noise.__get__(elbo.bnn.posterior)  # type: ignore[method-assign]
+
+
+def unfused(elbo: bf.ELBO) -> None:
+    elbo.fused = False
+
+
+@pytest.mark.parametrize("change", [own_module, own_noise, unfused])
+def test_what_the_kernel_does_not_know_is_left_to_autograd(
+    change: Callable[[bf.ELBO], object],
+) -> None:
+    task = replace(Task(), dtype=torch.float32)
+    elbo = task.objective()
+    x, y, told = task.minibatches()[0]
+    assert float(elbo(x, y, **told).loss.detach()) != generator_loss(task)
+    elbo.step = 0
+    change(elbo)
+    assert float(elbo(x, y, **told).loss.detach()) == generator_loss(task)
+
+
+def test_transforms_of_torch_func_are_left_to_autograd() -> None:
+    elbo, _ = pair()
+    parameters = dict(elbo.named_parameters())
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        terms: bf.ELBOTerms = torch.func.functional_call(elbo, values, (X, Y))
+        return terms.loss
+
+    found = torch.func.grad(loss)(parameters)
+    elbo.step, elbo.fused = 0, False
+    elbo(X, Y).loss.backward()
+    for name, parameter in elbo.named_parameters():
+        assert parameter.grad is not None
+        assert torch.allclose(found[name], parameter.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_without_a_compiler_a_loop_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise compiler.CompilerError("none")
+
+    monkeypatch.setattr("bayesify.training.kernel.native.compiled_library", fail)
+    task = Task(dtype=torch.float32)
+    x, y, told = task.minibatches()[0]
+    assert float(task.objective()(x, y, **told).loss.detach()) == generator_loss(task)
