@@ -159,7 +159,10 @@ def test_modules_say_what_they_are() -> None:
         assert not RIDDLE.match(first), f"{name} opens with a riddle: {first!r}"
 
 
-HEAVY = ("matplotlib", "typer", "rich", "pandas", "sklearn", "torchmetrics", "transformers")
+HEAVY = (
+    *("matplotlib", "typer", "rich", "pandas", "sklearn", "torchmetrics"),
+    *("transformers", "lightning"),
+)
 PROBE = """
 import json, random, sys
 import numpy, torch

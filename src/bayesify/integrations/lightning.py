@@ -1,0 +1,139 @@
+"""Lightning's Trainer for the ELBO; needs the extra ``lightning``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from bayesify.module.inputs import Inputs, count_examples
+from bayesify.prediction import Predictive
+from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.minibatches import num_data_of, pair_of
+from bayesify.training.optimizers import OptimizerFactory, make_optimizer
+from bayesify.training.schedules import KLWarmup, ScheduleFactory
+
+__all__ = ["ELBOModule"]
+
+
+class ELBOModule(LightningModule):  # type: ignore[misc]
+    """A ``LightningModule`` that trains an :class:`~bayesify.ELBO`.
+
+    With the same order of the data it gives the weights that ``fit`` gives. The noise is a function
+    of the network's seed and of the number of minibatches, which Lightning's checkpoints hold, so
+    that a resumed run draws what an uninterrupted one would. It logs ``loss``, ``nll`` and ``kl``
+    in training, and ``val_nll`` in validation, all in nats, the first two and the last per example.
+    After training, ``bayesify.save(module.elbo.bnn, path)`` writes the network.
+
+    Args:
+        elbo: the objective, whose ``num_data`` is the number of training data of the whole run.
+        optimizer: a function of parameter groups; None is ``torch.optim.Adam`` with rate 1e-3.
+        scheduler: a function of optimiser and total number of steps, stepped after every update.
+        rho_lr_scale: learning rate of rho as a multiple of the others'.
+        kl_warmup_epochs: epochs over which the KL's weight rises from 0 to 1, see ``bayesify.fit``.
+        kl_warmup_power: the power of a straight line in which it rises.
+        val_samples: weight samples whose predictions a validation averages; 0 validates the mean
+            weights.
+
+    Raises:
+        TypeError: ``elbo`` is not an ELBO.
+        ValueError: an argument is out of its range, or, when training starts, ``num_data`` is not
+            the number of training data.
+
+    Example:
+        >>> import bayesify as bf
+        >>> import torch
+        >>> from lightning.pytorch import Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> data = TensorDataset(torch.randn(64, 3), torch.randint(2, (64,)))
+        >>> elbo = bf.ELBO(bf.BayesianModule(torch.nn.Linear(3, 2)), num_data=64)
+        >>> trainer = Trainer(max_epochs=2)  # doctest: +SKIP
+        >>> trainer.fit(ELBOModule(elbo), DataLoader(data, 16, shuffle=True))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        elbo: ELBO,
+        *,
+        optimizer: OptimizerFactory | None = None,
+        scheduler: ScheduleFactory | None = None,
+        rho_lr_scale: float = 1.0,
+        kl_warmup_epochs: float = 0.0,
+        kl_warmup_power: float = 1.0,
+        val_samples: int = 0,
+    ) -> None:
+        super().__init__()
+        if not isinstance(elbo, ELBO):
+            raise TypeError(
+                f"elbo must be an ELBO, got {type(elbo).__name__}; pass ELBO(bnn, num_data=N)"
+            )
+        if val_samples < 0:
+            raise ValueError(f"val_samples must be at least 0, got {val_samples}")
+        self.elbo = elbo
+        self._optimizer, self._scheduler = optimizer, scheduler
+        self._rho_lr_scale, self._val_samples = rho_lr_scale, val_samples
+        self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
+
+    def forward(self, inputs: Inputs) -> Predictive:
+        """Predict with weight samples in evaluation mode; see ``BayesianModule.predict``."""
+        return self.elbo.bnn.predict(inputs)
+
+    def on_train_start(self) -> None:
+        """Check the number of training data, by which the KL is weighted."""
+        counts = num_data_of(self.trainer.train_dataloader)
+        if counts and self.elbo.num_data not in counts:
+            raise ValueError(
+                f"the objective's num_data must be the number of training data, "
+                f"{' or '.join(map(str, sorted(counts)))}, got {self.elbo.num_data}; the KL would "
+                "be weighted wrongly"
+            )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss of a minibatch, in nats per example."""
+        inputs, targets = pair_of(batch)
+        batches = self.trainer.num_training_batches
+        terms: ELBOTerms = self.elbo(
+            inputs,
+            targets,
+            batch_index=batch_idx,
+            kl_scale=self._warmup.scale(self.current_epoch * batches + batch_idx, batches)
+            if self._warmup.epochs
+            else 1.0,
+        )
+        logged = {name: getattr(terms, name).detach() for name in ("loss", "nll", "kl")}
+        self.log_dict(logged, batch_size=count_examples(inputs))
+        return terms.loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Log the nll of a minibatch, of the mean weights or averaged over weight samples."""
+        inputs, targets = pair_of(batch)
+        bnn = self.elbo.bnn
+        if self._val_samples:
+            nll = -bnn.predict(inputs, self._val_samples).log_prob(targets).mean()
+        else:
+            nll = self.elbo.nll(bnn.mean_outputs(inputs).unsqueeze(0), targets)
+        self.log("val_nll", nll, batch_size=count_examples(inputs), sync_dist=True)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
+        """Predict for a batch of inputs, or of pairs of inputs and targets.
+
+        Returns:
+            ``mean``, ``prediction``, ``total``, ``aleatoric`` and ``epistemic`` of the
+            :class:`~bayesify.Predictive`, which Lightning itself cannot pass on.
+        """
+        try:
+            inputs, _ = pair_of(batch)
+        except (KeyError, ValueError):
+            inputs = batch
+        p = self.elbo.bnn.predict(inputs)
+        names = ("mean", "prediction", "total", "aleatoric", "epistemic")
+        return {name: getattr(p, name) for name in names}
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimiser, with rho in a group of its own, and its schedule."""
+        made = make_optimizer(self.elbo, self._optimizer, self._rho_lr_scale)
+        if self._scheduler is None:
+            return made
+        schedule = self._scheduler(made, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

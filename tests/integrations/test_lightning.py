@@ -1,0 +1,134 @@
+"""Lightning's Trainer: the weights of ``fit``, and of an uninterrupted run."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesify as bf
+from bayesify.training.schedules import cosine
+
+lightning = pytest.importorskip("lightning.pytorch")
+
+from bayesify.integrations.lightning import ELBOModule  # noqa: E402 (where lightning is there)
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+N, BATCH, EPOCHS = 48, 8, 4
+X = torch.linspace(-2.0, 2.0, 3 * N).view(N, 3).sin()
+Y = torch.arange(N) * 7 % 4
+
+
+def loader(*, shuffle: bool = False) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(X, Y), BATCH, shuffle=shuffle)
+
+
+def objective() -> bf.ELBO:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 4))
+    return bf.ELBO(bf.BayesianModule(net, seed=3), num_data=N)
+
+
+def trainer(folder: Path, **options: Any) -> Any:
+    return lightning.Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": EPOCHS, "enable_checkpointing": False, **options},
+    )
+
+
+def weights_of(elbo: bf.ELBO) -> list[Tensor]:
+    return [parameter.detach() for parameter in elbo.parameters()]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"optimizer": partial(SGD, lr=0.2, momentum=0.5), "scheduler": cosine},
+        {"rho_lr_scale": 3.0, "kl_warmup_epochs": 2.5, "kl_warmup_power": 2.0},
+    ],
+)
+def test_the_weights_are_those_of_fit(options: dict[str, Any], tmp_path: Path) -> None:
+    module = ELBOModule(objective(), **options)
+    trainer(tmp_path).fit(module, loader())
+    alone, plain = objective(), objective()
+    bf.fit(alone, loader(), epochs=EPOCHS, **options)
+    for found, expected in zip(weights_of(module.elbo), weights_of(alone), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    if options:
+        bf.fit(plain, loader(), epochs=EPOCHS)
+        assert not torch.allclose(weights_of(plain)[0], weights_of(alone)[0], rtol=1e-3)
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = ELBOModule(objective())
+    trainer(tmp_path).fit(whole, loader())
+    first = trainer(tmp_path, max_epochs=2, enable_checkpointing=True)
+    first.fit(ELBOModule(objective()), loader())
+    path = tmp_path / "half.ckpt"
+    first.save_checkpoint(path)
+    resumed = ELBOModule(objective())
+    trainer(tmp_path).fit(resumed, loader(), ckpt_path=path)
+    for found, expected in zip(weights_of(resumed.elbo), weights_of(whole.elbo), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_another_number_of_data_is_refused(tmp_path: Path) -> None:
+    elbo = objective()
+    elbo.num_data = 100
+    with pytest.raises(ValueError, match="must be the number of training data, 48, got 100"):
+        trainer(tmp_path).fit(ELBOModule(elbo), loader())
+
+
+@pytest.mark.parametrize("samples", [0, 5])
+def test_what_is_logged_is_in_nats(samples: int, tmp_path: Path) -> None:
+    elbo = objective()
+    before = copy.deepcopy(elbo)
+    made = trainer(tmp_path, max_epochs=1, max_steps=1)
+    made.fit(ELBOModule(elbo, val_samples=samples), loader())
+    expected = before(X[:BATCH], Y[:BATCH])
+    for name in ("loss", "nll", "kl"):
+        assert float(made.logged_metrics[name]) == pytest.approx(
+            float(getattr(expected, name).detach()), rel=1e-4
+        )
+    [row] = made.validate(ELBOModule(elbo, val_samples=samples), loader(), verbose=False)
+    p = elbo.bnn.predict(X, samples) if samples else elbo.bnn.predict_mean(X)
+    assert row["val_nll"] == pytest.approx(-float(p.log_prob(Y).mean()), rel=1e-4)
+
+
+def test_predictions(tmp_path: Path) -> None:
+    module = ELBOModule(objective())
+    expected = module.elbo.bnn.predict(X[:BATCH])
+    for data in (loader(), DataLoader(TensorDataset(X), BATCH), DataLoader(X, BATCH)):
+        found = trainer(tmp_path).predict(module, data)[0]
+        for name in ("mean", "prediction", "total", "aleatoric", "epistemic"):
+            torch.testing.assert_close(found[name], getattr(expected, name))
+    torch.testing.assert_close(module(X[:BATCH]).mean, expected.mean)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match="elbo must be an ELBO, got Linear"):
+        ELBOModule(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="val_samples must be at least 0, got -1"):
+        ELBOModule(objective(), val_samples=-1)
