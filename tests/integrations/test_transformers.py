@@ -128,6 +128,21 @@ def test_the_loss_is_that_of_the_elbo(tmp_path: Path) -> None:
     assert logged > 5.0 * float(expected.nll.detach()), "the KL is in it"
 
 
+def test_an_encoder_runs_once_for_all_weight_samples() -> None:
+    bnn = classifier(include=("classifier.*",)).bnn
+    batch = next(iter(Batches()))
+    inputs = {name: each for name, each in batch.items() if name != "labels"}
+    passes: list[None] = []
+    bnn.net.bert.encoder.layer[0].register_forward_hook(lambda *_: passes.append(None))
+    expected = bnn.predict(inputs, 5)
+    assert len(passes) >= 5
+    passes.clear()
+    found = bnn.predict(inputs, 5, once=bnn.net.base_model_prefix)
+    assert len(passes) == 1
+    assert torch.equal(found.mean, expected.mean)
+    assert torch.equal(found.epistemic, expected.epistemic)
+
+
 def test_accumulated_minibatches_are_averaged(tmp_path: Path) -> None:
     """The gradients of two halves, each with noise of its own, and the KL once."""
     trainer = trained(

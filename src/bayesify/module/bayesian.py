@@ -22,6 +22,7 @@ from bayesify.module.kept_samples import KeptSamples, sampler_of
 from bayesify.module.outputs import Output
 from bayesify.module.pretrained import RelativeStd, prior_mean_of
 from bayesify.module.random_network import RandomNetwork
+from bayesify.module.run_once import parts_of
 from bayesify.module.sampling import SampledOutputs, run_in_batches
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.noise.keys import NoiseKey, Stream
@@ -151,6 +152,7 @@ class BayesianModule(RandomNetwork):
         batch_size: int | None = None,
         max_memory: int | str | None = None,
         seed: int | None = None,
+        once: str | Sequence[str] = (),
     ) -> Predictive:
         """Predict with S weight samples from the posterior.
 
@@ -169,16 +171,24 @@ class BayesianModule(RandomNetwork):
             max_memory: the memory that the prediction may use, including its result: a number of
                 bytes, or text such as ``"64 MB"``. None only bounds the memory of a single pass.
             seed: a seed for other weight samples; None stands for the seed of the module.
+            once: name patterns of submodules without random parameters that are run once for all
+                weight samples, such as a pretrained encoder under a random last layer. In
+                evaluation mode their outputs must depend on their inputs only, and these not on
+                random parameters, which is checked. The outputs of all samples are held at once.
 
         Returns:
             A :class:`Predictive` over N examples.
 
         Raises:
-            ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no examples, or
-                ``max_memory`` is too small.
+            ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no examples,
+                ``max_memory`` is too small or given together with ``once``, or ``once`` names what
+                is random or comes after it.
         """
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        if once and max_memory is not None:
+            raise ValueError("once holds the outputs of all samples; leave out max_memory, or once")
+        parts = parts_of(self, once) if once else None
         key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
         reduction = partial(self.likelihood.predictive, keep_samples=keep_samples)
         with stateless.evaluation_mode(self.net):
@@ -197,7 +207,7 @@ class BayesianModule(RandomNetwork):
             batch_size, group = batching
             rows = group * batch_size * rows_of(inputs) / count_examples(inputs)
             with one_thread_if_small(self, rows):
-                return reduction(SampledOutputs(self, inputs, draw, num_samples, batching))
+                return reduction(SampledOutputs(self, inputs, draw, num_samples, batching, parts))
 
     @torch.no_grad()
     def predict_mean(

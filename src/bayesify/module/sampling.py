@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesify.estimators import stateless
 from bayesify.estimators.stateless import is_out_of_memory
@@ -15,6 +15,7 @@ from bayesify.module.batching import Batching
 from bayesify.module.inputs import Inputs, arguments_of, batches_of, check_rows, count_examples
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.random_network import RandomNetwork
+from bayesify.module.run_once import run_once
 
 __all__ = ["SampledOutputs", "run_in_batches"]
 
@@ -30,6 +31,8 @@ class SampledOutputs:
         draw: draws weight samples by index, shape (S, D).
         num_samples: S, the number of weight samples.
         batching: the number of examples and of weight samples in one pass.
+        once: parts of the network that are run once for all samples, see :func:`run_once`; the
+            outputs of all samples are then held at once.
 
     Example:
         >>> from torch import nn
@@ -52,18 +55,21 @@ class SampledOutputs:
         draw: Callable[[range], Tensor],
         num_samples: int,
         batching: Batching,
+        once: Mapping[str, nn.Module] | None = None,
     ) -> None:
         self._network = network
         self._inputs = inputs
         self._draw = draw
         self._num_samples = num_samples
         self._batching = batching
+        self._once = once
 
     def __len__(self) -> int:
         return self._num_samples
 
     def __iter__(self) -> Iterator[Tensor]:
-        return _with_progress(self._outputs(), self._num_samples)
+        outputs = self._outputs_by_batch() if self._once else self._outputs()
+        return _with_progress(outputs, self._num_samples)
 
     def _outputs(self) -> Iterator[Tensor]:
         (batch_size, group), first = self._batching, 0
@@ -79,6 +85,23 @@ class SampledOutputs:
                     continue
                 yield from outputs.unbind()
             first = samples.stop
+
+    def _outputs_by_batch(self) -> Iterator[Tensor]:
+        """Yield the outputs of each sample, after all batches have seen all samples."""
+        parts: list[list[Tensor]] = [[] for _ in range(self._num_samples)]
+        batch_size = self._batching.batch_size
+        num_examples = count_examples(self._inputs)
+        for args, kwargs in batches_of(self._inputs, batch_size):
+            with run_once(self._once or {}) as begin:
+                for sample, own in enumerate(parts):
+                    begin()
+                    weights = self._draw(range(sample, sample + 1))[0]
+                    part = self._network.tensor_of(self._network.run_with(weights, *args, **kwargs))
+                    if batch_size < num_examples:
+                        check_rows(part, len([*args, *kwargs.values()][0]))
+                    own.append(part.clone())
+        for own in parts:
+            yield own[0] if len(own) == 1 else torch.cat(own)
 
     def _run_group(self, weights: Tensor) -> Tensor | None:
         """Return the outputs of several weight vectors in one pass, or None if vmap fails."""
