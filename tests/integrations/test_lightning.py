@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.docs.test_snippets import run_snippets
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
@@ -125,6 +126,17 @@ def test_predictions(tmp_path: Path) -> None:
         for name in ("mean", "prediction", "total", "aleatoric", "epistemic"):
             torch.testing.assert_close(found[name], getattr(expected, name))
     torch.testing.assert_close(module(X[:BATCH]).mean, expected.mean)
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lightning, "Trainer", partial(trainer, tmp_path))
+    names = {
+        **{"net": nn.Linear(3, 4), "dataset": TensorDataset(X, Y), "torch": torch},
+        **{"train_loader": loader(), "validation_loader": loader(), "loader": loader()},
+    }
+    run_snippets("docs/lightning.md", names)
+    assert (tmp_path / "model.safetensors").exists()
 
 
 def test_wrong_arguments_are_refused() -> None:
