@@ -23,6 +23,8 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 from bayesify.integrations.lightning import ELBOModule  # noqa: E402 (where lightning is there)
 
+Trainer = lightning.Trainer
+
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 N, BATCH, EPOCHS = 48, 8, 4
@@ -41,7 +43,7 @@ def objective() -> bf.ELBO:
 
 
 def trainer(folder: Path, **options: Any) -> Any:
-    return lightning.Trainer(
+    return Trainer(
         accelerator="cpu",
         default_root_dir=folder,
         logger=False,
