@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from tests.loops import loop_over
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from bayesify import BayesianModule
+from bayesify import BayesianModule, load, save
 from bayesify.module.pretrained import RelativeStd, last_layer
 
 
@@ -188,3 +190,37 @@ def test_a_wrong_relative_std(name: str) -> None:
     for bad in ("0.1", None, True, torch.ones(2)):
         with pytest.raises(TypeError, match=f"{name} must be a number such as 0.1, got "):
             RelativeStd(**{"fraction": 0.1, name: bad})
+
+
+def test_a_prior_is_centred_by_pattern(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    bnn = BayesianModule(net, prior_mean={"2.bias": 0.5, "2.*": 0.0, "*": "initial"})
+    assert bnn.prior_mean is not None
+    centre = bnn.layout.unflatten(bnn.prior_mean)
+    assert torch.equal(centre["0.weight"], net[0].weight)
+    assert torch.equal(centre["0.bias"], net[0].bias)
+    assert torch.equal(centre["2.weight"], torch.zeros(2, 4))
+    assert torch.equal(centre["2.bias"], torch.full((2,), 0.5))
+    save(bnn, tmp_path / "net.safetensors")
+    again = load(tmp_path / "net.safetensors", net)
+    assert torch.equal(again.prior_mean, bnn.prior_mean)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"2.*": 0.0},
+            "prior_mean must give every random parameter a centre, but no",
+        ),
+        ({"3.*": 0.0, "*": "initial"}, "'3.*' matches none of 0.weight"),
+        ({"*": "initial", "2.*": 0.0}, "matches only 2.weight, 2.bias, which earlier"),
+        ({"*": "first"}, "\"initial\" or a finite number, got 'first'"),
+        ({"*": float("nan")}, "a finite number, got nan"),
+        ("first", "or a mapping from name patterns, got 'first'"),
+    ],
+)
+def test_a_wrong_centre(given: Any, message: str) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=message):
+        BayesianModule(net, prior_mean=given)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from bayesify.distributions.layout import ParameterLayout, abbreviate
+from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.priors import PRIOR_LIMITS, BlockPrior, Gaussian, Prior, check_positive
 
 __all__ = ["ByGroup", "EmpiricalGaussian", "empirical_variance"]
@@ -83,7 +82,9 @@ class ByGroup(Prior):
         Raises:
             ValueError: a pattern decides no random parameter, or no pattern matches a parameter.
         """
-        patterns = self._patterns_of(layout)
+        patterns = layout.first_matches(
+            [pattern for pattern, _ in self.groups], "ByGroup", "a prior"
+        )
         pattern_sizes = [0] * len(self.groups)
         for size, pattern in zip(layout.sizes, patterns, strict=True):
             pattern_sizes[pattern] += size
@@ -113,41 +114,6 @@ class ByGroup(Prior):
             priors=tuple(priors),
             owners=tuple(owner for owner, _ in blocks),
         )
-
-    def _patterns_of(self, layout: ParameterLayout) -> list[int]:
-        """Return for each parameter the index of the first pattern that matches it."""
-        matching = [
-            [
-                number
-                for number, (pattern, _) in enumerate(self.groups)
-                if any(fnmatchcase(name, pattern) for name in names)
-            ]
-            for names in layout.ties
-        ]
-        for name, numbers in zip(layout.names, matching, strict=True):
-            if not numbers:
-                raise ValueError(
-                    f"ByGroup must give every random parameter a prior, but no pattern matches "
-                    f'{name!r}; add "*" with the prior of all others as the last pattern'
-                )
-        for number, (pattern, _) in enumerate(self.groups):
-            if any(numbers[0] == number for numbers in matching):
-                continue
-            shadowed = [
-                name
-                for name, numbers in zip(layout.names, matching, strict=True)
-                if number in numbers
-            ]
-            raise ValueError(
-                f"every pattern of ByGroup must decide a random parameter, but {pattern!r} "
-                + (
-                    f"matches only {abbreviate(shadowed)}, which earlier patterns decide; move it "
-                    "before them or remove it"
-                    if shadowed
-                    else f"matches none of {abbreviate(layout.names)}; correct or remove it"
-                )
-            )
-        return [numbers[0] for numbers in matching]
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,55 @@ class ParameterLayout:
         """Start of each parameter in the flat vector, followed by D."""
         return tuple(accumulate(self.sizes, initial=0))
 
+    def first_matches(self, patterns: Sequence[str], option: str, given: str) -> list[int]:
+        """Return for each parameter the index of the first pattern that matches one of its names.
+
+        Args:
+            patterns: shell patterns over the names of parameters.
+            option: what has the patterns, for error messages.
+            given: what a pattern gives a parameter, for error messages.
+
+        Raises:
+            ValueError: no pattern matches a parameter, or a pattern decides none.
+
+        Example:
+            >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+            >>> ParameterLayout.of(net).first_matches(["1.*", "*"], "ByGroup", "a prior")
+            [1, 1, 0, 0]
+        """
+        matching = [
+            [
+                number
+                for number, pattern in enumerate(patterns)
+                if any(fnmatchcase(name, pattern) for name in names)
+            ]
+            for names in self.ties
+        ]
+        for name, numbers in zip(self.names, matching, strict=True):
+            if not numbers:
+                raise ValueError(
+                    f"{option} must give every random parameter {given}, but no pattern matches "
+                    f'{name!r}; add "*" with {given} for all others as the last pattern'
+                )
+        for number, pattern in enumerate(patterns):
+            if any(numbers[0] == number for numbers in matching):
+                continue
+            shadowed = [
+                name
+                for name, numbers in zip(self.names, matching, strict=True)
+                if number in numbers
+            ]
+            raise ValueError(
+                f"every pattern of {option} must decide a random parameter, but {pattern!r} "
+                + (
+                    f"matches only {abbreviate(shadowed)}, which earlier patterns decide; move it "
+                    "before them or remove it"
+                    if shadowed
+                    else f"matches none of {abbreviate(self.names)}; correct or remove it"
+                )
+            )
+        return [numbers[0] for numbers in matching]
+
     def slice_of(self, name: str) -> slice:
         """Return the slice of the flat vector that holds the parameter with this name.
 

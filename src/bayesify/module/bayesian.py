@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from bayesify.module.batching import Batching, PassMemoryCache, Reduction
 from bayesify.module.inputs import Inputs, count_examples
 from bayesify.module.kept_samples import KeptSamples, sampler_of
 from bayesify.module.outputs import Output
-from bayesify.module.pretrained import RelativeStd, prior_mean_of
+from bayesify.module.pretrained import PriorMean, RelativeStd, prior_mean_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.run_once import parts_of
 from bayesify.module.sampling import SampledOutputs, run_in_batches
@@ -48,7 +48,9 @@ class BayesianModule(RandomNetwork):
         init_std: initial standard deviation: a number, a vector of shape (D,), or ``RelativeStd``
             in proportion to each weight; default 0.02 for a Gaussian.
         prior_mean: None for a prior centred at 0, ``"initial"`` for one centred on the network's
-            own values (MOPED, Krishnan et al. 2020), or a vector of shape (D,).
+            own values (MOPED, Krishnan et al. 2020), a vector of shape (D,), or a mapping from name
+            patterns to ``"initial"`` or a number, of which the first that matches decides:
+            ``{"head.*": 0.0, "*": "initial"}`` for a new head on a trained network.
         estimator: how noise enters the forward pass; default ``WeightSampling()``.
         include: name patterns and module types of the random parameters.
         exclude: name patterns and module types of deterministic parameters; None excludes the
@@ -83,7 +85,7 @@ class BayesianModule(RandomNetwork):
         prior: Prior | None = None,
         posterior: type[Posterior] = MeanFieldGaussian,
         init_std: float | Tensor | RelativeStd | None = None,
-        prior_mean: Literal["initial"] | Tensor | None = None,
+        prior_mean: PriorMean = None,
         estimator: Estimator | None = None,
         include: Sequence[Selector] = ("*",),
         exclude: Sequence[Selector] | None = None,
@@ -106,7 +108,7 @@ class BayesianModule(RandomNetwork):
                 f"{likelihood!r}"
             )
         initial = self.posterior.mean.detach()
-        self.register_buffer("prior_mean", prior_mean_of(prior_mean, initial))
+        self.register_buffer("prior_mean", prior_mean_of(prior_mean, initial, self.layout))
         self.likelihood: Likelihood = (
             CategoricalLikelihood() if likelihood is None else copy.deepcopy(likelihood)
         )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from glob import escape
 from numbers import Real
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from bayesify.distributions.layout import is_frozen, named_weights
+from bayesify.distributions.layout import ParameterLayout, is_frozen, named_weights
 from bayesify.distributions.normalization import is_affine
 
-__all__ = ["RelativeStd", "init_std_of", "last_layer", "prior_mean_of"]
+__all__ = ["PriorMean", "RelativeStd", "init_std_of", "last_layer", "prior_mean_of"]
+
+#: The centre of a prior: 0, the network's values, a vector of shape (D,), or one of these by name.
+PriorMean: TypeAlias = Literal["initial"] | Tensor | Mapping[str, Literal["initial"] | float] | None
 
 # Parameters under "parametrizations" (torch.nn.utils.parametrize) belong to the layer itself.
 _PARAMETRIZATION = re.compile(r"(^|\.)parametrizations(\..*)?$")
@@ -145,29 +149,55 @@ def init_std_of(
     return given
 
 
-def prior_mean_of(given: Literal["initial"] | Tensor | None, initial: Tensor) -> Tensor | None:
+def prior_mean_of(given: PriorMean, initial: Tensor, layout: ParameterLayout) -> Tensor | None:
     """Return the centre of a prior, shape (D,), or None for 0.
 
     Args:
-        given: None, ``"initial"`` for the network's values, or a vector of shape (D,).
+        given: None, ``"initial"`` for the network's values, a vector of shape (D,), or a mapping
+            from name patterns to ``"initial"`` or a number, of which the first that matches a
+            parameter decides.
         initial: the network's values, shape (D,).
+        layout: the layout of the random parameters.
 
     Raises:
-        ValueError: ``given`` is none of these, or has another shape.
+        ValueError: ``given`` is none of these, has another shape, or its patterns do not fit.
 
     Example:
         >>> import torch
-        >>> prior_mean_of("initial", torch.ones(2))
-        tensor([1., 1.])
+        >>> net = nn.Linear(2, 1)
+        >>> layout = ParameterLayout.of(net)
+        >>> prior_mean_of({"bias": 0.0, "*": "initial"}, torch.ones(3), layout)
+        tensor([1., 1., 0.])
     """
     if given is None:
         return None
     if isinstance(given, str) and given == "initial":
         return initial.detach().clone()
+    if isinstance(given, Mapping):
+        return _centre_by_pattern(given, initial, layout)
     if not isinstance(given, Tensor) or given.shape != initial.shape:
         got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
         raise ValueError(
-            f'prior_mean must be None, "initial" or a vector of shape {tuple(initial.shape)}, got '
-            f"{got}"
+            f'prior_mean must be None, "initial", a vector of shape {tuple(initial.shape)} or a '
+            f"mapping from name patterns, got {got}"
         )
     return given.detach().to(initial).clone()
+
+
+def _centre_by_pattern(
+    given: Mapping[str, Literal["initial"] | float], initial: Tensor, layout: ParameterLayout
+) -> Tensor:
+    centre, choices = initial.detach().clone(), list(given.values())
+    for choice in choices:
+        is_number = isinstance(choice, Real) and not isinstance(choice, bool)
+        if choice != "initial" and not (is_number and math.isfinite(choice)):
+            raise ValueError(
+                f'prior_mean must give each pattern "initial" or a finite number, got {choice!r}'
+            )
+    for name, number in zip(
+        layout.names, layout.first_matches(list(given), "prior_mean", "a centre"), strict=True
+    ):
+        choice = choices[number]
+        if choice != "initial":
+            centre[layout.slice_of(name)] = choice
+    return centre
