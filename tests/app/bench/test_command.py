@@ -56,6 +56,7 @@ def test_the_json_is_as_promised(tiny_cases: None, no_peers: None, tmp_path: Pat
         for estimator in ("sampling", "local", "flipout")
     }
     expected |= {("closed-form", "sampling", "sgd"), ("compiled", "sampling", "sgd")}
+    expected |= {("own-loop", "sampling", "adam"), ("own-loop", "sampling", "sgd")}
     assert {(row["path"], row["estimator"], row["optimizer"]) for row in training} == expected
     for row in rows:
         assert set(CONTRACT) | {"peak_mb"} <= set(row)
