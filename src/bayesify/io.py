@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import glob
 import hashlib
@@ -23,7 +22,7 @@ from bayesify.distributions import by_group, likelihoods, posteriors, priors
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Posterior
 from bayesify.distributions.priors import Prior
-from bayesify.estimators import Estimator
+from bayesify.estimators import Estimator, stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 
@@ -181,7 +180,7 @@ def restore_model(
         names, shapes = meta["names"], [tuple(shape) for shape in meta["shapes"]]
         _check_architecture(net, names, shapes, source)
         bnn = BayesianModule(
-            copy.deepcopy(net).to(getattr(torch, meta["dtype"])),
+            stateless.copy_network(net).to(getattr(torch, meta["dtype"])),
             likelihood=_component(likelihoods, Likelihood, meta["likelihood"])
             if likelihood is None
             else likelihood,

@@ -224,3 +224,41 @@ def test_a_wrong_centre(given: Any, message: str) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=message):
         BayesianModule(net, prior_mean=given)
+
+
+def frozen_trunk() -> nn.Sequential:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    net[0].requires_grad_(False)
+    return net
+
+
+def test_frozen_parameters_share_the_callers_memory() -> None:
+    net = frozen_trunk()
+    values = {name: each.clone() for name, each in net.state_dict().items()}
+    bnn = BayesianModule(net)
+    assert bnn.net[0].weight.data_ptr() == net[0].weight.data_ptr()
+    # What is done to the one leaves the other alone.
+    bnn.double()
+    assert net[0].weight.dtype == torch.float32
+    assert bnn.net[0].weight.dtype == torch.float64
+    twin = BayesianModule(net)
+    others = {name: each + 1 for name, each in twin.state_dict().items()}
+    twin.load_state_dict(others)
+    assert torch.equal(twin.net[0].weight, net[0].weight + 1)
+    assert all(torch.equal(each, values[name]) for name, each in net.state_dict().items())
+    # The same values keep the memory.
+    third = BayesianModule(net)
+    third.load_state_dict(third.state_dict())
+    assert third.net[0].weight.data_ptr() == net[0].weight.data_ptr()
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_file_is_not_read_into_the_callers_memory(frozen: bool, tmp_path: Path) -> None:
+    net, other = frozen_trunk(), frozen_trunk()
+    before = other[0].weight.clone()
+    save(BayesianModule(net), tmp_path / "net.safetensors", frozen=frozen)
+    again = load(tmp_path / "net.safetensors", other if frozen else net)
+    assert torch.equal(again.net[0].weight, net[0].weight)
+    assert torch.equal(other[0].weight, before)
+    shared = again.net[0].weight.data_ptr() == net[0].weight.data_ptr()
+    assert shared == (not frozen)
