@@ -143,6 +143,27 @@ def test_an_encoder_runs_once_for_all_weight_samples() -> None:
     assert torch.equal(found.epistemic, expected.epistemic)
 
 
+@pytest.mark.parametrize("estimator", [bf.WeightSampling(), bf.Flipout()], ids=str)
+def test_layers_that_run_again_give_equal_gradients(estimator: bf.Estimator) -> None:
+    batch = next(iter(Batches()))
+    targets = batch.pop("labels")
+    gradients, runs = [], [0, 0]
+    for runs_again in (False, True):
+        elbo = classifier(estimator=estimator)
+        net = elbo.bnn.net
+
+        def count(*_: Any, number: int = int(runs_again)) -> None:
+            runs[number] += 1
+
+        net.bert.encoder.layer[0].attention.register_forward_hook(count)
+        if runs_again:
+            net.activation_checkpointing_enable()
+        elbo(batch, targets).loss.backward()
+        gradients.append([p.grad for p in elbo.parameters() if p.grad is not None])
+    assert runs[1] == runs[0] + 1
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def test_accumulated_minibatches_are_averaged(tmp_path: Path) -> None:
     """The gradients of two halves, each with noise of its own, and the KL once."""
     trainer = trained(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -59,6 +60,13 @@ class WeightInterceptor(TorchFunctionMode):
     def on_other(self, name: str, function: str) -> None:
         """Record any other function that uses an intercepted tensor."""
         raise NotImplementedError
+
+    def resumable(self) -> Callable[[], AbstractContextManager[object]]:
+        """Return a function that makes a context for a part of this pass that is run again.
+
+        It is called where the part begins, and its result whenever the part is run again.
+        """
+        return nullcontext
 
     def __torch_function__(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -65,6 +66,10 @@ class PassState:
     noise: NoiseSource
     batch_size: int | None
     drawn: dict[str, Tensor] = field(default_factory=dict)
+
+    def copy(self) -> PassState:
+        """Return the state as it is now, which later noise does not change."""
+        return PassState(copy.copy(self.noise), self.batch_size, dict(self.drawn))
 
 
 @dataclass(frozen=True)
@@ -197,10 +202,17 @@ class _NoiseInjector(WeightInterceptor):
     ) -> None:
         super().__init__(intercepted, grad_mode=torch.is_grad_enabled())
         self._estimator = estimator
+        self._intercepted = intercepted
         self._moments = moments
         self._state = state
         self._uses: dict[str, list[ParameterUse]] = {name: [] for name in intercepted}
         self.unexpected: tuple[str, str] | None = None
+
+    def resumable(self) -> Callable[[], _NoiseInjector]:
+        begin = self._state.copy()
+        return lambda: _NoiseInjector(
+            self._estimator, self._intercepted, self._moments, begin.copy()
+        )
 
     def on_linear(self, operation: LinearOperation, weight: str | None, bias: str | None) -> Tensor:
         weight_moments = (

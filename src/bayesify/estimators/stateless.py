@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayesify.distributions.layout import ParameterLayout
+from bayesify.estimators.recomputation import recomputable
 
 __all__ = [
+    "copy_network",
     "evaluation_mode",
     "is_out_of_memory",
     "non_padding_mask",
@@ -22,6 +26,31 @@ __all__ = [
     "run_with",
     "snapshot",
 ]
+
+
+def copy_network(net: nn.Module) -> nn.Module:
+    """Return a copy of a network whose frozen parameters share the memory of the original's.
+
+    Each is a parameter of its own, so that moving or converting the copy leaves the original alone.
+
+    Example:
+        >>> net = nn.Linear(3, 2)
+        >>> net.bias.requires_grad = False
+        >>> copied = copy_network(net)
+        >>> copied.bias is net.bias, copied.bias.data_ptr() == net.bias.data_ptr()
+        (False, True)
+        >>> copied.weight.data_ptr() == net.weight.data_ptr()
+        False
+    """
+    # A subclass, as libraries of quantised weights have them, knows itself how it is copied.
+    return copy.deepcopy(
+        net,
+        {
+            id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
+            for parameter in net.parameters()
+            if type(parameter) is nn.Parameter and not parameter.requires_grad
+        },
+    )
 
 
 def remove_parameters(net: nn.Module, layout: ParameterLayout) -> dict[str, Tensor]:
@@ -114,9 +143,34 @@ def run_with(
     recurrent = _recurrent(net)
     for module in recurrent:
         _forget_flat_weights(module)
+    # Code is compiled with its own kind of recomputation.
+    may_recompute = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    again = recomputable(partial(_installed, net, tensors)) if may_recompute else nullcontext()
     try:
-        return functional_call(net, dict(tensors), args, dict(kwargs), tie_weights=False)
+        with again:
+            return functional_call(net, dict(tensors), args, dict(kwargs), tie_weights=False)
     finally:
+        for module in recurrent:
+            _forget_flat_weights(module)
+
+
+@contextmanager
+def _installed(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give a network these weights for a part of it that is run again."""
+    owners = [
+        (owner, leaf, tensors[name]) for name in tensors for owner, leaf in _owners(net, (name,))
+    ]
+    before = [owner._parameters[leaf] for owner, leaf, _ in owners]
+    recurrent = _recurrent(net)
+    for module in recurrent:
+        _forget_flat_weights(module)
+    for owner, leaf, tensor in owners:
+        owner._parameters[leaf] = tensor  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for (owner, leaf, _), value in zip(owners, before, strict=True):
+            owner._parameters[leaf] = value
         for module in recurrent:
             _forget_flat_weights(module)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import operator
 import warnings
@@ -35,7 +34,7 @@ __all__ = ["RandomNetwork", "SharedNoiseWarning", "refuse_in_backward"]
 
 
 class RandomNetwork(nn.Module):
-    """A private copy of a network whose parameters are drawn from a posterior.
+    """A copy of a network whose parameters are drawn from a posterior.
 
     ``BayesianModule`` adds a prior, a likelihood and predictions, and documents the arguments.
 
@@ -79,7 +78,7 @@ class RandomNetwork(nn.Module):
                     "the plain network, and select the random parameters with include and exclude"
                 )
         self.output = output
-        self.net = copy.deepcopy(net)
+        self.net = stateless.copy_network(net)
         initial = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
         mean = initial.to(torch.promote_types(initial.dtype, torch.float32))
         self.posterior = posterior.centred_on(mean, init_std_of(init_std, mean))
@@ -242,12 +241,27 @@ class RandomNetwork(nn.Module):
         mean = self.posterior.masked_mean.detach()
         return self.layout.unflatten(mean.to(self.layout.dtype, copy=True))
 
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *others: Any, **options: Any
+    ) -> None:
+        # Other values than the caller's must not be written into the memory of their network.
+        for name, parameter in self.net.named_parameters():
+            loaded = state_dict.get(f"{prefix}net.{name}")
+            if not (parameter.requires_grad or loaded is None or _is_equal(parameter, loaded)):
+                parameter.data = parameter.data.clone()
+        super()._load_from_state_dict(state_dict, prefix, *others, **options)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # The posterior keeps float32; the layout's dtype is that of the weights in the network.
         weights = fn(torch.empty(0, dtype=self.layout.dtype, device=self.posterior.mean.device))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.layout = dataclasses.replace(self.layout, dtype=weights.dtype)
         return self
+
+
+def _is_equal(some: Tensor, other: Tensor) -> bool:
+    kinds = [(each.dtype, each.device, each.shape) for each in (some, other)]
+    return kinds[0] == kinds[1] and torch.equal(some, other)
 
 
 def refuse_in_backward() -> None:
@@ -260,7 +274,7 @@ def refuse_in_backward() -> None:
         raise RuntimeError(
             "a random network must not be run within a backward pass, as torch.utils.checkpoint "
             "does, since it would draw other noise; checkpoint parts of the network's own forward "
-            "instead, and choose include and exclude such that these parts have no random parameter"
+            "instead"
         )
 
 
