@@ -97,6 +97,34 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
         assert torch.equal(found, expected)
 
 
+class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """The data, without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(TensorDataset(X, Y))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kl_warmup_epochs": 2.5, "kl_warmup_power": 2.0},
+        {"optimizer": partial(SGD, lr=0.2), "scheduler": cosine},
+    ],
+)
+def test_a_stream_is_as_the_data_of_a_length(options: dict[str, Any], tmp_path: Path) -> None:
+    modules = [ELBOModule(objective(), **options) for _ in range(2)]
+    for module, each in zip(modules, (loader(), DataLoader(Stream(), BATCH)), strict=True):
+        trainer(tmp_path).fit(module, each)
+    for found, expected in zip(*(weights_of(m.elbo) for m in modules), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_schedule_without_an_end_is_refused(tmp_path: Path) -> None:
+    module = ELBOModule(objective(), scheduler=cosine)
+    with pytest.raises(ValueError, match="a schedule needs the number of steps"):
+        trainer(tmp_path, max_epochs=-1).fit(module, DataLoader(Stream(), BATCH))
+
+
 def test_another_number_of_data_is_refused(tmp_path: Path) -> None:
     elbo = objective()
     elbo.num_data = 100

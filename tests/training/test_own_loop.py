@@ -14,6 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader
+from bayesify.training.backends import BackendName
 
 N, BATCH, EPOCHS = 40, 8, 3
 X, Y = normals(N, 5, seed=1).float(), torch.arange(N) * 7 % 3
@@ -111,3 +112,20 @@ def test_a_backend_that_does_not_support_the_run_is_refused() -> None:
     elbo = objective()
     with pytest.raises(ValueError, match="the optimizer is AdamW"):
         bf.make_step(elbo, OPTIMIZERS[2](elbo), backend="compiled")
+
+
+@pytest.mark.parametrize("backend", ["autograd", "auto"])
+def test_geometric_weights_need_the_place_in_the_epoch(backend: BackendName) -> None:
+    elbo = objective(kl_weighting="geometric", num_batches=5)
+    step = bf.make_step(elbo, Adam(elbo.parameters()), backend=backend)
+    with pytest.raises(ValueError, match="batch_index"):
+        step(X[:BATCH], Y[:BATCH])
+    factors = [step(X[:BATCH], Y[:BATCH], batch_index=n).kl_factor for n in range(5)]
+    assert factors == sorted(factors, reverse=True)
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    elbo = objective()
+    monkeypatch.setattr("bayesify.training.checks.process_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"make_step trains in one process, but .* has 2"):
+        bf.make_step(elbo, Adam(elbo.parameters()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -10,7 +11,7 @@ from torch import Tensor
 from bayesify.module.inputs import Inputs, count_examples
 from bayesify.prediction import Predictive
 from bayesify.training.elbo import ELBO, ELBOTerms
-from bayesify.training.minibatches import num_data_of, pair_of
+from bayesify.training.minibatches import num_batches_of, num_data_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.schedules import KLWarmup, ScheduleFactory
 
@@ -39,7 +40,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
     Raises:
         TypeError: ``elbo`` is not an ELBO.
         ValueError: an argument is out of its range, or, when training starts, ``num_data`` is not
-            the number of training data.
+            the number of training data, or a schedule has no last step.
 
     Example:
         >>> import bayesify as bf
@@ -92,7 +93,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of a minibatch, in nats per example."""
         inputs, targets = pair_of(batch)
-        batches = self.trainer.num_training_batches
+        batches = self._num_batches()
         terms: ELBOTerms = self.elbo(
             inputs,
             targets,
@@ -135,5 +136,26 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         made = make_optimizer(self.elbo, self._optimizer, self._rho_lr_scale)
         if self._scheduler is None:
             return made
-        schedule = self._scheduler(made, int(self.trainer.estimated_stepping_batches))
+        schedule = self._scheduler(made, self._num_steps())
         return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _num_batches(self) -> int:
+        """Return the number of minibatches of an epoch, of a stream too."""
+        batches = self.trainer.num_training_batches
+        if math.isfinite(batches):
+            return int(batches)
+        per_process = -(-self.elbo.num_data // self.trainer.world_size)
+        return num_batches_of(self.trainer.train_dataloader, per_process)
+
+    def _num_steps(self) -> int:
+        """Return the number of updates of the whole run."""
+        steps = self.trainer.estimated_stepping_batches  # -1 for a stream
+        if math.isfinite(steps) and steps > 0:
+            return int(steps)
+        epochs = self.trainer.max_epochs
+        if epochs is None or epochs < 1:
+            raise ValueError(
+                "a schedule needs the number of steps, but the training has no end; give Trainer "
+                "max_epochs or max_steps"
+            )
+        return int(epochs * math.ceil(self._num_batches() / self.trainer.accumulate_grad_batches))

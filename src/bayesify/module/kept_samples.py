@@ -31,9 +31,9 @@ class _Kept:
 class KeptSamples:
     """Weight samples of a mean-field Gaussian, drawn once for predictions in a row.
 
-    The second prediction with the same seed and posterior keeps its samples, as far as 256 MB
-    suffice, and later ones copy them. Whether the posterior has changed is found by comparing its
-    values, so that any way of changing them counts. Copies and pickles are empty.
+    The second prediction with the same seed and posterior keeps its samples, as far as 256 MB a
+    network suffice, and later ones copy them. Whether the posterior has changed is found by
+    comparing its values, so that any way of changing them counts. Copies and pickles are empty.
 
     Example:
         >>> from bayesify.noise.keys import Stream

@@ -14,7 +14,7 @@ from bayesify.training.elbo import ELBO
 from bayesify.training.history import is_finite
 from bayesify.training.minibatches import Loader, num_batches_of, num_data_of
 
-__all__ = ["check_arguments", "check_parameters", "diverged"]
+__all__ = ["check_arguments", "check_one_process", "check_parameters", "diverged"]
 
 
 def check_arguments(
@@ -29,12 +29,7 @@ def check_arguments(
             f"fit needs an ELBO, got {type(elbo).__name__}; write fit(ELBO(bnn, num_data=N), ...), "
             "and to compile it call elbo.compile()"
         )
-    if (count := process_count()) > 1:
-        raise ValueError(
-            f"fit trains in one process, but torch.distributed has {count}: each would train "
-            "alone, on all data; loop over DistributedDataParallel(elbo) instead, see "
-            "docs/any-network.md"
-        )
+    check_one_process("fit trains")
     for each in (loader, validation_loader):
         if isinstance(each, (tuple, torch.Tensor, torch.utils.data.Dataset)):
             raise TypeError(
@@ -58,6 +53,20 @@ def check_arguments(
             "the objective's num_data must be the number of training data, "
             f"{' or '.join(map(str, sorted(allowed)))}, got {elbo.num_data}; the KL would be "
             "weighted wrongly"
+        )
+
+
+def check_one_process(what: str) -> None:
+    """Raise ValueError where several processes would each train alone.
+
+    Example:
+        >>> check_one_process("fit trains")
+    """
+    if (count := process_count()) > 1:
+        raise ValueError(
+            f"{what} in one process, but torch.distributed has {count}: each would train "
+            "alone, on all data; loop over DistributedDataParallel(elbo) instead, see "
+            "docs/any-network.md"
         )
 
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from bayesify.module.inputs import Inputs
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.backends import BackendName, make_backend
+from bayesify.training.checks import check_one_process
 from bayesify.training.elbo import ELBO, ELBOTerms
 
 __all__ = ["Step", "make_step"]
@@ -24,7 +25,7 @@ class Step(Protocol):
         inputs: Inputs,
         targets: Tensor,
         *,
-        batch_index: int = 0,
+        batch_index: int | None = None,
         kl_scale: float = 1.0,
         with_kl: bool = False,
     ) -> ELBOTerms:
@@ -43,6 +44,7 @@ class Step(Protocol):
 
         Raises:
             NonFiniteLossError: the nll is NaN or infinite; nothing was updated.
+            ValueError: a geometric weight lacks its index.
         """
 
 
@@ -59,7 +61,8 @@ def make_step(elbo: ELBO, optimizer: Optimizer, *, backend: BackendName = "auto"
         backend: see ``fit``.
 
     Raises:
-        ValueError: ``backend`` is unknown, or does not support this objective and optimiser.
+        ValueError: ``backend`` is unknown, or does not support this objective and optimiser; or
+            there are several processes, which would each train alone.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
 
     Example:
@@ -71,13 +74,14 @@ def make_step(elbo: ELBO, optimizer: Optimizer, *, backend: BackendName = "auto"
         >>> nlls[-1] < nlls[0]
         True
     """
+    check_one_process("a step of make_step trains")
     made = make_backend(elbo, optimizer, backend)
 
     def step(
         inputs: Inputs,
         targets: Tensor,
         *,
-        batch_index: int = 0,
+        batch_index: int | None = None,
         kl_scale: float = 1.0,
         with_kl: bool = False,
     ) -> ELBOTerms:

@@ -51,7 +51,7 @@ class AutogradBackend:
         inputs: Inputs,
         targets: Tensor,
         *,
-        batch_index: int,
+        batch_index: int | None,
         kl_scale: float = 1.0,
         with_kl: bool = False,  # noqa: ARG002
         with_residual: bool = False,

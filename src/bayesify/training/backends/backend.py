@@ -42,7 +42,7 @@ class Backend(Protocol):
         inputs: Inputs,
         targets: Tensor,
         *,
-        batch_index: int,
+        batch_index: int | None,
         kl_scale: float = 1.0,
         with_kl: bool = False,
         with_residual: bool = False,
@@ -52,7 +52,7 @@ class Backend(Protocol):
         Args:
             inputs: as for ``BayesianModule.predict``, B_i examples.
             targets: shape (B_i, ...).
-            batch_index: the minibatch's index within the epoch, from 0.
+            batch_index: the minibatch's index within the epoch, from 0, for geometric weights.
             kl_scale: a further factor on the KL, for its warm-up.
             with_kl: whether to compute the value of the KL; its gradient does not need it.
             with_residual: whether to measure ``std_residual``.

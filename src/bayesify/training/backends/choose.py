@@ -141,7 +141,7 @@ class _WithFallback:
         inputs: Inputs,
         targets: Tensor,
         *,
-        batch_index: int,
+        batch_index: int | None,
         kl_scale: float = 1.0,
         with_kl: bool = False,
         with_residual: bool = False,

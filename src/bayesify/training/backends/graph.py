@@ -76,7 +76,7 @@ class GraphBackend(CompiledBackend):
         inputs: Inputs,
         targets: Tensor,
         *,
-        batch_index: int,
+        batch_index: int | None,
         kl_scale: float = 1.0,
         with_kl: bool = False,
         with_residual: bool = False,
