@@ -38,11 +38,11 @@ LIBRARY = (
     "bandits",
     ROOT,
 )
-APPLICATION = ("tabular", "sklearn", "integrations", "app")
+APPLICATION = ("adapters", "tabular", "sklearn", "integrations", "app")
 PAPERS = ("reproduce",)
 PACKAGES = (*LIBRARY, *APPLICATION, *PAPERS)
 
-MAX_ENTRIES = 18
+MAX_ENTRIES = 19
 
 
 @cache
@@ -161,7 +161,7 @@ def test_modules_say_what_they_are() -> None:
 
 HEAVY = (
     *("matplotlib", "typer", "rich", "pandas", "sklearn", "torchmetrics"),
-    *("transformers", "lightning"),
+    *("transformers", "lightning", "peft"),
 )
 PROBE = """
 import json, random, sys

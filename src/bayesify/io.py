@@ -7,7 +7,8 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ __all__ = [
 _PRIOR_MEAN = "prior_mean"
 
 
-def save(bnn: BayesianModule, path: str | os.PathLike[str], *, frozen: bool = True) -> None:
+def save(
+    bnn: BayesianModule, path: str | os.PathLike[str], *, frozen: bool | Sequence[str] = True
+) -> None:
     """Save parameters, buffers and components of a Bayesian network to a safetensors file.
 
     The file is written atomically. For a pruned network it holds the remaining weights only, and a
@@ -53,8 +56,8 @@ def save(bnn: BayesianModule, path: str | os.PathLike[str], *, frozen: bool = Tr
         bnn: the network. Its architecture is not saved; :func:`load` needs the plain network.
         path: the file; an existing file is replaced.
         frozen: whether the file holds the frozen parameters too, such as the body of a pretrained
-            network. Without them :func:`load` takes those of the network that it is given, which
-            must be the same; their digest is stored.
+            network; name patterns select those that it holds. The others :func:`load` takes from
+            the network that it is given, where they must be the same; their digest is stored.
 
     Raises:
         OSError: the file cannot be written; an existing file is then unchanged.
@@ -69,7 +72,7 @@ def save(bnn: BayesianModule, path: str | os.PathLike[str], *, frozen: bool = Tr
         True
     """
     tensors, meta = model_tensors(bnn), model_meta(bnn)
-    left_out = {} if frozen else _frozen_tensors(bnn.net)
+    left_out = _frozen_tensors(bnn.net, ("*",) if frozen is True else frozen or ())
     if left_out:
         tensors = {name: each for name, each in tensors.items() if name not in left_out}
         meta["frozen"] = {"names": sorted(left_out), "sha256": _digest(left_out, {})}
@@ -215,12 +218,12 @@ def restore_model(
     return bnn
 
 
-def _frozen_tensors(net: nn.Module) -> dict[str, Tensor]:
-    """Return the frozen parameters of a network on the CPU, by their names in a file."""
+def _frozen_tensors(net: nn.Module, but: Sequence[str]) -> dict[str, Tensor]:
+    """Return the frozen parameters of a network that match no pattern, by their names in a file."""
     return {
         f"net.{name}": parameter.detach().cpu()
         for name, parameter in net.named_parameters(remove_duplicate=False)
-        if not parameter.requires_grad
+        if not (parameter.requires_grad or any(fnmatchcase(name, pattern) for pattern in but))
     }
 
 

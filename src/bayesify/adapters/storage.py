@@ -1,0 +1,72 @@
+"""A folder that is an ordinary ``peft`` adapter of the means, with the posterior beside it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from torch import nn
+
+from bayesify.adapters.lora import active_adapter
+from bayesify.estimators import stateless
+from bayesify.io import StorageError, load, save
+from bayesify.module.bayesian import BayesianModule
+
+__all__ = ["load_adapter", "save_adapter"]
+
+_POSTERIOR = "posterior.safetensors"
+
+
+def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
+    """Save a Bayesian adapter to a folder, without the network that it adapts.
+
+    ``PeftModel.from_pretrained(base, folder)`` alone loads the adapter of the means;
+    :func:`load_adapter` the posterior too. Each file is replaced as a whole.
+
+    Args:
+        bnn: a network of :func:`bayesian_adapter` or :func:`widen`.
+        folder: the folder; it is made if there is none.
+
+    Raises:
+        TypeError: the network is no adapter.
+        OSError: a file cannot be written.
+    """
+    active_adapter(bnn.net)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    net: Any = stateless.copy_network(bnn.net)
+    means = bnn.posterior.masked_mean.detach().to(bnn.layout.dtype)
+    stateless.restore_parameters(net, bnn.layout, bnn.layout.unflatten(means))
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as part:
+        # "auto" would ask a hub for the size of the vocabulary.
+        net.save_pretrained(part, save_embedding_layers=False)
+        # The head that a new one replaces is drawn anew where the network is loaded.
+        save(bnn, Path(part) / _POSTERIOR, frozen=("*.original_module.*",))
+        for written in sorted(path for path in Path(part).rglob("*") if path.is_file()):
+            place = target / written.relative_to(part)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            written.replace(place)
+
+
+def load_adapter(folder: str | os.PathLike[str], base: nn.Module, **options: Any) -> BayesianModule:
+    """Load a Bayesian adapter from a folder of :func:`save_adapter`.
+
+    Args:
+        folder: the folder.
+        base: the network that was adapted, with its values; peft puts the adapter into it.
+        options: the arguments of ``bayesify.load``, for components that are not bayesify's.
+
+    Raises:
+        StorageError: the folder holds no Bayesian adapter, or ``base`` is another network.
+    """
+    path = Path(folder) / _POSTERIOR
+    if not path.is_file():
+        raise StorageError(
+            f"{folder} must be a folder of save_adapter, but has no {_POSTERIOR}; an adapter of "
+            "peft alone is loaded by PeftModel.from_pretrained, and made Bayesian anew"
+        )
+    net: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=True)
+    return load(path, net, **options)

@@ -1,0 +1,309 @@
+"""Variational adapters against peft itself: what is random, and what a file holds."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from tests.cases import normals
+from torch import Tensor, nn
+
+import bayesify as bf
+from bayesify.adapters import bayesian_adapter, load_adapter, save_adapter, widen
+from bayesify.io import StorageError
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    # peft 0.21 asks transformers 5.23 by an old name.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+
+N, T, K = 16, 5, 3
+SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 11}
+INPUTS = {
+    "input_ids": torch.randint(11, (N, T), generator=torch.Generator().manual_seed(0)),
+    "attention_mask": torch.ones(N, T, dtype=torch.long),
+}
+TARGETS = INPUTS["input_ids"][:, 0] % K
+
+
+def bert(kind: Any = transformers.BertForSequenceClassification) -> nn.Module:
+    torch.manual_seed(0)
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return kind(transformers.BertConfig(**SIZES, **dropout, intermediate_size=8, num_labels=K))
+
+
+def lora(base: nn.Module | None = None, **options: Any) -> PeftModel:
+    config = {"task_type": "SEQ_CLS", "r": 2, "target_modules": ["query", "value"]} | options
+    return get_peft_model(bert() if base is None else base, LoraConfig(**config))
+
+
+def trained(bnn: bf.BayesianModule, targets: Tensor = TARGETS, epochs: int = 30) -> bf.History:
+    loader = [{**INPUTS, "labels": targets}]
+    groups = lambda g: torch.optim.Adam(g, lr=0.02)  # noqa: E731
+    return bf.fit(bf.ELBO(bnn, num_data=N), loader, epochs=epochs, optimizer=groups)
+
+
+# ------------------------------------------------------------------------------ what is random
+
+
+def test_only_a_is_random_and_only_the_adapter_is_trained() -> None:
+    net = lora()
+    before = copy.deepcopy(net.state_dict())
+    bnn = bayesian_adapter(net)
+    assert bnn.layout.num_weights == 4 * 2 * 8
+    assert all(name.endswith("lora_A.default.weight") for name in bnn.layout.names)
+    history = trained(bnn)
+    assert history[-1]["nll"] < 0.95 * history[0]["nll"]
+    after = bnn.to_module().state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all("lora_" in name or ".modules_to_save." in name for name in moved)
+    assert {name.split(".")[-3] for name in moved if "lora_" in name} == {"lora_A", "lora_B"}
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("random", "count"), [(("A",), 64), (("B",), 64), (("A", "B", "modules_to_save"), 128 + 27)]
+)
+def test_random_is_what_was_asked_for(random: Any, count: int) -> None:
+    assert bayesian_adapter(lora(), random).layout.num_weights == count
+
+
+def test_each_example_has_its_own_weights() -> None:
+    rows = bayesian_adapter(lora()).summary(**INPUTS)
+    assert {(row.treatment, "each example" in row.reason) for row in rows} == {("exact", True)}
+    # The same text twice in a minibatch gets two predictions in training, and one for all tokens.
+    bnn = bayesian_adapter(lora(init_lora_weights=False), init_std=0.5)
+    twice = {name: each[:1].repeat(2, 1) for name, each in INPUTS.items()}
+    logits = bnn(**twice).logits
+    assert not torch.allclose(logits[0], logits[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "targets"),
+    [
+        (transformers.BertForTokenClassification, "TOKEN_CLS", INPUTS["input_ids"] % K),
+        (transformers.GPT2LMHeadModel, "CAUSAL_LM", INPUTS["input_ids"]),
+    ],
+)
+def test_a_class_for_each_token(kind: Any, task: str, targets: Tensor) -> None:
+    if kind is transformers.GPT2LMHeadModel:
+        torch.manual_seed(0)
+        config = transformers.GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2)
+        net = lora(kind(config), task_type=task, target_modules=["c_attn"], fan_in_fan_out=True)
+    else:
+        net = lora(bert(kind), task_type=task)
+    bnn = bayesian_adapter(net, likelihood=bf.CategoricalLikelihood(ignore_index=-100))
+    assert {row.treatment for row in bnn.summary(**INPUTS)} == {"exact"}
+    history = trained(bnn, targets)
+    assert history[-1]["nll"] < history[0]["nll"]
+    p = bnn.predict(INPUTS, 4)
+    assert p.mean.shape == (N, T, 11 if task == "CAUSAL_LM" else K)
+    assert p.epistemic.shape == (N, T)
+
+
+def test_a_vision_transformer() -> None:
+    torch.manual_seed(0)
+    sizes = {name: SIZES[name] for name in SIZES if name != "vocab_size"}
+    config = transformers.ViTConfig(
+        **sizes, intermediate_size=8, image_size=8, patch_size=4, num_channels=1, num_labels=K
+    )
+    base = transformers.ViTForImageClassification(config)
+    names = [n for n, m in base.named_modules() if isinstance(m, nn.Linear) and "attention" in n]
+    net = lora(base, task_type=None, target_modules=names, modules_to_save=["classifier"])
+    bnn = bayesian_adapter(net)
+    images = {"pixel_values": normals(4, 1, 8, 8, dtype=torch.float32)}
+    assert {row.treatment for row in bnn.summary(**images)} == {"exact"}
+    assert bnn.predict(images, 3).mean.shape == (4, K)
+
+
+@pytest.mark.parametrize(
+    "options", [{"use_dora": True}, {"use_rslora": True}, {"lora_dropout": 0.5}]
+)
+def test_kinds_of_lora(options: dict[str, Any]) -> None:
+    history = trained(bayesian_adapter(lora(**options)))
+    assert history[-1]["nll"] < history[0]["nll"]
+
+
+OTHERS = {
+    "IA3": peft.IA3Config(target_modules=["query", "intermediate.dense"],
+                          feedforward_modules=["intermediate.dense"]),
+    "LoHa": peft.LoHaConfig(r=2, target_modules=["query"]),
+    "LoKr": peft.LoKrConfig(r=2, target_modules=["query"]),
+    "OFT": peft.OFTConfig(r=2, oft_block_size=0, target_modules=["query"]),
+    "VeRA": peft.VeraConfig(r=2, target_modules=["query"]),
+    "BitFit": LoraConfig(r=2, target_modules=["query"], bias="all"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_adapters_are_chosen_by_pattern(name: str) -> None:
+    net = get_peft_model(bert(), OTHERS[name])
+    chosen = [n for n, each in net.named_parameters() if each.requires_grad]
+    bnn = bf.BayesianModule(net, include=chosen, exclude=(), output="logits")
+    assert bf.ELBO(bnn, num_data=N)(INPUTS, TARGETS).loss.isfinite()
+    before = bnn.posterior.mean.detach().clone()
+    trained(bnn, epochs=2)
+    assert not torch.equal(bnn.posterior.mean, before)
+    if name not in ("BitFit",):
+        with pytest.raises(ValueError, match=r"parameters of 'A', got none.*BayesianModule\(net"):
+            bayesian_adapter(net)
+
+
+# ----------------------------------------------------------------------------- folders of adapters
+
+
+def test_peft_alone_loads_the_means_and_we_the_rest(tmp_path: Path) -> None:
+    bnn = bayesian_adapter(lora(), seed=3)
+    trained(bnn)
+    save_adapter(bnn, tmp_path / "deep" / "adapter")
+    folder = tmp_path / "deep" / "adapter"
+    expected = bnn.mean_outputs(INPUTS)
+    assert [path.name for path in folder.parent.iterdir()] == ["adapter"]
+    # A new head is drawn with the base network: it is not the one that the file was saved with.
+    base = bert()
+    torch.nn.init.normal_(base.classifier.weight)
+    alone = PeftModel.from_pretrained(copy.deepcopy(base), str(folder)).eval()
+    torch.testing.assert_close(alone(**INPUTS).logits, expected)
+    again = load_adapter(folder, copy.deepcopy(base))
+    assert torch.equal(again.posterior.std, bnn.posterior.std)
+    torch.testing.assert_close(again.predict(INPUTS, 5).mean, bnn.predict(INPUTS, 5).mean)
+    assert (again.estimator, again.seed) == (bnn.estimator, 3)
+    trained(again, epochs=1)
+    # Only what is trained is on the disk, and the old head.
+    with safe_open(folder / "posterior.safetensors", "pt") as file:
+        names = list(file.keys())
+    assert not [name for name in names if "embeddings" in name]
+    save_adapter(again, folder)  # a folder that is there already
+
+
+def test_merged_into_the_base() -> None:
+    bnn = bayesian_adapter(lora())
+    trained(bnn)
+    merged = bnn.to_module().merge_and_unload().eval()
+    assert type(merged) is transformers.BertForSequenceClassification
+    torch.testing.assert_close(merged(**INPUTS).logits, bnn.mean_outputs(INPUTS))
+    # The caller's network and the Bayesian one share what is frozen; neither is merged into.
+    torch.testing.assert_close(bnn.mean_outputs(INPUTS), merged(**INPUTS).logits)
+
+
+def test_another_base_is_refused(tmp_path: Path) -> None:
+    save_adapter(bayesian_adapter(lora()), tmp_path / "adapter")
+    base = bert()
+    nn.init.normal_(base.bert.embeddings.word_embeddings.weight)
+    with pytest.raises(StorageError, match="those of the given network are others"):
+        load_adapter(tmp_path / "adapter", base)
+
+
+def test_a_folder_of_peft_alone(tmp_path: Path) -> None:
+    lora().save_pretrained(tmp_path)
+    with pytest.raises(StorageError, match=r"has no posterior\.safetensors"):
+        load_adapter(tmp_path, bert())
+
+
+def test_a_full_disk_leaves_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "adapter"
+    bnn = bayesian_adapter(lora())
+    save_adapter(bnn, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bayesify.adapters.storage.save", full)
+    trained(bnn, epochs=1)
+    with pytest.raises(OSError, match="No space"):
+        save_adapter(bnn, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+# ---------------------------------------------------------------------------------------- widening
+
+
+def wide_net() -> tuple[PeftModel, list[dict[str, Tensor]]]:
+    net = lora(r=4, target_modules="all-linear")
+    optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = net(**INPUTS, labels=TARGETS).loss
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < 0.2
+    return net, [{**INPUTS, "labels": TARGETS}]
+
+
+def nll(bnn: bf.BayesianModule, num_samples: int) -> float:
+    p = bnn.predict(INPUTS, num_samples) if num_samples else bnn.predict_mean(INPUTS)
+    return -float(p.log_prob(TARGETS).mean())
+
+
+def test_the_widest_that_loses_no_more_than_the_tolerance() -> None:
+    net, loader = wide_net()
+    outputs = net.eval()(**INPUTS).logits
+    narrow, wide = (widen(net, loader, tolerance, num_samples=20) for tolerance in (0.01, 0.1))
+    for bnn, tolerance in ((narrow, 0.01), (wide, 0.1)):
+        torch.testing.assert_close(bnn.mean_outputs(INPUTS), outputs)
+        lost = nll(bnn, 20) - nll(bnn, 0)
+        assert lost <= tolerance
+        with torch.no_grad():  # 1.2 times as wide would be too wide
+            std = bnn.posterior.std.clone()
+            bnn.posterior.rho.copy_(torch.log(torch.expm1(1.2 * std)))
+        assert nll(bnn, 20) - nll(bnn, 0) > tolerance
+    assert (wide.posterior.std > narrow.posterior.std).all()
+
+
+def test_the_noise_in_a_layer_is_isotropic() -> None:
+    """The change of W has covariance sigma^2 I within the columns of B, whatever B's scales."""
+    net, loader = wide_net()
+    bnn = widen(net, loader, 0.05)
+    name = next(n for n in bnn.layout.names if "query" in n)
+    owner = bnn.net.get_submodule(name.rpartition(".lora_A")[0])
+    b = owner.lora_B["default"].weight.detach()
+    std = bnn.layout.unflatten(bnn.posterior.std.detach())[name]
+    scales = torch.linalg.vector_norm(b, dim=0)
+    products = scales.unsqueeze(1) * std
+    torch.testing.assert_close(products, products.mean().expand_as(products), rtol=1e-4, atol=0.0)
+    gram = b.T @ b
+    torch.testing.assert_close(gram, gram.diagonal().diag(), rtol=1e-4, atol=1e-6)
+
+
+def test_wrong_arguments() -> None:
+    net, loader = wide_net()
+    cases: list[tuple[type[Exception], str, Any]] = [
+        (TypeError, "net must be a PeftModel, got BertFor", lambda: bayesian_adapter(bert())),
+        (TypeError, "got the string 'A'", lambda: bayesian_adapter(lora(), "A")),
+        (ValueError, "one or more of ('A', 'B', ", lambda: bayesian_adapter(lora(), ())),
+        (ValueError, "got ('C',)", lambda: bayesian_adapter(lora(), ("C",))),  # type: ignore[arg-type]
+        (
+            ValueError,
+            "trained parameters of 'modules_to_save', got none; name them in",
+            lambda: bayesian_adapter(lora(task_type=None), ("modules_to_save",)),
+        ),
+        (ValueError, "tolerance must be a positive number", lambda: widen(net, loader, 0.0)),
+        (ValueError, "num_samples must be at least 1", lambda: widen(net, loader, num_samples=0)),
+        (ValueError, "the loader must have data, got none", lambda: widen(net, [])),
+        (ValueError, "must be trained, but B of", lambda: widen(lora(), loader)),
+        (TypeError, "net must be a PeftModel, got Linear", lambda: save_adapter(
+            bf.BayesianModule(nn.Linear(2, 2)), "nowhere")),
+    ]  # fmt: skip
+    for kind, message, wrong in cases:
+        with pytest.raises(kind, match=re.escape(message)):
+            wrong()
+    two = lora(task_type=None)
+    two.add_adapter("other", LoraConfig(r=2, target_modules=["query"]))
+    two.base_model.set_adapter(["default", "other"])
+    with pytest.raises(ValueError, match="exactly one adapter must be active"):
+        bayesian_adapter(two)
+    assert not Path("nowhere").exists()
