@@ -14,6 +14,7 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from tests.cases import normals
+from tests.docs.test_snippets import run_snippets
 from torch import Tensor, nn
 
 import bayesify as bf
@@ -136,6 +137,12 @@ def test_kinds_of_lora(options: dict[str, Any]) -> None:
     assert history[-1]["nll"] < history[0]["nll"]
 
 
+def test_embeddings_are_sampled_once() -> None:
+    bnn = bayesian_adapter(lora(target_modules=["query", "word_embeddings"]))
+    treatments = {row.name.split(".")[-2]: row.treatment for row in bnn.summary(**INPUTS)}
+    assert treatments == {"default": "exact", "lora_embedding_A": "sampled"}
+
+
 OTHERS = {
     "IA3": peft.IA3Config(target_modules=["query", "intermediate.dense"],
                           feedforward_modules=["intermediate.dense"]),
@@ -227,6 +234,16 @@ def test_a_full_disk_leaves_the_adapter(tmp_path: Path, monkeypatch: pytest.Monk
         save_adapter(bnn, folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loader = [{**INPUTS, "labels": TARGETS}]
+    given = {"base": bert(), "dataset": TARGETS, "loader": loader, "held_out_loader": loader}
+    names = run_snippets("docs/adapters.md", {**given, "inputs": INPUTS})
+    assert names["p"].mean.shape == (N, K)
+    again = load_adapter(tmp_path / "adapter", bert())
+    assert torch.equal(again.posterior.mean, names["bnn"].posterior.mean)
 
 
 # ---------------------------------------------------------------------------------------- widening
