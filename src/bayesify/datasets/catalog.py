@@ -9,7 +9,7 @@ from pathlib import Path
 from bayesify.datasets.files import DataError, DataFile
 
 __all__ = [
-    *("IMAGE_DATASETS", "MUSHROOM", "REGRESSION_DATASETS"),
+    *("CLINC150", "IMAGE_DATASETS", "MUSHROOM", "REGRESSION_DATASETS"),
     *("DataSet", "find_dataset", "known_datasets"),
 ]
 
@@ -42,7 +42,8 @@ def known_datasets() -> dict[str, DataSet]:
         >>> list(known_datasets())[:4]
         ['mnist', 'fashion-mnist', 'boston', 'concrete']
     """
-    return {**IMAGE_DATASETS, **REGRESSION_DATASETS, MUSHROOM.name: MUSHROOM}
+    others = {each.name: each for each in (MUSHROOM, CLINC150)}
+    return {**IMAGE_DATASETS, **REGRESSION_DATASETS, **others}
 
 
 def find_dataset(name: str, among: Mapping[str, DataSet] | None = None) -> DataSet:
@@ -269,6 +270,25 @@ MUSHROOM = DataSet(
             addresses=(
                 "https://archive.ics.uci.edu/ml/machine-learning-databases/mushroom/"
                 "agaricus-lepiota.data",
+            ),
+        ),
+    ),
+)
+
+#: Queries of 150 intents, and others (Larson et al. 2019).
+CLINC150 = DataSet(
+    name="clinc150",
+    description="22,500 + 1,200 queries to an assistant, 150 intents (Larson et al. 2019)",
+    license="CC BY 3.0",
+    num_bytes=2_495_390,
+    class_names=(),
+    files=(
+        DataFile(
+            "clinc150",
+            "data_full.json",
+            "36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0",
+            addresses=(
+                "https://raw.githubusercontent.com/clinc/oos-eval/master/data/data_full.json",
             ),
         ),
     ),

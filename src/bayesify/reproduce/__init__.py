@@ -27,6 +27,8 @@ from bayesify.reproduce.papers.blundell import (
     table2_pruning,
     tuning,
 )
+from bayesify.reproduce.papers.clinc150 import experiment as clinc150
+from bayesify.reproduce.papers.clinc150 import tuning as clinc150_tuning
 from bayesify.reproduce.papers.pyro_local import notebook
 from bayesify.reproduce.papers.rahmanto import prior_grid, widths
 from bayesify.reproduce.papers.straight_dope import gluon, scratch
@@ -69,6 +71,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         mnist_ood,
         figure6_mushroom,
         train_defaults,
+        clinc150_tuning,
+        clinc150,
     )
 }
 

