@@ -177,7 +177,9 @@ class BayesianModule(RandomNetwork):
             once: name patterns of submodules without random parameters that are run once for all
                 weight samples, such as a pretrained encoder under a random last layer. In
                 evaluation mode their outputs must depend on their inputs only, and these not on
-                random parameters, which is checked. The outputs of all samples are held at once.
+                random parameters. The inputs are checked, and must be tensors, plain values or
+                containers of these; what a parent sets on a part is not checked. The outputs of
+                all samples are held at once, and up to 1 GB of weights.
 
         Returns:
             A :class:`Predictive` over N examples.
@@ -185,7 +187,7 @@ class BayesianModule(RandomNetwork):
         Raises:
             ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no examples,
                 ``max_memory`` is too small or given together with ``once``, or ``once`` names what
-                is random or comes after it.
+                is random or comes after it, or a part whose inputs or result are not as above.
         """
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")

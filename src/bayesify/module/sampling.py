@@ -20,6 +20,8 @@ from bayesify.module.run_once import run_once
 __all__ = ["SampledOutputs", "run_in_batches"]
 
 _REFRESH_S = 0.2
+# Bytes of the weight samples that one prediction keeps for its next batch.
+_LARGEST_KEPT = 10**9
 
 
 class SampledOutputs:
@@ -89,13 +91,20 @@ class SampledOutputs:
     def _outputs_by_batch(self) -> Iterator[Tensor]:
         """Yield the outputs of each sample, after all batches have seen all samples."""
         parts: list[list[Tensor]] = [[] for _ in range(self._num_samples)]
+        kept: dict[int, Tensor] = {}  # drawing them anew for each batch could cost more than a pass
         batch_size = self._batching.batch_size
         num_examples = count_examples(self._inputs)
         for args, kwargs in batches_of(self._inputs, batch_size):
             with run_once(self._once or {}) as begin:
                 for sample, own in enumerate(parts):
                     begin()
-                    weights = self._draw(range(sample, sample + 1))[0]
+                    if sample in kept:
+                        weights = kept[sample].clone()  # the network may edit its weights in place
+                    else:
+                        weights = self._draw(range(sample, sample + 1))[0]
+                        fits = (len(kept) + 1) * weights.nbytes <= _LARGEST_KEPT
+                        if fits and batch_size < num_examples:
+                            kept[sample] = weights.clone()
                     part = self._network.tensor_of(self._network.run_with(weights, *args, **kwargs))
                     if batch_size < num_examples:
                         check_rows(part, len([*args, *kwargs.values()][0]))
