@@ -414,3 +414,28 @@ def test_hooks_within_a_part_run_with_it() -> None:
     bnn.net.part.register_forward_hook(count("on"))
     bnn.predict(X, S, once="part", batch_size=10)
     assert counts == {"within": 1, "on": S}
+
+
+class EditsWeights(nn.Module):
+    """Halves a weight at each pass, for good if the weight is not its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        with torch.no_grad():
+            self.head.weight.mul_(0.5)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("once", [(), "body"])
+def test_a_network_that_edits_its_weights_has_its_own_in_each_batch(once: Any) -> None:
+    bnn = bf.BayesianModule(EditsWeights(), include=("head.*",), init_std=0.5)
+    x = torch.linspace(-1.0, 1.0, 60).view(20, 3)
+    expected = bnn.predict(x, 5, batch_size=20)
+    found = bnn.predict(x, 5, batch_size=7, once=once)
+    torch.testing.assert_close(found.mean, expected.mean)
+    alone = bnn.predict_mean(x, batch_size=7)
+    torch.testing.assert_close(alone.mean, bnn.predict_mean(x, batch_size=20).mean)

@@ -170,7 +170,9 @@ def run_in_batches(
     num_examples, start = count_examples(inputs), 0
     outputs: Tensor | None = None
     for args, kwargs in batches_of(inputs, batch_size):
-        part = network.tensor_of(network.run_with(weights, *args, **kwargs))
+        is_last = start + batch_size >= num_examples
+        own = weights if is_last else weights.clone()  # the network may edit its weights in place
+        part = network.tensor_of(network.run_with(own, *args, **kwargs))
         if batch_size >= num_examples:
             return part.clone()  # neither a view of a larger tensor, nor one that the network holds
         stop = min(start + batch_size, num_examples)
