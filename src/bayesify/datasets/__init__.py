@@ -2,11 +2,13 @@
 
 ``load_images`` loads MNIST and Fashion-MNIST; ``load_regression`` loads the nine regression tables
 of Hernandez-Lobato and Adams (2015), and ``standard_splits`` their splits; ``load_mushroom`` loads
-the data of the mushroom bandit. ``TensorLoader`` yields minibatches; ``Passes`` joins several
-passes into one epoch. The loaders call ``get_file``, and raise ``DataError``.
+the data of the mushroom bandit, and ``load_clinc150`` queries to an assistant. ``TensorLoader``
+yields minibatches; ``Passes`` joins several passes into one epoch. The loaders call ``get_file``,
+and raise ``DataError``.
 """
 
 from bayesify.datasets.catalog import (
+    CLINC150,
     IMAGE_DATASETS,
     MUSHROOM,
     REGRESSION_DATASETS,
@@ -14,6 +16,7 @@ from bayesify.datasets.catalog import (
     find_dataset,
     known_datasets,
 )
+from bayesify.datasets.clinc150 import Clinc150, Queries, load_clinc150
 from bayesify.datasets.download import Progress, get_file
 from bayesify.datasets.files import DataError, DataFile, FoundFile, find_file
 from bayesify.datasets.idx import parse_idx
@@ -23,9 +26,11 @@ from bayesify.datasets.mushroom import MushroomData, load_mushroom
 from bayesify.datasets.regression import RegressionData, Split, load_regression, standard_splits
 
 __all__ = [
+    "CLINC150",
     "IMAGE_DATASETS",
     "MUSHROOM",
     "REGRESSION_DATASETS",
+    "Clinc150",
     "DataError",
     "DataFile",
     "DataSet",
@@ -34,6 +39,7 @@ __all__ = [
     "MushroomData",
     "Passes",
     "Progress",
+    "Queries",
     "RegressionData",
     "Split",
     "TensorLoader",
@@ -42,6 +48,7 @@ __all__ = [
     "find_test_inputs",
     "get_file",
     "known_datasets",
+    "load_clinc150",
     "load_images",
     "load_mushroom",
     "load_regression",

@@ -32,7 +32,14 @@ def test_list_says_where_each_is_and_downloads_nothing(
     result = CliRunner().invoke(data_app, ["list", "--json"])
     assert result.exit_code == 0
     rows = {row["name"]: row for row in json.loads(result.stdout)["datasets"]}
-    assert list(rows) == ["mnist", "fashion-mnist", "tiny", *REGRESSION_DATASETS, "mushroom"]
+    assert list(rows) == [
+        "mnist",
+        "fashion-mnist",
+        "tiny",
+        *REGRESSION_DATASETS,
+        "mushroom",
+        "clinc150",
+    ]
     assert rows["tiny"] == {
         "name": "tiny",
         "description": "made for a test",

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from bayesify.datasets import TensorLoader
-from bayesify.datasets.clinc150 import load_clinc150
+from bayesify.datasets import TensorLoader, load_clinc150
 from bayesify.distributions.posteriors import Delta
 from bayesify.distributions.priors import Gaussian
 from bayesify.estimators import LocalReparameterization

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.datasets import DataError
-from bayesify.datasets.clinc150 import Queries
+from bayesify.datasets import DataError, Queries
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import CategoricalPredictive
 
