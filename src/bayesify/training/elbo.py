@@ -264,6 +264,7 @@ class ELBO(nn.Module):
             self.fused
             and not torch.compiler.is_compiling()
             and type(self).complexity is ELBO.complexity
+            and "complexity" not in vars(self)
             and self._drawn_weights.prepare(self.bnn, self.kl)
         )
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -170,8 +171,16 @@ def autocast(elbo: bf.ELBO) -> None:
     loss.backward()
 
 
+def batched(elbo: bf.ELBO) -> None:
+    terms, parameters = elbo(X, Y), list(elbo.bnn.posterior.parameters())
+    factors = torch.tensor([0.5, 2.0])
+    found = torch.autograd.grad(terms.loss, parameters, factors, is_grads_batched=True)
+    for parameter, each in zip(parameters, found, strict=True):
+        parameter.grad = each.sum(0)
+
+
 WAYS = [
-    *(two_graphs, twice, accumulated, only_nll, only_kl, penalised, through_hooks),
+    *(two_graphs, twice, accumulated, only_nll, only_kl, penalised, through_hooks, batched),
     pytest.param(autocast, id="autocast"),
 ]
 
@@ -225,7 +234,35 @@ def test_a_network_may_edit_its_weights_in_place() -> None:
     check_same(elbo, expected, lambda elbo: elbo(X, Y).loss.backward())
 
 
-@pytest.mark.parametrize("kind", [Clipping, Partly])
+class Flipping(nn.Linear):
+    """Exchanges its weights unseen by autograd."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.copy_(self.weight.data.flip(0))
+        return super().forward(x)
+
+
+class Negating(nn.Linear):
+    """Changes only the signs of its weights, unseen by autograd."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.neg_()
+        return super().forward(x)
+
+
+class Conjugated(nn.Linear):
+    """Has a gradient with PyTorch's negative bit, contiguous since it is one number."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__(num_inputs, num_outputs)
+        self.angle = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = torch.complex(torch.ones(1), self.angle).conj()
+        return (super().forward(x) * factor).imag
+
+
+@pytest.mark.parametrize("kind", [Clipping, Partly, Flipping, Negating, Conjugated])
 def test_what_a_network_does_to_its_weights_is_differentiated(kind: type[nn.Linear]) -> None:
     check_same(*pair(kind(INPUTS, CLASSES)), lambda elbo: elbo(X, Y).loss.backward())
 
@@ -258,6 +295,107 @@ def test_a_posterior_that_changed_before_the_backward_pass_is_refused() -> None:
         elbo.bnn.posterior.mean.add_(1.0)
     with pytest.raises(RuntimeError, match="must not change between the objective and its"):
         loss.backward()
+
+
+@pytest.mark.parametrize("name", ["mean", "rho"])
+@pytest.mark.parametrize("back", [1, 2])
+@pytest.mark.parametrize("edit", [lambda x: x.add_(1.0), lambda x: x.copy_(x.flip(0).clone())])
+def test_an_edit_of_data_before_the_backward_pass_raises(
+    edit: Callable[[Tensor], Tensor], back: int, name: str
+) -> None:
+    elbo, _ = pair()
+    for each in elbo.bnn.posterior.parameters():
+        each.data += torch.linspace(0.0, 0.1, each.numel())
+    loss = elbo(X, Y).nll
+    if back == 2:
+        loss.backward(retain_graph=True)
+    edit(elbo.bnn.posterior.get_parameter(name).data)
+    with pytest.raises(RuntimeError, match="must not change between the objective and its"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_number_of_threads_may_change_before_the_backward_pass(dtype: torch.dtype) -> None:
+    elbo, _ = pair(nn.Linear(INPUTS, 20_000).to(dtype))
+    num_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        loss = elbo(X.to(dtype), Y).loss
+        torch.set_num_threads(3)
+        loss.backward()
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def test_hooks_run_once_with_a_graph_of_the_gradients() -> None:
+    for elbo in pair():
+        mean, calls = elbo.bnn.posterior.mean, []
+        mean.register_hook(calls.append)
+        torch.autograd.grad(elbo(X, Y).kl, [mean], create_graph=True)
+        assert len(calls) == 1
+
+
+def test_a_graph_of_the_gradients_is_that_of_the_parameters_of_the_forward_pass() -> None:
+    found = []
+    for elbo in pair():
+        others = [3.0 * each.detach() for each in elbo.parameters()]
+        values = [nn.Parameter(each) for each in others]
+        named = dict(zip(dict(elbo.named_parameters()), values, strict=True))
+        loss = torch.func.functional_call(elbo, named, (X, Y)).loss
+        first = torch.autograd.grad(loss, values, create_graph=True)
+        second = torch.autograd.grad(sum(each.square().sum() for each in first), values)
+        found.append((*first, *second))
+    for one, two in zip(*found, strict=True):
+        assert torch.allclose(one, two, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize(("frozen", "trained"), [("mean", "rho"), ("rho", "mean")])
+def test_one_of_mean_and_rho_may_be_frozen(frozen: str, trained: str, create_graph: bool) -> None:
+    found = []
+    for elbo in pair():
+        q = elbo.bnn.posterior
+        q.get_parameter(frozen).requires_grad_(False)
+        loss, parameter = elbo(X, Y).loss, q.get_parameter(trained)
+        found += torch.autograd.grad(loss, parameter, create_graph=create_graph)
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-6)
+
+
+class NoGradient(torch.autograd.Function):
+    """The identity, without a gradient."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(*_: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_without_an_incoming_gradient_there_is_none(create_graph: bool) -> None:
+    elbo, _ = pair()
+    values, parameters = NoGradient.apply(elbo(X, Y).kl), list(elbo.parameters())
+    options = {"create_graph": create_graph, "allow_unused": True}
+    assert torch.autograd.grad(values, parameters, **options) == (None, None)
+
+
+class KeepingActivation(nn.Linear):
+    """Holds its last output, and so the graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = super().forward(x)
+        return self.hidden
+
+
+def test_a_network_that_keeps_an_activation_is_freed() -> None:
+    elbo, _ = pair(KeepingActivation(INPUTS, CLASSES))
+    elbo(X, Y).loss.backward()
+    net = weakref.ref(elbo.bnn.net)
+    del elbo
+    gc.collect()
+    assert net() is None
 
 
 def test_memory_is_used_again_and_never_while_it_is_in_use() -> None:
@@ -341,11 +479,20 @@ def own_noise(elbo: bf.ELBO) -> None:
     elbo.bnn.posterior.noise = type(elbo.bnn.posterior).noise.__get__(elbo.bnn.posterior)  # type: ignore[method-assign]
 
 
+def own_complexity(elbo: bf.ELBO) -> None:
+    elbo.complexity = type(elbo).complexity.__get__(elbo)  # type: ignore[method-assign]
+
+
+def strided_mean(elbo: bf.ELBO) -> None:
+    mean = elbo.bnn.posterior.mean
+    mean.data = torch.stack([mean.data, mean.data], dim=1)[:, 0]
+
+
 def unfused(elbo: bf.ELBO) -> None:
     elbo.fused = False
 
 
-@pytest.mark.parametrize("change", [own_module, own_noise, unfused])
+@pytest.mark.parametrize("change", [own_module, own_noise, own_complexity, strided_mean, unfused])
 def test_what_the_kernel_does_not_know_is_left_to_autograd(
     change: Callable[[bf.ELBO], object],
 ) -> None:
@@ -356,6 +503,34 @@ def test_what_the_kernel_does_not_know_is_left_to_autograd(
     elbo.step = 0
     change(elbo)
     assert float(elbo(x, y, **told).loss.detach()) == generator_loss(task)
+
+
+def test_rho_of_another_dtype_is_left_to_autograd() -> None:
+    elbo, _ = pair()
+    rho = elbo.bnn.posterior.get_parameter("rho")
+    rho.data = rho.data.double()
+    elbo(X, Y).kl.backward()
+    assert rho.grad is not None
+    assert rho.grad.dtype == torch.float64
+
+
+def test_a_network_made_in_inference_mode_is_left_to_autograd() -> None:
+    with torch.inference_mode():
+        elbo, _ = pair()
+    with torch.no_grad():
+        assert bool(elbo(X, Y).loss.isfinite())
+
+
+def test_memory_is_freed_once_autograd_samples_the_weights() -> None:
+    elbo, _ = pair()
+    elbo(X, Y).loss.backward()
+    buffers = [weakref.ref(each) for each in elbo._drawn_weights._memory._buffers]
+    assert len(buffers) == 3
+    own_module(elbo)
+    elbo.zero_grad()
+    elbo(X, Y)
+    gc.collect()
+    assert not any(each() is not None for each in buffers)
 
 
 def test_transforms_of_torch_func_are_left_to_autograd() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,9 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.kl import KLMethod, kl_divergence
+from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.distributions.priors import Prior
 from bayesify.estimators.weight_sampling import WeightSampling
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of
@@ -27,7 +31,7 @@ from bayesify.noise.threefry import counter_key, normals
 from bayesify.training.kernel.compiler import CompilerError
 from bayesify.training.kernel.formulas import PriorBlocks, prior_blocks
 from bayesify.training.kernel.interface import SampledPosterior, SampleNoise
-from bayesify.training.kernel.native import NativeSample
+from bayesify.training.kernel.native import Checksums, NativeSample
 
 __all__ = ["DrawnWeights"]
 
@@ -56,9 +60,17 @@ class DrawnWeights:
         return DrawnWeights, ()
 
     def prepare(self, bnn: BayesianModule, kl: KLMethod) -> bool:
-        """Return whether a kernel samples this network's weights under this kind of KL."""
-        if not _is_plain(bnn) or _is_transformed():
-            return False
+        """Return whether a kernel samples this network's weights under this kind of KL.
+
+        If none does, the memory of earlier samples is freed.
+        """
+        is_supported = _is_plain(bnn) and not _is_transformed()
+        kernel = self._kernel_of(bnn, kl) if is_supported else None
+        if kernel is None:
+            self._memory.clear()
+        return kernel is not None
+
+    def _kernel_of(self, bnn: BayesianModule, kl: KLMethod) -> NativeSample | None:
         dtype = bnn.posterior.mean.dtype
         wanted = (bnn.weight_prior, kl, dtype, bnn.layout.starts)
         before = self._prepared_for
@@ -67,7 +79,7 @@ class DrawnWeights:
             prior = prior_blocks(bnn.weight_prior, kl)
             if prior is not None:
                 self._kernel = _kernel_or_none(prior, bnn.layout.starts, dtype)
-        return self._kernel is not None
+        return self._kernel
 
     def sample_outputs(
         self, bnn: BayesianModule, inputs: Inputs, *, step: int, samples: range
@@ -94,14 +106,23 @@ class DrawnWeights:
         q = bnn.posterior
         assert isinstance(q, MeanFieldGaussian)
         assert self._kernel is not None
-        noise = SampleNoise(key, opposite)
-        drawing = _Drawing(bnn, self._kl, self._kernel, self._memory, step, noise)
+        drawing = _Drawing(
+            kernel=self._kernel,
+            memory=self._memory,
+            prior=bnn.weight_prior,
+            kl=self._kl,
+            layout=bnn.layout,
+            prior_mean=bnn.prior_mean,
+            mask=q.mask,
+            step=step,
+            noise=SampleNoise(key, opposite),
+        )
         drawn: tuple[Tensor, ...] = _Draw.apply(q.mean, q.rho, drawing)  # type: ignore[no-untyped-call]
         return drawn
 
 
 def _is_plain(bnn: BayesianModule) -> bool:
-    """Whether nothing of the network is of a class of its own, nor anywhere but on the CPU."""
+    """Return whether the classes are the library's own, and the kernel can read the tensors."""
     q = bnn.posterior
     return (
         type(bnn) is BayesianModule
@@ -109,12 +130,20 @@ def _is_plain(bnn: BayesianModule) -> bool:
         and type(bnn.estimator) is WeightSampling
         and _METHODS.isdisjoint(vars(bnn))
         and _METHODS.isdisjoint(vars(q))
-        and all(
-            type(each) is torch.nn.Parameter
-            and each.device.type == "cpu"
-            and each.dtype in (torch.float32, torch.float64)
-            for each in (q.mean, q.rho)
-        )
+        and type(q.mean) is type(q.rho) is torch.nn.Parameter
+        and q.mean.dtype in (torch.float32, torch.float64)
+        and all(_is_readable(each, q.mean.dtype) for each in (q.mean, q.rho, bnn.prior_mean))
+        and _is_readable(q.mask, torch.bool)
+    )
+
+
+def _is_readable(vector: Tensor | None, dtype: torch.dtype) -> bool:
+    return vector is None or (
+        vector.dtype == dtype
+        and vector.device.type == "cpu"
+        and vector.is_contiguous()
+        and not vector.is_neg()
+        and not vector.is_inference()  # has no version, by which edits are found
     )
 
 
@@ -131,6 +160,11 @@ def _is_transformed() -> bool:
     )
 
 
+def _is_batched(gradient: Tensor | None) -> bool:
+    """Return whether it is one of several gradients, of ``is_grads_batched=True``."""
+    return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
+
+
 def _kernel_or_none(
     prior: PriorBlocks, starts: Sequence[int], dtype: torch.dtype
 ) -> NativeSample | None:
@@ -140,28 +174,29 @@ def _kernel_or_none(
         return None
 
 
+@dataclass(frozen=True)
 class _Drawing:
-    """One weight sample: whose, and its noise."""
+    """One weight sample: its distribution and its noise, as they were in the forward pass.
 
-    def __init__(
-        self,
-        bnn: BayesianModule,
-        kl: KLMethod,
-        kernel: NativeSample,
-        memory: _Memory,
-        step: int,
-        noise: SampleNoise,
-    ) -> None:
-        self.bnn, self.kl, self.kernel, self.memory = bnn, kl, kernel, memory
-        self.step, self.noise = step, noise
-        self.starts, self.shapes = bnn.layout.starts, bnn.layout.shapes
-        self.prior_mean, self.mask = bnn.prior_mean, bnn.posterior.mask
+    It holds no module, because the graph holds it: of a module that keeps an activation, and so
+    the graph, Python's garbage collector would not find the cycle.
+    """
+
+    kernel: NativeSample
+    memory: _Memory
+    prior: Prior
+    kl: KLMethod
+    layout: ParameterLayout
+    prior_mean: Tensor | None
+    mask: Tensor | None
+    step: int
+    noise: SampleNoise
 
     def of(self, mean: Tensor, rho: Tensor) -> SampledPosterior:
         return SampledPosterior(mean, rho, self.prior_mean, self.mask)
 
-    def sample(self, mean: Tensor, rho: Tensor) -> tuple[Tensor, float, int]:
-        """Return the weights, their KL, and a sum by which an edit of the weights is seen."""
+    def sample(self, mean: Tensor, rho: Tensor) -> tuple[Tensor, float, Checksums]:
+        """Return the weights, their KL and the checksums."""
         weights = self.memory.take(mean)
         return weights, *self.kernel.sample(self.of(mean, rho), self.step, self.noise, weights)
 
@@ -171,8 +206,40 @@ class _Drawing:
         They are no views of one tensor, of which a network could not edit one in place.
         """
         vector = weights.numpy()
-        bounds = zip(self.starts[:-1], self.starts[1:], self.shapes, strict=True)
-        return [torch.from_numpy(vector[a:b].reshape(shape)) for a, b, shape in bounds]
+        bounds = zip(pairwise(self.layout.starts), self.layout.shapes, strict=True)
+        return [torch.from_numpy(vector[a:b].reshape(shape)) for (a, b), shape in bounds]
+
+    @torch.enable_grad()
+    def differentiate(
+        self,
+        posterior: tuple[Tensor, Tensor],
+        incoming: Sequence[Tensor | None],
+        *,
+        create_graph: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients in mean and rho by autograd; None if frozen.
+
+        Args:
+            posterior: mean and rho.
+            incoming: the gradients in the KL and in the weights of each parameter, not all None.
+            create_graph: whether the result has a graph, for second derivatives.
+        """
+        # Aliases, because hooks of the parameters themselves would run here too.
+        mean, rho = (each.view_as(each) for each in posterior)
+        q = MeanFieldGaussian(mean.new_empty(0), std=1.0)
+        vars(q).update(mean=mean, rho=rho, mask=self.mask)
+        key, opposite = self.noise
+        noise = normals(*key, self.step, mean.numel(), dtype=mean.dtype, device="cpu")
+        draw = q.draw((-noise if opposite else noise).unsqueeze(0))
+        kl = kl_divergence(q, self.prior, draw, method=self.kl, prior_mean=self.prior_mean)
+        weights = self.layout.unflatten(draw.weights[0]).values()
+        pairs = zip((kl, *weights), incoming, strict=True)
+        known = [(value, gradient) for value, gradient in pairs if gradient is not None]
+        values, gradients = zip(*known, strict=True)
+        trained = [each for each in (mean, rho) if each.requires_grad]
+        found = torch.autograd.grad(values, trained, gradients, create_graph=create_graph)
+        by_id = dict(zip(map(id, trained), found, strict=True))
+        return by_id.get(id(mean)), by_id.get(id(rho))
 
 
 class _Draw(torch.autograd.Function):
@@ -180,54 +247,45 @@ class _Draw(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, rho: Tensor, drawing: _Drawing) -> tuple[Tensor, ...]:
-        weights, kl, total = drawing.sample(mean, rho)
+        weights, kl, checksums = drawing.sample(mean, rho)
         ctx.set_materialize_grads(False)
-        ctx.drawing, ctx.weights, ctx.total = drawing, weights, total
+        ctx.drawing, ctx.weights, ctx.checksums = drawing, weights, checksums
         ctx.posterior, ctx.versions = (mean, rho), (mean._version, rho._version)
         return mean.new_tensor(kl), *drawing.parts_of(weights)
 
     @staticmethod
-    def backward(ctx: Any, in_kl: Tensor | None, *in_weights: Tensor | None) -> Any:
+    def backward(ctx: Any, *incoming: Tensor | None) -> Any:
+        drawing: _Drawing = ctx.drawing
         mean, rho = ctx.posterior
         if ctx.versions != (mean._version, rho._version):
-            raise RuntimeError(
-                "mean and rho must not change between the objective and its backward pass; call "
-                "loss.backward() before optimizer.step()"
-            )
-        drawing: _Drawing = ctx.drawing
-        if torch.is_grad_enabled():  # create_graph=True
-            return *_differentiable(drawing, in_kl, in_weights), None
+            raise RuntimeError(_CHANGED)
+        if all(each is None for each in incoming):
+            return None, None, None
+        create_graph = torch.is_grad_enabled()
+        if create_graph or _is_transformed() or any(map(_is_batched, incoming)):
+            return *drawing.differentiate((mean, rho), incoming, create_graph=create_graph), None
         gradients = drawing.memory.take(mean), drawing.memory.take(mean)
-        of, factor = drawing.of(mean, rho), 0.0 if in_kl is None else float(in_kl)
+        of, (in_kl, *in_weights) = drawing.of(mean, rho), incoming
+        factor = 0.0 if in_kl is None else float(in_kl)
         # The memory is free for the next sample, also where the loss is still held by then.
         weights, ctx.weights = ctx.weights, None
-        while True:
-            if weights is None:  # a second backward pass, or the network has edited its weights
-                weights, _, ctx.total = drawing.sample(mean, rho)
-            total = drawing.kernel.gradients(of, weights, in_weights, factor, gradients)
-            if total == ctx.total:
-                return *gradients, None
-            weights = None
+        found: Checksums | None = None
+        if weights is not None:
+            found = drawing.kernel.gradients(of, weights, in_weights, factor, gradients)
+        # A second backward pass, or the network has edited its weights.
+        if found is None or found.weights != ctx.checksums.weights:
+            weights, *_ = drawing.sample(mean, rho)
+            found = drawing.kernel.gradients(of, weights, in_weights, factor, gradients)
+        if found.posterior != ctx.checksums.posterior:  # an edit of .data has no version
+            raise RuntimeError(_CHANGED)
+        needed = ctx.needs_input_grad
+        return gradients[0] if needed[0] else None, gradients[1] if needed[1] else None, None
 
 
-def _differentiable(
-    drawing: _Drawing, in_kl: Tensor | None, in_weights: Sequence[Tensor | None]
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients with a graph of their own, for second derivatives."""
-    bnn, (key, opposite) = drawing.bnn, drawing.noise
-    q = bnn.posterior
-    assert isinstance(q, MeanFieldGaussian)
-    noise = normals(*key, drawing.step, q.num_weights, dtype=q.mean.dtype, device="cpu")
-    draw = q.draw((-noise if opposite else noise).unsqueeze(0))
-    kl = kl_divergence(q, bnn.weight_prior, draw, method=drawing.kl, prior_mean=bnn.prior_mean)
-    weights = bnn.layout.unflatten(draw.weights[0]).values()
-    pairs = [
-        (value, gradient)
-        for value, gradient in zip((kl, *weights), (in_kl, *in_weights), strict=True)
-        if gradient is not None
-    ]
-    values, gradients = zip(*pairs, strict=True)
-    return torch.autograd.grad(values, (q.mean, q.rho), gradients, create_graph=True)
+_CHANGED = (
+    "mean and rho must not change between the objective and its backward pass; call "
+    "loss.backward() before optimizer.step()"
+)
 
 
 class _Memory:
@@ -241,6 +299,11 @@ class _Memory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buffers: list[npt.NDArray[np.uint8]] = []
+
+    def clear(self) -> None:
+        """Free what no tensor lies in, and use nothing of the rest again."""
+        with self._lock:
+            self._buffers = []
 
     def take(self, like: Tensor) -> Tensor:
         """Return an uninitialised vector of this length and dtype."""

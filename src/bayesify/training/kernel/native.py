@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from bayesify.training.kernel.compiler import compiled_library
 from bayesify.training.kernel.formulas import PriorBlocks, Rates
 from bayesify.training.kernel.interface import Recipe, SampledPosterior, SampleNoise, Vectors
 
-__all__ = ["NativeKernel", "NativeSample"]
+__all__ = ["Checksums", "NativeKernel", "NativeSample"]
 
 
 class NativeKernel:
@@ -138,6 +139,18 @@ class NativeKernel:
         arguments.num_threads = torch.get_num_threads()
 
 
+class Checksums(NamedTuple):
+    """Sums by which an edit of the tensors is found, also one that PyTorch does not count.
+
+    They do not depend on the number of threads.
+    """
+
+    #: Of the weights, for the same mean.
+    weights: int
+    #: Of mean and rho.
+    posterior: int
+
+
 class NativeSample:
     """The weights of one sample with their KL, and the gradients of a loss of the two, in C++.
 
@@ -164,14 +177,14 @@ class NativeSample:
 
     def sample(
         self, of: SampledPosterior, step: int, noise: SampleNoise, out: Tensor
-    ) -> tuple[float, int]:
-        """Write the weights; return their KL in nats and a sum by which an edit is seen."""
+    ) -> tuple[float, Checksums]:
+        """Write the weights; return their KL in nats and the checksums."""
         arguments = self._arguments(of, out)
         arguments.next = step % 2**32
         arguments.key0, arguments.key1 = (word % 2**32 for word in noise.key)
         arguments.sign = -1.0 if noise.opposite else 1.0
         kl: float = self._sample(ctypes.byref(arguments))
-        return kl, arguments.leaf_sum
+        return kl, Checksums(arguments.leaf_sum, arguments.posterior_sum)
 
     def gradients(
         self,
@@ -180,11 +193,11 @@ class NativeSample:
         in_weights: Sequence[Tensor | None],
         in_kl: float,
         out: tuple[Tensor, Tensor],
-    ) -> int:
-        """Write the gradients in mean and rho; return the sum of the weights as they are now.
+    ) -> Checksums:
+        """Write the gradients in mean and rho; return the checksums as they are now.
 
         Args:
-            of: the posterior, unchanged since the sample.
+            of: the posterior.
             weights: the sample, shape (D,).
             in_weights: the gradients in the weights of each parameter; None for zeros.
             in_kl: the gradient in the KL.
@@ -198,8 +211,7 @@ class NativeSample:
         arguments.kl_factor, arguments.part = in_kl, 1.0
         self._update(ctypes.byref(arguments))
         held.clear()
-        leaf_sum: int = arguments.leaf_sum
-        return leaf_sum
+        return Checksums(arguments.leaf_sum, arguments.posterior_sum)
 
     def _arguments(self, of: SampledPosterior, leaf: Tensor) -> _Step:
         size = self._starts[len(self._starts) - 1]
@@ -254,8 +266,11 @@ def _point(
     """Set the pointers to the tensors; the result keeps the tensors alive."""
     held: list[Tensor | None] = []
     for index, each in enumerate(tensors):
-        fits = each is None or (each.dtype is dtype and each.is_contiguous())
-        tensor = each if fits or each is None else each.to(dtype).contiguous()
+        tensor = each
+        if each is not None and not (
+            each.dtype is dtype and each.is_contiguous() and not each.is_neg()
+        ):
+            tensor = each.resolve_neg().to(dtype).contiguous()
         pointers[index] = None if tensor is None else tensor.data_ptr()
         held.append(tensor)
     return held
@@ -301,4 +316,5 @@ class _Step(ctypes.Structure):
         ("in_log_std", ctypes.c_double * (len(SNR_BORDERS) + 1)),
         ("counts", ctypes.c_int64 * (len(SNR_BORDERS) + 1)),
         ("leaf_sum", ctypes.c_uint64),
+        ("posterior_sum", ctypes.c_uint64),
     ]

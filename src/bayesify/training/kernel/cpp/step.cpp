@@ -20,7 +20,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 #include <vector>
 
 #include "elementary.h"
@@ -67,7 +66,8 @@ struct Step {
   double borders[kBorders];  // between groups of weights by signal-to-noise ratio |mean| / std
   double in_log_std[kBorders + 1];  // out: the sum of the loss's derivatives in log std, by group
   int64_t counts[kBorders + 1];     // out: the weights of each group
-  uint64_t leaf_sum;  // out, if OPTIMIZER 3: of the leaf's bits, by which an edit of it is seen
+  // Out, if OPTIMIZER 3: checksums of leaf and mean and of mean and rho, by which edits are found.
+  uint64_t leaf_sum, posterior_sum;
 };
 }
 
@@ -111,13 +111,26 @@ inline void find_groups(const Step* s, int64_t base, int64_t size, uint8_t* grou
 }
 
 #if OPTIMIZER == 3
-inline uint64_t sum_of_bits(const Real* values, int64_t size) {
-  uint64_t sum = 0;
+inline uint32_t word_of(const Real* values, int32_t index) {
+  uint32_t word;
+  std::memcpy(&word, reinterpret_cast<const char*>(values) + sizeof word * index, sizeof word);
+  return word;
+}
+
+// The checksum of a part of two vectors; those of the parts add up, in any order. The place of a
+// number enters, so that an exchange of two counts, and the term is a square, because differences
+// such as those of a change of all signs cancel in a linear sum.
+inline uint64_t checksum(const Real* one, const Real* two, int64_t from, int64_t size) {
+  constexpr int32_t kWords = sizeof(Real) / sizeof(uint32_t);
+  const uint32_t first = static_cast<uint32_t>(kWords * from);
+  const int32_t count = kWords * static_cast<int32_t>(size);
+  uint32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < size; ++j) {
-    std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t> bits;
-    std::memcpy(&bits, values + j, sizeof bits);
-    sum += bits;
+  for (int32_t j = 0; j < count; ++j) {
+    uint32_t word = word_of(one + from, j) ^ rotated(word_of(two + from, j), 16);
+    word += first + static_cast<uint32_t>(j);
+    word ^= word >> 20;  // sign and exponent change low bits too
+    sum += word * word;
   }
   return sum;
 }
@@ -165,11 +178,12 @@ extern "C" void refresh(const Step* s) {
 extern "C" double sample(Step* s) {
   const int64_t chunks = (s->num_weights + kChunk - 1) / kChunk;
   std::vector<double> parts(chunks);  // summed in order, whatever the number of threads
-  uint64_t leaf_sum = 0;
+  uint64_t leaf_sum = 0, posterior_sum = 0;
 #if !BLOCKS
   const Real numbers[3] = {Real(s->priors[0]), Real(s->priors[1]), Real(s->priors[2])};
 #endif
-#pragma omp parallel for schedule(static) num_threads(s->num_threads) reduction(+ : leaf_sum)
+#pragma omp parallel for schedule(static) num_threads(s->num_threads) \
+    reduction(+ : leaf_sum, posterior_sum)
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     Real noise[kBlock], value[kBlock], centre[kBlock] = {};
     const int64_t start = chunk * kChunk, stop = std::min(start + kChunk, s->num_weights);
@@ -210,10 +224,12 @@ extern "C" double sample(Step* s) {
         }
       }
       parts[chunk] += sum;
-      leaf_sum += sum_of_bits(leaf, size);
+      leaf_sum += checksum(s->leaf, s->mean, base, size);
+      posterior_sum += checksum(s->mean, s->rho, base, size);
     }
   }
   s->leaf_sum = leaf_sum;
+  s->posterior_sum = posterior_sum;
   double total = 0.0;
   for (const double part : parts) total += part;
   for (int64_t block = 0; block < s->num_priors; ++block) {
@@ -302,9 +318,9 @@ void update_all(Step* s) {
 #endif
   double sums[kBorders + 1] = {};
   int64_t counts[kBorders + 1] = {};
-  uint64_t leaf_sum = 0;
+  uint64_t leaf_sum = 0, posterior_sum = 0;
 #pragma omp parallel for schedule(static) num_threads(s->num_threads) \
-    reduction(+ : sums, counts, leaf_sum)
+    reduction(+ : sums, counts, leaf_sum, posterior_sum)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
     Real grad_mean[kBlock];
     [[maybe_unused]] Real noise[kBlock] = {}, grad_spread[kBlock];
@@ -405,7 +421,8 @@ void update_all(Step* s) {
             ++counts[group[j]];
           }
 #if OPTIMIZER == 3
-      leaf_sum += sum_of_bits(leaf, size);
+      leaf_sum += checksum(s->leaf, s->mean, base, size);
+      posterior_sum += checksum(s->mean, s->rho, base, size);
 #else
       fill_leaf(s, base, size, noise);
 #endif
@@ -414,6 +431,7 @@ void update_all(Step* s) {
   std::copy_n(sums, kBorders + 1, s->in_log_std);
   std::copy_n(counts, kBorders + 1, s->counts);
   s->leaf_sum = leaf_sum;
+  s->posterior_sum = posterior_sum;
 }
 
 }  // namespace
