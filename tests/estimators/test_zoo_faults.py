@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,9 +133,7 @@ def variance_doubled(patch: pytest.MonkeyPatch) -> None:
 
 def network_not_copied(patch: pytest.MonkeyPatch) -> None:
     """The user's own module loses its parameters."""
-    patch.setattr(
-        "bayesify.module.random_network.copy", SimpleNamespace(deepcopy=lambda thing: thing)
-    )
+    patch.setattr("bayesify.estimators.stateless.copy_network", lambda net: net)
 
 
 def rho_read_wrong(patch: pytest.MonkeyPatch) -> None:

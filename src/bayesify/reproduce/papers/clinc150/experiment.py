@@ -55,6 +55,8 @@ TITLES = {
     "variational": "variational LoRA",
     "variational-mean": "the same, mean weights",
 }
+_HEADS = {"full": "All 100 queries of an intent", "few": "Ten of an intent"}
+_DRAWN = "lora", "temperature", "mc-dropout", "widened", "last-layer", "variational"
 REPORTED = """
 | BERT-base, full (uncertainty-baselines) | accuracy | nll | ECE | AUROC |
 |---|---|---|---|---|
@@ -181,18 +183,23 @@ def table(results: Sequence[Result]) -> str:
         *("method", "seeds", "accuracy", "nll", "ECE", "AUROC, mutual information"),
         *("AUROC, entropy", "AUROC, largest probability", "training", "prediction"),
     )
-    for size, title in (("full", "All 100 queries of an intent"), ("few", "Ten of an intent")):
+    for size, title in _HEADS.items():
         lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         for name, label in TITLES.items():
-            of_size = [
-                result["metrics"]
-                for result in results
-                if result["config"]["size"] == size and name in result["metrics"]
-            ]
+            of_size = _of_size(results, size, name)
             if of_size:
                 lines.append(f"| {label} | {' | '.join(_cells(name, of_size))} |")
-        parts.append(f"{title}:\n\n" + "\n".join(lines) + "\n")
+        if len(lines) > 2:
+            parts.append(f"{title}:\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts) + REPORTED
+
+
+def _of_size(results: Sequence[Result], size: str, name: str) -> list[Mapping[str, Any]]:
+    return [
+        result["metrics"]
+        for result in results
+        if result["config"]["size"] == size and name in result["metrics"]
+    ]
 
 
 def _cells(name: str, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -211,9 +218,22 @@ def _cells(name: str, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(len(rows)), *shown, f"{training:,.0f}", f"{prediction:,.0f}"]
 
 
-def figures(results: Sequence[Result]) -> dict[str, Figure]:  # noqa: ARG001
-    """Draw nothing: the tables say it all."""
-    return {}
+def figures(results: Sequence[Result]) -> dict[str, Figure]:
+    """Draw the nll over the AUROC of what lies outside, a point for each run."""
+    from bayesify.plots.compared import Curve, curves_compared
+
+    panels: dict[str, list[Curve]] = {}
+    for size, title in _HEADS.items():
+        for name in _DRAWN:
+            rows = [metrics[name] for metrics in _of_size(results, size, name)]
+            if rows:
+                aurocs = [row["auroc"]["entropy"] for row in rows]
+                curve = Curve(TITLES[name], aurocs, [[row["nll"] for row in rows]], points=True)
+                panels.setdefault(title, []).append(curve)
+    if not panels:
+        return {}
+    xlabel = "AUROC by entropy, outside of all intents"
+    return {"clinc150": curves_compared(panels, xlabel=xlabel, ylabel="test nll (nats)")}
 
 
 EXPERIMENT = Experiment(

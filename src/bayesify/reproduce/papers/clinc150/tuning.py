@@ -151,9 +151,21 @@ def table(results: Sequence[Result]) -> str:
     return "Measured on the validation part, one seed.\n\n" + "\n".join(lines) + "\n"
 
 
-def figures(results: Sequence[Result]) -> dict[str, Figure]:  # noqa: ARG001
-    """Draw nothing: the table says it all."""
-    return {}
+def figures(results: Sequence[Result]) -> dict[str, Figure]:
+    """Draw the nll of each trial."""
+    from bayesify.plots.compared import Curve, curves_compared
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    for result in results:
+        config = result["config"]
+        found.setdefault(config["method"], []).append((config["trial"], result["metrics"]["nll"]))
+    curves = [
+        Curve(name, [trial for trial, _ in trials], [[nll for _, nll in trials]], points=True)
+        for name, trials in found.items()
+    ]
+    panels = {"Validation part": curves}
+    drawn = curves_compared(panels, xlabel="trial", ylabel="nll (nats)")
+    return {"clinc150-tuning": drawn}
 
 
 EXPERIMENT = Experiment(
