@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from prediction import in_turn, ratio, table
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -30,12 +29,14 @@ import bayesify as bf
 from bayesify.adapters import bayesian_adapter
 from bayesify.app.bench.step_memory import built_with_peak
 from bayesify.app.runs.environment import commit, hardware, load_average, versions
+from prediction import in_turn, ratio, table
 
 TEXTS, TOKENS, CLASSES = 32, 16, 150
+GENERATOR = torch.Generator().manual_seed(0)
 INPUTS = {
-    "input_ids": torch.randint(1, 30_000, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(0)),
+    "input_ids": torch.randint(1, 30_000, (TEXTS, TOKENS), generator=GENERATOR),
     "attention_mask": torch.ones(TEXTS, TOKENS, dtype=torch.long),
-}  # fmt: skip
+}
 TARGETS = torch.arange(TEXTS) % CLASSES
 
 
