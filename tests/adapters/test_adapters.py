@@ -107,8 +107,13 @@ def test_a_class_for_each_token(kind: Any, task: str, targets: Tensor) -> None:
         net = lora(bert(kind), task_type=task)
     bnn = bayesian_adapter(net, likelihood=bf.CategoricalLikelihood(ignore_index=-100))
     assert {row.treatment for row in bnn.summary(**INPUTS)} == {"exact"}
+    before = {name: each.detach().clone() for name, each in bnn.named_parameters()}
     history = trained(bnn, targets)
-    assert history[-1]["nll"] < history[0]["nll"]
+    assert history[-1]["loss"] < history[0]["loss"]
+    after = dict(bnn.named_parameters())
+    assert all(
+        torch.equal(after[name], each) != after[name].requires_grad for name, each in before.items()
+    )
     p = bnn.predict(INPUTS, 4)
     assert p.mean.shape == (N, T, 11 if task == "CAUSAL_LM" else K)
     assert p.epistemic.shape == (N, T)
