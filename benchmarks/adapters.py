@@ -1,4 +1,4 @@
-"""Measure what a variational adapter costs beside LoRA: a training step, its memory, predictions.
+"""Measure a variational adapter against LoRA: a training step, its memory, predictions.
 
 python benchmarks/adapters.py --threads 2 > results/adapters/cpu.json
 

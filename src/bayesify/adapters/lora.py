@@ -42,9 +42,9 @@ def bayesian_adapter(
     """Make a LoRA network Bayesian: a layer is W + s B A with random A and the W that it had.
 
     Train it by the ELBO, with N the number of training data, as any other network. B and the new
-    head are points that are trained, as in BLoB (Wang et al. 2024); W stays. An
-    adapter adds nothing at its start, since B = 0. ``bnn.to_module().merge_and_unload()`` is the
-    plain network with the mean added to W.
+    head are points that are trained, as in BLoB (Wang et al. 2024); W stays. An adapter adds
+    nothing at its start, since B = 0. ``bnn.to_module().merge_and_unload()`` is the plain network
+    with the mean added to W.
 
     With B a point, the bound does not depend on the scale of the prior: A and its prior c times as
     wide with B / c is the same model. What the prior's width decides is where training starts.

@@ -1,4 +1,4 @@
-"""A folder that is an ordinary ``peft`` adapter of the means, with the posterior beside it."""
+"""A folder that is an ordinary ``peft`` adapter of the means, with the posterior next to it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,17 @@ def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
     Raises:
         TypeError: the network is no adapter.
         OSError: a file cannot be written.
+
+    Example:
+        >>> import bayesify.adapters
+        >>> from peft import LoraConfig, get_peft_model
+        >>> base = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+        >>> net = get_peft_model(base, LoraConfig(r=2, target_modules=["0"]))
+        >>> bnn = bayesify.adapters.bayesian_adapter(net, output=None)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_adapter(bnn, folder)
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['README.md', 'adapter_config.json', 'adapter_model.safetensors', 'posterior.safetensors']
     """
     active_adapter(bnn.net)
     target = Path(folder)
@@ -61,6 +72,11 @@ def load_adapter(folder: str | os.PathLike[str], base: nn.Module, **options: Any
 
     Raises:
         StorageError: the folder holds no Bayesian adapter, or ``base`` is another network.
+
+    Example:
+        >>> load_adapter("nowhere", nn.Linear(8, 8))
+        Traceback (most recent call last):
+        bayesify.io.StorageError: nowhere must be a folder of save_adapter, but has no ...
     """
     path = Path(folder) / _POSTERIOR
     if not path.is_file():

@@ -102,7 +102,7 @@ def widen(
     while high < _LARGEST and is_good(high):
         low, high = high, 2.0 * high
     if low == 0.0:
-        low = high
+        low = high / 2.0
         while low > _FIRST * 1e-6 and not is_good(low):
             low, high = low / 2.0, low
     while high < _LARGEST and high / low > 1.0 + precision:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from bayesify.estimators import LocalReparameterization
 from bayesify.metrics import error_percent, expected_calibration_error, nll, ood_auroc
 from bayesify.module.bayesian import BayesianModule
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.prediction import CategoricalPredictive
+from bayesify.prediction import Predictive
 from bayesify.reproduce.harness.experiment import Context, EpochProgress
 from bayesify.reproduce.papers.clinc150.encoder import (
     Classifier,
@@ -35,8 +35,14 @@ from bayesify.training.fit import fit
 from bayesify.training.schedules import cosine
 
 __all__ = [
-    *("Data", "Prediction", "adapter_of", "data_of", "last_layer_of", "measured", "timed"),
+    *("SAMPLES", "Data", "Predict", "Prediction"),
+    *("adapter_of", "data_of", "last_layer_of", "measured", "timed"),
 ]
+
+#: Weight samples, or dropout masks, of a prediction.
+SAMPLES = 10
+#: Predicts the queries of these inputs.
+Predict: TypeAlias = Callable[[dict[str, Tensor]], Predictive]
 
 _CLASSES = 150
 #: Of a maximum-likelihood fit: the density of the weights is level as far as they move.
@@ -80,8 +86,12 @@ def data_of(context: Context, per_class: int | None, *, quick: bool = False) -> 
 
 def adapter_of(
     settings: Mapping[str, Any], data: Data, seed: int, context: Context
-) -> BayesianModule:
-    """Train a LoRA adapter and a new head, by maximum likelihood or by the ELBO."""
+) -> tuple[BayesianModule, float]:
+    """Train a LoRA adapter and a new head, by maximum likelihood or by the ELBO.
+
+    Returns:
+        The network, and the seconds of training, those before an interruption included.
+    """
     from peft import LoraConfig, get_peft_model
 
     from bayesify.adapters import bayesian_adapter
@@ -113,7 +123,7 @@ def adapter_of(
             net, posterior=Delta, prior=_LEVEL, include=chosen, exclude=(), seed=seed
         )
     count = len(data.train.targets)
-    fit(
+    history = fit(
         ELBO(bnn, num_data=count),
         QueryLoader(data.train, settings["batch_size"], seed),
         epochs=settings["epochs"],
@@ -123,17 +133,18 @@ def adapter_of(
         resume=True,
         callback=EpochProgress(context, settings["epochs"]),
     )
-    return bnn
+    return bnn, float(history[-1]["seconds"] or 0.0)
 
 
 def last_layer_of(
     settings: Mapping[str, Any], data: Data, seed: int, context: Context
-) -> tuple[BayesianModule, Classifier]:
+) -> tuple[Predict, float]:
     """Train a Bayesian last layer on the encoder's features, which are computed once.
 
     Returns:
-        The network of features, shape (N, F), and what computes these.
+        A function that predicts queries, and the seconds of training with those of the features.
     """
+    begun = time.perf_counter()
     with torch.random.fork_rng():
         torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
         plain = Classifier(data.folder, _CLASSES).eval()
@@ -156,7 +167,13 @@ def last_layer_of(
         scheduler=cosine,
         callback=EpochProgress(context, settings["epochs"]),
     )
-    return bnn, plain
+    seconds = time.perf_counter() - begun
+
+    @torch.no_grad()
+    def predict(rows: Mapping[str, Tensor]) -> Predictive:
+        return bnn.predict(plain.features(**rows), SAMPLES)
+
+    return predict, seconds
 
 
 class Prediction(NamedTuple):
@@ -173,9 +190,7 @@ class Prediction(NamedTuple):
     seconds: float
 
 
-def timed(
-    predict: Callable[[dict[str, Tensor]], CategoricalPredictive], tokens: Tokens
-) -> Prediction:
+def timed(predict: Predict, tokens: Tokens) -> Prediction:
     """Predict all queries."""
     begun = time.perf_counter()
     logs, information = predictions(predict, tokens)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bayesify.datasets import DataError, Queries
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.prediction import CategoricalPredictive
+from bayesify.prediction import CategoricalPredictive, Predictive
 
 __all__ = ["Classifier", "QueryLoader", "Tokens", "encoder_folder", "predictions", "tokens_of"]
 
@@ -33,9 +33,14 @@ def encoder_folder() -> Path:
     """Return the folder of the encoder, whose weights are checked by SHA-256.
 
     Raises:
-        DataError: it is not there, or holds other weights.
+        DataError: it or a library that it needs is not there, or it holds other weights.
     """
     named, spec = os.environ.get(VARIABLE), find_spec(PACKAGE)
+    missing = [name for name in ("transformers", "peft") if find_spec(name) is None]
+    if missing:
+        raise DataError(
+            f"clinc150 needs {' and '.join(missing)}; pip install 'bayesify[cli,clinc150]'"
+        )
     if named:
         folder = Path(named)
     elif spec is not None and spec.origin is not None:
@@ -178,7 +183,7 @@ class QueryLoader:
 
 
 def predictions(
-    predict: Callable[[dict[str, Tensor]], CategoricalPredictive],
+    predict: Callable[[dict[str, Tensor]], Predictive],
     tokens: Tokens,
     batch_size: int = 128,
 ) -> tuple[Tensor, Tensor]:
@@ -193,6 +198,7 @@ def predictions(
     logs, information = [], []
     for index in order.split(batch_size):
         p = predict(tokens.rows(index))
+        assert isinstance(p, CategoricalPredictive)
         logs.append(p.log_mean)
         information.append(p.epistemic)
     back = order.argsort()
