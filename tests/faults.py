@@ -291,7 +291,7 @@ def flipout_signs_at_each_position(patch: pytest.MonkeyPatch) -> None:
             this.noise.signs(x.shape, noise.dtype, noise.device) for x in (call.inputs, mean, mean)
         ]
         outputs = mean + signs[1] * call.apply(signs[0] * call.inputs, noise, None)
-        if bias is not None:
+        if bias is not None and bias.spread is not None:
             outputs = outputs + signs[2] * call.channel_view(this.drawn[f"{bias.name} noise"])
         return outputs
 

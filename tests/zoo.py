@@ -306,6 +306,7 @@ ZOO: dict[str, Specimen] = {
     "autograd-function": Specimen(own.OwnFunction, VECTORS),
     "containers": Specimen(own.Containers, VECTORS),
     "einsum": Specimen(own.Einsum, VECTORS),
+    "products": Specimen(own.Products, SEQUENCE),
     "shared-over-time": Specimen(own.FoldedTime, SEQUENCE),
 }
 

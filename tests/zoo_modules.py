@@ -270,6 +270,23 @@ class Einsum(nn.Module):
         return torch.einsum("no,op->np", hidden, self.matrix) + F.linear(hidden, self.matrix.T)
 
 
+class Products(nn.Module):
+    """A weight in both orientations, heads, and a layer on folded rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 4))
+        self.heads = nn.Parameter(torch.zeros(4, 2, 3))
+        self.folded = nn.Parameter(torch.zeros(3, 3))
+        self.bias = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(x @ self.weight) @ self.weight.T
+        heads = torch.tanh(torch.einsum("nti,ihd->nhtd", hidden, self.heads)).transpose(1, 2)
+        rows = torch.addmm(self.bias, heads.reshape(-1, 3), self.folded)
+        return rows.view(*heads.shape).mean((1, 2))
+
+
 class FoldedTime(nn.Module):
     """Time steps in the place of data: folded into the first axis, and first by themselves."""
 

@@ -79,6 +79,27 @@ class Recurrent(nn.Module):
         return self.head(checkpoint(self.part, x, use_reentrant=False) if again else self.part(x))
 
 
+class Views(nn.Module):
+    """A transposed weight and folded rows that are made before the part that runs again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.bias = nn.Parameter(torch.zeros(4))
+        self.head = nn.Linear(4, 3)
+        self.checkpoints, self.runs = False, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        transposed, rows = self.weight.T, x.unsqueeze(1).repeat(1, 3, 1).view(-1, 4)
+
+        def part(rows: Tensor) -> Tensor:
+            self.runs += 1
+            return torch.tanh(torch.addmm(self.bias, rows, transposed))
+
+        hidden = checkpoint(part, rows, use_reentrant=False) if self.checkpoints else part(rows)
+        return self.head(hidden.view(len(x), 3, 4).mean(1))
+
+
 ESTIMATORS: list[Estimator] = [
     WeightSampling(),
     WeightSampling(antithetic=True),
@@ -91,6 +112,7 @@ NETS = {
     "nested": lambda: Blocks(nested=True),
     "dropout": lambda: Blocks(dropout=0.5),
     "recurrent": Recurrent,
+    "views": Views,
 }
 INPUTS, TARGETS = normals(5, 4, dtype=torch.float32), torch.arange(5) % 3
 

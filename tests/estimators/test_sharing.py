@@ -35,15 +35,30 @@ class Uses(nn.Module):
         self.second = self.first if how == "module used twice" else nn.Linear(D, OUT)
         if how == "tied weights":
             self.second.weight, self.second.bias = self.first.weight, self.first.bias
-        if how == "functional":
+        if how in FUNCTIONS:
             del self.second
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.how == "functional":
-            second = F.linear(x.flip(1), bias=self.first.bias, weight=self.first.weight)
+        if self.how in FUNCTIONS:
+            second = FUNCTIONS[self.how](x.flip(1), self.first.weight, self.first.bias)
         else:
             second = self.second(x.flip(1))
         return torch.stack([self.first(x), second.flip(1)], 1)
+
+
+def folded(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As GPT-2's ``Conv1D``."""
+    return torch.addmm(bias, x.reshape(-1, D), weight.T).view(*x.shape[:-1], OUT)
+
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "functional": lambda x, weight, bias: F.linear(x, bias=bias, weight=weight),
+    "transposed": lambda x, weight, bias: x @ weight.mT + bias,
+    "transposed twice": lambda x, weight, bias: F.linear(x, weight.t().transpose(-1, 0), bias),
+    "folded": folded,
+    "einsum": lambda x, weight, bias: torch.einsum("npi, oi -> npo", x, weight) + bias,
+    "from the left": lambda x, weight, bias: (weight @ x.mT).mT + bias,
+}
 
 
 class ConvUses(nn.Module):
@@ -92,10 +107,7 @@ def check_one_weight(net: nn.Module, estimator: Estimator) -> None:
 
 
 NETS = {
-    **{
-        how: lambda how=how: Uses(how)
-        for how in ("module used twice", "tied weights", "functional")
-    },
+    **{how: lambda how=how: Uses(how) for how in ("module used twice", "tied weights", *FUNCTIONS)},
     "convolution": ConvUses,
 }
 each_net = loop_over("name", NETS)
@@ -117,7 +129,7 @@ FAULTS: list[tuple[str, Estimator, faults.Fault]] = [
     ("convolution", Flipout(), faults.flipout_signs_at_each_position),
     ("convolution", Flipout(), faults.flipout_one_sign_for_all_data),
 ]
-for _name in ("module used twice", "tied weights", "functional"):
+for _name in ("module used twice", "tied weights", "functional", "transposed", "folded", "einsum"):
     FAULTS += [
         (_name, LocalReparameterization(), faults.local_at_every_use),
         (_name, Flipout(), faults.flipout_signs_at_each_position),

@@ -141,7 +141,7 @@ def test_another_use_cannot_be_caught_by_the_network(monkeypatch: pytest.MonkeyP
     def guarded(linear: nn.Linear, x: Tensor) -> Tensor:
         try:
             y = linear(x)
-            return y if x.mean() > 0 else y + x @ linear.weight.T
+            return y if x.mean() > 0 else y + x @ linear.weight.T.clone()
         except Exception:
             return torch.full((len(x), 2), 7.0, dtype=x.dtype)
 

@@ -102,6 +102,104 @@ class Function(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
+class Product(nn.Module):
+    """A product of the inputs and one weight."""
+
+    def __init__(self, product: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(shape))
+        self.product = product
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight)
+
+
+class Conv1D(nn.Module):
+    """As GPT-2's: a linear layer on folded rows, whose weight has the inputs first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 2))
+        self.bias = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.addmm(self.bias, x.reshape(-1, x.size(-1)), self.weight)
+        return rows.view(*x.shape[:-1], 2)
+
+
+PRODUCTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "matmul": (lambda: Product(lambda x, w: x @ w, 3, 2), (3,)),
+    "matmul-sequence": (lambda: Product(torch.matmul, 3, 2), (4, 3)),
+    "matmul-transposed": (lambda: Product(lambda x, w: x.matmul(w.T), 2, 3), (3,)),
+    "matmul-vector": (lambda: Product(lambda x, w: x @ w, 3), (4, 3)),
+    "matmul-from-the-left": (lambda: Product(lambda x, w: w @ x, 2, 3), (3, 4)),
+    "matmul-columns": (lambda: Product(lambda x, w: (w @ x.T).T, 2, 3), (3,)),
+    "mm": (lambda: Product(lambda x, w: x.mm(w), 3, 2), (3,)),
+    "mv": (lambda: Product(lambda x, w: x.mv(w), 3), (3,)),
+    "addmm": (Conv1D, (4, 3)),
+    "reshaped": (
+        lambda: Product(lambda x, w: (x.flatten(0, 1) @ w).view(*x.shape[:2], 2), 3, 2), (4, 3),
+    ),
+    "einsum-heads": (
+        lambda: Product(lambda x, w: torch.einsum("nti,ihd->nhtd", x, w), 3, 2, 2), (4, 3),
+    ),
+    "einsum-of-heads": (
+        lambda: Product(lambda x, w: torch.einsum("nhtd,hdo->nto", x, w), 2, 1, 2), (2, 4, 1),
+    ),
+    "einsum-ellipsis": (
+        lambda: Product(lambda x, w: torch.einsum("oi,...i->...o", w, x), 2, 3), (4, 3),
+    ),
+    "einsum-of-a-list": (
+        lambda: Product(lambda x, w: torch.einsum("ni,io->no", [x, w]), 3, 2), (3,),
+    ),
+}  # fmt: skip
+
+
+def test_products_are_linear_layers() -> None:
+    for name, (make, shape) in PRODUCTS.items():
+        bnn = BayesianModule(make().double(), estimator=Flipout())
+        found = [row.treatment for row in bnn.summary(normals(N, *shape, seed=3))]
+        assert set(found) == {"exact"}, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_in_compiled_code(name: str) -> None:
+    """They are finite, and but for attributes, which compiled code does not show, the same."""
+    make, shape = PRODUCTS[name]
+    for estimator in (Flipout(), LocalReparameterization(per_position=True)):
+        bnn = BayesianModule(make().double(), estimator=estimator, init_std=0.3, seed=4)
+        inputs = normals(N, *shape, seed=3)
+        torch.compiler.reset()  # which compiles one forward only so often
+        with torch.random.fork_rng():
+            compiled = torch.compile(copy.deepcopy(bnn), backend="aot_eager", fullgraph=True)
+            found, expected = compiled(inputs), bnn(inputs)
+        assert found.isfinite().all()
+        assert name == "matmul-transposed" or torch.equal(found, expected)
+
+
+@loop_over(
+    "call",
+    [
+        lambda x, w: torch.einsum("ni,ni->n", x, w.expand(len(x), 3)),
+        lambda x, w: torch.einsum("ni,io->no", x, torch.outer(w, w)),
+        lambda x, w: torch.einsum("ni,i->ni", x, w),
+        lambda x, w: torch.einsum("ni,o->no", x, w),
+        lambda x, w: torch.einsum("ni,i->", x, w).expand(len(x)),
+        lambda x, w: torch.addmm(x, x, torch.diag(w), alpha=2),
+        lambda x, w: x @ (w.view(3, 1) @ w.view(1, 3)),
+        lambda x, w: x @ w.view(3, 1),
+    ],
+)
+def test_other_products_are_sampled(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+    bnn = BayesianModule(Product(call, 3).double(), estimator=LocalReparameterization(), seed=3)
+    inputs = normals(N, 3, seed=3)
+    (row,) = bnn.summary(inputs)
+    assert row.treatment == "sampled"
+    with torch.no_grad():
+        assert torch.isfinite(bnn(inputs)).all()
+
+
 #: One linear operation each, and the shape of one datum.
 OPERATIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(3, 2), (3,)),
@@ -122,6 +220,7 @@ OPERATIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "transposed1d-from-one": (lambda: nn.ConvTranspose1d(2, 3, 4), (2, 1)),
     "transposed2d-groups": (lambda: nn.ConvTranspose2d(4, 6, 2, groups=2, dilation=2), (4, 3, 3)),
     "transposed3d": (lambda: nn.ConvTranspose3d(1, 2, 2), (1, 2, 2, 2)),
+    **PRODUCTS,
 }  # fmt: skip
 each_operation = loop_over("name", OPERATIONS)
 

@@ -69,14 +69,14 @@ class Flipout(PerExampleEstimator):
         outputs = operation.apply(inputs, weight.mean, None if bias is None else bias.mean)
         rows = inputs.shape[0]
         if weight.spread is not None:
-            out_axis, in_axis = operation.weight_axes
-            signs = _signs(weight, in_axis, (rows, operation.num_inputs), state)
+            signs = _signs(weight, operation.input_axes, (rows, operation.num_inputs), state)
             flipped = inputs * operation.channel_view(signs).to(inputs.dtype)
             shared = operation.apply(flipped, _shared_noise(weight, state), None)
-            signs = _signs(weight, out_axis, (rows, operation.num_outputs(outputs)), state)
+            shape = (rows, operation.num_outputs(outputs))
+            signs = _signs(weight, operation.output_axes, shape, state)
             outputs = outputs + shared * operation.channel_view(signs).to(shared.dtype)
         if bias is not None and bias.spread is not None:
-            signs = _signs(bias, 0, (rows, bias.mean.numel()), state)
+            signs = _signs(bias, (0,), (rows, bias.mean.numel()), state)
             bias_noise = operation.channel_view(signs * _shared_noise(bias, state))
             outputs = outputs + bias_noise.to(outputs.dtype)
         return outputs
@@ -94,11 +94,25 @@ def _shared_noise(parameter: ParameterMoments, state: PassState) -> Tensor:
 
 
 def _signs(
-    parameter: ParameterMoments, axis: int, shape: tuple[int, int], state: PassState
+    parameter: ParameterMoments, axes: tuple[int, ...], shape: tuple[int, int], state: PassState
 ) -> Tensor:
-    """Return each example's signs along one axis of a parameter, drawn once per pass."""
-    key = f"{parameter.name} axis {axis}"
-    if key not in state.drawn:
-        mean = parameter.mean
-        state.drawn[key] = state.noise.signs(shape, mean.dtype, mean.device)
-    return state.drawn[key]
+    """Return each example's signs along axes of a parameter, drawn once per pass.
+
+    Args:
+        parameter: the parameter.
+        axes: axes that are one in the operation; each has signs of its own, so that a use with
+            other axes together has the same weight.
+        shape: the number of examples and that of the axes' features.
+        state: the state of the pass.
+    """
+    mean = parameter.mean
+    signs = mean.new_ones((shape[0], 1)) if len(axes) != 1 else None
+    for axis in axes:
+        size = shape[1] if signs is None else mean.shape[axis]
+        key = f"{parameter.name} axis {axis}"
+        if key not in state.drawn:
+            state.drawn[key] = state.noise.signs((shape[0], size), mean.dtype, mean.device)
+        drawn = state.drawn[key]
+        signs = drawn if signs is None else (signs[:, :, None] * drawn[:, None]).flatten(1)
+    assert signs is not None
+    return signs

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from bayesify.estimators.operations import LinearOperation, linear_operation
+from bayesify.estimators.products import product
+from bayesify.estimators.views import Views, shape_before_folding, transposition
 
 __all__ = ["WeightInterceptor", "tensors_in"]
 
@@ -29,23 +33,29 @@ _READERS = frozenset(
 class WeightInterceptor(TorchFunctionMode):
     """A mode that intercepts every PyTorch function that uses one of the given tensors.
 
-    Tensors are recognised by identity. Subclasses decide what to do with the uses.
+    Tensors are recognised by identity, and so are their transposed views. Subclasses decide what to
+    do with the uses.
 
     Args:
         tensors: the tensors that the network is run with, by name.
         grad_mode: whether gradients are enabled when the network is called.
+        attributes: whether the attributes ``T`` and ``mT`` of a tensor are views that are followed.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], *, grad_mode: bool) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], *, grad_mode: bool, attributes: bool = True
+    ) -> None:
         super().__init__()
         # Strong references, since Python reuses the id of a deleted tensor.
         self._tensors = list(tensors.values())
         self._names = list(tensors)
         self._grad_mode = grad_mode
+        self._attributes = attributes
         self._compiling = torch.compiler.is_compiling()
         # Compiled code has no ids; there ``_name_of`` compares with each tensor.
         self._by_id = {} if self._compiling else {id(tensors[name]): name for name in tensors}
         self._level = 0 if self._compiling else maybe_current_level()
+        self._views = Views(compiling=self._compiling)
 
     def on_linear(self, operation: LinearOperation, weight: str | None, bias: str | None) -> Tensor:
         """Compute a linear operation on intercepted tensors.
@@ -77,12 +87,14 @@ class WeightInterceptor(TorchFunctionMode):
     ) -> Any:
         """Handle one call of a PyTorch function; PyTorch calls this method."""
         kwargs = {} if kwargs is None else kwargs
-        operation = linear_operation(func, args, kwargs)
-        if operation is not None and self._in_forward_pass():
+        operation = self._operation(func, args, kwargs)
+        if operation is not None:
             weight, bias = self._name_of(operation.weight), self._name_of(operation.bias)
-            if self._name_of(operation.inputs) is None and (weight is not None or bias is not None):
-                return self.on_linear(operation, weight, bias)
+            outputs = self.on_linear(operation, weight, bias)
+            return outputs if operation.reshape is None else operation.reshape(outputs)
         result = func(*args, **kwargs)
+        if self._follow(func, args, kwargs, result):
+            return result
         # A derivative within the forward pass uses all weights: noise that is added to outputs does
         # not depend on the inputs, so that derivatives by the inputs would be wrong.
         derivative = func in _DERIVATIVES
@@ -92,6 +104,53 @@ class WeightInterceptor(TorchFunctionMode):
             for name in names:
                 self.on_other(name, function)
         return result
+
+    def _operation(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> LinearOperation | None:
+        """Return a linear operation with an intercepted weight or bias, in terms of its axes."""
+        operation = linear_operation(func, args, kwargs)
+        if operation is None:
+            operation = product(func, args, kwargs, self._is_known)
+        if operation is None or not self._in_forward_pass() or self._is_known(operation.inputs):
+            return None
+        found = self._views.weight_of(operation.weight)
+        if found is not None:
+            if operation.function is not F.linear:
+                return None
+            weight, order = found
+            operation = replace(
+                operation,
+                weight=weight,
+                output_axes=tuple(order[axis] for axis in operation.output_axes),
+                input_axes=tuple(order[axis] for axis in operation.input_axes),
+            )
+        if not self._is_known(operation.weight) and not self._is_known(operation.bias):
+            return None
+        # The rows of (N, T, features) tell which of them belong to one example; N T rows do not.
+        unfolded = self._views.unfolded(operation.inputs)
+        return operation if unfolded is None else operation.on_unfolded(unfolded)
+
+    def _follow(
+        self,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: Any,
+    ) -> bool:
+        """Remember a view; return whether it is one of a weight, and so no use of it yet."""
+        shape = shape_before_folding(func, args, result)
+        if shape is not None and not self._is_known(args[0]):
+            self._views.add_folded(result, shape)
+            return False
+        order = transposition(func, args, kwargs, attributes=self._attributes)
+        if order is None or not self._is_known(args[0]) or not self._in_forward_pass():
+            return False
+        self._views.add_transposed(result, args[0], order)
+        return True
+
+    def _is_known(self, value: object) -> bool:
+        return self._name_of(value) is not None
 
     def _in_forward_pass(self) -> bool:
         # False in a user's autograd.Function, where gradients are off and whose backward uses the
@@ -113,6 +172,9 @@ class WeightInterceptor(TorchFunctionMode):
     def _name_of(self, value: object) -> str | None:
         if not isinstance(value, Tensor):
             return None
+        found = self._views.weight_of(value)
+        if found is not None:
+            value = found[0]
         if not self._compiling:
             return self._by_id.get(id(value))
         for name, tensor in zip(self._names, self._tensors, strict=True):

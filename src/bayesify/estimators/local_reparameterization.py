@@ -104,7 +104,7 @@ def output_moments(
     Example:
         >>> from torch.nn import functional as F
         >>> mean, std = torch.ones(1, 2), torch.full((1, 2), 0.5)
-        >>> operation = LinearOperation(F.linear, torch.tensor([[1.0, 2.0]]), mean, None, (), {})
+        >>> operation = LinearOperation(F.linear, torch.tensor([[1.0, 2.0]]), mean, None)
         >>> output_moments(operation, ParameterMoments(mean, std, "weight"), None)
         (tensor([[3.]]), tensor([[1.2500]]))
     """

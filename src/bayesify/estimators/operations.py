@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -33,6 +34,9 @@ _LINEAR: tuple[Callable[..., Tensor], ...] = (
 class LinearOperation:
     """One call ``function(inputs, weight, bias, ...)``, linear in weight and in inputs.
 
+    A product such as ``x @ w`` is the linear layer whose weight has the axes of ``w`` in another
+    order: those of the outputs first. Several axes count as one.
+
     Args:
         function: ``F.linear``, a convolution or a transposed convolution.
         inputs: shape (rows, ..., features) for a linear layer, (rows, channels, ...) for a
@@ -41,18 +45,45 @@ class LinearOperation:
         bias: the bias, or None.
         args: further positional arguments, such as stride and padding.
         kwargs: further keyword arguments.
+        output_axes: axes of the weight that belong to output features or channels.
+        input_axes: axes of the weight that belong to input features or channels.
+        name: the function that the network called.
+        reshape: turns this operation's outputs into those of the network's call.
     """
 
     function: Callable[..., Tensor]
     inputs: Tensor
     weight: Tensor
     bias: Tensor | None
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    output_axes: tuple[int, ...] = (0,)
+    input_axes: tuple[int, ...] = (1,)
+    name: str = "linear"
+    reshape: Callable[[Tensor], Tensor] | None = None
 
     def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Apply the same operation to other tensors."""
-        return self.function(inputs, weight, bias, *self.args, **self.kwargs)
+        """Apply the same operation to other tensors; ``reshape`` is left to the caller."""
+        return self.function(inputs, self._matrix(weight), bias, *self.args, **self.kwargs)
+
+    def _matrix(self, weight: Tensor) -> Tensor:
+        axes = self.output_axes + self.input_axes
+        if self.function is not F.linear or axes == (0, 1):
+            return weight
+        ordered = weight.permute(axes)
+        if not self.output_axes:
+            return ordered.flatten().unsqueeze(0)
+        return ordered.flatten(0, len(self.output_axes) - 1).flatten(1)
+
+    def on_unfolded(self, inputs: Tensor) -> LinearOperation:
+        """Return the operation on its inputs before their axes were folded into rows.
+
+        Args:
+            inputs: shape (rows, ..., features).
+        """
+        if self.function is not F.linear:
+            return self
+        return replace(self, inputs=inputs, reshape=partial(_folded, reshape=self.reshape))
 
     def use(
         self, outputs: Tensor, batch_size: int | None, *, of_bias: bool = False
@@ -64,11 +95,11 @@ class LinearOperation:
             batch_size: the number of examples in the minibatch, or None if it is not known.
             of_bias: whether to describe the use of the bias.
         """
-        name = self.function.__name__
+        name = self.name
         shape = self.inputs.shape
         linear = self.function is F.linear
         # F.linear also accepts a vector as weight, and a convolution one example without its axis.
-        weight_dim = self.weight.dim()
+        weight_dim = self._matrix(self.weight).dim()
         has_rows = len(shape) >= 2 == weight_dim if linear else len(shape) == weight_dim
         # A single number may be the bias of all outputs, which then share its noise.
         shared = of_bias and self.bias is not None and self.bias.numel() < self.num_outputs(outputs)
@@ -81,11 +112,6 @@ class LinearOperation:
         # bias is used at each output of both.
         used_at = shape if self.function in _TRANSPOSED and not of_bias else outputs.shape
         return ParameterUse(name, rows, rows * prod(used_at[2:]))
-
-    @property
-    def weight_axes(self) -> tuple[int, int]:
-        """Axes of the weight that belong to output and to input features or channels."""
-        return (1, 0) if self.function in _TRANSPOSED else (0, 1)
 
     @property
     def num_inputs(self) -> int:
@@ -107,7 +133,7 @@ class LinearOperation:
 def linear_operation(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> LinearOperation | None:
-    """Parse a call of a PyTorch function; return None if it is not a linear operation."""
+    """Parse a call of a linear layer or of a convolution; return None if it is neither."""
     if function not in _LINEAR:
         return None
     rest = dict(kwargs)
@@ -115,4 +141,14 @@ def linear_operation(
     inputs, weight, bias = *args[:3], *(rest.pop(name, None) for name in missing)
     if not isinstance(inputs, Tensor) or not isinstance(weight, Tensor):
         return None
-    return LinearOperation(function, inputs, weight, bias, tuple(args[3:]), rest)
+    axes: tuple[tuple[int, ...], tuple[int, ...]] = ((0,), (1,))
+    return LinearOperation(
+        *(function, inputs, weight, bias, tuple(args[3:]), rest),
+        *(axes[::-1] if function in _TRANSPOSED else axes),
+        name=function.__name__,
+    )
+
+
+def _folded(outputs: Tensor, reshape: Callable[[Tensor], Tensor] | None) -> Tensor:
+    rows = outputs.flatten(0, -2)
+    return rows if reshape is None else reshape(rows)

@@ -209,10 +209,15 @@ class _NoiseInjector(WeightInterceptor):
         self.unexpected: tuple[str, str] | None = None
 
     def resumable(self) -> Callable[[], _NoiseInjector]:
-        begin = self._state.copy()
-        return lambda: _NoiseInjector(
-            self._estimator, self._intercepted, self._moments, begin.copy()
-        )
+        begin, views = self._state.copy(), self._views.copy()
+
+        def again() -> _NoiseInjector:
+            state = begin.copy()
+            injector = _NoiseInjector(self._estimator, self._intercepted, self._moments, state)
+            injector._views = views.copy()
+            return injector
+
+        return again
 
     def on_linear(self, operation: LinearOperation, weight: str | None, bias: str | None) -> Tensor:
         weight_moments = (

@@ -46,6 +46,8 @@ class TraceCache:
         tensors: Callable[[], Mapping[str, Tensor]],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        *,
+        compiled: bool = False,
     ) -> ParameterUses:
         """Return the uses of each parameter in a pass with inputs of this kind.
 
@@ -55,12 +57,13 @@ class TraceCache:
             tensors: returns one tensor for each parameter, by its first name.
             args: positional inputs.
             kwargs: keyword inputs.
+            compiled: as for :func:`trace`.
         """
-        kind = _kind_of_pass(net, args, kwargs)
+        kind = compiled, _kind_of_pass(net, args, kwargs)
         if kind not in self._by_kind:
             undo = snapshot(net)
             try:
-                self._by_kind[kind] = trace(forward, tensors(), args, kwargs)
+                self._by_kind[kind] = trace(forward, tensors(), args, kwargs, compiled=compiled)
             finally:
                 undo()
         self.last = self._by_kind[kind]
@@ -93,6 +96,8 @@ def trace(
     tensors: Mapping[str, Tensor],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    *,
+    compiled: bool = False,
 ) -> ParameterUses:
     """Run a network with N and with N + 1 examples, and list the uses of its parameters.
 
@@ -105,12 +110,14 @@ def trace(
         tensors: one tensor for each parameter, by its first name.
         args: positional inputs.
         kwargs: keyword inputs.
+        compiled: whether the pass will be compiled; compiled code does not show the attributes
+            ``T`` and ``mT``, so that a weight of which they are taken counts as used otherwise.
 
     Raises:
         torch.OutOfMemoryError: the memory does not suffice for N + 1 examples.
     """
     size = minibatch_size(args, kwargs)
-    uses, has_rows = _uses(forward, tensors, args, kwargs, size)
+    uses, has_rows = _uses(forward, tensors, args, kwargs, size, compiled)
     if size is None:
         return _none_by_row(uses, "and the inputs do not tell the number of examples")
     if not has_rows:
@@ -119,7 +126,9 @@ def trace(
         index = torch.arange(size + 1) % size
         longer_args = tuple(_repeat(value, index) for value in args)
         longer_kwargs = {name: _repeat(value, index) for name, value in kwargs.items()}
-        longer_uses, has_rows = _uses(forward, tensors, longer_args, longer_kwargs, size + 1)
+        longer_uses, has_rows = _uses(
+            forward, tensors, longer_args, longer_kwargs, size + 1, compiled
+        )
     except Exception as error:  # the user's network may raise any kind of error
         if is_out_of_memory(error):
             raise
@@ -153,11 +162,12 @@ def _uses(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     batch_size: int | None,
+    compiled: bool,
 ) -> tuple[ParameterUses, bool]:
     """Return the uses in one pass, and whether the first axis of an output is the examples."""
     # Copies, as a pass may edit weights in place, and the tracer needs a separate tensor for each.
     weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    tracer = _Tracer(weights, batch_size)
+    tracer = _Tracer(weights, batch_size, compiled=compiled)
     with tracer:
         outputs = forward(weights, *args, **kwargs)
     has_rows = any(part.dim() > 0 and len(part) == batch_size for part in tensors_in(outputs))
@@ -167,8 +177,10 @@ def _uses(
 class _Tracer(WeightInterceptor):
     """Records the uses of each parameter."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], batch_size: int | None) -> None:
-        super().__init__(tensors, grad_mode=torch.is_grad_enabled())
+    def __init__(
+        self, tensors: Mapping[str, Tensor], batch_size: int | None, *, compiled: bool
+    ) -> None:
+        super().__init__(tensors, grad_mode=torch.is_grad_enabled(), attributes=not compiled)
         self._batch_size = batch_size
         self.uses: dict[str, list[ParameterUse]] = {name: [] for name in tensors}
 

@@ -214,7 +214,7 @@ class RandomNetwork(nn.Module):
             layout=self.layout,
             forward=lambda tensors: self.run_with_named(tensors, *args, **kwargs),
             batch_size=minibatch_size(args, kwargs),
-            local_names=lambda: self._local_names(*args, **kwargs),
+            local_names=lambda: self._local_names(torch.compiler.is_compiling(), *args, **kwargs),
             snapshot=lambda: stateless.snapshot(self.net),
             on_unexpected_use=self._traces.add_use,
         )
@@ -225,16 +225,20 @@ class RandomNetwork(nn.Module):
         is_point = isinstance(self.posterior, Delta)
         return WeightSampling() if is_point else self.estimator
 
-    def _local_names(self, *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        uses = self._uses(args, kwargs)
+    def _local_names(self, compiled: bool, /, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        uses = self._uses(args, kwargs, compiled=compiled)
         return tuple(n for n in uses if self.estimator.treatment(uses[n]).kind != "sampled")
 
     # This is what torch.compiler.assume_constant_result sets, without importing the compiler. In
     # compiled code the pass is traced once, when the code is compiled for inputs of these shapes.
     _local_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-    def _uses(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ParameterUses:
-        return self._traces.uses(self.net, self.run_with_named, self._means, args, kwargs)
+    def _uses(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, compiled: bool = False
+    ) -> ParameterUses:
+        return self._traces.uses(
+            self.net, self.run_with_named, self._means, args, kwargs, compiled=compiled
+        )
 
     def _means(self) -> dict[str, Tensor]:
         # A copy, since a network may edit its weights in place, for instance by clamping them.

@@ -187,7 +187,7 @@ class ReplicaBackend:
             one = args, dict(kwargs)
             if separate:
                 one = tuple(each[0] for each in args), {n: v[0] for n, v in kwargs.items()}
-            names = self._first._local_names(*one[0], **one[1])
+            names = self._first._local_names(False, *one[0], **one[1])
             noise = self._draw_noise(names, *one)
 
         def run(
