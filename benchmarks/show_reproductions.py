@@ -33,14 +33,14 @@ def main() -> None:
         path = DOCS / name
         atomic_write(path, _filled(path.read_text(encoding="utf-8")))
     if rows := read_results(RESULTS / comparison.EXPERIMENT.name):
-        _insert(README, comparison.EXPERIMENT.name, comparison.headline(rows))
+        insert(README, comparison.EXPERIMENT.name, comparison.headline(rows))
     if rows := read_results(RESULTS / bound.EXPERIMENT.name):
-        _insert(DOCS / "which-prior.md", "widths", bound.widths(rows))
+        insert(DOCS / "which-prior.md", "widths", bound.widths(rows))
     first_fit = (RESULTS / "first-fit" / "table.md").read_text(encoding="utf-8").strip()
-    _insert(DOCS / "which-prior.md", "first-fit", first_fit)
+    insert(DOCS / "which-prior.md", "first-fit", first_fit)
 
 
-def _insert(path: Path, name: str, table: str) -> None:
+def insert(path: Path, name: str, table: str) -> None:
     """Replace the text between the marks of this name."""
     page = path.read_text(encoding="utf-8")
     before, begin, rest = page.partition(f"<!-- {name}: begin -->")

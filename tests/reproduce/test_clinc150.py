@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.encoders import save_encoder
 from tests.places import put, sha256
 from tests.reproduce.test_experiments import Silent
 
@@ -21,7 +22,6 @@ from bayesify.reproduce.papers.clinc150.encoder import QueryLoader, Tokens, enco
 from bayesify.reproduce.papers.clinc150.tuning import METHODS
 
 EXPERIMENT, TUNING = find_experiment("clinc150"), find_experiment("clinc150-tuning")
-WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{n}" for n in range(40)))
 INTENTS = 5
 
 
@@ -154,18 +154,7 @@ def test_an_encoder_that_is_missing_or_another(
 
 @pytest.fixture
 def small_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
-
-    folder = tmp_path / "encoder"
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-    config = transformers.BertConfig(
-        **{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
-        **{"intermediate_size": 8, "vocab_size": len(WORDS)},
-    )
-    torch.manual_seed(0)
-    transformers.BertModel(config).save_pretrained(folder)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    folder = save_encoder(tmp_path / "encoder")
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     monkeypatch.setattr(encoder, "SHA256", digest)
     monkeypatch.setenv(encoder.VARIABLE, str(folder))

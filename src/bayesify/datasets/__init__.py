@@ -2,7 +2,8 @@
 
 ``load_images`` loads MNIST and Fashion-MNIST; ``load_regression`` loads the nine regression tables
 of Hernandez-Lobato and Adams (2015), and ``standard_splits`` their splits; ``load_mushroom`` loads
-the data of the mushroom bandit, and ``load_clinc150`` queries to an assistant. ``TensorLoader``
+the data of the mushroom bandit, and ``load_clinc150`` queries to an assistant.
+``fit_image_folder`` reads a folder of your own images, one subfolder a class. ``TensorLoader``
 yields minibatches; ``Passes`` joins several passes into one epoch. The loaders call ``get_file``,
 and raise ``DataError``.
 """
@@ -20,6 +21,13 @@ from bayesify.datasets.clinc150 import Clinc150, Queries, load_clinc150
 from bayesify.datasets.download import Progress, get_file
 from bayesify.datasets.files import DataError, DataFile, FoundFile, find_file
 from bayesify.datasets.idx import parse_idx
+from bayesify.datasets.image_folder import (
+    FolderData,
+    ImageSchema,
+    find_images,
+    fit_image_folder,
+    load_image_folder,
+)
 from bayesify.datasets.images import ImageData, find_test_inputs, load_images
 from bayesify.datasets.loader import Passes, TensorLoader
 from bayesify.datasets.mushroom import MushroomData, load_mushroom
@@ -34,8 +42,10 @@ __all__ = [
     "DataError",
     "DataFile",
     "DataSet",
+    "FolderData",
     "FoundFile",
     "ImageData",
+    "ImageSchema",
     "MushroomData",
     "Passes",
     "Progress",
@@ -45,10 +55,13 @@ __all__ = [
     "TensorLoader",
     "find_dataset",
     "find_file",
+    "find_images",
     "find_test_inputs",
+    "fit_image_folder",
     "get_file",
     "known_datasets",
     "load_clinc150",
+    "load_image_folder",
     "load_images",
     "load_mushroom",
     "load_regression",

@@ -1,4 +1,4 @@
-"""Standard network architectures: multilayer perceptron, LeNet-5 and ResNet-20."""
+"""Standard network architectures: multilayer perceptron, LeNet-5, ResNet-8 and ResNet-20."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesify.noise.keys import Stream, derived_seed
 
-__all__ = ["lenet5", "mlp", "resnet20"]
+__all__ = ["lenet5", "mlp", "resnet8", "resnet20"]
 
 
 def mlp(
@@ -110,14 +110,37 @@ def resnet20(*, num_classes: int = 10, seed: int = 0) -> nn.Sequential:
         (torch.Size([5, 10]), 269722)
     """
     with _seeded(seed):
-        layers: list[nn.Module] = [_conv3x3(3, 16, 1), nn.BatchNorm2d(16), nn.ReLU()]
-        width = 16
-        for channels in (16, 32, 64):
-            for _ in range(3):
-                layers.append(_ResidualBlock(width, channels))
-                width = channels
-        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes)]
-        return nn.Sequential(*layers)
+        return nn.Sequential(*_residual_layers(3, 3, num_classes))
+
+
+def resnet8(image_shape: Sequence[int], num_classes: int, *, seed: int = 0) -> nn.Sequential:
+    """Create ResNet-8, with one residual block a stage where ResNet-20 has three.
+
+    Its inputs are images flattened to shape (N, channels * height * width).
+
+    Args:
+        image_shape: channels, height and width.
+        num_classes: number of outputs.
+        seed: as in :func:`resnet20`.
+
+    Example:
+        >>> net = resnet8((1, 28, 28), 10)
+        >>> net(torch.zeros(5, 784)).shape, sum(p.numel() for p in net.parameters())
+        (torch.Size([5, 10]), 75002)
+    """
+    with _seeded(seed):
+        layers = _residual_layers(image_shape[0], 1, num_classes)
+        return nn.Sequential(nn.Unflatten(-1, tuple(image_shape)), *layers)
+
+
+def _residual_layers(colours: int, blocks: int, num_classes: int) -> list[nn.Module]:
+    layers: list[nn.Module] = [_conv3x3(colours, 16, 1), nn.BatchNorm2d(16), nn.ReLU()]
+    width = 16
+    for channels in (16, 32, 64):
+        for _ in range(blocks):
+            layers.append(_ResidualBlock(width, channels))
+            width = channels
+    return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes)]
 
 
 class _ResidualBlock(nn.Module):

@@ -1,8 +1,8 @@
 """Turn the columns of a table into inputs of the network, and measure what lies outside training.
 
-The values of a column are float64: numbers, days since 1970, 0 and 1, or indices of levels. nan is
-a missing value. inf is a value that the column cannot hold: an infinite number, text among
-numbers, a level that is not in the training table.
+The values of a column are float64: numbers, days since 1970, 0 and 1, indices of levels, or F
+features for each text. nan is a missing value. inf is a value that the column cannot hold: an
+infinite number, text among numbers, a level that is not in the training table.
 
 scikit-learn's encoders are not used: they do not say how far a value lies outside the training
 data, and a run stores its columns as JSON that every version reads.
@@ -33,6 +33,7 @@ from bayesify.tabular.cells import (
 )
 from bayesify.tabular.files import TableError
 from bayesify.tabular.scaling import Scaling
+from bayesify.tabular.text_encoder import text_encoder
 
 __all__ = [
     "CategoryColumn",
@@ -42,6 +43,7 @@ __all__ = [
     "FlagColumn",
     "NumberColumn",
     "RangedColumn",
+    "TextColumn",
     "column_from_json",
 ]
 
@@ -71,7 +73,7 @@ class Column(ABC):
     kind: ClassVar[str]
 
     def parse(self, texts: Texts) -> Floats:
-        """Return the values of some cells, shape (N,)."""
+        """Return the values of some cells, shape (N,), or (N, F) for texts."""
         codes, unique = by_value(texts)
         values = self._parse(unique).copy()
         strange = ~np.isfinite(values)
@@ -338,8 +340,103 @@ class CategoryColumn(Column):
         return inputs
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextColumn(Column):
+    """Texts: standardised features of a pretrained network.
+
+    A text lies outside if its features are farther from their means than those of training's texts,
+    in units of their standard deviations. A text on another topic need not be.
+
+    Args:
+        encoder: folder of the pretrained network, or its name on Hugging Face's hub.
+        sha256: of its weights.
+        size: number F of its features.
+        means: F means of the training texts' features.
+        stds: F standard deviations.
+        high: root mean square of standardised features above which a text lies outside.
+        spread: interquartile range of the training texts' root mean squares.
+    """
+
+    encoder: str
+    sha256: str
+    size: int
+    means: tuple[float, ...] = ()
+    stds: tuple[float, ...] = ()
+    high: float = _HUGE
+    spread: float = 1.0
+    kind: ClassVar[str] = "text"
+
+    @classmethod
+    def of(cls, name: str, encoder: str) -> TextColumn:
+        """Return the column of a pretrained network's features.
+
+        Raises:
+            TableError: there is no such network.
+        """
+        network = text_encoder(encoder)
+        return cls(name=name, encoder=encoder, sha256=network.sha256, size=network.size)
+
+    def parse(self, texts: Texts) -> Floats:
+        """Return the features of some texts, shape (N, F); nan for a cell without one.
+
+        Raises:
+            TableError: the pretrained network is not there, or has other weights than in training.
+        """
+        codes, unique = by_value(texts)
+        known = ~is_missing(unique)
+        features = np.full((len(unique), self.size), math.nan)
+        if known.any():
+            network = text_encoder(self.encoder)
+            if network.sha256 != self.sha256:
+                raise TableError(
+                    f"the encoder {self.encoder} must have the weights of the training, with "
+                    f"SHA-256 {self.sha256}, got {network.sha256}; use that one, or train again"
+                )
+            features[known] = network.features(unique[known].tolist())
+        return features[codes]
+
+    def _parse(self, texts: Texts) -> Floats:
+        return self.parse(texts)
+
+    def fit(self, values: Floats, *, tail: int = 1) -> TextColumn:
+        """Add the features' means and standard deviations, and the range of their distance."""
+        known = values[~self._is_missing(values)]
+        if not len(known):
+            return super().fit(values)
+        scaling = Scaling.of(torch.from_numpy(known))
+        means, stds = (tuple(part.flatten().tolist()) for part in (scaling.shift, scaling.scale))
+        column = dataclasses.replace(super().fit(values), means=means, stds=stds)
+        distances = np.sort(column._distances(known))
+        spread = float(np.subtract(*np.quantile(distances, (0.75, 0.25)))) or 1.0
+        high = float(distances[-min(tail, len(distances))]) + spread
+        return dataclasses.replace(column, high=high, spread=spread)
+
+    @property
+    def own_features(self) -> tuple[str, ...]:
+        """The pretrained network's features by number."""
+        return tuple(f"{self.name} {place}" for place in range(1, self.size + 1))
+
+    def _is_missing(self, values: Floats) -> npt.NDArray[np.bool_]:
+        return np.isnan(values[:, 0])
+
+    def _standardised(self, values: Floats) -> Floats:
+        scaled = (values - np.asarray(self.means)) / np.asarray(self.stds)
+        return np.asarray(np.clip(np.nan_to_num(scaled), -_LARGEST, _LARGEST))
+
+    def _distances(self, values: Floats) -> Floats:
+        return np.asarray(np.sqrt(np.square(self._standardised(values)).mean(axis=1)))
+
+    def _encode(self, values: Floats) -> list[Floats]:
+        return list(self._standardised(values).T)
+
+    def outside(self, values: Floats) -> Floats:
+        """Return the distance beyond training's, in interquartile ranges of its distances."""
+        beyond = np.maximum(self._distances(values) - self.high, 0.0) / self.spread
+        return np.maximum(super().outside(values[:, 0]), beyond)
+
+
 _KINDS: dict[str, type[Column]] = {
-    kind.kind: kind for kind in (NumberColumn, DateColumn, FlagColumn, CategoryColumn)
+    kind.kind: kind for kind in (NumberColumn, DateColumn, FlagColumn, CategoryColumn, TextColumn)
 }
 
 

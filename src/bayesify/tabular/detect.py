@@ -167,7 +167,10 @@ class ColumnScan:
             self.all_different
             or (len(self.texts) > _MOST_LEVELS and len(self.texts) > 0.5 * self.count)
         ):
-            return "it identifies rows or is free text: almost every row has a text of its own"
+            return (
+                "it identifies rows or is free text: almost every row has a text of its own; "
+                "--text with --encoder reads texts"
+            )
         return None
 
     @property

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify.tabular.cells import Texts
+from bayesify.tabular.columns import TextColumn
 from bayesify.tabular.files import TableError, TableFile, open_table
 from bayesify.tabular.schema import OUTSIDE_RATE, TableSchema, texts_of
 
@@ -140,9 +141,11 @@ class NewTable:
         """Return the rule for rows outside, in words."""
         split, promised = self.schema.split, max(OUTSIDE_RATE, self.schema.least_rate)
         far, held = split.get("test_outside", 0), split.get("test", 0)
+        has_texts = any(isinstance(column, TextColumn) for column in self.schema.columns)
+        texts = ", or a text's features are farther from their means" if has_texts else ""
         return (
             "a row lies outside if a number or date is beyond training's by an interquartile "
-            "range, or a category or a missing value is new; the ranges exclude at most "
+            f"range, or a category or a missing value is new{texts}; the ranges exclude at most "
             f"{min(promised, 1.0):.2g} of rows drawn like training's, and {far:,} of {held:,} "
             "held-out rows lie outside"
         )

@@ -28,5 +28,7 @@ class TableData:
     #: The target is ``shift + scale * standardised target``.
     shift: float = 0.0
     scale: float = 1.0
+    #: Cells of the first column of texts in the held-out rows, if the table has one.
+    test_texts: tuple[str, ...] = ()
     #: Inputs are not images.
     image_shape: None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.tabular.cells import Floats
-from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn
+from bayesify.tabular.cells import Floats, Texts
+from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn, TextColumn
 from bayesify.tabular.detect import ColumnScan, find_target
 from bayesify.tabular.files import TableError, TableFile, available_memory, open_table
 from bayesify.tabular.scaling import Scaling
@@ -25,6 +25,7 @@ __all__ = ["fit_table", "load_table"]
 #: More rows than this make the measures hardly more precise, and take long to predict.
 _MOST_TEST_ROWS = 50_000
 _FEWEST_ROWS = 4
+_TEXTS_AT_ONCE = 1000
 
 
 def fit_table(
@@ -36,7 +37,10 @@ def fit_table(
     seed: int = 0,
     drop: Sequence[str] = (),
     keep: Sequence[str] = (),
+    text: Sequence[str] = (),
+    encoder: str | None = None,
     limit: int | None = None,
+    on_rows: Callable[[int, int], None] | None = None,
 ) -> tuple[TableData, TableSchema]:
     r"""Detect what a table holds and read it, in two passes over the file with no copy of its text.
 
@@ -49,7 +53,10 @@ def fit_table(
         seed: the held-out rows are a function of it.
         drop: names of columns not to use.
         keep: names of columns to use though they look like identifiers.
+        text: names of columns of text, which a pretrained network turns into numbers.
+        encoder: folder of that network, or its name on Hugging Face's hub.
         limit: use only this number of rows from the top.
+        on_rows: called with the number of rows whose texts were read, and of all rows.
 
     Raises:
         TableError: the table cannot be used, or is too large for the free memory.
@@ -65,7 +72,7 @@ def fit_table(
         (torch.Size([16, 1]), torch.Size([4, 1]), 'regression')
     """
     file = open_table(path)
-    _check_names(file, target, drop, keep)
+    _check_names(file, target, drop=drop, keep=keep, text=text)
     scans = {
         name: ColumnScan(name, decimal_commas=file.has_decimal_commas)
         for name in file.columns
@@ -86,6 +93,9 @@ def fit_table(
     carried = []
     for name, scan in scans.items():
         if name == target:
+            continue
+        if name in text:
+            columns.append(_text_column(scan, encoder))
             continue
         reason = scan.reason_to_drop()
         if reason is None or (name in keep and scan.count):
@@ -111,7 +121,7 @@ def fit_table(
         {"seed": seed, "fraction": test_fraction, "limit": limit},
         (),
     )
-    values, targets = _values(file, draft)
+    values, targets, texts = _values(file, draft, rows, on_rows)
     known = ~np.isnan(targets)
     absent = rows - int(known.sum())
     if absent:
@@ -122,11 +132,18 @@ def fit_table(
     train, test = _split(targets, known, found.task, test_fraction, seed, path)
     draft, more = _fitted(draft, values, targets, train, test)
     schema = dataclasses.replace(draft, remarks=(*remarks, *more))
-    return _data(path, schema, values, targets, train, test), schema
+    return _data(path, schema, values, targets, texts, train, test), schema
 
 
-def load_table(path: Path, schema: TableSchema) -> TableData:
+def load_table(
+    path: Path, schema: TableSchema, on_rows: Callable[[int, int], None] | None = None
+) -> TableData:
     """Read again the table that a schema was fitted to: the same rows, the same held-out part.
+
+    Args:
+        path: its file.
+        schema: what a table's columns hold.
+        on_rows: as in :func:`fit_table`.
 
     Raises:
         TableError: the file is missing, or has changed.
@@ -137,17 +154,26 @@ def load_table(path: Path, schema: TableSchema) -> TableData:
             f"{path} was changed after the run was made: its SHA-256 must be "
             f"{schema.source['sha256']}, got {file.sha256}; use the file as it was, or train again"
         )
-    values, targets = _values(file, schema)
     split = schema.split
+    rows = split["train"] + split["test"]
+    values, targets, texts = _values(file, schema, rows, on_rows)
     train, test = _split(
         targets, ~np.isnan(targets), schema.target.task, split["fraction"], split["seed"], path
     )
-    return _data(path, schema, values, targets, train, test)
+    return _data(path, schema, values, targets, texts, train, test)
 
 
-def _check_names(file: TableFile, target: str, drop: Sequence[str], keep: Sequence[str]) -> None:
+def _check_names(
+    file: TableFile,
+    target: str,
+    *,
+    drop: Sequence[str],
+    keep: Sequence[str],
+    text: Sequence[str],
+) -> None:
     known = ", ".join(map(repr, file.columns[:20])) + (", ..." if len(file.columns) > 20 else "")
-    for option, names in (("target", [target]), ("drop", drop), ("keep", keep)):
+    asked = (("target", [target]), ("drop", drop), ("keep", keep), ("text", text))
+    for option, names in asked:
         for name in names:
             if name not in file.columns:
                 raise TableError(
@@ -155,11 +181,23 @@ def _check_names(file: TableFile, target: str, drop: Sequence[str], keep: Sequen
                     f"are {known}"
                 )
     for name in drop:
-        if name == target or name in keep:
-            raise TableError(
-                f"--drop {name} contradicts --{'target' if name == target else 'keep'}; leave one "
-                "out"
-            )
+        for option, names in asked:
+            if option != "drop" and name in names:
+                raise TableError(f"--drop {name} contradicts --{option}; leave one out")
+    if target in text:
+        raise TableError(f"--text {target} contradicts --target; leave one out")
+
+
+def _text_column(scan: ColumnScan, encoder: str | None) -> Column:
+    assert encoder is not None
+    if not scan.count:
+        raise TableError(f"the column {scan.name!r} is empty; leave --text {scan.name} out")
+    if scan.is_number or scan.decimal_comma:
+        raise TableError(
+            f"the column {scan.name!r} must hold texts for --text, got numbers; leave --text "
+            f"{scan.name} out, and it is used as numbers"
+        )
+    return TextColumn.of(scan.name, encoder)
 
 
 def _check_memory(path: Path, rows: int, columns: Sequence[Column], classes: int) -> None:
@@ -176,15 +214,34 @@ def _check_memory(path: Path, rows: int, columns: Sequence[Column], classes: int
         )
 
 
-def _values(file: TableFile, schema: TableSchema) -> tuple[list[Floats], Floats]:
-    """Return the values of every column, and of the target; nan for a row without one."""
+def _values(
+    file: TableFile,
+    schema: TableSchema,
+    num_rows: int,
+    on_rows: Callable[[int, int], None] | None,
+) -> tuple[list[Floats], Floats, Texts]:
+    """Return the values of every column and of the target, and the cells of a column of texts.
+
+    A target is nan for a row without one; the cells are none if no column holds texts.
+    """
     columns: list[list[Floats]] = [[] for _ in schema.columns]
-    targets = []
+    targets, texts = [], []
+    named = [column.name for column in schema.columns if isinstance(column, TextColumn)]
+    done = 0
     for chunk in file.chunks(schema.split["limit"]):
-        for values, parts in zip(schema.parse(chunk), columns, strict=True):
-            parts.append(values)
-        targets.append(schema.target.parse(texts_of(chunk, schema.target.name)))
-    return [np.concatenate(parts) for parts in columns], np.concatenate(targets)
+        # A text takes milliseconds, where a number takes microseconds.
+        step = _TEXTS_AT_ONCE if named else len(chunk)
+        for start in range(0, len(chunk), step):
+            rows = chunk.iloc[start : start + step]
+            for values, parts in zip(schema.parse(rows), columns, strict=True):
+                parts.append(values)
+            targets.append(schema.target.parse(texts_of(rows, schema.target.name)))
+            texts += [texts_of(rows, name) for name in named[:1]]
+            done += len(rows)
+            if on_rows is not None and named:
+                on_rows(done, max(done, num_rows))
+    cells = np.concatenate(texts) if texts else np.array([], dtype=object)
+    return [np.concatenate(parts) for parts in columns], np.concatenate(targets), cells
 
 
 Places = npt.NDArray[np.int64]
@@ -276,6 +333,7 @@ def _data(
     schema: TableSchema,
     values: Sequence[Floats],
     targets: Floats,
+    texts: Texts,
     train: Places,
     test: Places,
 ) -> TableData:
@@ -297,4 +355,5 @@ def _data(
         target.classes,
         target.shift,
         target.scale,
+        tuple(texts[test].tolist()) if len(texts) else (),
     )

@@ -59,7 +59,7 @@ BAD_OPTIONS = {
     "--estimator antithetic --train-samples 3": "must be even, got 3; use --train-samples 2",
     "--estimator local-per-position": "estimator local-per-position needs --net lenet5",
     "--baseline sgd --estimator flipout": "estimator would do nothing here",
-    "--net resnet": "net must be one of mlp, lenet5, table, got resnet",
+    "--net resnet": "net must be one of mlp, lenet5, table, resnet8, got resnet",
     "--net lenet5 --hidden 16": "hidden would do nothing here: it applies only to --net mlp and",
     "--precision float16": "precision must be one of float32, bfloat16, got float16",
     "--kl foo": "kl must be one of auto, closed, monte-carlo, got foo",
@@ -109,7 +109,10 @@ def test_bad_settings_are_refused_and_nothing_is_written(options: str, tmp_path:
     [
         ("train", "Missing argument"),
         ("train mnist", "Missing option '--out'"),
-        ("train imagenet --out run", "no data set 'imagenet'; known are mnist, fashion-mnist"),
+        (
+            "train imagenet --out run",
+            "no data set 'imagenet' and no folder of that name; known are mnist, fashion-mnist",
+        ),
         ("train '' --out run", "no data set ''"),
         ("trian mnist", "No such command 'trian'"),
         ("--bogus", "No such option: --bogus"),

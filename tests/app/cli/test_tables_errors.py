@@ -82,7 +82,7 @@ BAD_OPTIONS = {
     "--target y --drop x --keep x": "--drop x contradicts --keep",
     "--target y --net lenet5": "net must be one of table, got lenet5",
     "--target y --baseline dropout": "a table has no dropout baseline",
-    "--target y --data-dir /": "data-dir is for images",
+    "--target y --data-dir /": "data-dir is for mnist and fashion-mnist",
     "--target y --dropout-input 0.1": "dropout-input would do nothing here",
     "--target y --mean-init-std 1": "mean-init-std would do nothing here",
     "--target y --kl-weighting geometric": "add --passes 1",
@@ -203,7 +203,10 @@ def test_a_run_whose_table_is_gone_or_changed(made: Path, tmp_path: Path) -> Non
     (place / "table.csv").unlink()
     for command in ("evaluate", "prune", "report"):
         check_refused(bayesify(command, place / "run"), "there is no file")
-    check_refused(bayesify("evaluate", place / "run", "--data-dir", "."), "data-dir is for images")
+    check_refused(
+        bayesify("evaluate", place / "run", "--data-dir", "."),
+        "data-dir is for mnist and fashion-mnist",
+    )
     (place / "run" / "table.json").unlink()
     check_refused(bayesify("inspect", place / "run"), "table.json, which describes the run's table")
 

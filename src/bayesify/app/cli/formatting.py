@@ -1,15 +1,19 @@
-"""Format durations and the results of a run as text."""
+"""Format durations, the reading of data and the results of a run as text."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from bayesify.app.runs import Run
+from bayesify.module.bayesian import BayesianModule
 
-__all__ = ["duration", "measure_label", "summarise"]
+__all__ = ["duration", "measure_label", "reading", "summarise", "weights_of"]
 
 _LABELS = {
     "error_predictive": "error, averaged predictions (%)",
@@ -43,6 +47,26 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def weights_of(bnn: BayesianModule) -> str:
+    """Return how many weights a network has, and how many of them are random if not all are."""
+    random = bnn.layout.num_weights
+    rest = sum(parameter.numel() for parameter in bnn.net.parameters())
+    return f"{random:,} random of {random + rest:,} weights" if rest else f"{random:,} weights"
+
+
+@contextmanager
+def reading(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show that data are read; yield a function to call with how many of how many were read."""
+    begun = time.perf_counter()
+    with console.status("reading the data ...") as status:
+
+        def on_read(done: int, total: int) -> None:
+            left = (time.perf_counter() - begun) / done * (total - done)
+            status.update(f"reading {what}: {done:,} of {total:,}, {duration(left)} left ...")
+
+        yield on_read
 
 
 def summarise(console: Console, run: Run, metrics: dict[str, Any], notes: list[str]) -> None:

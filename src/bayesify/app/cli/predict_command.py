@@ -15,9 +15,11 @@ from bayesify.app.cli.results_commands import AsJson, Folder, opened
 from bayesify.app.runs import Run
 from bayesify.app.runs.pixels import read_pixels
 from bayesify.app.runs.predict import Predictions, check_can_be_written, write_predictions
-from bayesify.datasets import IMAGE_DATASETS, ImageData
+from bayesify.datasets import ImageData, ImageSchema, find_images
 
 __all__ = ["predict"]
+
+_IMAGES_AT_ONCE = 256
 
 
 def predict(
@@ -25,11 +27,14 @@ def predict(
     data: Annotated[
         Path,
         typer.Argument(
-            help="CSV or Parquet with the training table's columns; images as .npy, .csv or IDX.",
+            help="CSV or Parquet with the training table's columns; for digits images as .npy, "
+            ".csv or IDX; for a folder's run an image or a folder of images.",
             metavar="INPUT",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="New CSV file, with one row per row of INPUT.")],
+    out: Annotated[
+        Path, typer.Option(help="New CSV file, with one row per row or image of INPUT.")
+    ],
     level: Annotated[float, typer.Option(help="Probability of a regression's intervals.")] = 0.95,
     samples: Annotated[
         int | None,
@@ -50,21 +55,19 @@ def predict(
     console = Console(stderr=True)
     check_can_be_written(out)
     run = opened(folder)
-    names = (
-        run.table.target.classes if run.table else IMAGE_DATASETS[run.config.dataset].class_names
-    )
     predictions = Predictions.of(
         run,
         level=level,
         samples=run.config.test_samples if samples is None else samples,
-        class_names=names,
+        class_names=run.class_names,
     )
     with console.status("predicting ..."):
-        more = (
-            _images(predictions, data, out)
-            if run.table is None
-            else _table(console, run, predictions, data, out)
-        )
+        if run.table is not None:
+            more = _table(console, run, predictions, data, out)
+        elif run.images is not None:
+            more = _files(run.images, predictions, data, out)
+        else:
+            more = _digits(predictions, data, out)
     summary = {**predictions.summary(), **more, "out": str(out)}
     if as_json:
         typer.echo(json.dumps(summary))
@@ -76,7 +79,22 @@ def predict(
     typer.echo(f"predictions: {out}")
 
 
-def _images(predictions: Predictions, path: Path, out: Path) -> dict[str, Any]:
+def _files(schema: ImageSchema, predictions: Predictions, path: Path, out: Path) -> dict[str, Any]:
+    paths = [path] if path.is_file() else find_images(path)
+
+    def rows() -> Iterator[list[object]]:
+        for start in range(0, len(paths), _IMAGES_AT_ONCE):
+            some = paths[start : start + _IMAGES_AT_ONCE]
+            answers = zip(some, predictions.rows(schema.inputs(some)), strict=True)
+            for place, (each, cells) in enumerate(answers, start=start + 1):
+                name = each.name if each == path else each.relative_to(path).as_posix()
+                yield [place, name, *cells]
+
+    write_predictions(out, ["row", "file", *predictions.header], rows())
+    return {}
+
+
+def _digits(predictions: Predictions, path: Path, out: Path) -> dict[str, Any]:
     inputs = read_pixels(path, ImageData.image_shape, ImageData.pixel_scale)
     rows = ([number, *cells] for number, cells in enumerate(predictions.rows(inputs), start=1))
     write_predictions(out, ["row", *predictions.header], rows)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from bayesify import io as bayesify_io
 from bayesify.app.cli.data_command import download_bar
-from bayesify.app.cli.formatting import measure_label
+from bayesify.app.cli.formatting import measure_label, reading, weights_of
 from bayesify.app.runs import ConfigError, Run, RunData, RunError, rewrite_report
 from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table
 from bayesify.app.runs.measure import evaluate as measured
@@ -23,7 +23,7 @@ from bayesify.distributions.posteriors import Delta, MeanFieldGaussian
 from bayesify.pruning import prune as pruned
 from bayesify.pruning import snr_decibels
 
-__all__ = ["AsJson", "Folder", "evaluate", "inspect", "opened", "prune", "report"]
+__all__ = ["AsJson", "Folder", "evaluate", "inspect", "opened", "prune", "read_data", "report"]
 
 _FRACTIONS = ",".join(f"{fraction:g}" for fraction in FRACTIONS)
 
@@ -50,7 +50,7 @@ def evaluate(
     if samples is not None and samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
     bnn = run.load_module()
-    data = _data(run, data_dir)
+    data = read_data(run, data_dir)
     with Console(stderr=True).status("measuring ..."):
         metrics, _ = measured(bnn, data, num_samples=samples or run.config.test_samples)
     if as_json:
@@ -97,7 +97,7 @@ def prune(
             f"{folder} holds a {run.config.baseline} baseline, whose weights have no std and "
             "hence no signal-to-noise ratio; prune a run of Bayes by Backprop"
         )
-    data = _data(run, data_dir)
+    data = read_data(run, data_dir)
     with Console(stderr=True).status("pruning ..."):
         rows = prune_table(bnn, data, wanted, num_samples=samples)
     written: dict[str, Any] = {}
@@ -143,8 +143,7 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
     gaussian = isinstance(posterior, MeanFieldGaussian)
     decibels = snr_decibels(bnn) if gaussian else None
     # Two examples, so that their axis differs from those of size 1.
-    num_inputs = 784 if run.table is None else len(run.table.features)
-    summary = bnn.summary(torch.zeros(2, num_inputs))
+    summary = bnn.summary(torch.zeros(2, run.num_inputs))
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
         means = bnn.layout.unflatten(posterior.mean)
@@ -194,7 +193,7 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
         for row in rows:
             treatments.add_row(row["name"], row["treatment"], row["reason"])
         console.print("", treatments, "")
-    console.print(f"{bnn.layout.num_weights:,} weights", highlight=False)
+    console.print(weights_of(bnn), highlight=False)
 
 
 def report(
@@ -215,7 +214,7 @@ def report(
     others = [Run.open(other) for other in compare or []]
     for each in (run, *others):
         each.metrics()
-    data = _data(run, data_dir)
+    data = read_data(run, data_dir)
     with Console(stderr=True).status("measuring and drawing ..."):
         path = rewrite_report(run, data, others, data_dir=data_dir)
     typer.echo(json.dumps({"report": str(path)}) if as_json else f"report: {path}")
@@ -236,9 +235,14 @@ def opened(folder: Path) -> Run:
     return run
 
 
-def _data(run: Run, data_dir: str | None) -> RunData:
+def read_data(run: Run, data_dir: str | None = None) -> RunData:
+    """Load the data of a run, and show the progress of what takes its time."""
     if run.table is not None:
-        return run.load_data(data_dir)
+        with reading(Console(stderr=True), "texts") as on_rows:
+            return run.load_data(data_dir, on_rows=on_rows)
+    if run.images is not None:
+        with reading(Console(stderr=True), "images") as on_images:
+            return run.load_data(data_dir, on_images=on_images)
     with download_bar() as progress:
         return run.load_data(data_dir, progress=progress)
 

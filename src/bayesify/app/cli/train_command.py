@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -12,14 +13,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bayesify.app.cli.data_command import download_bar
 from bayesify.app.cli.epoch_table import EpochTable, HistoryWriter
-from bayesify.app.cli.formatting import duration, summarise
+from bayesify.app.cli.formatting import duration, reading, summarise, weights_of
+from bayesify.app.cli.results_commands import read_data
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
+from bayesify.app.runs.defaults import is_image_folder
 from bayesify.app.runs.folder import check_is_free
-from bayesify.app.runs.settings import Declaration, declarations, option
+from bayesify.app.runs.settings import Declaration, declarations, is_table_file, option
 from bayesify.app.runs.train import seconds_per_epoch, use_threads
+from bayesify.datasets import IMAGE_DATASETS, DataError, fit_image_folder
 from bayesify.module.bayesian import BayesianModule
 
 __all__ = ["train"]
@@ -73,6 +76,7 @@ _SPECIAL: dict[str, list[dict[str, Any]]] = {
     "dropout baseline": [{"baseline": "dropout"}],
     "antithetic": [{"estimator": "antithetic"}],
     "tables": [{"target": "y", "task": task} for task in ("classification", "regression")],
+    "folders": [{"dataset": "photos"}],
 }
 
 
@@ -81,7 +85,7 @@ def _defaults(name: str) -> str:
 
     Example:
         >>> _defaults("batch_size")
-        '256; sgd baseline 128; dropout baseline 128; tables 512'
+        '256; sgd baseline 128; dropout baseline 128; tables 512; folders 64'
     """
     usual = _shown(getattr(RunConfig.of("mnist"), name))
     texts = [usual]
@@ -89,9 +93,9 @@ def _defaults(name: str) -> str:
         few, many = (
             [
                 _shown(getattr(run, name))
-                for given in cases
+                for given in ({"dataset": "mnist", **case} for case in cases)
                 if name not in given
-                and name not in (run := RunConfig.of("", num_rows=rows, **given)).idle()
+                and name not in (run := RunConfig.of(num_rows=rows, **given)).idle()
             ]
             for rows in (1_000, 1_000_000)
         )
@@ -127,8 +131,9 @@ def train(
     """Train a Bayesian network, or a baseline, and report on it.
 
     The data are images or a table, CSV or Parquet. For a table the types of its columns are
-    detected, some rows are held out for testing, and the values of the target decide between
-    regression and classification.
+    detected, and the values of the target decide between regression and classification; columns of
+    texts are read by a pretrained network. A folder has one subfolder of images for each class. Of
+    your own data some rows or images are held out for testing.
 
     The folder --out receives the settings, the history, a checkpoint after every epoch, the
     metrics, the figures and report.html. Ctrl-C stops after the current step. The same command
@@ -147,7 +152,7 @@ def train(
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
     use_threads(run)
     if is_new:
-        run = Run.create(out, run.config, data_dir=data_dir, table=run.table)
+        run = Run.create(out, run.config, data_dir=data_dir, table=run.table, images=run.images)
     _announce(console, run, bnn, data)
 
     table = EpochTable(console, run.config.task)
@@ -192,20 +197,31 @@ def _prepare(
     Raises:
         ConfigError, RunError, DataError, TableError: settings, folder or data cannot be used.
     """
-    if "target" in given:
-        # Absolute, so that the run finds its table from any folder.
+    is_folder = "target" not in given and is_image_folder(dataset)
+    if is_folder and not is_table_file(dataset) and not (dataset and Path(dataset).is_dir()):
+        known = ", ".join(IMAGE_DATASETS)
+        raise DataError(f"no data set {dataset!r} and no folder of that name; known are {known}")
+    if "target" in given or is_folder:
+        # Absolute, so that the run finds its data from any folder.
         dataset = str(Path(dataset).absolute())
+        encoder = given.get("encoder")
+        if encoder is not None and Path(encoder).is_dir():
+            given["encoder"] = str(Path(encoder).absolute())
         if data_dir is not None:
-            raise ConfigError("data-dir is for images; give the path of the table itself")
+            raise ConfigError(
+                "data-dir is for mnist and fashion-mnist; give the path of the data themselves"
+            )
     exists = (out / "config.json").exists()
     if resume and not exists:
         console.print(Text(f"nothing to resume in {out}: starting a new run"), soft_wrap=True)
     if not (resume and exists):
         config = RunConfig.of(dataset, **given)
-        if config.target is None:
+        if config.net in ("mlp", "lenet5"):
             run = Run(out, config, data_dir)
-            return run, _load_images(run), True
+            return run, read_data(run), True
         check_is_free(out)
+        if config.target is None:
+            return (*_read_folder(console, out, config), True)
         return (*_read_table(console, out, config, given), True)
     run = Run.open(out)
     for name, value in {"dataset": dataset, **given}.items():
@@ -215,13 +231,32 @@ def _prepare(
                 f"--resume continues the run in {out}, whose {option(name)} is {stored}, but "
                 f"{value} was asked for; leave it out, or choose a new folder"
             )
-    run = Run(out, run.config, data_dir or run.data_dir, run.table)
-    return run, _load_images(run) if run.table is None else run.load_data(), False
+    run = replace(run, data_dir=data_dir or run.data_dir)
+    return run, read_data(run), False
 
 
-def _load_images(run: Run) -> RunData:
-    with download_bar() as progress:
-        return run.load_data(progress=progress)
+def _read_folder(console: Console, out: Path, config: RunConfig) -> tuple[Run, RunData]:
+    """Read a folder of images, print what was found in it, and return its run and data."""
+    folder = Path(config.dataset)
+    with reading(console, "images") as on_images:
+        data, schema = fit_image_folder(
+            folder,
+            size=config.size,
+            test_fraction=config.test_fraction,
+            seed=config.seed,
+            limit=config.limit,
+            on_images=on_images,
+        )
+    colours = "in colour" if schema.channels == 3 else "in grey"
+    lines = [
+        f"{data.name}: {len(data.train_targets):,} images for training, "
+        f"{len(data.test_targets):,} held out by seed {config.seed}",
+        f"{len(schema.classes)} classes; {schema.size} x {schema.size} pixels {colours}",
+        *(f"note: {remark}" for remark in schema.remarks),
+    ]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+    return Run(out, config, None, images=schema), data
 
 
 def _read_table(
@@ -231,7 +266,7 @@ def _read_table(
     from bayesify.tabular.training_table import fit_table
 
     assert config.target is not None
-    with console.status("reading the table ..."):
+    with reading(console, "texts") as on_rows:
         data, schema = fit_table(
             Path(config.dataset),
             config.target,
@@ -240,7 +275,10 @@ def _read_table(
             seed=config.seed,
             drop=config.drop,
             keep=config.keep,
+            text=config.text,
+            encoder=config.encoder,
             limit=config.limit,
+            on_rows=on_rows,
         )
     known = {**given, "task": schema.target.task}
     config = RunConfig.of(config.dataset, num_rows=len(data.train_targets), **known)
@@ -271,8 +309,8 @@ def _announce(console: Console, run: Run, bnn: BayesianModule, data: RunData) ->
     passes = f"({config.passes} passes each) " if config.passes > 1 else ""
     seconds = seconds_per_epoch(bnn, config, data)
     console.print(
-        f"{what[config.baseline]}, {data.name}, {config.net}: {bnn.layout.num_weights:,} "
-        f"weights, {len(data.train_targets):,} {things}; {config.epochs} epochs {passes}of about "
+        f"{what[config.baseline]}, {data.name}, {config.net}: {weights_of(bnn)}, "
+        f"{len(data.train_targets):,} {things}; {config.epochs} epochs {passes}of about "
         f"{duration(seconds)}, {duration(seconds * config.epochs)} in all",
         highlight=False,
         markup=False,

@@ -279,7 +279,7 @@ def _name(layout: ParameterLayout, index: int) -> str:
 
 
 def _pictures(images: Tensor, shape: Sequence[int]) -> Tensor:
-    """Reshape inputs to (N, height, width), or to (N, height, width, 3) scaled to 0..1."""
+    """Reshape inputs to (N, height, width), or to (N, height, width, 3) from 0 to 1."""
     pictures = images.reshape(len(images), *shape)
     if len(shape) == 2:
         return pictures
@@ -288,7 +288,6 @@ def _pictures(images: Tensor, shape: Sequence[int]) -> Tensor:
             "image_shape must be (height, width) or (channels, height, width) with 1 or 3 "
             f"channels, got {tuple(shape)}"
         )
-    if shape[0] == 1:
-        return pictures.squeeze(1)
-    low, high = pictures.amin(), pictures.amax()
-    return ((pictures - low) / (high - low).clamp_min(1e-12)).movedim(1, -1)
+    low, high = (edge(pictures, dim=(0, 2, 3), keepdim=True) for edge in (torch.amin, torch.amax))
+    scaled = (pictures - low) / (high - low).clamp_min(1e-12)
+    return scaled.expand(-1, 3, -1, -1).movedim(1, -1)

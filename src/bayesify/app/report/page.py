@@ -148,6 +148,7 @@ def write_report(
     figures: Mapping[str, Figure],
     notes: Sequence[str],
     others: Mapping[str, Mapping[str, Any]] | None = None,
+    texts: Sequence[Record] = (),
 ) -> Path:
     """Write ``report.html``, which embeds all that it shows, and each figure as PNG.
 
@@ -167,6 +168,8 @@ def write_report(
         figures: figures by name; the name becomes the file's name.
         notes: remarks and warnings for the top of the page, plain text.
         others: metrics of other runs by name, for a table of comparison.
+        texts: the least certain test texts, each with ``text``, ``true``, ``predicted``, and
+            ``total`` and ``epistemic`` uncertainty.
 
     Returns:
         The path of ``report.html``.
@@ -192,6 +195,7 @@ def write_report(
         comparison=_metric_table({title: metrics, **others}, "test") if others else _NO_TABLE,
         figures=[_embedded(name, figures[name], images[name]) for name in _ordered(figures)],
         pruning=_pruning_table(pruning),
+        texts=_text_table(texts),
         measures=_parts_table(metrics),
         command=_command(config),
         settings=list(_settings(config)),
@@ -250,6 +254,7 @@ class PageContent(NamedTuple):
     comparison: Table
     figures: Sequence[EmbeddedFigure]
     pruning: Table
+    texts: Table
     measures: Table
     command: str
     settings: Sequence[tuple[str, str]]
@@ -321,6 +326,17 @@ def _pruning_table(rows: Sequence[Record]) -> Table:
         [columns[key][0] for key in used],
         [
             [columns[key][1](row[key]) if row.get(key) is not None else "" for key in used]
+            for row in rows
+        ],
+    )
+
+
+def _text_table(rows: Sequence[Record]) -> Table:
+    heads = ("text", "true", "predicted", "total", "epistemic")
+    return Table(
+        heads if rows else (),
+        [
+            [*(str(row[head]) for head in heads[:3]), *(f"{row[head]:#.3g}" for head in heads[3:])]
             for row in rows
         ],
     )

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from bayesify.datasets import IMAGE_DATASETS
 from bayesify.tabular import TableRecipe
 
-__all__ = ["closed_forms_hold", "defaults_for"]
+__all__ = ["closed_forms_hold", "defaults_for", "is_image_folder"]
 
 #: The optimizer of Blundell et al. 2015, each baseline with the better of the rates 0.1 and 0.02.
 _BASELINES: dict[str, dict[str, Any]] = {
@@ -26,6 +27,9 @@ _EARLIER: dict[str, Any] = {
     **{"prior": "gaussian", **_EARLIER_MIXTURE, "lr": 1.5e-3, "rho_lr_scale": 1.5, "epochs": 25},
     **{"kl_warmup": 0.75, "kl_warmup_power": 1.0},
 }
+#: Of a folder of images, and of one whose last layer alone is random: docs/image-folders.md.
+_FOLDER: dict[str, Any] = {**_EARLIER, "net": "resnet8", "batch_size": 64, "lr": 3e-3}
+_LAST_LAYER: dict[str, Any] = {"random": "last-layer", "prior_std": 1.0, "init_std": 0.05}
 #: Training steps per row of the history, where a pass over a small table has fewer.
 _STEPS_PER_EPOCH = 50
 
@@ -43,6 +47,13 @@ def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[
     """
     if given.get("target") is not None:
         defaults = _table_defaults(given, num_rows)
+    elif is_image_folder(given.get("dataset", "mnist")):
+        defaults = dict(_FOLDER)
+        if given.get("baseline") is not None:
+            sgd = _BASELINES.get(given["baseline"], {})
+            defaults |= {**sgd, "batch_size": 64, "lr": 0.05}
+        elif given.get("random", "last-layer") == "last-layer":
+            defaults |= _LAST_LAYER
     elif given.get("baseline") is not None:
         # An unknown baseline is an error that the field's check reports.
         defaults = dict(_BASELINES.get(given["baseline"], {}))
@@ -53,6 +64,16 @@ def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[
     if "kl_warmup" in given:  # the fields' own power was found with their length
         defaults["kl_warmup_power"] = 1.0
     return defaults
+
+
+def is_image_folder(dataset: str) -> bool:
+    """Return whether a data set without a target is a folder of images.
+
+    Example:
+        >>> is_image_folder("mnist"), is_image_folder("photos")
+        (False, True)
+    """
+    return dataset not in IMAGE_DATASETS
 
 
 def _was_searched(given: Mapping[str, Any]) -> bool:

@@ -25,6 +25,8 @@ __all__ = ["finish", "rewrite_report"]
 
 #: Images of another data set to predict: a histogram of 10,000 shows no more.
 _MOST_OUTSIDE = 2000
+#: Texts that the report shows.
+_MOST_TEXTS = 12
 #: Metrics that are those of the last epoch.
 _LAST_EPOCH = (
     "free_energy",
@@ -120,8 +122,9 @@ def _report(
         history=[as_test_row(row) for row in history],
         pruning=pruning,
         figures=figures,
-        notes=[*metrics.get("notes", []), *_table_notes(run)],
+        notes=[*metrics.get("notes", []), *_table_notes(run), *_image_notes(run)],
         others={_label(other): other.metrics() for other in others},
+        texts=_least_certain_texts(data, predictive),
     )
 
 
@@ -129,7 +132,7 @@ def _outside(
     run: Run, data: RunData, bnn: BayesianModule, data_dir: str | None
 ) -> tuple[str, Predictive] | None:
     """Return the predictions for images of another data set, if one is at hand."""
-    if data.image_shape is None or isinstance(bnn.posterior, Delta):
+    if data.name not in IMAGE_DATASETS or isinstance(bnn.posterior, Delta):
         return None
     for name in IMAGE_DATASETS:
         if name == data.name:
@@ -145,6 +148,34 @@ def _truth(run: Run, data: RunData) -> tuple[str, Tensor] | None:
     if not isinstance(data, TableData) or run.config.task != "regression":
         return None
     return run.config.target or "target", data.test_targets.double() * data.scale + data.shift
+
+
+def _least_certain_texts(data: RunData, predictive: Predictive) -> list[dict[str, Any]]:
+    """Return the held-out texts of the highest total uncertainty, the highest first."""
+    if not isinstance(data, TableData) or not data.test_texts:
+        return []
+    total, epistemic = (part.flatten() for part in (predictive.total, predictive.epistemic))
+    chosen = total.argsort(descending=True, stable=True)[:_MOST_TEXTS].tolist()
+    rows = []
+    for place in chosen:
+        target, mean = data.test_targets[place], predictive.mean[place]
+        names = data.class_names
+        if names:
+            true, predicted = names[int(target)], names[int(mean.argmax())]
+        else:
+            true, predicted = (
+                f"{float(value):.5g}" for value in (target.double() * data.scale + data.shift, mean)
+            )
+        rows.append(
+            {
+                "text": data.test_texts[place],
+                "true": true,
+                "predicted": predicted,
+                "total": float(total[place]),
+                "epistemic": float(epistemic[place]),
+            }
+        )
+    return rows
 
 
 def _title(run: Run, data: RunData) -> str:
@@ -169,6 +200,18 @@ def _table_notes(run: Run) -> list[str]:
             "share of its variance that is not explained"
         )
     return notes
+
+
+def _image_notes(run: Run) -> list[str]:
+    """Return notes on how a folder of images was read."""
+    if run.images is None:
+        return []
+    split = run.images.split
+    return [
+        f"{split['train']:,} images for training, {split['test']:,} held out by seed "
+        f"{split['seed']}: these are the test data",
+        *run.images.remarks,
+    ]
 
 
 def _label(run: Run) -> str:

@@ -8,6 +8,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,11 +17,12 @@ from torch import Tensor
 from bayesify import io as bayesify_io
 from bayesify.app.runs.environment import commit, hardware, versions
 from bayesify.app.runs.settings import FORMAT, ConfigError, RunConfig
-from bayesify.datasets import load_images
+from bayesify.datasets import IMAGE_DATASETS, ImageSchema, load_image_folder, load_images
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.networks import lenet5, mlp
+from bayesify.module.networks import lenet5, mlp, resnet8
+from bayesify.module.pretrained import last_layer
 from bayesify.tabular import TableNet, table_baseline, table_module
 from bayesify.training.checkpoint import CHECKPOINT_NAME
 from bayesify.training.history import History
@@ -34,7 +36,7 @@ _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
 
 
 class RunData(Protocol):
-    """Training and test data of a run: inputs and targets (``ImageData``, ``TableData``)."""
+    """Training and test data of a run (``ImageData``, ``FolderData``, ``TableData``)."""
 
     @property
     def name(self) -> str:
@@ -62,7 +64,7 @@ class RunData(Protocol):
 
     @property
     def image_shape(self) -> Sequence[int] | None:
-        """Height and width of an image; None for tables."""
+        """Height and width of an image, or channels, height and width; None for tables."""
 
 
 class RunError(ValueError):
@@ -74,19 +76,22 @@ class Run:
     """The folder of a run, with its settings.
 
     It holds ``config.json``, ``history.csv``, ``checkpoint.safetensors``, ``metrics.json``,
-    ``pruning.json``, ``report.html`` and the figures; for a table also ``table.json``.
+    ``pruning.json``, ``report.html`` and the figures; for a table also ``table.json``, for a
+    folder of images ``images.json``.
 
     Args:
         folder: path of the folder.
         config: the settings.
         data_dir: folder with its data, if one was given.
         table: conversion of its table to inputs and targets, if it has one.
+        images: conversion of its folder of images to inputs, if it has one.
     """
 
     folder: Path
     config: RunConfig
     data_dir: str | None = None
     table: TableSchema | None = None
+    images: ImageSchema | None = None
 
     @classmethod
     def create(
@@ -96,6 +101,7 @@ class Run:
         *,
         data_dir: str | None,
         table: TableSchema | None = None,
+        images: ImageSchema | None = None,
     ) -> Run:
         """Create a run in a new or empty folder.
 
@@ -103,11 +109,12 @@ class Run:
             RunError: the folder holds something already.
         """
         check_is_free(folder)
-        run = cls(folder, config, data_dir, table)
+        run = cls(folder, config, data_dir, table, images)
         folder.mkdir(parents=True, exist_ok=True)
         # Written before config.json, so that a folder with config.json is complete.
-        if table is not None:
-            table.save(folder)
+        for schema in (table, images):
+            if schema is not None:
+                schema.save(folder)
         run.write_json(
             _CONFIG,
             {
@@ -139,7 +146,24 @@ class Run:
             from bayesify.tabular.schema import TableSchema
 
             table = TableSchema.load(folder)
-        return cls(folder, config, document.get("data_dir"), table)
+        images = ImageSchema.load(folder) if config.net == "resnet8" else None
+        return cls(folder, config, document.get("data_dir"), table, images)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; none for regression."""
+        if self.table is not None:
+            return self.table.target.classes
+        if self.images is not None:
+            return self.images.classes
+        return IMAGE_DATASETS[self.config.dataset].class_names
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of inputs of the network for one example."""
+        if self.table is not None:
+            return len(self.table.features)
+        return prod((28, 28) if self.images is None else self.images.image_shape)
 
     @property
     def command(self) -> str:
@@ -147,7 +171,7 @@ class Run:
         config = self.config
         words = ["bayesify", "train", config.dataset, "--out", str(self.folder)]
         for name, value in config.unusual().items():
-            texts = value if name in ("drop", "keep") else [value]
+            texts = value if name in ("drop", "keep", "text") else [value]
             for each in texts:
                 text = ",".join(map(str, each)) if isinstance(each, list) else str(each)
                 words += [f"--{name.replace('_', '-')}", text]
@@ -171,8 +195,16 @@ class Run:
             from bayesify.tabular.training_table import load_table
 
             if data_dir is not None:
-                raise RunError("data-dir is for images; the path of a table is in its run")
-            return load_table(Path(self.config.dataset), self.table)
+                raise RunError(
+                    "data-dir is for mnist and fashion-mnist; the path of a table is in its run"
+                )
+            return load_table(Path(self.config.dataset), self.table, **options)
+        if self.images is not None:
+            if data_dir is not None:
+                raise RunError(
+                    "data-dir is for mnist and fashion-mnist; a folder's path is in its run"
+                )
+            return load_image_folder(Path(self.config.dataset), self.images, **options)
         return load_images(
             self.config.dataset, data_dir or self.data_dir, limit=self.config.limit, **options
         )
@@ -191,6 +223,8 @@ class Run:
         common["likelihood"] = CategoricalLikelihood()
         if config.baseline is not None:
             return BayesianModule(net, posterior=Delta, **common)
+        if self.images is not None and config.random == "last-layer":
+            common["include"] = last_layer(net)
         return BayesianModule(net, prior=config.make_prior(), **common)
 
     def load_module(self) -> BayesianModule:
@@ -268,11 +302,14 @@ class Run:
 
     def _net(self) -> Any:
         config = self.config
+        if self.images is not None:
+            shape = self.images.image_shape
+            return resnet8(shape, len(self.images.classes), seed=config.seed)
         if self.table is not None:
             return TableNet(
-                len(self.table.features),
+                self.num_inputs,
                 config.hidden,
-                len(self.table.target.classes) or 1,
+                len(self.class_names) or 1,
                 noise=config.noise if config.task == "regression" else None,
                 seed=config.seed,
             )
@@ -283,7 +320,7 @@ class Run:
         }
         if config.net == "lenet5":
             return lenet5(**options)
-        return mlp(784, config.hidden, 10, **options)
+        return mlp(self.num_inputs, config.hidden, len(self.class_names), **options)
 
 
 def check_is_free(folder: Path) -> None:

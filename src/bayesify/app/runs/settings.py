@@ -14,7 +14,7 @@ from pathlib import PurePath
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from bayesify.app.runs.defaults import closed_forms_hold, defaults_for
+from bayesify.app.runs.defaults import closed_forms_hold, defaults_for, is_image_folder
 from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
 from bayesify.estimators import Estimator, Flipout, LocalReparameterization, WeightSampling
 
@@ -83,15 +83,22 @@ PART = Rule("be at least 0 and below 1", lambda x: 0.0 <= x < 1.0)
 INNER_PART = Rule("lie strictly between 0 and 1", lambda x: 0.0 < x < 1.0)
 
 TABLE = Rule("tables", lambda run: run.target is not None)
+FOLDER = Rule("folders of images", lambda run: run.net == "resnet8")
+HELD_OUT = Rule("tables and folders of images", lambda run: run.net in ("table", "resnet8"))
 REGRESSION = Rule(
     "regression on a table", lambda run: run.target is not None and run.task != "classification"
 )
-IMAGES = Rule("images", lambda run: run.net != "table")
-HIDDEN_LAYERS = Rule("--net mlp and tables", lambda run: run.net != "lenet5")
+DIGITS = Rule("mnist and fashion-mnist", lambda run: run.net in ("mlp", "lenet5"))
+HIDDEN_LAYERS = Rule("--net mlp and tables", lambda run: run.net in ("mlp", "table"))
 DROPOUT = Rule(
-    "images without --baseline sgd", lambda run: run.net != "table" and run.baseline != "sgd"
+    "mnist and fashion-mnist without --baseline sgd",
+    lambda run: run.net in ("mlp", "lenet5") and run.baseline != "sgd",
 )
 BAYES = Rule("runs without --baseline", lambda run: run.baseline is None)
+RANDOM_PART = Rule(
+    "folders of images without --baseline",
+    lambda run: run.net == "resnet8" and run.baseline is None,
+)
 BASELINE = Rule("--baseline", lambda run: run.baseline is not None)
 MIXTURE = Rule(
     "--prior scale-mixture", lambda run: run.baseline is None and run.prior == "scale-mixture"
@@ -125,7 +132,13 @@ class RunConfig:
         2,147,483,647, got -1
     """
 
-    dataset: Annotated[str, Setting("mnist, fashion-mnist, or a table's FILE with --target NAME.")]
+    dataset: Annotated[
+        str,
+        Setting(
+            "mnist, fashion-mnist, a table's FILE with --target NAME, or a FOLDER with one "
+            "subfolder of images for each class."
+        ),
+    ]
     target: Annotated[str | None, Setting("Column of the table to predict.", _TABLES)] = None
     task: Annotated[
         Literal["classification", "regression"] | None,
@@ -141,7 +154,10 @@ class RunConfig:
         ),
     ] = "learned"
     test_fraction: Annotated[
-        float, Setting("Fraction of the rows to hold out for testing.", _TABLES, INNER_PART, TABLE)
+        float,
+        Setting(
+            "Fraction of the rows or images to hold out for testing.", _TABLES, INNER_PART, HELD_OUT
+        ),
     ] = 0.2
     drop: Annotated[
         tuple[str, ...], Setting("A column to leave out; may be repeated.", _TABLES, None, TABLE)
@@ -152,18 +168,52 @@ class RunConfig:
             "A column to use although it looks like an id; may be repeated.", _TABLES, None, TABLE
         ),
     ] = ()
+    text: Annotated[
+        tuple[str, ...],
+        Setting("A column of texts, which --encoder reads; may be repeated.", _TABLES, None, TABLE),
+    ] = ()
+    encoder: Annotated[
+        str | None,
+        Setting(
+            "Pretrained network that reads texts, which is not trained: a folder, or a name on "
+            "Hugging Face's hub.",
+            _TABLES,
+            None,
+            TABLE,
+        ),
+    ] = None
     baseline: Annotated[
         Literal["sgd", "dropout"] | None,
         Setting("Train a plain network instead: {choices}.", _BASELINES),
     ] = None
     net: Annotated[
-        Literal["mlp", "lenet5", "table"],
-        Setting("Architecture: {choices}; table is for tables only."),
+        Literal["mlp", "lenet5", "table", "resnet8"],
+        Setting("Architecture: {choices}; table is for tables only, resnet8 for folders."),
     ] = "mlp"
+    size: Annotated[
+        int | None,
+        Setting(
+            "Height and width to which the images of a folder are scaled; if absent, their own if "
+            "all are equal squares of at most 32 pixels, else 32.",
+            None,
+            Rule("be from 8 to 1,024", lambda x: 8 <= x <= 1024),
+            FOLDER,
+        ),
+    ] = None
     hidden: Annotated[
         tuple[int, ...],
         Setting("Units of each hidden layer, such as 400,400.", None, None, HIDDEN_LAYERS),
     ] = (400, 400)
+    random: Annotated[
+        Literal["all", "last-layer"],
+        Setting(
+            "Which weights of an image network are random: {choices}; the others are trained as in "
+            "a plain network.",
+            _POSTERIOR,
+            None,
+            RANDOM_PART,
+        ),
+    ] = "all"
     prior: Annotated[
         Literal["gaussian", "scale-mixture", "laplace"],
         Setting(
@@ -203,7 +253,7 @@ class RunConfig:
             "Draw initial means from N(0, X^2) instead of PyTorch's distribution.",
             _POSTERIOR,
             POSITIVE,
-            IMAGES,
+            DIGITS,
         ),
     ] = None
     dropout_input: Annotated[
@@ -349,7 +399,7 @@ class RunConfig:
         Raises:
             ConfigError: a setting is out of range, or is given where it would do nothing.
         """
-        defaults = defaults_for(given, num_rows)
+        defaults = defaults_for({"dataset": dataset, **given}, num_rows)
         config = cls(dataset=dataset, **{**defaults, **given})
         for name in config.idle():
             if name in given:
@@ -402,10 +452,10 @@ class RunConfig:
             {'kl_warmup': 0.5, 'kl_warmup_power': 2.0}
         """
         settings = self.to_json()
-        kind = ("baseline", "target", "task")
+        kind = ("dataset", "baseline", "target", "task")
         given = {name: settings[name] for name in kind if settings[name] is not None}
         fields = {field.name: field.default for field in dataclasses.fields(self)}
-        idle = {"dataset", *self.idle()}
+        idle = set(self.idle())
         while True:
             usual = {**fields, **defaults_for(given)}
             differing = (
@@ -415,6 +465,7 @@ class RunConfig:
             )
             name = next(differing, None)
             if name is None:
+                del given["dataset"]
                 return {name: value for name, value in settings.items() if name in given}
             # One at a time, since it can change the defaults of others.
             given[name] = settings[name]
@@ -530,20 +581,30 @@ def _check_combination(run: RunConfig) -> None:
     """Raise ConfigError where settings contradict each other."""
     if run.target is None and is_table_file(run.dataset):
         raise ConfigError(f"a table needs --target NAME, the column of {run.dataset} to predict")
-    nets = ("mlp", "lenet5") if run.target is None else ("table",)
+    if run.target is not None:
+        nets: tuple[str, ...] = ("table",)
+    else:
+        nets = ("resnet8",) if is_image_folder(run.dataset) else ("mlp", "lenet5")
     if run.net not in nets:
         raise ConfigError(f"net must be one of {', '.join(nets)}, got {run.net}")
-    if run.target is not None and run.baseline == "dropout":
-        raise ConfigError("a table has no dropout baseline; use --baseline sgd")
+    if bool(run.text) != (run.encoder is not None):
+        raise ConfigError(
+            "columns of texts need --encoder with the folder or the name of a pretrained network"
+            if run.text
+            else "encoder reads texts; name their column by --text"
+        )
+    if run.net in ("table", "resnet8") and run.baseline == "dropout":
+        kind = "table" if run.net == "table" else "folder of images"
+        raise ConfigError(f"a {kind} has no dropout baseline; use --baseline sgd")
     if not (run.hidden and all(COUNT.holds(units) for units in run.hidden)):
         raise ConfigError(
             f"hidden must be positive numbers of units such as 400,400, got "
             f"{','.join(map(str, run.hidden)) or 'none'}"
         )
-    if run.estimator == "local-per-position" and run.net != "lenet5":
+    if run.estimator == "local-per-position" and run.net not in ("lenet5", "resnet8"):
         raise ConfigError(
-            f"estimator local-per-position needs --net lenet5: net {run.net} uses each weight once "
-            "per example; use --estimator local"
+            f"estimator local-per-position needs --net lenet5 or a folder of images: net {run.net} "
+            "uses each weight once per example; use --estimator local"
         )
     try:
         run.make_prior()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from bayesify.datasets import DataError, Queries
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import CategoricalPredictive, Predictive
+from bayesify.tabular.text_encoder import quiet_transformers
 
 __all__ = ["Classifier", "QueryLoader", "Tokens", "encoder_folder", "predictions", "tokens_of"]
 
@@ -116,7 +116,7 @@ class Classifier(nn.Module):
         from transformers import AutoModel
 
         super().__init__()
-        with _quiet():
+        with quiet_transformers():
             loaded: Any = AutoModel.from_pretrained(str(folder), add_pooling_layer=False)
         self.encoder: nn.Module = loaded
         self.dropout = nn.Dropout(dropout)
@@ -133,22 +133,6 @@ class Classifier(nn.Module):
         """Return logits, shape (N, K)."""
         logits: Tensor = self.head(self.dropout(self.features(input_ids, attention_mask)))
         return logits
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from standard error, where the command shows its progress."""
-    from transformers.utils import logging
-
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()
 
 
 class QueryLoader:

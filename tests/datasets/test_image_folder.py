@@ -1,0 +1,122 @@
+"""Folders of images: what is read, how it becomes an input, what is held out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bayesify.datasets import ImageSchema, find_images, fit_image_folder, load_image_folder
+
+
+def write(
+    folder: Path, shape: tuple[int, ...] = (6, 6), counts: tuple[int, ...] = (10, 20)
+) -> Path:
+    random = np.random.default_rng(1)
+    for label, count in enumerate(counts):
+        (folder / f"class-{label}").mkdir(parents=True)
+        for place in range(count):
+            pixels = random.integers(0, 256, shape, dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"class-{label}" / f"{place:03d}.png")
+    return folder
+
+
+def test_inputs_are_standardised_by_channel(tmp_path: Path) -> None:
+    data, schema = fit_image_folder(write(tmp_path / "a", (6, 6, 3)))
+    images = data.train_inputs.unflatten(1, schema.image_shape).transpose(0, 1).flatten(1)
+    assert torch.allclose(images.mean(1), torch.zeros(3), atol=1e-5)
+    assert torch.allclose(images.std(1), torch.ones(3), atol=1e-5)
+    path = find_images(tmp_path / "a")[0]
+    pixels = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) / 255.0
+    mean, std = (torch.tensor(part).view(3, 1, 1) for part in (schema.mean, schema.std))
+    assert torch.allclose(schema.inputs([path]), ((pixels - mean) / std).flatten()[None], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "expected"),
+    [
+        ((6, 6), None, (1, 6, 6)),
+        ((6, 6, 3), None, (3, 6, 6)),
+        ((6, 8), None, (1, 32, 32)),
+        ((40, 40), None, (1, 32, 32)),
+        ((40, 40), 12, (1, 12, 12)),
+    ],
+)
+def test_size_and_channels(
+    shape: tuple[int, ...], size: int | None, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    data, schema = fit_image_folder(write(tmp_path / "a", shape, (3, 3)), size=size)
+    assert data.image_shape == schema.image_shape == expected
+    assert data.train_inputs.shape[1] == np.prod(expected)
+
+
+def test_the_middle_square_counts(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", (4, 4), (3, 3))
+    _, schema = fit_image_folder(folder)
+    pixels = np.zeros((4, 12), dtype=np.uint8)
+    pixels[:, 4:8] = 200
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    Image.fromarray(pixels[:, 4:8]).save(tmp_path / "middle.png")
+    wide, middle = schema.inputs([tmp_path / "wide.png", tmp_path / "middle.png"])
+    assert torch.equal(wide, middle)
+
+
+def test_an_image_is_turned_as_its_camera_said(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", (4, 4), (3, 3))
+    _, schema = fit_image_folder(folder)
+    image = Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4) * 16)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    image.save(tmp_path / "turned.png", exif=exif)
+    image.rotate(180).save(tmp_path / "plain.png")
+    turned, plain = schema.inputs([tmp_path / "turned.png", tmp_path / "plain.png"])
+    assert torch.equal(turned, plain)
+
+
+def test_each_class_is_on_either_side(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", counts=(10, 20, 2))
+    data, schema = fit_image_folder(folder, test_fraction=0.2)
+    assert data.test_targets.bincount().tolist() == [2, 4, 1]
+    assert data.train_targets.bincount().tolist() == [8, 16, 1]
+    assert (schema.split["train"], schema.split["test"]) == (25, 7)
+    everything = torch.cat([data.train_inputs, data.test_inputs])
+    assert len(everything.unique(dim=0)) == 32
+
+
+def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a")
+    (one, _), (same, _), (other, _) = (fit_image_folder(folder, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(one.test_inputs, same.test_inputs)
+    assert not torch.equal(one.test_targets, other.test_targets) or not torch.allclose(
+        one.test_inputs, other.test_inputs
+    )
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_the_same_data_are_read_again(limit: int | None, tmp_path: Path) -> None:
+    folder = write(tmp_path / "a")
+    data, schema = fit_image_folder(folder, limit=limit)
+    schema.save(tmp_path)
+    again = ImageSchema.load(tmp_path)
+    assert again == schema
+    loaded = load_image_folder(folder, again)
+    assert len(data.train_targets) == (limit or 24)
+    for name in ("train_inputs", "train_targets", "test_inputs", "test_targets"):
+        assert torch.equal(getattr(loaded, name), getattr(data, name)), name
+
+
+def test_an_empty_subfolder_is_no_class(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a")
+    (folder / "nothing").mkdir()
+    data, schema = fit_image_folder(folder)
+    assert data.class_names == ("class-0", "class-1")
+    assert schema.remarks == ("nothing has no images and is no class",)
+
+
+def test_reading_tells_how_far_it_is(tmp_path: Path) -> None:
+    said: list[tuple[int, int]] = []
+    fit_image_folder(write(tmp_path / "a"), on_images=lambda *counts: said.append(counts))
+    assert said == [(place, 30) for place in range(1, 31)]

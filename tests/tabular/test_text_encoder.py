@@ -1,0 +1,95 @@
+"""The features of texts: the mean of a pretrained network's last states over their tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.encoders import save_encoder
+
+from bayesify.tabular.columns import TextColumn, column_from_json
+from bayesify.tabular.files import TableError
+from bayesify.tabular.text_encoder import TextEncoder
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_encoder(tmp_path_factory.mktemp("encoder") / "net")
+
+
+def test_the_mean_over_the_tokens(folder: Path) -> None:
+    import transformers
+
+    network = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = ["word1", "word2 word3 word4", "word5 nothing word6 word7 word8"]
+    features = TextEncoder(str(folder)).features(texts)
+    for text, found in zip(texts, features, strict=True):  # alone, so without padding
+        states = network(**tokenizer(text, return_tensors="pt")).last_hidden_state
+        assert np.allclose(found, states[0].mean(0).detach().numpy(), atol=1e-6)
+
+
+def test_a_long_text_is_cut(folder: Path) -> None:
+    encoder = TextEncoder(str(folder))
+    long = " ".join(["word1"] * 254)
+    assert np.allclose(*encoder.features([long, f"{long} word2 word3"]), atol=1e-6)
+    assert not np.allclose(*encoder.features([long, f"word2 {long}"]), atol=1e-6)
+
+
+def test_the_digest_is_that_of_the_stored_weights(folder: Path, tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)  # the pooler is not in the file, and is drawn anew
+        again = TextEncoder(str(folder)).sha256
+    assert TextEncoder(str(folder)).sha256 == again
+    assert TextEncoder(str(save_encoder(tmp_path / "b", seed=1))).sha256 != again
+
+
+def column(folder: Path, texts: list[str]) -> tuple[TextColumn, np.ndarray]:
+    draft = TextColumn.of("query", str(folder))
+    values = draft.parse(np.array(texts, dtype=object))
+    return draft.fit(values), values
+
+
+def test_features_are_standardised(folder: Path) -> None:
+    texts = [f"word{n} word{n + 1}" for n in range(20)]
+    fitted, values = column(folder, texts)
+    inputs = fitted.encode(values)
+    assert inputs.shape == (20, 8) == (20, len(fitted.features))
+    assert np.allclose(inputs.mean(0), 0.0, atol=1e-5)
+    assert np.allclose(inputs.std(0), 1.0, atol=1e-4)
+    assert column_from_json(fitted.to_json()) == fitted
+
+
+def test_a_missing_text_has_an_input_of_its_own(folder: Path) -> None:
+    fitted, values = column(folder, ["word1", "", "word3", " "])
+    inputs = fitted.encode(values)
+    assert fitted.features[-1] == "query is missing"
+    assert inputs[:, -1].tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert not inputs[1, :-1].any()
+    assert fitted.outside(values).tolist() == [0.0] * 4
+
+
+def test_a_missing_text_lies_outside_where_training_had_none(folder: Path) -> None:
+    fitted, values = column(folder, ["word1", "word2", "word3"])
+    assert not fitted.outside(values).any()
+    new = fitted.parse(np.array(["", "word1"], dtype=object))
+    assert fitted.outside(new).tolist() == [np.inf, 0.0]
+
+
+def test_features_far_from_trainings_lie_outside(folder: Path) -> None:
+    fitted, _ = column(folder, [f"word{n} word{n + 1}" for n in range(20)])
+    far = np.asarray(fitted.means) + 10.0 * np.asarray(fitted.stds)
+    assert fitted.outside(far[None]).tolist() > [1.0]
+
+
+def test_what_is_no_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(TableError, match="must be the folder, or the name on Hugging Face's hub"):
+        TextEncoder(str(tmp_path))
+    monkeypatch.setattr("bayesify.tabular.text_encoder.find_spec", lambda name: None)  # noqa: ARG005
+    with pytest.raises(TableError, match=r"needs transformers; pip install 'bayesify\[cli,trans"):
+        TextEncoder(str(tmp_path))
