@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bayesify.datasets import IMAGE_DATASETS
@@ -29,7 +30,13 @@ _EARLIER: dict[str, Any] = {
 }
 #: Of a folder of images, and of one whose last layer alone is random: docs/image-folders.md.
 _FOLDER: dict[str, Any] = {**_EARLIER, "net": "resnet8", "batch_size": 64, "lr": 3e-3}
-_LAST_LAYER: dict[str, Any] = {"random": "last-layer", "prior_std": 1.0, "init_std": 0.05}
+_LAST_LAYER: dict[str, Any] = {
+    **{"random": "last-layer", "prior_std": 1.0, "init_std": 0.05, "rho_lr_scale": 10.0},
+    "kl_warmup": 0.25,
+}
+#: Of a table with texts and classes, whose hundreds of features are dependent: docs/tables.md.
+_TEXTS: dict[str, Any] = {"prior_std": 0.5, "lr": 0.02}
+_STEPS_WITH_TEXTS = 2
 #: Training steps per row of the history, where a pass over a small table has fewer.
 _STEPS_PER_EPOCH = 50
 
@@ -101,6 +108,9 @@ def _table_defaults(given: Mapping[str, Any], num_rows: int | None) -> dict[str,
     """Return those of ``TableRecipe`` under the names of a run's settings."""
     size = given.get("batch_size") or TableRecipe.batch_size
     recipe = TableRecipe.for_rows(num_rows or size, batch_size=max(1, size))
+    has_texts = bool(given.get("text")) and given.get("task") != "regression"
+    if has_texts:
+        recipe = replace(recipe, **_TEXTS, steps=_STEPS_WITH_TEXTS * recipe.steps)
     batches = -(-(num_rows or size) // recipe.batch_size)
     passes = given.get("passes") or max(1, _STEPS_PER_EPOCH // batches)
     common = {
