@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bayesify.estimators.stateless import is_out_of_memory
-from bayesify.module.inputs import Inputs, arguments_of, count_examples
+from bayesify.module.inputs import WHOLE, Inputs, arguments_of, count_examples
 from bayesify.module.pass_memory import PROBE_SIZE, MemoryTracker, PassMemory
 from bayesify.module.random_network import RandomNetwork
 from bayesify.prediction import SizedIterable
@@ -92,7 +92,7 @@ class Batching(NamedTuple):
         *,
         num_samples: int = 1,
         reduction: Reduction | None = None,
-        batch_size: int | None = None,
+        batch_size: int | Literal["all"] | None = None,
         max_memory: int | str | None = None,
     ) -> Batching:
         """Choose a fast division that fits into memory.
@@ -104,11 +104,12 @@ class Batching(NamedTuple):
             num_samples: S, the number of weight samples.
             reduction: the reduction of the outputs of all samples; None if there is a single
                 output that is returned as it is.
-            batch_size: the batch size that the user requested, or None.
+            batch_size: the batch size that the user requested, ``"all"`` or None.
             max_memory: the memory that the prediction may use, or None.
 
         Raises:
-            ValueError: ``batch_size`` is below 1, or ``max_memory`` is too small.
+            ValueError: ``batch_size`` is below 1, or ``max_memory`` is too small or given where
+                nothing may be divided.
 
         Example:
             >>> from torch import nn
@@ -120,8 +121,13 @@ class Batching(NamedTuple):
             Batching(batch_size=1000, group=1)
             Batching(batch_size=158, group=1)
         """
+        if batch_size == "all":
+            if max_memory is not None:
+                raise ValueError('max_memory divides the inputs; leave out batch_size="all", or it')
+            return cls(WHOLE, 1)
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        wanted: int | None = batch_size
         num_examples, mean = count_examples(inputs), network.posterior.mean
         # Forward hooks must see the passes of the prediction only, so that no probe is run.
         has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in network.net.modules())
@@ -129,27 +135,27 @@ class Batching(NamedTuple):
         if max_memory is not None:
             cap = parse_bytes(max_memory)
             pass_memory, available = _measure_within(
-                cap, network, inputs, num_samples, reduction, batch_size
+                cap, network, inputs, num_samples, reduction, wanted
             )
         elif not has_hooks:
             pass_memory = _cached_pass_memory(network, inputs, cache)
         if pass_memory is None:
-            return cls(batch_size or min(_MAX_BATCH_SIZE, num_examples), 1)
-        if batch_size is None:
+            return cls(wanted or min(_MAX_BATCH_SIZE, num_examples), 1)
+        if wanted is None:
             best = _BEST_PASS.get(mean.device.type, _LARGEST_PASS)
             size = min(num_examples, _MAX_BATCH_SIZE, best // pass_memory.per_example)
             if available is not None:
                 size = min(size, pass_memory.examples_within(available // _FRAGMENTATION_FACTOR))
-            batch_size = ceil(num_examples / ceil(num_examples / max(1, size)))
-        if has_hooks or batch_size < num_examples or not pass_memory.vectorises:
-            return cls(batch_size, 1)
+            wanted = ceil(num_examples / ceil(num_examples / max(1, size)))
+        if has_hooks or wanted < num_examples or not pass_memory.vectorises:
+            return cls(wanted, 1)
         share = pass_memory.bytes_for(num_examples) + mean.nbytes
         group = min(num_samples, _MAX_GROUP, _BEST_SHARED_PASS // share)
         if available is not None:
             group = min(group, available // (share + _WEIGHT_VECTORS * mean.nbytes))
         if share > _LARGEST_SHARE or group < _MIN_GROUP:
-            return cls(batch_size, 1)
-        return cls(batch_size, ceil(num_samples / ceil(num_samples / group)))
+            return cls(wanted, 1)
+        return cls(wanted, ceil(num_samples / ceil(num_samples / group)))
 
 
 def _cached_pass_memory(

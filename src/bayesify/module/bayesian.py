@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,14 @@ from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
-from bayesify.module.inputs import Inputs, count_examples
+from bayesify.module.inputs import Inputs
 from bayesify.module.kept_samples import KeptSamples, sampler_of
 from bayesify.module.outputs import Output
 from bayesify.module.pretrained import PriorMean, RelativeStd, prior_mean_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.run_once import parts_of
 from bayesify.module.sampling import SampledOutputs, run_in_batches
-from bayesify.module.threads import one_thread_if_small, rows_of
+from bayesify.module.threads import one_thread_if_small, rows_in_pass
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.prediction import Predictive
 
@@ -152,7 +152,7 @@ class BayesianModule(RandomNetwork):
         num_samples: int = 100,
         *,
         keep_samples: bool = False,
-        batch_size: int | None = None,
+        batch_size: int | Literal["all"] | None = None,
         max_memory: int | str | None = None,
         seed: int | None = None,
         once: str | Sequence[str] = (),
@@ -170,7 +170,9 @@ class BayesianModule(RandomNetwork):
             num_samples: S, the number of weight samples, at least 1.
             keep_samples: whether the result holds the prediction of every sample, which takes S
                 times the memory.
-            batch_size: the number of examples in one forward pass; None chooses a fast one.
+            batch_size: the number of examples in one forward pass; None chooses a fast one. With
+                ``"all"`` the inputs are not divided, and need not have one length: the nodes and
+                the edges of a graph.
             max_memory: the memory that the prediction may use, including its result: a number of
                 bytes, or text such as ``"64 MB"``. None only bounds the memory of a single pass.
             seed: a seed for other weight samples; None stands for the seed of the module.
@@ -209,8 +211,8 @@ class BayesianModule(RandomNetwork):
             # A limit of memory leaves no room for samples that outlast the call.
             sampler = self._kept_samples.sampler if max_memory is None else sampler_of
             draw = sampler(self.posterior, key)
-            batch_size, group = batching
-            rows = group * batch_size * rows_of(inputs) / count_examples(inputs)
+            size, group = batching
+            rows = group * rows_in_pass(inputs, size)
             with one_thread_if_small(self, rows):
                 return reduction(SampledOutputs(self, inputs, draw, num_samples, batching, parts))
 
@@ -219,7 +221,7 @@ class BayesianModule(RandomNetwork):
         self,
         inputs: Inputs,
         *,
-        batch_size: int | None = None,
+        batch_size: int | Literal["all"] | None = None,
         max_memory: int | str | None = None,
     ) -> Predictive:
         """Predict with the mean weights, in one pass of a single network.
@@ -247,7 +249,7 @@ class BayesianModule(RandomNetwork):
         self,
         inputs: Inputs,
         *,
-        batch_size: int | None = None,
+        batch_size: int | Literal["all"] | None = None,
         max_memory: int | str | None = None,
     ) -> Tensor:
         """Return the network's outputs at the mean weights in evaluation mode, shape (N, ...)."""
@@ -257,7 +259,7 @@ class BayesianModule(RandomNetwork):
         self,
         inputs: Inputs,
         reduction: Reduction | None,
-        batch_size: int | None,
+        batch_size: int | Literal["all"] | None,
         max_memory: int | str | None,
     ) -> Tensor:
         with stateless.evaluation_mode(self.net):
@@ -270,7 +272,7 @@ class BayesianModule(RandomNetwork):
                 max_memory=max_memory,
             )
             mean = self.posterior.masked_mean.clone()  # the network may edit its weights in place
-            rows = batching.batch_size * rows_of(inputs) / count_examples(inputs)
+            rows = rows_in_pass(inputs, batching.batch_size)
             with one_thread_if_small(self, rows):
                 return run_in_batches(self, mean, inputs, batching.batch_size)
 

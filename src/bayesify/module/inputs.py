@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-__all__ = ["Inputs", "arguments_of", "batches_of", "check_rows", "count_examples"]
+__all__ = ["WHOLE", "Inputs", "arguments_of", "batches_of", "check_rows", "count_examples"]
+
+#: The batch size of inputs that are not divided, and whose lengths may differ.
+WHOLE = sys.maxsize
 
 #: One tensor, or the network's positional or keyword arguments; the first axis is N examples.
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -59,7 +63,8 @@ def count_examples(inputs: Inputs) -> int:
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
             f"inputs must be tensors with the same number of examples N > 0 first, got lengths "
-            f"{sorted(lengths)}"
+            f"{sorted(lengths)}; where they are not rows of examples, as the edges of a graph, use "
+            'batch_size="all"'
         )
     return lengths.pop()
 
@@ -75,6 +80,9 @@ def batches_of(
         [2, 2, 1]
     """
     args, kwargs = arguments_of(inputs)
+    if batch_size == WHOLE:
+        yield args, kwargs
+        return
     for start in range(0, count_examples(inputs), batch_size):
         part = slice(start, start + batch_size)
         yield tuple(a[part] for a in args), {name: k[part] for name, k in kwargs.items()}

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from bayesify.estimators import stateless
 from bayesify.estimators.stateless import is_out_of_memory
 from bayesify.module.batching import Batching
-from bayesify.module.inputs import Inputs, arguments_of, batches_of, check_rows, count_examples
+from bayesify.module.inputs import (
+    WHOLE,
+    Inputs,
+    arguments_of,
+    batches_of,
+    check_rows,
+    count_examples,
+)
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.run_once import run_once
@@ -93,7 +100,7 @@ class SampledOutputs:
         parts: list[list[Tensor]] = [[] for _ in range(self._num_samples)]
         kept: dict[int, Tensor] = {}  # drawing them anew for each batch could cost more than a pass
         batch_size = self._batching.batch_size
-        num_examples = count_examples(self._inputs)
+        num_examples = WHOLE if batch_size == WHOLE else count_examples(self._inputs)
         for args, kwargs in batches_of(self._inputs, batch_size):
             with run_once(self._once or {}) as begin:
                 for sample, own in enumerate(parts):
@@ -167,7 +174,7 @@ def run_in_batches(
         >>> run_in_batches(network, torch.zeros(8), torch.ones(5, 3), batch_size=2).shape
         torch.Size([5, 2])
     """
-    num_examples, start = count_examples(inputs), 0
+    num_examples, start = WHOLE if batch_size == WHOLE else count_examples(inputs), 0
     outputs: Tensor | None = None
     for args, kwargs in batches_of(inputs, batch_size):
         is_last = start + batch_size >= num_examples

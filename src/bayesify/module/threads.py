@@ -9,10 +9,10 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.module.inputs import WHOLE, Inputs, arguments_of, count_examples
 from bayesify.module.random_network import RandomNetwork
 
-__all__ = ["one_thread_if_small", "rows_of"]
+__all__ = ["one_thread_if_small", "rows_in_pass", "rows_of"]
 
 # Multiply-adds of a pass; docs/benchmarks.md has the measurements. Below, two threads save a fifth
 # of the time of a step on an idle machine; where another program uses a core they wait for each
@@ -60,6 +60,18 @@ def rows_of(inputs: Inputs) -> int:
     args, kwargs = arguments_of(inputs)
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
     return max((_rows(each) for each in tensors), default=0)
+
+
+def rows_in_pass(inputs: Inputs, batch_size: int) -> float:
+    """Return the rows of a pass with some of the examples, or with all.
+
+    Example:
+        >>> rows_in_pass(torch.zeros(8, 3), 2), rows_in_pass(torch.zeros(8, 3), WHOLE)
+        (2.0, 8)
+    """
+    if batch_size == WHOLE:
+        return rows_of(inputs)
+    return batch_size * rows_of(inputs) / count_examples(inputs)
 
 
 def _rows(tensor: Tensor) -> int:

@@ -1,0 +1,65 @@
+"""Inputs whose first axes are not all examples, such as the nodes and edges of a graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.cases import normals
+from torch import Tensor, nn
+
+from bayesify import ELBO, BayesianModule, Flipout
+
+NODES, EDGES = normals(7, 3, dtype=torch.float32), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 6]])
+
+
+class Graph(nn.Module):
+    """Adds to each node what its neighbours send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.sent = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        return self.own(nodes).index_add(0, edges[1], self.sent(nodes)[edges[0]])
+
+
+def bnn() -> BayesianModule:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return BayesianModule(Graph(), init_std=0.1, estimator=Flipout())
+
+
+@pytest.mark.parametrize("inputs", [(NODES, EDGES), {"nodes": NODES, "edges": EDGES}])
+def test_a_graph_is_predicted_whole(inputs: object) -> None:
+    model = bnn()
+    predictive = model.predict(inputs, 5, batch_size="all", keep_samples=True)
+    assert predictive.samples is not None
+    assert predictive.samples.shape == (5, 7, 2)
+    assert torch.equal(predictive.mean, model.predict(inputs, 5, batch_size="all").mean)
+    mean = model.run_with(model.posterior.mean, NODES, EDGES).softmax(-1)
+    assert torch.allclose(model.predict_mean(inputs, batch_size="all").mean, mean, atol=1e-6)
+    assert torch.allclose(model.mean_outputs(inputs, batch_size="all").softmax(-1), mean, atol=1e-6)
+
+
+def test_it_is_what_batches_give_where_all_are_examples() -> None:
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    model = BayesianModule(net)
+    whole, divided = (model.predict(NODES, 4, batch_size=size).mean for size in ("all", 3))
+    assert torch.allclose(whole, divided, atol=1e-6)
+    once = model.predict(NODES, 4, batch_size="all").mean
+    assert torch.equal(whole, once)
+
+
+def test_a_graph_is_trained() -> None:
+    elbo = ELBO(bnn(), num_data=7)
+    elbo((NODES, EDGES), torch.arange(7) % 2).loss.backward()
+    assert elbo.bnn.posterior.mean.grad is not None
+
+
+def test_without_it_the_error_names_it() -> None:
+    with pytest.raises(ValueError, match=r'got lengths \[2, 7\].*use batch_size="all"'):
+        bnn().predict((NODES, EDGES), 2)
+    with pytest.raises(
+        ValueError, match='max_memory divides the inputs; leave out batch_size="all"'
+    ):
+        bnn().predict((NODES, EDGES), 2, batch_size="all", max_memory="1 MB")
