@@ -1,0 +1,33 @@
+"""Tables of the documentation that scripts make: they are what the stored results give."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("script", "page", "arguments"),
+    [
+        ("own_data", "tables.md", ("texts",)),
+        ("own_data", "image-folders.md", ("images",)),
+        ("architectures", "architectures.md", ()),
+    ],
+)
+def test_a_page_shows_the_stored_results(
+    script: str, page: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # which one of the scripts sets
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table = importlib.import_module(script).table(*arguments)
+    assert table in (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+def test_fifteen_architectures_work() -> None:
+    stored = list((ROOT / "results" / "architectures").glob("*.json"))
+    assert len(stored) >= 15
+    assert not [path.name for path in stored if '"error"' in path.read_text(encoding="utf-8")]
