@@ -9,7 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from bayesify.datasets import ImageSchema, find_images, fit_image_folder, load_image_folder
+from bayesify.datasets import (
+    DataError,
+    ImageSchema,
+    find_images,
+    fit_image_folder,
+    load_image_folder,
+)
 
 
 def write(
@@ -74,6 +80,31 @@ def test_an_image_is_turned_as_its_camera_said(tmp_path: Path) -> None:
     image.rotate(180).save(tmp_path / "plain.png")
     turned, plain = schema.inputs([tmp_path / "turned.png", tmp_path / "plain.png"])
     assert torch.equal(turned, plain)
+
+
+def test_sixteen_bits_are_not_clipped(tmp_path: Path) -> None:
+    _, schema = fit_image_folder(write(tmp_path / "a", (4, 4), (3, 3)))
+    bytes_ = np.arange(16, dtype=np.uint8).reshape(4, 4) * 17
+    Image.fromarray(bytes_).save(tmp_path / "8.png")
+    Image.fromarray(bytes_.astype(np.uint16) * 257).save(tmp_path / "16.png")
+    eight, sixteen = schema.inputs([tmp_path / "8.png", tmp_path / "16.png"])
+    assert torch.equal(eight, sixteen)
+    Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(
+        DataError, match=r"float\.tiff has pixels of mode F, whose range is not known"
+    ):
+        schema.inputs([tmp_path / "float.tiff"])
+
+
+def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
+    _, schema = fit_image_folder(write(tmp_path / "a", (4, 4, 3), (3, 3)))
+    pixels = np.zeros((4, 4, 4), dtype=np.uint8)
+    pixels[0, 0] = (200, 30, 9, 255)
+    Image.fromarray(pixels).save(tmp_path / "clear.png")
+    pixels[pixels[..., 3] == 0] = 255
+    Image.fromarray(pixels[..., :3]).save(tmp_path / "white.png")
+    clear, white = schema.inputs([tmp_path / "clear.png", tmp_path / "white.png"])
+    assert torch.equal(clear, white)
 
 
 def test_each_class_is_on_either_side(tmp_path: Path) -> None:

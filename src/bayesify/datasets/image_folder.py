@@ -63,9 +63,9 @@ class FolderData:
 class ImageSchema:
     """How the images of a folder become inputs of a network, and which are held out.
 
-    An image is turned as its camera said, scaled until its shorter side is ``size``, cropped to the
-    middle square, and standardised by the training images' mean and standard deviation of each
-    channel.
+    An image is turned as its camera said, what is transparent becomes white, it is scaled until its
+    shorter side is ``size``, cropped to the middle square, and standardised by the training images'
+    mean and standard deviation of each channel.
 
     Args:
         classes: the names of the subfolders.
@@ -318,15 +318,35 @@ def _pixels(
     for path in paths:
         try:
             with Image.open(path) as opened:
-                image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
-            square = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+                image = ImageOps.exif_transpose(opened)
+                image.load()
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise _unreadable(path, error) from error
+        image = _in_bytes(image, path).convert("L" if channels == 1 else "RGB")
+        square = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
         pixels = torch.from_numpy(np.array(square, dtype=np.uint8)).view(size, size, channels)
         found.append(pixels.permute(2, 0, 1))
         if on_image is not None:
             on_image()
     return torch.stack(found)
+
+
+def _in_bytes(image: Any, path: Path) -> Any:
+    """Return an image whose pixels are bytes, what is transparent on white."""
+    import numpy as np
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):  # Pillow would clip these at 255
+        return Image.fromarray((np.asarray(image).astype(np.float64) / 257.0).round().astype("u1"))
+    if image.mode in ("I", "F"):
+        raise DataError(
+            f"{path} has pixels of mode {image.mode}, whose range is not known; save it with 8 or "
+            "16 bits"
+        )
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image
 
 
 def _kind(path: Path) -> tuple[int, int, bool]:

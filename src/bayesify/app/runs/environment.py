@@ -15,14 +15,19 @@ import bayesify
 __all__ = ["commit", "hardware", "load_average", "versions"]
 
 
-def versions(*, table: bool = False) -> dict[str, str]:
+def versions(*, table: bool = False, texts: bool = False) -> dict[str, str]:
     """Return the versions that a result depends on; that of pandas only if it read a table.
+
+    Args:
+        table: whether a table was read.
+        texts: whether transformers read texts.
 
     Example:
         >>> sorted(versions())
         ['bayesify', 'numpy', 'python', 'safetensors', 'torch']
     """
-    names = ("numpy", *(["pandas"] if table else []), "safetensors", "torch")
+    more = [*(["pandas"] if table else []), *(["transformers"] if texts else [])]
+    names = ("numpy", *more, "safetensors", "torch")
     installed = {name: metadata.version(name) for name in names}
     return {
         "bayesify": bayesify.__version__,

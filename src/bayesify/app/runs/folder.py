@@ -122,7 +122,7 @@ class Run:
                 "settings": config.to_json(),
                 "data_dir": data_dir,
                 "command": run.command,
-                "versions": versions(table=table is not None),
+                "versions": versions(table=table is not None, texts=bool(config.text)),
                 "commit": commit(),
                 "hardware": hardware(),
             },
