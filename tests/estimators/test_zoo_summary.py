@@ -189,6 +189,7 @@ def test_products_in_compiled_code(name: str) -> None:
         lambda x, w: torch.addmm(x, x, torch.diag(w), alpha=2),
         lambda x, w: x @ (w.view(3, 1) @ w.view(1, 3)),
         lambda x, w: x @ w.view(3, 1),
+        lambda x, w: x.to_sparse() @ w,
     ],
 )
 def test_other_products_are_sampled(call: Callable[[Tensor, Tensor], Tensor]) -> None:

@@ -72,6 +72,8 @@ def product(
     inputs, weight = operands if second else operands[::-1]
     if bias is not None and (not isinstance(bias, Tensor) or bias.dim() != 1):
         return None
+    if inputs.layout is not torch.strided or inputs.is_nested:
+        return None  # F.linear does not take all of these
     if equation is None:
         equation = _matmul(inputs.dim(), weight.dim(), second)
     letters = _axes(equation, inputs.dim(), second)
