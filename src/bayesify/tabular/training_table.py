@@ -18,6 +18,7 @@ from bayesify.tabular.detect import ColumnScan, find_target
 from bayesify.tabular.files import TableError, TableFile, available_memory, open_table
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.schema import OUTSIDE_RATE, TableSchema, Target, texts_of
+from bayesify.tabular.stored_table import stored_table
 from bayesify.tabular.table_data import TableData
 
 __all__ = ["fit_table", "load_table"]
@@ -136,13 +137,18 @@ def fit_table(
 
 
 def load_table(
-    path: Path, schema: TableSchema, on_rows: Callable[[int, int], None] | None = None
+    path: Path,
+    schema: TableSchema,
+    *,
+    folder: Path | None = None,
+    on_rows: Callable[[int, int], None] | None = None,
 ) -> TableData:
     """Read again the table that a schema was fitted to: the same rows, the same held-out part.
 
     Args:
         path: its file.
         schema: what a table's columns hold.
+        folder: where :func:`store_table` may have stored it.
         on_rows: as in :func:`fit_table`.
 
     Raises:
@@ -154,6 +160,9 @@ def load_table(
             f"{path} was changed after the run was made: its SHA-256 must be "
             f"{schema.source['sha256']}, got {file.sha256}; use the file as it was, or train again"
         )
+    stored = None if folder is None else stored_table(folder, path, schema)
+    if stored is not None:
+        return stored
     split = schema.split
     rows = split["train"] + split["test"]
     values, targets, texts = _values(file, schema, rows, on_rows)

@@ -89,6 +89,26 @@ def test_the_run_is_measured_again(place: Path) -> None:
     assert as_json("inspect", place / "run")["settings"]["text"] == ["query"]
 
 
+def test_no_text_is_read_twice(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(place / "run", tmp_path / "run"))
+    again = as_json("evaluate", run)
+    with monkeypatch.context() as patch:
+        patch.setattr("bayesify.tabular.columns.text_encoder", lambda _: pytest.fail("it was read"))
+        assert as_json("evaluate", run) == again
+        as_json("report", run)
+    (run / "table.safetensors").unlink()
+    assert as_json("evaluate", run)["test"] == pytest.approx(again["test"], abs=1e-6)
+
+
+def test_a_damaged_table_is_named(place: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(place / "run", tmp_path / "run"))
+    stored = run / "table.safetensors"
+    stored.write_bytes(stored.read_bytes()[:-5])
+    check_refused(bayesify("evaluate", run), "table.safetensors is not a whole safetensors file")
+
+
 def test_the_report_shows_the_least_certain_texts(place: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(place / "run", tmp_path / "run"))
     page = (run / "report.html").read_text()

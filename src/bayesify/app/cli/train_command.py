@@ -24,6 +24,8 @@ from bayesify.app.runs.settings import Declaration, declarations, is_table_file,
 from bayesify.app.runs.train import seconds_per_epoch, use_threads
 from bayesify.datasets import IMAGE_DATASETS, DataError, fit_image_folder
 from bayesify.module.bayesian import BayesianModule
+from bayesify.tabular.stored_table import store_table
+from bayesify.tabular.table_data import TableData
 
 __all__ = ["train"]
 
@@ -153,6 +155,8 @@ def train(
     use_threads(run)
     if is_new:
         run = Run.create(out, run.config, data_dir=data_dir, table=run.table, images=run.images)
+        if run.table is not None and isinstance(data, TableData):
+            store_table(out, data, run.table)
     _announce(console, run, bnn, data)
 
     table = EpochTable(console, run.config.task)

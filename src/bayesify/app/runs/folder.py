@@ -76,8 +76,8 @@ class Run:
     """The folder of a run, with its settings.
 
     It holds ``config.json``, ``history.csv``, ``checkpoint.safetensors``, ``metrics.json``,
-    ``pruning.json``, ``report.html`` and the figures; for a table also ``table.json``, for a
-    folder of images ``images.json``.
+    ``pruning.json``, ``report.html`` and the figures; for a table also ``table.json``, and
+    ``table.safetensors`` if it has texts; for a folder of images ``images.json``.
 
     Args:
         folder: path of the folder.
@@ -198,7 +198,8 @@ class Run:
                 raise RunError(
                     "data-dir is for mnist and fashion-mnist; the path of a table is in its run"
                 )
-            return load_table(Path(self.config.dataset), self.table, **options)
+            path = Path(self.config.dataset)
+            return load_table(path, self.table, folder=self.folder, **options)
         if self.images is not None:
             if data_dir is not None:
                 raise RunError(
