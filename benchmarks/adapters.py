@@ -1,6 +1,7 @@
 """Measure a variational adapter against LoRA: a training step, its memory, predictions.
 
 python benchmarks/adapters.py --threads 2 > results/adapters/cpu.json
+python benchmarks/adapters.py --show         writes the stored tables into docs/adapters.md
 
 An encoder of the size of MiniLM-L6 (6 layers of 384, random weights) with adapters of rank 8 on
 queries and values and a head of 150 classes; 32 texts of 16 tokens. All is timed in turn in one
@@ -18,10 +19,13 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from records import RESULTS
+from show_reproductions import insert
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -31,6 +35,7 @@ from bayesify.app.bench.step_memory import built_with_peak
 from bayesify.app.runs.environment import commit, hardware, load_average, versions
 from prediction import in_turn, ratio, table
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "adapters.md"
 TEXTS, TOKENS, CLASSES = 32, 16, 150
 GENERATOR = torch.Generator().manual_seed(0)
 INPUTS = {
@@ -132,12 +137,24 @@ def prediction(rounds: int) -> list[dict[str, Any]]:
     ]
 
 
+def stored_tables() -> str:
+    """Return the tables of the stored measurement."""
+    document = json.loads((RESULTS / "adapters" / "cpu.json").read_text(encoding="utf-8"))
+    tables = "\n".join(table(rows) for rows in document["metrics"].values())
+    rounds = document["config"]["rounds"]
+    return f"{tables}\nMedians of {rounds} rounds; {document['hardware']}."
+
+
 def main() -> None:
-    """Measure and print."""
+    """Measure and print, or show what was stored."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--show", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
+    if options.show:
+        insert(PAGE, "adapters", stored_tables())
+        return
     torch.set_num_threads(options.threads)
     started, before = time.perf_counter(), load_average()
     metrics = {"training": training(options.rounds), "prediction": prediction(options.rounds)}

@@ -11,19 +11,24 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("script", "page", "arguments"),
+    ("script", "page", "function", "arguments"),
     [
-        ("own_data", "tables.md", ("texts",)),
-        ("own_data", "image-folders.md", ("images",)),
-        ("architectures", "architectures.md", ()),
+        ("own_data", "tables.md", "table", ("texts",)),
+        ("own_data", "image-folders.md", "table", ("images",)),
+        ("architectures", "architectures.md", "table", ()),
+        ("adapters", "adapters.md", "stored_tables", ()),
     ],
 )
 def test_a_page_shows_the_stored_results(
-    script: str, page: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    script: str,
+    page: str,
+    function: str,
+    arguments: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # which one of the scripts sets
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    table = importlib.import_module(script).table(*arguments)
+    table = getattr(importlib.import_module(script), function)(*arguments)
     assert table in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
