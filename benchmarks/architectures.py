@@ -51,7 +51,7 @@ class Architecture:
     """A network, an input as a loader would give it, its targets, and what it has of interest.
 
     Args:
-        library: the package that it is from.
+        package: where it is from.
         make: builds it.
         inputs: positional inputs, or a mapping.
         targets: classes, or numbers.
@@ -59,7 +59,7 @@ class Architecture:
         output: what of its result the likelihood sees.
     """
 
-    library: str
+    package: str
     make: Callable[[], nn.Module]
     inputs: Any
     targets: Tensor
@@ -389,17 +389,17 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[1:] or ARCHITECTURES:
         it = ARCHITECTURES[name]
-        if find_spec(it.library) is None:
-            print(f"{name}: {it.library} is not installed", file=sys.stderr)
+        if find_spec(it.package) is None:
+            print(f"{name}: {it.package} is not installed", file=sys.stderr)
             continue
         try:
             row = measure(it)
         except Exception as error:
             row = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-        package = {"torch_geometric": "torch-geometric"}.get(it.library, it.library)
+        project = it.package.replace("_", "-")
         row |= {
-            **{"name": name, "library": it.library, "has": it.has, "load": load_average()},
-            **{"version": metadata.version(package), "commit": commit(), "hardware": hardware()},
+            **{"name": name, "library": it.package, "has": it.has, "load": load_average()},
+            **{"version": metadata.version(project), "commit": commit(), "hardware": hardware()},
             "versions": versions(),
         }
         path = FOLDER / f"{name.lower().replace(', ', '-').replace(' ', '-')}.json"

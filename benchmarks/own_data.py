@@ -106,15 +106,14 @@ def table(name: str) -> str:
     """Return the rows of a run and its baseline."""
     stored = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     lines = [
-        "| run | weights | epochs | error, % | nll, nats | calibration error | seconds |",
-        "|---|---|---|---|---|---|---|",
+        "| run | weights | epochs | error, % | nll, nats | calibration error |",
+        "|---|---|---|---|---|---|",
     ]
     for title, run in stored["runs"].items():
         test = run["test"]
         lines.append(
             f"| {title} | {run['num_weights']:,} | {run['epochs']} | "
-            f"{test['error_predictive']:.2f} | {test['nll']:.3f} | {test['ece']:.3f} | "
-            f"{run['seconds']:.0f} |"
+            f"{test['error_predictive']:.2f} | {test['nll']:.3f} | {test['ece']:.3f} |"
         )
     kept = ", ".join(
         f"{row['error_predictive']:.2f} % with {100 * row['fraction']:g} % of the weights removed"

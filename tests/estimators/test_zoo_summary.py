@@ -131,6 +131,7 @@ PRODUCTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "matmul": (lambda: Product(lambda x, w: x @ w, 3, 2), (3,)),
     "matmul-sequence": (lambda: Product(torch.matmul, 3, 2), (4, 3)),
     "matmul-transposed": (lambda: Product(lambda x, w: x.matmul(w.T), 2, 3), (3,)),
+    "matmul-t": (lambda: Product(lambda x, w: x @ w.t(), 2, 3), (3,)),
     "matmul-vector": (lambda: Product(lambda x, w: x @ w, 3), (4, 3)),
     "matmul-from-the-left": (lambda: Product(lambda x, w: w @ x, 2, 3), (3, 4)),
     "matmul-columns": (lambda: Product(lambda x, w: (w @ x.T).T, 2, 3), (3,)),
