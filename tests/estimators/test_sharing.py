@@ -158,6 +158,29 @@ class Vector(nn.Module):
         return F.linear(x, self.weight)
 
 
+class Groupings(nn.Module):
+    """A weight (2, 3, 4) met with one axis of inputs, and with two; each output shows all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2, 3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = torch.eye(2, dtype=x.dtype).expand(len(x), 2, 2)
+        two = torch.eye(6, dtype=x.dtype).view(6, 2, 3).expand(len(x), 6, 2, 3)
+        first = torch.einsum("npi,iho->npho", one, self.weight).flatten(1)
+        return torch.stack([first, torch.einsum("nqih,iho->nqo", two, self.weight).flatten(1)], 1)
+
+
+def test_a_datum_meets_one_weight_whatever_axes_are_one() -> None:
+    bnn = BayesianModule(Groupings().double(), init_std=0.4, estimator=Flipout())
+    x = normals(NUM_DATA, 1)
+    assert [row.treatment for row in bnn.summary(x)] == ["exact"]
+    outputs = bnn(x).detach()
+    assert torch.allclose(outputs[:, 0], outputs[:, 1], **EXACTLY)
+    assert not torch.allclose(outputs[0], outputs[1], **EXACTLY)
+
+
 BIASED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "positions": (lambda: nn.Linear(D, OUT), (5, D)),
     "convolution": (lambda: nn.Conv2d(D, OUT, 2), (D, 3, 4)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from tests.app.cli.test_cli import Said, as_json, bayesify, quick_runs, rows_of
 from tests.app.cli.test_errors import check_refused
 from tests.encoders import save_encoder
+
+from bayesify.app.runs import RunConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning")
 QUICK = ("--epochs", "3", "--hidden", "8", "--batch-size", "16")
@@ -117,6 +120,26 @@ def test_the_report_shows_the_least_certain_texts(place: Path, tmp_path: Path) -
     (run / "report.html").unlink()
     as_json("report", run)
     assert "Least certain test texts" in (run / "report.html").read_text()
+
+
+def test_the_least_certain_texts_come_first(place: Path) -> None:
+    page = (place / "run" / "report.html").read_text()
+    rows = re.findall(r"<tr>(.*?)</tr>", page.partition("Least certain test texts")[2])
+    shown = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
+    totals = [float(cells[2]) for cells in shown if len(cells) == 4]
+    assert len(totals) == 12
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_tables_with_texts_and_classes_have_their_own_defaults() -> None:
+    texts = {"text": ("query",), "encoder": "net"}
+    classes, numbers, plain = (
+        RunConfig.of("a.csv", num_rows=1000, target="intent", task=task, **more)
+        for task, more in (("classification", texts), ("regression", texts), ("classification", {}))
+    )
+    assert (classes.prior_std, classes.lr) == (0.5, 0.02)
+    assert (numbers.prior_std, numbers.lr) == (plain.prior_std, plain.lr) == (1.0, 0.05)
+    assert classes.epochs > plain.epochs
 
 
 def test_the_command_repeats_the_run(place: Path, tmp_path: Path) -> None:
