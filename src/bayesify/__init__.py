@@ -22,7 +22,8 @@ Where to look next:
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once); for a loop of your own
   ``make_step``, ``parameter_groups``
-* use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``
+* use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
+  ``ConformalIntervals``, ``ConformalSets``
 * baselines: ``MCDropout``, ``DeepEnsemble``
 * subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``sklearn``
 """
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from bayesify.module.pretrained import RelativeStd, last_layer
     from bayesify.module.random_network import SharedNoiseWarning
     from bayesify.prediction import Predictive
+    from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
     from bayesify.pruning import prune, snr
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
@@ -84,6 +86,7 @@ _MODULES = {
     "module.pretrained": ("RelativeStd", "last_layer"),
     "module.random_network": ("SharedNoiseWarning",),
     "prediction": ("Predictive",),
+    "prediction.conformal": ("ConformalIntervals", "ConformalSets"),
     "pruning": ("prune", "snr"),
     "training.elbo": ("ELBO", "ELBOTerms"),
     "training.fit": ("fit",),
@@ -132,6 +135,8 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "parameter_groups",
     # use of a trained network
     "Predictive",
+    "ConformalIntervals",
+    "ConformalSets",
     "snr",
     "prune",
     "save",

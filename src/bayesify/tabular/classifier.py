@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
+import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import column_or_1d, validate_data
 
+from bayesify.prediction.conformal import ConformalSets, smallest_sets
+from bayesify.tabular.conformal import Method
 from bayesify.tabular.estimator import BayesianMLP
 from bayesify.tabular.weights import Array, DistinctRows, checked_weights
 
@@ -128,3 +131,68 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         # Rounding may leave a mean over 1, which scikit-learn's metrics reject.
         normalised: Array = probabilities / probabilities.sum(axis=1, keepdims=True)
         return normalised
+
+    def predict_set(
+        self,
+        X: Any,  # noqa: N803
+        level: float = 0.95,
+        method: Method = "bayes",
+    ) -> Array:
+        """Return which of ``classes_`` are in a set that holds the label with ``level``.
+
+        Args:
+            X: shape (N, F).
+            level: probability that the set holds the label.
+            method: ``"bayes"``, the most probable labels up to a total of ``level``; or
+                ``"conformal"``, up to the total that :meth:`calibrate` found, whose coverage is
+                guaranteed.
+
+        Returns:
+            Booleans, shape (N, K). Each set holds the label of :meth:`predict`.
+
+        Raises:
+            ValueError: ``level`` is not strictly between 0 and 1, there is no such method, or the
+                calibration is missing or has too few rows for the level.
+
+        Example:
+            >>> from sklearn.datasets import load_iris
+            >>> X, y = load_iris(return_X_y=True)
+            >>> model = BayesianMLPClassifier(random_state=0).fit(X[::3], y[::3])
+            >>> model = model.calibrate(X[1::3], y[1::3])
+            >>> sets = model.predict_set(X[2::3], level=0.9, method="conformal")
+            >>> sets.shape, bool(sets[range(50), y[2::3]].mean() > 0.9)
+            ((50, 3), True)
+        """
+        conformal = self._is_conformal(method)
+        probabilities = self.predict_proba(X)
+        if conformal:
+            assert isinstance(self.conformal_, ConformalSets)
+            parts = self._stacked(self._all_classes, X)
+            member: Array = self.conformal_.sets(parts, level).numpy()
+        else:
+            member = smallest_sets(torch.from_numpy(probabilities), level).numpy()
+        member[np.arange(len(member)), probabilities.argmax(axis=1)] = True
+        return member
+
+    def _calibration_rows(self, X: Any, y: Any) -> tuple[Array, Array]:  # noqa: N803
+        table, labels = validate_data(self, X, y, dtype=np.float64, reset=False)
+        labels = column_or_1d(labels, warn=True)
+        unknown = np.setdiff1d(labels, self.classes_)
+        if len(unknown):
+            raise ValueError(
+                f"y must hold only the classes {self.classes_} of the model, got {unknown} too; "
+                "train it on rows of every class"
+            )
+        return table, labels
+
+    def _scored(self, model: Self, X: Any, targets: Array) -> ConformalSets:  # noqa: N803
+        index = np.searchsorted(self.classes_, targets)
+        probabilities = torch.from_numpy(self._all_classes(model, X))
+        return ConformalSets.of(probabilities, torch.from_numpy(index))
+
+    def _all_classes(self, model: Self, X: Any) -> Array:  # noqa: N803
+        """Return the probabilities of a fold's model, 0 for classes that the fold lacks."""
+        found = model.predict_proba(X)
+        whole: Array = np.zeros((len(found), len(self.classes_)))
+        whole[:, np.searchsorted(self.classes_, model.classes_)] = found
+        return whole

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import Predictive
+from bayesify.tabular.conformal import Calibrated
 from bayesify.tabular.model import Noise
 from bayesify.tabular.recipe import Silent, TableRecipe
 from bayesify.tabular.scaling import Scaling
@@ -30,7 +31,7 @@ __all__ = ["BayesianMLP"]
 _MOST_NUMBERS = 4_000_000
 
 
-class BayesianMLP(BaseEstimator):  # type: ignore[misc]
+class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
     """Bayesian multilayer perceptron for a table; the subclasses define its targets."""
 
     bnn_: BayesianModule
@@ -121,6 +122,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self, rows: DistinctRows, targets: Tensor, *, streaming: bool, early_stopping: bool
     ) -> None:
         """Train on rows, with their targets in the form of the likelihood."""
+        self._drop_calibration()
         bnn = self.bnn_
         inputs = self.feature_scaling_.standardised(rows.inputs)
         whole = DistinctRows(inputs, targets, rows.weights)

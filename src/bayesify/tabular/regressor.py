@@ -11,6 +11,8 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from bayesify.prediction import GaussianPredictive, Predictive
+from bayesify.prediction.conformal import ConformalIntervals
+from bayesify.tabular.conformal import Method
 from bayesify.tabular.estimator import BayesianMLP
 from bayesify.tabular.model import Noise
 from bayesify.tabular.scaling import Scaling
@@ -118,16 +120,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         first = not (further and hasattr(self, "bnn_"))
         if self.noise not in get_args(Noise):
             raise ValueError(f'noise must be "learned" or "input-dependent", got {self.noise!r}')
-        table, numbers = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first
-        )
-        numbers = np.asarray(numbers, dtype=np.float64)
+        table, numbers = self._table(X, y, first=first)
         shape = numbers.shape[1:]
-        if not first and shape != self._target_shape:
-            raise ValueError(
-                f"y must have the shape {('N', *self._target_shape)} of the first call, got shape "
-                f"{numbers.shape}"
-            )
         weights = checked_weights(sample_weight, len(table))
         rows = DistinctRows.of(table, numbers.reshape(len(table), -1), weights)
         if first:
@@ -139,6 +133,26 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         targets = self.target_scaling_.standardised(rows.targets)
         self._train(rows, targets, streaming=not first, early_stopping=stopping)
         return self
+
+    def _table(self, X: Any, y: Any, *, first: bool) -> tuple[Array, Array]:  # noqa: N803
+        """Return the checked rows and targets, which set the form of later ones if ``first``."""
+        table, targets = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first
+        )
+        numbers: Array = np.asarray(targets, dtype=np.float64)
+        if not first and numbers.shape[1:] != self._target_shape:
+            raise ValueError(
+                f"y must have the shape {('N', *self._target_shape)} of the first call, got shape "
+                f"{numbers.shape}"
+            )
+        return table, numbers
+
+    def _calibration_rows(self, X: Any, y: Any) -> tuple[Array, Array]:  # noqa: N803
+        return self._table(X, y, first=False)
+
+    def _scored(self, model: Self, X: Any, targets: Array) -> ConformalIntervals:  # noqa: N803
+        mean, std = map(torch.from_numpy, model.predict(X, return_std=True))
+        return ConformalIntervals.of(mean, std, torch.from_numpy(targets))
 
     @overload
     def predict(self, X: Any) -> Array: ...  # noqa: N803
@@ -174,15 +188,32 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         unit = self.target_scaling_.scale.reshape(self._target_shape)
         return GaussianPredictive(p.means / unit, p.noise_std / unit).total.sqrt() * unit
 
-    def predict_interval(self, X: Any, level: float = 0.95) -> tuple[Array, Array]:  # noqa: N803
+    def predict_interval(
+        self,
+        X: Any,  # noqa: N803
+        level: float = 0.95,
+        method: Method = "bayes",
+    ) -> tuple[Array, Array]:
         """Return lower and upper ends of the interval of probability ``level``, of y's shape.
 
-        It is equal-tailed, of the full predictive distribution with noise and uncertainty of the
-        weights.
+        Args:
+            X: shape (N, F).
+            level: probability, of each target on its own.
+            method: ``"bayes"``, equal tails of the full predictive distribution, with noise and
+                uncertainty of the weights; or ``"conformal"``, mean and standard deviation with
+                the factor that :meth:`calibrate` found, whose coverage is guaranteed.
 
         Raises:
-            ValueError: ``level`` is not strictly between 0 and 1.
+            ValueError: ``level`` is not strictly between 0 and 1, there is no such method, or the
+                calibration is missing or has too few rows for the level.
         """
+        if self._is_conformal(method):
+            mean, std = self._stacked(
+                lambda model, rows: np.stack(model.predict(rows, return_std=True), axis=-1), X
+            ).unbind(-1)
+            assert isinstance(self.conformal_, ConformalIntervals)
+            low, high = self.conformal_.interval(mean, std, level)
+            return low.numpy(), high.numpy()
         ends = [batch.interval(level) for batch in self._batches(X)]
         lower, upper = (torch.cat(parts).numpy() for parts in zip(*ends, strict=True))
         return lower, upper

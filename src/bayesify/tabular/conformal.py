@@ -1,0 +1,118 @@
+"""Conformal calibration of the scikit-learn estimators: intervals and sets with a guarantee."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from bayesify.module.bayesian import BayesianModule
+from bayesify.prediction.conformal import Conformal
+from bayesify.tabular.weights import Array
+
+__all__ = ["Calibrated", "Method"]
+
+#: Where an interval or a set comes from: the predictive distribution alone, or also calibration.
+Method = Literal["bayes", "conformal"]
+
+
+class Calibrated(ABC):
+    """Base class of estimators whose intervals or sets can be calibrated."""
+
+    bnn_: BayesianModule
+    conformal_: Conformal
+    fold_models_: list[Self]
+
+    def calibrate(self, X: Any, y: Any, *, cv: int | None = None) -> Self:  # noqa: N803
+        """Calibrate what ``method="conformal"`` returns; all other predictions stay as they are.
+
+        The guarantee is for new rows that are exchangeable with these. ``fit`` and ``partial_fit``
+        drop the calibration.
+
+        Args:
+            X: without ``cv`` rows that the model was not trained on (split conformal prediction);
+                with ``cv`` the rows that it was trained on.
+            y: their targets or labels, as for ``fit``.
+            cv: None, or the number of folds of CV+, which trains that many further models and
+                needs no rows of its own. All of them answer each ``method="conformal"``.
+
+        Raises:
+            ValueError: the input does not have the form of that of ``fit``, a label is none of the
+                model's classes, or cv is not a number of folds.
+        """
+        check_is_fitted(self)
+        table, targets = self._calibration_rows(X, y)
+        models: list[Self] = []
+        if cv is None:
+            conformal = self._scored(self, X, targets)
+        else:
+            models, conformal = self._cross_scored(table, targets, cv)
+        self.fold_models_, self.conformal_ = models, conformal
+        return self
+
+    def _cross_scored(self, table: Array, targets: Array, cv: Any) -> tuple[list[Self], Conformal]:
+        """Train a model without each fold, and score the fold with it."""
+        count = len(table)
+        whole = isinstance(cv, Integral) and not isinstance(cv, bool)
+        if not whole or not 2 <= int(cv) <= count:
+            raise ValueError(
+                f"cv must be None or a number of folds from 2 to the number of rows, {count}, got "
+                f"{cv!r}"
+            )
+        # The theorem is for folds of one size: what is left over is trained on by every model.
+        size = count // int(cv)
+        order = np.random.default_rng(self.bnn_.seed).permutation(count)
+        models, parts = [], []
+        for start in range(0, size * int(cv), size):
+            held, rest = order[start : start + size], np.delete(order, slice(start, start + size))
+            model = clone(self).fit(table[rest], targets[rest])
+            models.append(model)
+            parts.append(self._scored(model, table[held], targets[held]))
+        return models, type(parts[0]).joined(parts)
+
+    def _drop_calibration(self) -> None:
+        """Forget the calibration of the posterior so far."""
+        for name in ("conformal_", "fold_models_"):
+            self.__dict__.pop(name, None)
+
+    def _is_conformal(self, method: Method) -> bool:
+        """Return whether the method is conformal, and calibrated.
+
+        Raises:
+            ValueError: there is no such method.
+            NotFittedError: the model is not calibrated.
+        """
+        if method not in get_args(Method):
+            raise ValueError(f'method must be "bayes" or "conformal", got {method!r}')
+        check_is_fitted(self)
+        if method == "conformal" and not hasattr(self, "conformal_"):
+            raise NotFittedError(
+                'method="conformal" needs a calibration since the last fit: call calibrate(X, y) '
+                "with rows that the model was not trained on, or calibrate(X, y, cv=10) with the "
+                "training rows"
+            )
+        return method == "conformal"
+
+    def _stacked(self, predict: Callable[[Self, Any], Array], X: Any) -> Tensor:  # noqa: N803
+        """Return the prediction, or those of all models of the folds along a first axis."""
+        if not self.fold_models_:
+            return torch.from_numpy(predict(self, X))
+        # The models of the folds were trained on arrays, without names of columns.
+        table = validate_data(self, X, dtype=np.float64, reset=False)
+        return torch.from_numpy(np.stack([predict(model, table) for model in self.fold_models_]))
+
+    @abstractmethod
+    def _calibration_rows(self, X: Any, y: Any) -> tuple[Array, Array]:  # noqa: N803
+        """Return the checked rows and their targets."""
+
+    @abstractmethod
+    def _scored(self, model: Self, X: Any, targets: Array) -> Conformal:  # noqa: N803
+        """Return the scores of rows that the model, this one or a fold's, was not trained on."""
