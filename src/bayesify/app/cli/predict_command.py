@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bayesify.app.cli.results_commands import AsJson, Folder, opened
+from bayesify.app.cli.results_commands import AsJson, Folder, opened, read_data
 from bayesify.app.runs import Run
 from bayesify.app.runs.pixels import read_pixels
 from bayesify.app.runs.predict import Predictions, check_can_be_written, write_predictions
@@ -35,7 +35,16 @@ def predict(
     out: Annotated[
         Path, typer.Option(help="New CSV file, with one row per row or image of INPUT.")
     ],
-    level: Annotated[float, typer.Option(help="Probability of a regression's intervals.")] = 0.95,
+    level: Annotated[
+        float, typer.Option(help="Probability of a regression's intervals, or of --conformal.")
+    ] = 0.95,
+    conformal: Annotated[
+        bool,
+        typer.Option(
+            "--conformal",
+            help="Calibrate intervals, or sets of classes, on the run's held-out test part.",
+        ),
+    ] = False,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -51,6 +60,10 @@ def predict(
     part (noise) and epistemic part (too few training examples), as variances or in nats. Rows are
     numbered and in the order of INPUT. For a table the last column names the input column, if
     any, in which a row lies far outside the training data.
+
+    With --conformal the intervals, or sets of classes in the column set, hold new values with the
+    level as a guaranteed probability, if the rows are exchangeable with the run's test part. This
+    reads the run's data again.
     """
     console = Console(stderr=True)
     check_can_be_written(out)
@@ -61,6 +74,8 @@ def predict(
         samples=run.config.test_samples if samples is None else samples,
         class_names=run.class_names,
     )
+    if conformal:
+        predictions.calibrate(read_data(run))
     with console.status("predicting ..."):
         if run.table is not None:
             more = _table(console, run, predictions, data, out)
@@ -76,6 +91,14 @@ def predict(
         console.print(Text(f"warning: {summary['warning']}", style="yellow"), soft_wrap=True)
         console.print(Text(f"the rule: {summary['rule']}"), soft_wrap=True)
     console.print(Text(f"{summary['rows']:,} rows predicted"), soft_wrap=True)
+    if conformal:
+        console.print(
+            Text(
+                f"calibrated on {summary['calibration_rows']:,} test rows, whose metrics are not "
+                "independent of this calibration"
+            ),
+            soft_wrap=True,
+        )
     typer.echo(f"predictions: {out}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from bayesify.app.runs.folder import Run, RunError
+from bayesify.app.runs.folder import Run, RunData, RunError
 from bayesify.app.runs.measure import in_units
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive, Predictive
+from bayesify.prediction.conformal import Conformal, ConformalIntervals, ConformalSets
 
 __all__ = ["Predictions", "write_predictions"]
 
@@ -31,10 +34,11 @@ class Predictions:
     Args:
         run: the run.
         bnn: its network.
-        level: probability of the intervals of a regression.
+        level: probability of the intervals of a regression, or of calibrated sets of classes.
         samples: weight samples.
         class_names: of a classification.
         totals: sums over the rows so far, for :meth:`summary`.
+        conformal: calibration of the intervals or sets, see :meth:`calibrate`.
     """
 
     run: Run
@@ -43,6 +47,7 @@ class Predictions:
     samples: int
     class_names: Sequence[str]
     totals: dict[str, float] = field(default_factory=dict)
+    conformal: Conformal | None = None
 
     @classmethod
     def of(cls, run: Run, *, level: float, samples: int, class_names: Sequence[str]) -> Predictions:
@@ -59,12 +64,35 @@ class Predictions:
         point = isinstance(bnn.posterior, Delta)
         return cls(run, bnn, level, 1 if point else samples, class_names)
 
+    def calibrate(self, data: RunData) -> None:
+        """Calibrate the intervals, or sets of classes, on the run's held-out test part.
+
+        Raises:
+            RunError: it is too small for the level.
+        """
+        inputs, targets = data.test_inputs, data.test_targets
+        parts = [self.bnn.predict(chunk, self.samples) for chunk in inputs.split(_CHUNK_ROWS)]
+        mean = torch.cat([part.mean for part in parts])
+        try:
+            if self.class_names:
+                self.conformal = ConformalSets.of(mean, targets)
+            else:
+                # Scores do not depend on the units: those of the standardised target will do.
+                std = torch.cat([part.total for part in parts]).sqrt()
+                self.conformal = ConformalIntervals.of(mean, std, targets)
+            self.conformal.guarantee(self.level)
+        except ValueError as error:
+            raise RunError(
+                f"{self.run.folder} holds out {len(targets):,} test rows to calibrate on: {error}"
+            ) from error
+
     @property
     def header(self) -> list[str]:
         """The names of the columns."""
         split = ["total", "aleatoric", "epistemic"]
         if self.class_names:
-            return ["prediction", *(f"p({name})" for name in self.class_names), *split]
+            more = [] if self.conformal is None else ["set"]
+            return ["prediction", *more, *(f"p({name})" for name in self.class_names), *split]
         percent = f"{100.0 * self.level:g}"
         return ["mean", "std", f"lower_{percent}", f"upper_{percent}", *split]
 
@@ -79,9 +107,14 @@ class Predictions:
             if isinstance(predictive, CategoricalPredictive):
                 first: list[Any] = [[self.class_names[i] for i in predictive.mean.argmax(-1)]]
                 numbers = [*predictive.mean.unbind(-1)]
+                if isinstance(self.conformal, ConformalSets):
+                    first.append(self._sets(self.conformal.sets(predictive.mean, self.level)))
             else:
-                low, high = predictive.interval(self.level)
                 std = predictive.total.sqrt()
+                if isinstance(self.conformal, ConformalIntervals):
+                    low, high = self.conformal.interval(predictive.mean, std, self.level)
+                else:
+                    low, high = predictive.interval(self.level)
                 numbers = [part.squeeze(-1) for part in (predictive.mean, std, low, high)]
                 first = []
             numbers += [
@@ -96,6 +129,16 @@ class Predictions:
             self._count(predictive, len(chunk))
             texts = [[f"{value:.{self._digits}g}" for value in part.tolist()] for part in numbers]
             yield from (list(cells) for cells in zip(*first, *texts, strict=True))
+
+    def _sets(self, member: Tensor) -> list[str]:
+        """Return the names of each set as a JSON list, since a name may hold any character."""
+        return [
+            json.dumps(
+                [name for name, held in zip(self.class_names, row, strict=True) if held],
+                ensure_ascii=False,
+            )
+            for row in member.tolist()
+        ]
 
     @property
     def _digits(self) -> int:
@@ -130,12 +173,22 @@ class Predictions:
         return {
             "rows": rows,
             "weight_samples": self.samples,
-            **({} if self.class_names else {"level": self.level}),
+            **({} if self.class_names and self.conformal is None else {"level": self.level}),
+            **self._calibration(),
             **{
                 f"mean_{name}": self.totals[name] / rows
                 for name in ("total", "aleatoric", "epistemic")
             },
             "unit": "nats" if self.class_names else "variance, squared units of the target",
+        }
+
+    def _calibration(self) -> dict[str, Any]:
+        if self.conformal is None:
+            return {}
+        return {
+            "method": "conformal",
+            "calibration_rows": self.conformal.num_scores,
+            "guaranteed_level": self.conformal.guarantee(self.level),
         }
 
 
