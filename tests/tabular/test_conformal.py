@@ -1,0 +1,213 @@
+"""Calibrated intervals and sets of the estimators: rows, folds, dropping, coverage, errors."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import binom
+from sklearn.base import clone
+from sklearn.datasets import load_iris, make_friedman1
+from sklearn.exceptions import NotFittedError
+
+from bayesify.datasets import load_regression
+from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+
+pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+
+
+def regressor(**settings: Any) -> BayesianMLPRegressor:
+    return BayesianMLPRegressor((4,), steps=20, num_samples=10, random_state=0, **settings)
+
+
+def classifier() -> BayesianMLPClassifier:
+    return BayesianMLPClassifier((4,), steps=20, num_samples=10, random_state=0)
+
+
+X, Y = make_friedman1(90, noise=1.0, random_state=0)
+IRIS, LABELS = load_iris(return_X_y=True)
+NAMES = np.array(["setosa", "versicolor", "virginica"])[LABELS]
+
+
+def test_intervals_hold_the_calibration_rows_of_their_rank() -> None:
+    model = regressor().fit(X[:40], Y[:40])
+    lower, upper = model.calibrate(X[40:], Y[40:]).predict_interval(X[40:], 0.9, "conformal")
+    # ceil(51 * 0.9) = 46 of the 50 scores are at most the quantile.
+    # The 46th lies on an end, up to rounding.
+    assert ((lower - 1e-9 <= Y[40:]) & (Y[40:] <= upper + 1e-9)).sum() == 46
+    mean, std = model.predict(X[40:], return_std=True)
+    assert np.allclose((lower + upper) / 2, mean)
+    assert np.ptp((upper - lower) / std) < 1e-9
+
+
+def test_calibration_leaves_other_predictions_as_they_are() -> None:
+    model = regressor().fit(X[:40], Y[:40])
+    before = [*model.predict(X, return_std=True), *model.predict_interval(X)]
+    model.calibrate(X[40:], Y[40:])
+    after = [*model.predict(X, return_std=True), *model.predict_interval(X)]
+    assert all(map(np.array_equal, before, after))
+
+
+@pytest.mark.parametrize("noise", ["learned", "input-dependent"])
+@pytest.mark.parametrize("cv", [None, 4])
+def test_each_target_has_its_own_calibration(noise: Any, cv: int | None) -> None:
+    both = np.column_stack([Y, 1e200 * X[:, 3]])
+    model = regressor(noise=noise).fit(X, both).calibrate(X, both, cv=cv)
+    lower, upper = model.predict_interval(X[:7], 0.9, method="conformal")
+    assert lower.shape == upper.shape == (7, 2)
+    assert (lower < upper).all()
+    assert np.isfinite([lower, upper]).all()
+    assert (upper - lower)[:, 1].min() > 1e150
+    column = regressor(noise=noise).fit(X, both[:, :1]).calibrate(X, both[:, :1], cv=cv)
+    assert column.predict_interval(X[:7], method="conformal")[0].shape == (7, 1)
+
+
+class Watched(BayesianMLPRegressor):
+    """It raises an error if it predicts a row that it was trained on."""
+
+    trained: Any = ()
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
+        self.trained = {row.tobytes() for row in np.asarray(X)}
+        return super().fit(X, y, sample_weight)
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
+        assert not self.trained & {row.tobytes() for row in np.asarray(X)}
+        return super().predict(X, return_std=return_std)
+
+
+def test_no_fold_is_scored_by_a_model_that_was_trained_on_it() -> None:
+    model = Watched((4,), steps=5, num_samples=2, random_state=0).fit(X, Y)
+    model.calibrate(X, Y, cv=4)
+    # 90 rows are 4 folds of 22; the other 2 rows are for training only.
+    assert [len(scores) for scores in model.conformal_.scores] == [22] * 4
+    assert [len(fold.trained) for fold in model.fold_models_] == [68] * 4
+    everything = set.intersection(*(fold.trained for fold in model.fold_models_))
+    assert len(everything) == 2
+    with pytest.raises(AssertionError):
+        model.calibrate(X, Y)
+
+
+def test_all_models_of_the_folds_answer() -> None:
+    model = regressor().fit(X, Y).calibrate(X, Y, cv=3)
+    lower, upper = model.predict_interval(X[:5], 0.9, method="conformal")
+    ends = np.concatenate(
+        [
+            np.array([mean - score * std, mean + score * std])
+            for fold, scores in zip(model.fold_models_, model.conformal_.scores, strict=True)
+            for mean, std in [fold.predict(X[:5], return_std=True)]
+            for score in scores.numpy()
+        ]
+    ).reshape(90, 2, 5)
+    # floor(0.1 * 91) = 9 and ceil(0.9 * 91) = 82, counted from 1.
+    assert np.allclose(lower, np.sort(ends[:, 0], axis=0)[8])
+    assert np.allclose(upper, np.sort(ends[:, 1], axis=0)[81])
+
+
+@pytest.mark.parametrize("cv", [None, 3])
+def test_names_of_columns_and_labels_are_kept(cv: int | None) -> None:
+    table = pd.DataFrame(IRIS, columns=list("abcd"))
+    model = classifier().fit(table, NAMES).calibrate(table, NAMES, cv=cv)
+    sets = model.predict_set(table, 0.9, method="conformal")
+    assert sets.dtype == bool
+    assert sets.shape == (150, 3)
+    assert sets[np.arange(150), LABELS].mean() >= 0.9
+    assert sets[model.predict(table)[:, None] == model.classes_].all()
+
+
+def test_sets_without_calibration_reach_the_level() -> None:
+    model = classifier().fit(IRIS, NAMES)
+    sets, p = model.predict_set(IRIS, 0.9), model.predict_proba(IRIS)
+    assert ((sets * p).sum(1) >= 0.9 - 1e-12).all()
+    # Without its least probable label a set would not.
+    least = np.where(sets, p, np.inf).min(1)
+    assert (((sets * p).sum(1) - least < 0.9) | (sets.sum(1) == 1)).all()
+
+
+def test_a_class_that_a_fold_lacks_is_not_impossible() -> None:
+    labels = NAMES.copy()
+    labels[149] = "one of its kind"
+    model = classifier().fit(IRIS, labels).calibrate(IRIS, labels, cv=5)
+    assert {len(fold.classes_) for fold in model.fold_models_} == {3, 4}
+    assert model.predict_set(IRIS, 0.9, method="conformal").shape == (150, 4)
+
+
+@pytest.mark.parametrize("again", ["fit", "partial_fit"])
+@pytest.mark.parametrize("cv", [None, 3])
+def test_training_drops_the_calibration(again: str, cv: int | None) -> None:
+    model = regressor().fit(X, Y).calibrate(X, Y, cv=cv)
+    assert not hasattr(clone(model), "conformal_")
+    getattr(model, again)(X, Y)
+    assert not hasattr(model, "conformal_")
+    assert not hasattr(model, "fold_models_")
+    message = r"needs a calibration since the last fit: call calibrate\(X, y\) with rows that"
+    with pytest.raises(NotFittedError, match=message):
+        model.predict_interval(X, method="conformal")
+
+
+def test_a_second_calibration_replaces_the_first() -> None:
+    model = regressor().fit(X, Y).calibrate(X, Y, cv=3).calibrate(X[:30], Y[:30])
+    assert model.conformal_.num_scores == 30
+    assert model.fold_models_ == []
+
+
+def test_a_calibrated_model_can_be_pickled() -> None:
+    model = regressor().fit(X, Y).calibrate(X, Y, cv=3)
+    same = pickle.loads(pickle.dumps(model))
+    ends = [each.predict_interval(X, method="conformal") for each in (model, same)]
+    assert np.array_equal(*ends)
+
+
+def test_folds_are_a_function_of_the_seed() -> None:
+    scores = [
+        regressor().fit(X, Y).calibrate(X, Y, cv=3).conformal_.scores[0].tolist() for _ in range(2)
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_errors() -> None:
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        regressor().calibrate(X, Y)
+    model = regressor().fit(X, Y)
+    for wrong in (1, 91, 2.5, True, "5"):
+        with pytest.raises(ValueError, match=r"cv must be None or .* from 2 to .* 90, got"):
+            model.calibrate(X, Y, cv=wrong)
+    with pytest.raises(ValueError, match=r"y must have the shape \('N',\) of the first call"):
+        model.calibrate(X, np.column_stack([Y, Y]))
+    with pytest.raises(ValueError, match="X has 9 features"):
+        model.calibrate(X[:, 1:], Y)
+    with pytest.raises(ValueError, match="NaN"):
+        model.calibrate(X, np.where(Y > 20, np.nan, Y))
+    with pytest.raises(ValueError, match='method must be "bayes" or "conformal", got \'exact\''):
+        model.predict_interval(X, method="exact")
+    model.calibrate(X[:18], Y[:18])
+    with pytest.raises(ValueError, match="needs at least 19 calibration examples, got 18"):
+        model.predict_interval(X, 0.95, method="conformal")
+    classes = classifier().fit(IRIS[:100], NAMES[:100])
+    with pytest.raises(ValueError, match="got \\['virginica'\\] too; train it on rows of every"):
+        classes.calibrate(IRIS, NAMES)
+    with pytest.raises(ValueError, match="strictly between 0 and 1, got 1"):
+        classes.predict_set(IRIS, 1.0)
+    with pytest.raises(NotFittedError, match="needs a calibration"):
+        classes.predict_set(IRIS, method="conformal")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cv", [None, 5])
+def test_coverage_on_yacht(cv: int | None) -> None:
+    data = load_regression("yacht")
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(3):
+        train, middle, new = np.split(rng.permutation(308), [100, 200])
+        rows = middle if cv is None else train
+        model = BayesianMLPRegressor(random_state=0).fit(data.inputs[train], data.targets[train])
+        model.calibrate(data.inputs[rows], data.targets[rows], cv=cv)
+        lower, upper = model.predict_interval(data.inputs[new], 0.9, method="conformal")
+        held += int(((lower <= data.targets[new]) & (data.targets[new] <= upper)).sum())
+    # Both calibration and new rows are chance: twice a binomial's variance, false alarm 1e-4.
+    spread = 3.9 * np.sqrt(2.0 * binom(3 * 108, 0.9).var())
+    assert abs(held - 0.9 * 3 * 108) < spread
