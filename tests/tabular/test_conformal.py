@@ -132,7 +132,12 @@ def test_a_class_that_a_fold_lacks_is_not_impossible() -> None:
     labels[149] = "one of its kind"
     model = classifier().fit(IRIS, labels).calibrate(IRIS, labels, cv=5)
     assert {len(fold.classes_) for fold in model.fold_models_} == {3, 4}
-    assert model.predict_set(IRIS, 0.9, method="conformal").shape == (150, 4)
+    sets = model.predict_set(IRIS, 0.9, method="conformal")
+    assert sets.shape == (150, 4)
+    # Classes keep their places: the others are told apart as they were.
+    usual = classifier().fit(IRIS, NAMES).calibrate(IRIS, NAMES, cv=5)
+    size = usual.predict_set(IRIS, 0.9, method="conformal").sum(1).mean()
+    assert sets[:, 1:].sum(1).mean() == pytest.approx(size, abs=0.3)
 
 
 @pytest.mark.parametrize("again", ["fit", "partial_fit"])

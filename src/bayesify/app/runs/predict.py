@@ -83,8 +83,8 @@ class Predictions:
             self.conformal.guarantee(self.level)
         except ValueError as error:
             raise RunError(
-                f"{self.run.folder} holds out {len(targets):,} test rows to calibrate on: {error} with "
-                "--level; the rows that are held out are set by train --test-fraction"
+                f"{self.run.folder} holds out {len(targets):,} test rows to calibrate on: {error} "
+                "with --level; the rows that are held out are set by train --test-fraction"
             ) from error
 
     @property
