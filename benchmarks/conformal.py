@@ -1,7 +1,7 @@
 """Coverage and width of intervals and sets: of the posterior alone, split conformal and CV+.
 
-python benchmarks/conformal.py [--only SET ...] [--splits N]    hours; resumes, and stores each split
-python benchmarks/conformal.py --show                           writes the tables of docs/conformal.md
+python benchmarks/conformal.py [--only SET ...] [--splits N]    hours; resumes after each split
+python benchmarks/conformal.py --show                           writes tables in docs/conformal.md
 
 Splits are ``standard_splits``, 90 % of the rows for training. Split conformal prediction holds out
 a fifth of these for calibration, CV+ has five folds. Estimators have their default settings, with

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
         ("own_data", "image-folders.md", "table", ("images",)),
         ("architectures", "architectures.md", "table", ()),
         ("adapters", "adapters.md", "stored_tables", ()),
+        ("conformal", "conformal.md", "table", ("methods",)),
+        ("conformal", "conformal.md", "table", ("scores",)),
     ],
 )
 def test_a_page_shows_the_stored_results(

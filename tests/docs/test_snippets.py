@@ -111,3 +111,17 @@ def test_the_code_for_scikit_learn_runs(capsys: pytest.CaptureFixture[str]) -> N
     assert printed[1].startswith("the 95 % intervals hold")
     assert float(printed[-1]) > 0.9  # accuracy in cross-validation
     assert names["model"].score(names["X"], names["y"]) > 0.9  # after partial_fit
+
+
+@pytest.mark.slow
+def test_the_code_for_guaranteed_coverage_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    names = run_snippets("docs/conformal.md", {})
+    held = re.search(r"holds (\d+) %", capsys.readouterr().out)
+    assert held
+    assert 80 <= int(held[1]) <= 100
+    hits = [y in labels for y, labels in zip(names["y_new"], names["labels"], strict=True)]
+    assert sum(hits) / len(hits) > 0.8
+    y = names["y"][200:]
+    inside = (names["low"] <= y) & (y <= names["high"])
+    assert 0.75 < float(inside.double().mean()) < 1.0

@@ -140,6 +140,13 @@ def test_a_class_that_a_fold_lacks_is_not_impossible() -> None:
     assert sets[:, 1:].sum(1).mean() == pytest.approx(size, abs=0.3)
 
 
+def test_targets_of_a_data_frame_are_accepted() -> None:
+    table = pd.DataFrame({"y": Y})
+    model = regressor().fit(X, table["y"])
+    read_only = model.calibrate(X, table["y"]).conformal_.scores[0]
+    assert read_only.equal(model.calibrate(X, Y).conformal_.scores[0])
+
+
 @pytest.mark.parametrize("again", ["fit", "partial_fit"])
 @pytest.mark.parametrize("cv", [None, 3])
 def test_training_drops_the_calibration(again: str, cv: int | None) -> None:

@@ -152,7 +152,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     def _scored(self, model: Self, X: Any, targets: Array) -> ConformalIntervals:  # noqa: N803
         mean, std = map(torch.from_numpy, model.predict(X, return_std=True))
-        return ConformalIntervals.of(mean, std, torch.from_numpy(targets))
+        # A copy, since a column of a data frame is read-only.
+        return ConformalIntervals.of(mean, std, torch.from_numpy(np.array(targets)))
 
     @overload
     def predict(self, X: Any) -> Array: ...  # noqa: N803
