@@ -189,8 +189,10 @@ def cells(rows: list[dict[str, Any]], method: str) -> list[str]:
     texts = []
     for key, factor, places in (("coverage", 100.0, 1), ("size", 1.0, 2)):
         values = factor * np.array([row[key] for row in rows if row["method"] == method])
-        error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-        texts.append(f"{values.mean():.{places}f} ± {error:.{places}f}")
+        text = f"{values.mean():.{places}f}"
+        if len(values) > 1:
+            text += f" ± {values.std(ddof=1) / math.sqrt(len(values)):.{places}f}"
+        texts.append(text)
     return texts
 
 
