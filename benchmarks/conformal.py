@@ -28,7 +28,7 @@ from bayesify.app.runs.environment import commit, hardware, versions
 from bayesify.datasets import load_regression, standard_splits
 from bayesify.io import atomic_write
 from bayesify.prediction import GaussianPredictive
-from bayesify.prediction.conformal import Conformal
+from bayesify.prediction.conformal import ConformalIntervals
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
 FOLDER = RESULTS / "conformal"
@@ -57,7 +57,8 @@ def load(name: str) -> tuple[Any, Any]:
 
 def quantile(scores: Tensor) -> float:
     """Return the conformal quantile of one network's scores."""
-    return float(scores.kthvalue(Conformal((scores,))._rank(LEVEL)).values)
+    zero = torch.zeros(1, dtype=scores.dtype)
+    return float(ConformalIntervals((scores,)).interval(zero, zero + 1.0, LEVEL)[1])
 
 
 def of_intervals(lower: Any, upper: Any, y: Any, unit: float) -> dict[str, float]:

@@ -10,7 +10,6 @@ Notation of the papers: n calibration examples, alpha = 1 - level, K networks.
 from __future__ import annotations
 
 import math
-from abc import ABC
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,8 +25,10 @@ _MOST_NUMBERS = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Conformal(ABC):
+class Conformal:
     """Scores of calibration examples: how far each target lies from its prediction.
+
+    It is the common part of :class:`ConformalIntervals` and :class:`ConformalSets`.
 
     Args:
         scores: for each of K networks a tensor of shape (m, ...): the scores of m examples that
@@ -35,6 +36,11 @@ class Conformal(ABC):
 
     Raises:
         ValueError: there is no score, one is NaN, or the networks have different numbers of them.
+
+    Example:
+        >>> found = Conformal((torch.rand(50), torch.rand(50)))
+        >>> found.num_scores, round(found.guarantee(0.9), 3)
+        (100, 0.78)
     """
 
     scores: tuple[Tensor, ...]
@@ -89,7 +95,7 @@ class Conformal(ABC):
         return max(0.0, 1.0 - 2.0 * (1.0 - level) - excess)
 
     def _rank(self, level: float) -> int:
-        """Return ceil((n + 1) level): a new score is at most that smallest one with ``level``."""
+        """Return the place of the conformal quantile among the sorted scores, from 1."""
         _check_level(level)
         if len(self.scores) > 1 and level <= 0.5:
             raise ValueError(

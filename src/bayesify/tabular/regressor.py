@@ -49,6 +49,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         recipe_: the settings of the training.
         history_: a row for each epoch; see ``bayesify.fit``.
         n_iter_: number of steps.
+        conformal_: the scores of the rows of :meth:`calibrate`, once it was called.
+        fold_models_: the models of its folds; empty without folds.
         n_features_in_: number of columns.
         n_outputs_: number of targets.
         feature_names_in_: names of the columns, if X had names.
