@@ -199,10 +199,9 @@ def cells(rows: list[dict[str, Any]], method: str) -> list[str]:
 
 def table(part: str) -> str:
     """Return a table of all stored sets: ``methods`` or ``scores``."""
-    last = " CPU seconds |" if part == "methods" else ""
     lines = [
-        f"| set | splits | {part.removesuffix('s')} | holds, % | width or size |{last}",
-        f"|---|---|---|---|---|{'---|' * bool(last)}",
+        f"| set | splits | {part.removesuffix('s')} | holds, % | width or size |",
+        "|---|---|---|---|---|",
     ]
     machines = set()
     for name in (*NUMBERS, *CLASSES):
@@ -215,11 +214,7 @@ def table(part: str) -> str:
         methods = METHODS if part == "methods" else [m for m in SCORES if _has(rows, m)]
         for method in methods:
             shown = method if part == "methods" else SCORES[method]
-            line = [name, str(splits), shown, *cells(rows, method)]
-            if part == "methods":
-                seconds = [row["cpu_seconds"] for row in rows if row["method"] == method]
-                line.append(f"{np.mean(seconds):.0f}")
-            lines.append(f"| {' | '.join(line)} |")
+            lines.append(f"| {' | '.join([name, str(splits), shown, *cells(rows, method)])} |")
     return "\n".join([*lines, "", f"On {'; '.join(sorted(machines))}."])
 
 
