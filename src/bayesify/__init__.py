@@ -15,7 +15,8 @@ the network is not edited.
 Where to look next:
 
 * model: ``BayesianModule``; pretrained networks: ``last_layer``, ``RelativeStd``
-* likelihoods: ``CategoricalLikelihood``, ``BernoulliLikelihood``, ``GaussianLikelihood``
+* likelihoods: ``CategoricalLikelihood``, ``BernoulliLikelihood``, ``GaussianLikelihood``,
+  ``StudentTLikelihood`` (heavy tails)
 * priors: ``Gaussian``, ``ScaleMixture`` (the paper's), ``Laplace``, ``StudentT``; by parameter:
   ``ByGroup``; learned: ``EmpiricalGaussian``
 * posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate)
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         CategoricalLikelihood,
         GaussianLikelihood,
         Likelihood,
+        StudentTLikelihood,
     )
     from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
     from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture, StudentT
@@ -76,6 +78,7 @@ _MODULES = {
     "distributions.layout": ("ParameterLayout",),
     "distributions.likelihoods": (
         *("BernoulliLikelihood", "CategoricalLikelihood", "GaussianLikelihood", "Likelihood"),
+        *("StudentTLikelihood",),
     ),
     "distributions.posteriors": ("Delta", "MeanFieldGaussian", "Posterior"),
     "distributions.priors": ("Gaussian", "Laplace", "Prior", "ScaleMixture", "StudentT"),
@@ -108,6 +111,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "CategoricalLikelihood",
     "BernoulliLikelihood",
     "GaussianLikelihood",
+    "StudentTLikelihood",
     # priors
     "Prior",
     "Gaussian",

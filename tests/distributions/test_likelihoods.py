@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
-from bayesify import BernoulliLikelihood, GaussianLikelihood, Likelihood
+from bayesify import BernoulliLikelihood, GaussianLikelihood, Likelihood, StudentTLikelihood
 from bayesify.prediction import BernoulliPredictive, GaussianPredictive
 
 NOISY = GaussianLikelihood(input_dependent=True)
@@ -124,6 +124,12 @@ def net(outputs: int, *shape: int) -> nn.Module:
 X = normals(64, 3, dtype=torch.float32)
 CASES: dict[str, tuple[Likelihood, nn.Module, Tensor]] = {
     "noisy": (NOISY, net(4, 2, 2), X[:, :2] * (1 + X[:, 2:].abs())),
+    "heavy": (StudentTLikelihood(), net(2), X[:, :2] * (1 + X[:, 2:].abs())),
+    "heavy-noisy": (
+        StudentTLikelihood(input_dependent=True),
+        net(4, 2, 2),
+        X[:, :2] * (1 + X[:, 2:].abs()),
+    ),
     "labels": (LABELS, net(2), (X[:, :2] > 0).float()),
     "booleans": (LABELS, net(2), X[:, :2] > 0),
 }

@@ -14,7 +14,12 @@ from tests.loops import loop_over
 from torch import Tensor
 
 from bayesify import BayesianModule, Predictive
-from bayesify.prediction import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
+from bayesify.prediction import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    GaussianPredictive,
+    StudentTPredictive,
+)
 from bayesify.prediction.jackknife import jackknife
 
 
@@ -33,7 +38,12 @@ def bernoulli(samples: int, *shape: int, spread: float = 1.0) -> BernoulliPredic
     return BernoulliPredictive.from_logits(list(logits), keep_samples=True)
 
 
-KINDS = [gaussian, categorical, bernoulli]
+def student_t(samples: int, *shape: int, spread: float = 1.0) -> StudentTPredictive:
+    p = gaussian(samples, *shape, spread=spread)
+    return StudentTPredictive(p.means, p.noise_std, torch.tensor(3.0))
+
+
+KINDS = [gaussian, student_t, categorical, bernoulli]
 Make = Callable[..., Any]
 
 
@@ -43,6 +53,10 @@ def parts_by_definition(p: Predictive) -> list[np.ndarray]:
     each = p.samples.numpy()
     if isinstance(p, GaussianPredictive):
         variance = np.broadcast_to(p.noise_std.numpy() ** 2, each.shape)
+        mixture = (variance + (each - each.mean(0)) ** 2).mean(0)
+        return [mixture, variance.mean(0), each.var(0)]
+    if isinstance(p, StudentTPredictive):
+        variance = stats.t.var(3.0, scale=np.broadcast_to(p.scale.numpy(), each.shape))
         mixture = (variance + (each - each.mean(0)) ** 2).mean(0)
         return [mixture, variance.mean(0), each.var(0)]
     if isinstance(p, BernoulliPredictive):

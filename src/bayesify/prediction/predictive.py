@@ -258,6 +258,30 @@ def select_samples(tensor: Tensor | None, samples: Sequence[int] | Tensor) -> Te
     return tensor[index.long()]
 
 
+def choose_samples(components: Tensor, num_draws: int, seed: int) -> tuple[torch.Generator, Tensor]:
+    """Choose a weight sample for each draw of each example.
+
+    Args:
+        components: a tensor (S, N, ...) of one value per component of the mixture.
+        num_draws: number of draws for each example.
+        seed: the choice is a function of it.
+
+    Returns:
+        The generator (on the CPU) for further noise, and indices (num_draws, N, ...) of weight
+        samples, the same for all components of a target, for ``components.gather(0, ...)``.
+
+    Raises:
+        ValueError: ``num_draws`` is below 1.
+    """
+    if num_draws < 1:
+        raise ValueError(f"num_draws must be at least 1, got {num_draws}")
+    generator = torch.Generator().manual_seed(seed)
+    shape = components.shape
+    index = torch.randint(len(components), (num_draws, *shape[1:2]), generator=generator)
+    index = index.reshape(*index.shape, *[1] * (len(shape) - 2)).expand(num_draws, *shape[1:])
+    return generator, index.to(components.device)
+
+
 def check_joinable(shapes: Sequence[tuple[int, ...]]) -> None:
     """Raise ValueError unless there is at least one shape and all are equal."""
     if len(set(shapes)) != 1:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bayesify.distributions.likelihoods import GaussianLikelihood, Likelihood
+from bayesify.distributions.likelihoods import Likelihood, LocationScaleLikelihood
 from bayesify.prediction import Predictive, SizedIterable
 
 __all__ = ["Array", "DistinctRows", "WeightedLikelihood", "checked_weights"]
@@ -39,7 +39,7 @@ class WeightedLikelihood(Likelihood):
         super().__init__()
         self.likelihood = likelihood
         self.error_name = likelihood.error_name
-        self._numbers = isinstance(likelihood, GaussianLikelihood)
+        self._numbers = isinstance(likelihood, LocationScaleLikelihood)
 
     @staticmethod
     def packed(targets: Tensor, weights: Tensor) -> Tensor:

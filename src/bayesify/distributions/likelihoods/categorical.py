@@ -1,0 +1,112 @@
+"""The likelihood of classes without an order."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor
+
+from bayesify.distributions.likelihoods.likelihood import Likelihood
+from bayesify.prediction import CategoricalPredictive, Predictive, SizedIterable
+
+__all__ = ["CategoricalLikelihood"]
+
+
+class CategoricalLikelihood(Likelihood):
+    """One of K classes, from logits of shape (S, N, K); targets are class indices, shape (N,).
+
+    An example may have a class in each of several positions, such as the tokens of a text: logits
+    (S, N, T, K) and targets (N, T). Given the weights the positions are independent, so that an
+    example's log probability is their sum, and N counts examples, not positions.
+
+    Args:
+        ignore_index: a target that stands for a position without a class, such as the -100 of
+            padding in Hugging Face's batches; it adds nothing. None allows none.
+
+    Example:
+        >>> outputs = torch.zeros(1, 2, 4)
+        >>> CategoricalLikelihood().log_prob(outputs, torch.tensor([0, 3]))
+        tensor([[-1.3863, -1.3863]])
+        >>> tokens = torch.tensor([[0, 3, -100]])
+        >>> CategoricalLikelihood(ignore_index=-100).log_prob(torch.zeros(1, 1, 3, 4), tokens)
+        tensor([[-2.7726]])
+    """
+
+    error_name = "error (%)"
+
+    def __init__(self, ignore_index: int | None = None) -> None:
+        super().__init__()
+        self.ignore_index = None if ignore_index is None else operator.index(ignore_index)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the log softmax of the target's class, in nats, shape (S, N).
+
+        It is summed over the positions of an example.
+        """
+        self._check(outputs, targets)
+        counted = self._counted(targets)
+        classes = targets if counted is None else targets.where(counted, 0)
+        index = classes.expand(outputs.shape[:-1]).unsqueeze(-1)
+        if counted is not None:  # before the softmax, whose gradient may be NaN there
+            outputs = outputs.where(counted.unsqueeze(-1), 0.0)
+        log_probs = outputs.log_softmax(-1).gather(-1, index).squeeze(-1)
+        if counted is not None:
+            log_probs = log_probs.where(counted, 0.0)
+        return log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
+
+    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
+        """Return the class probabilities averaged over the weight samples."""
+        return CategoricalPredictive.from_logits(outputs, keep_samples=keep_samples)
+
+    def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of misclassified examples, or positions, in percent.
+
+        NaN if no position has a class.
+        """
+        self._check(outputs.unsqueeze(0), targets)
+        is_wrong, counted = outputs.argmax(-1) != targets, self._counted(targets)
+        return 100.0 * (is_wrong if counted is None else is_wrong[counted]).to(torch.float64).mean()
+
+    def config(self) -> dict[str, float | int | bool]:
+        """Return ``ignore_index``, if there is one."""
+        return {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
+
+    def _counted(self, targets: Tensor) -> Tensor | None:
+        return None if self.ignore_index is None else targets != self.ignore_index
+
+    def _check(self, outputs: Tensor, targets: Tensor) -> None:
+        if outputs.dim() < 3:
+            raise ValueError(
+                "a categorical likelihood needs logits of shape (N, K) from the network, or "
+                f"(N, ..., K), got {tuple(outputs.shape[1:])}"
+            )
+        expected = tuple(outputs.shape[1:-1])
+        if tuple(targets.shape) != expected:
+            raise ValueError(
+                f"targets must be class indices of shape {expected}, got shape "
+                f"{tuple(targets.shape)}; flatten them, or turn one-hot rows into indices with "
+                "argmax(-1)"
+            )
+        if targets.dtype != torch.int64:
+            raise ValueError(
+                f"targets must be class indices of dtype torch.int64, got {targets.dtype}; "
+                "convert them with .long()"
+            )
+        num_classes = outputs.shape[-1]
+        on_cpu = targets.device.type == "cpu" and not torch.compiler.is_compiling()
+        counted = self._counted(targets) if on_cpu else None
+        classes = targets if counted is None else targets[counted]
+        if on_cpu and classes.numel():
+            low, high = int(classes.min()), int(classes.max())
+            if low < 0 or high >= num_classes:
+                got = low if low < 0 else high
+                hint = (
+                    f"; CategoricalLikelihood(ignore_index={got}) leaves such positions out"
+                    if got == -100 and self.ignore_index is None
+                    else ""
+                )
+                raise ValueError(
+                    f"targets must lie from 0 to {num_classes - 1} (the network has {num_classes} "
+                    f"outputs), got {got}{hint}"
+                )

@@ -1,0 +1,67 @@
+"""The interface of likelihoods p(y | x, w): densities of the targets given a network's outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from bayesify.distributions.precision import WideModule
+from bayesify.prediction import Predictive, SizedIterable
+
+__all__ = ["Likelihood"]
+
+
+class Likelihood(WideModule, ABC):
+    """The distribution of a target given the network's output.
+
+    Its own parameters, such as a learned noise, are point estimates that are trained with the
+    other parameters.
+
+    Example:
+        >>> from bayesify import CategoricalLikelihood, GaussianLikelihood
+        >>> for likelihood in (CategoricalLikelihood(), GaussianLikelihood(std=0.5)):
+        ...     print(likelihood.error_name, likelihood.config())
+        error (%) {}
+        mean squared error {'std': 0.5, 'learn_std': False}
+    """
+
+    #: Name of the quantity that ``error`` returns, with its unit.
+    error_name: str
+
+    @abstractmethod
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return log p(y | output) of each example, in nats.
+
+        Args:
+            outputs: the network's outputs, shape (S, N, ...).
+            targets: the targets, shape (N, ...), without the sample axis.
+
+        Returns:
+            Shape (S, N), summed over the components of each target.
+
+        Raises:
+            ValueError: shape, dtype or values of the targets do not fit the outputs.
+        """
+
+    @abstractmethod
+    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
+        """Return the mixture over weight samples, from one output of shape (N, ...) at a time.
+
+        Args:
+            outputs: S tensors. They may be computed while iterating, so an implementation should
+                hold only one of them at a time.
+            keep_samples: whether the result holds the prediction of each weight sample.
+        """
+
+    @abstractmethod
+    def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the error of outputs (N, ...), averaged over N, a scalar; see ``error_name``.
+
+        Raises:
+            ValueError: shape, dtype or values of the targets do not fit the outputs.
+        """
+
+    @abstractmethod
+    def config(self) -> dict[str, float | int | bool]:
+        """Return the arguments of the constructor, from which a file restores the likelihood."""

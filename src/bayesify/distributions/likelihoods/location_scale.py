@@ -1,0 +1,169 @@
+"""The common part of likelihoods of real-valued targets: y = location + scale * noise."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.distributions.likelihoods.likelihood import Likelihood
+from bayesify.distributions.softplus import inverse_softplus, softplus
+from bayesify.prediction import Predictive, SizedIterable, stack_samples
+
+__all__ = ["LocationScaleLikelihood"]
+
+#: Smallest scale that a network can predict, in units of the target.
+_LEAST_SCALE = 1e-6
+
+
+class LocationScaleLikelihood(Likelihood):
+    """y = location + scale * noise, independently over the components of the target.
+
+    The scale is one fixed number, one learned number, or predicted by the network. A subclass adds
+    the density of the noise. Its constructor has arguments ``NAME``, ``learn_NAME`` and
+    ``min_NAME``, where NAME is what it calls its scale (``_name``).
+
+    Args:
+        scale: the scale, or its initial value if it is learned; None stands for 1.
+        learn: whether the scale is trained, as a point estimate.
+        input_dependent: whether the network predicts the scale of each example.
+        minimum: added to a scale that the network predicts.
+
+    Raises:
+        ValueError: the scale is not positive and finite; the minimum is negative or not finite, or
+            not 0 without ``input_dependent``; or ``input_dependent`` is combined with a scale.
+    """
+
+    error_name = "mean squared error"
+    #: What the scale is called by the likelihood, and by its predictive distribution.
+    _name: str
+    _predictive_name: str
+
+    def __init__(
+        self,
+        scale: float | None,
+        *,
+        learn: bool,
+        input_dependent: bool,
+        minimum: float,
+    ) -> None:
+        super().__init__()
+        name = self._name
+        if input_dependent and scale is not None:
+            raise ValueError(
+                f"input-dependent noise is predicted by the network, but got {name}={scale} too; "
+                "remove one of the two"
+            )
+        if not (0.0 <= minimum < math.inf):
+            raise ValueError(f"min_{name} must be 0 or more and finite, got {minimum}")
+        if minimum and not input_dependent:
+            raise ValueError(
+                f"min_{name}={minimum} is for a {name} that the network predicts; add "
+                f"input_dependent=True, or give {name} itself"
+            )
+        value = 1.0 if scale is None else scale
+        if not (value > 0.0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be positive and finite, got {scale}")
+        self.input_dependent, self._minimum = input_dependent, minimum
+        self._config: dict[str, float | int | bool] = (
+            {"input_dependent": True} if input_dependent else {name: value, f"learn_{name}": learn}
+        )
+        if minimum:
+            self._config[f"min_{name}"] = minimum
+        self._fixed = torch.tensor(value, dtype=torch.float64)
+        self.rho = (
+            nn.Parameter(inverse_softplus(self._fixed).to(torch.get_default_dtype()))
+            if learn and not input_dependent
+            else None
+        )
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return log p(y | output), in nats, summed over the components, shape (S, N)."""
+        locations = self._locations(outputs)
+        self._check(locations, targets)
+        scale = self._predicted_scale(outputs) if self.input_dependent else self._scale.to(outputs)
+        log_probs = self._log_density((targets - locations) / scale, scale.log())
+        return log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
+
+    def predictive(
+        self,
+        outputs: SizedIterable,
+        *,
+        keep_samples: bool,  # noqa: ARG002
+    ) -> Predictive:
+        """Return the mixture of the distributions under all weight samples.
+
+        It always keeps the samples, S x N numbers or twice as many with input-dependent noise,
+        because its densities and quantiles depend on every component, not only on mean and
+        variance.
+        """
+        if not self.input_dependent:
+            return self._mixture(stack_samples(outputs), self._scale.detach())
+        locations: Tensor | None = None
+        scales: Tensor | None = None
+        for index, sample in enumerate(outputs):
+            location = self._locations(sample.unsqueeze(0))[0]
+            if locations is None or scales is None:
+                locations = location.new_empty((len(outputs), *location.shape))
+                scales = torch.empty_like(locations)
+            locations[index] = location
+            scales[index] = self._predicted_scale(sample)
+        if locations is None or scales is None:
+            raise ValueError("at least one weight sample is needed, got none")
+        return self._mixture(locations, scales)
+
+    def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean squared error, in squared units of the target."""
+        locations = self._locations(outputs.unsqueeze(0))
+        self._check(locations, targets)
+        return (locations[0] - targets).square().mean()
+
+    def config(self) -> dict[str, float | int | bool]:
+        """Return the arguments that were given, and the initial value of the scale."""
+        return dict(self._config)
+
+    @property
+    def _scale(self) -> Tensor:
+        """The scale that is the same for every example, a scalar."""
+        if self.input_dependent:
+            raise ValueError(
+                "input-dependent noise has no single "
+                f"{self._name}; use bnn.predict(x).{self._predictive_name} or aleatoric"
+            )
+        return self._fixed if self.rho is None else softplus(self.rho)
+
+    @abstractmethod
+    def _log_density(self, standardised: Tensor, log_scale: Tensor) -> Tensor:
+        """Compute the log density of the target from (target - location) / scale, elementwise."""
+
+    @abstractmethod
+    def _mixture(self, locations: Tensor, scale: Tensor) -> Predictive:
+        """Return the predictive distribution, from the locations (S, N, ...) and the scale."""
+
+    def _predicted_scale(self, outputs: Tensor) -> Tensor:
+        scale = softplus(outputs[..., 1]) + self._minimum
+        # The correction has no gradient. A clamp would have gradient 0 below the minimum, so that
+        # training could not increase the scale again.
+        return scale + (_LEAST_SCALE - scale).clamp_min(0.0).detach()
+
+    def _locations(self, outputs: Tensor) -> Tensor:
+        if not self.input_dependent:
+            return outputs
+        if outputs.dim() < 3 or outputs.shape[-1] != 2:
+            raise ValueError(
+                "input-dependent noise needs outputs of shape (N, K, 2) from the network, mean "
+                f"and inverse softplus of {self._name} last, got {tuple(outputs.shape[1:])}; end "
+                "the network with nn.Linear(..., 2 * K), nn.Unflatten(-1, (K, 2))"
+            )
+        return outputs[..., 0]
+
+    def _check(self, locations: Tensor, targets: Tensor) -> None:
+        if targets.shape != locations.shape[1:]:
+            name = "means" if self.input_dependent else "output"
+            raise ValueError(
+                f"targets must have the shape of the network's {name}, "
+                f"{tuple(locations.shape[1:])}, got {tuple(targets.shape)}; nothing is broadcast: "
+                "use y.unsqueeze(-1) or y.squeeze(-1)"
+            )

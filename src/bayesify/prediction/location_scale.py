@@ -1,0 +1,338 @@
+"""The common part of predictive distributions of real-valued targets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from bayesify.prediction.predictive import (
+    Predictive,
+    check_joinable,
+    check_level,
+    choose_samples,
+    select_samples,
+)
+
+__all__ = ["LocationScalePredictive"]
+
+#: Limit of the search for a quantile; bisection alone reaches full float64 precision in fewer.
+_MAX_STEPS = 80
+
+
+class LocationScalePredictive(Predictive):
+    """An equal mixture of S symmetric distributions for each component of each target.
+
+    Component s is ``means[s] + scale * noise``. A subclass is a dataclass of ``means``, of the
+    scale under a name of its own, and of the parameters of the noise, all broadcastable to
+    ``means``.
+
+    Example:
+        >>> from bayesify.prediction import GaussianPredictive, StudentTPredictive
+        >>> means, scale, df = torch.tensor([[-1.0], [1.0]]), torch.tensor(0.5), torch.tensor(4.0)
+        >>> for p in (GaussianPredictive(means, scale), StudentTPredictive(means, scale, df)):
+        ...     print(p.mean, p.aleatoric, p.epistemic)
+        tensor([0.]) tensor([0.2500]) tensor([1.])
+        tensor([0.]) tensor([0.5000]) tensor([1.])
+    """
+
+    #: Mean of the target under each weight sample, shape (S, N, ...).
+    means: Tensor
+    #: Names of the fields other than ``means``, the scale first.
+    _noise_fields: ClassVar[tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        """Check the shapes."""
+        if self.means.dim() < 2 or len(self.means) < 1:
+            raise ValueError(
+                "means must have shape (S, N, ...) with S of at least 1, got "
+                f"{tuple(self.means.shape)}"
+            )
+        for name in self._noise_fields:
+            value = getattr(self, name)
+            try:
+                value.expand(self.means.shape)
+            except RuntimeError:
+                raise ValueError(
+                    f"{name} must be broadcastable to means, {tuple(self.means.shape)}, got shape "
+                    f"{tuple(value.shape)}"
+                ) from None
+
+    @abstractmethod
+    def _variance_factor(self) -> Tensor | float:
+        """Return the variance of the noise of scale 1, broadcastable to ``means``."""
+
+    @abstractmethod
+    def _log_density(self, z: Tensor) -> Tensor:
+        """Compute the log density of the noise of scale 1 at z, shape (S, N, ...)."""
+
+    @abstractmethod
+    def _upper_tail(self, z: Tensor) -> Tensor:
+        """Compute the probability that the noise of scale 1 is above z, shape (S, N, ...)."""
+
+    @abstractmethod
+    def _noise(self, index: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw noise of scale 1 in float64 on the CPU, for the weight samples of ``index``."""
+
+    @abstractmethod
+    def _tail_quantile(self, tail: float) -> Tensor:
+        """Return where the upper tail of the noise of scale 1 is ``tail``, at most 1 / 2."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the target, shape (N, ...)."""
+        return self.means.mean(0)
+
+    @property
+    def prediction(self) -> Tensor:
+        """The mean, which minimises the expected squared error, shape (N, ...)."""
+        return self.mean
+
+    @property
+    def total(self) -> Tensor:
+        """Variance of the target, shape (N, ...): second moment minus squared mean."""
+        deviations = self._deviations
+        moment = (deviations.square() + self._noise_variance).mean(0)
+        return moment - deviations.mean(0).square()
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Variance of the noise, averaged over the weight samples, shape (N, ...)."""
+        variance = self._noise_variance
+        return variance.mean(0).expand(self.means.shape[1:]).clone()
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Variance of the means over the weight samples, shape (N, ...)."""
+        return self._deviations.var(0, correction=0)
+
+    @property
+    def variance(self) -> Tensor:
+        """Alias of ``total``."""
+        return self.total
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the target, in its units, shape (N, ...)."""
+        return self.total.sqrt()
+
+    @property
+    def samples(self) -> Tensor | None:
+        """The mean of the target under each weight sample, shape (S, N, ...)."""
+        return self.means
+
+    @property
+    def _deviations(self) -> Tensor:
+        # Deviations from the mean of the first half of the samples. The squared distance between
+        # this mean and the mean of all is at most the variance (Cauchy-Schwarz), so that
+        # subtracting it loses at most one bit, however far from 0 the means lie.
+        half = self.means[: (len(self.means) + 1) // 2]
+        return self.means - half.mean(0)
+
+    @property
+    def _scale(self) -> Tensor:
+        scale: Tensor = getattr(self, self._noise_fields[0])
+        return scale
+
+    @property
+    def _scales(self) -> Tensor:
+        return self._scale.to(self.means).expand_as(self.means)
+
+    @property
+    def _noise_variance(self) -> Tensor:
+        # Squared before expanding, since squaring the expanded tensor would allocate S x N numbers.
+        variance = self._scale.to(self.means).square() * self._variance_factor()
+        return variance.reshape([1] * (self.means.dim() - variance.dim()) + [*variance.shape])
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return the joint log density of each target's components, in nats, shape (N,).
+
+        Raises:
+            ValueError: the targets do not have the shape of ``mean``.
+        """
+        self._check_targets(targets)
+        scales = self._scales
+        log_probs = self._log_density((targets - self.means) / scales) - scales.log()
+        joint = log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
+        return joint.logsumexp(0) - math.log(len(self.means))
+
+    def cdf(self, targets: Tensor) -> Tensor:
+        """Return the probability that each component is at most its target value, shape (N, ...).
+
+        Raises:
+            ValueError: the targets do not have the shape of ``mean``.
+
+        Example:
+            >>> from bayesify.prediction import GaussianPredictive
+            >>> p = GaussianPredictive(torch.tensor([[-1.0], [1.0]]), torch.tensor(0.5))
+            >>> p.cdf(torch.tensor([0.0])), p.cdf(p.quantile(0.9))
+            (tensor([0.5000]), tensor([0.9000]))
+        """
+        self._check_targets(targets)
+        return self._upper_tail((self.means - targets) / self._scales).mean(0)
+
+    def quantile(self, q: float) -> Tensor:
+        """Return the q-quantile of the mixture for each component, shape (N, ...).
+
+        Newton's method on the logarithm of the distribution function, safeguarded by a bracket:
+        a step that leaves the bracket, or is not at most half of the last one, is replaced by a
+        bisection.
+
+        Raises:
+            ValueError: q is not strictly between 0 and 1.
+        """
+        check_level(q)
+        # Computed in the nearer tail, since 1 - q and the distribution function round to 1.
+        sign, tail = (1.0, q) if q <= 0.5 else (-1.0, 1.0 - q)
+        # Half precision could not resolve the tail probability.
+        wide = torch.promote_types(self.means.dtype, torch.float32)
+        means, std = self.means.to(wide), self._scales.to(wide)
+        standard = self._tail_quantile(tail).to(means)
+        component = means - sign * std * standard
+        low: Tensor = component.amin(0)
+        high: Tensor = component.amax(0)
+        # Start from the quantile of a Gaussian with the mixture's mean and variance.
+        normal = float(torch.special.ndtri(torch.tensor(tail, dtype=torch.float64)))
+        guess = means.mean(0) + sign * normal * self.total.sqrt()
+        guess = guess.where(guess.isfinite(), 0.5 * (low + high))  # a variance can overflow
+        value, last_step = guess.clamp(low, high), high - low
+        eps = torch.finfo(value.dtype).eps
+        # A Newton step of this size leaves an error of its square, in units of std.
+        least, rounding = eps**0.6 * std.amin(0), 2.0 * eps
+        done = torch.zeros_like(value, dtype=torch.bool)
+        for _ in range(_MAX_STEPS):
+            distance = sign * (means - value) / std
+            beyond = self._upper_tail(distance).mean(0)
+            density = (self._log_density(distance).exp() / std).mean(0)
+            below = beyond < tail if sign > 0.0 else beyond > tail
+            low, high = torch.where(below, value, low), torch.where(below, high, value)
+            newton = value - sign * torch.log(beyond / tail) * beyond / density
+            step = (newton - value).abs()
+            inside = (low <= newton) & (newton <= high)
+            tolerance = least.maximum(rounding * value.abs())
+            accept = inside & (step <= (0.5 * last_step).maximum(tolerance))
+            proposal = torch.where(accept, newton, 0.5 * (low + high))
+            last_step = (proposal - value).abs()
+            value = torch.where(done, value, proposal)
+            converged = accept & (last_step <= tolerance)
+            done |= converged | (high - low <= rounding * value.abs())
+            if bool(done.all()):
+                break
+        return value.to(self.means)
+
+    def simulate(self, num_draws: int, *, seed: int = 0) -> Tensor:
+        """Draw targets from the mixture, such as for a statistic that has no closed form.
+
+        The components of a target share the weight sample of their draw.
+
+        Args:
+            num_draws: number of draws for each example.
+            seed: the draws are a function of it.
+
+        Returns:
+            Shape (num_draws, N, ...).
+
+        Raises:
+            ValueError: ``num_draws`` is below 1.
+
+        Example:
+            >>> from bayesify.prediction import GaussianPredictive
+            >>> p = GaussianPredictive(torch.tensor([[-1.0], [1.0]]), torch.tensor(0.5))
+            >>> p.simulate(1000).shape
+            torch.Size([1000, 1])
+        """
+        generator, index = choose_samples(self.means, num_draws, seed)
+        noise = self._noise(index.cpu(), generator).to(self.means)
+        return self.means.gather(0, index) + self._scales.gather(0, index) * noise
+
+    def rescaled(self, shift: float | Tensor, scale: float | Tensor) -> Self:
+        """Return the predictive distribution of ``shift + scale * y``.
+
+        Use it for networks that were trained on standardised targets: with mean and standard
+        deviation of the training targets the result is in the units of the targets.
+
+        Args:
+            shift: a number, or one per component of a target (broadcastable).
+            scale: a positive number, or one per component of a target (broadcastable).
+
+        Raises:
+            ValueError: they are not finite, ``scale`` is not positive, or a shape does not fit.
+
+        Example:
+            >>> from bayesify.prediction import GaussianPredictive
+            >>> p = GaussianPredictive(torch.tensor([[-1.0], [1.0]]), torch.tensor(0.5))
+            >>> q = p.rescaled(shift=100.0, scale=10.0)
+            >>> q.mean, q.aleatoric, q.epistemic
+            (tensor([100.]), tensor([25.]), tensor([100.]))
+        """
+        shifts, scales = (
+            torch.as_tensor(value, dtype=self.means.dtype, device=self.means.device)
+            for value in (shift, scale)
+        )
+        components = self.means.shape[2:]
+        for name, value in (("shift", shifts), ("scale", scales)):
+            try:
+                value.expand(components)
+            except RuntimeError:
+                raise ValueError(
+                    f"{name} must be a number or one per component of a target, shape "
+                    f"{tuple(components)}, got shape {tuple(value.shape)}"
+                ) from None
+            if not bool(value.isfinite().all()):
+                raise ValueError(f"{name} must be finite, got {value.tolist()}")
+        if not bool((scales > 0.0).all()):
+            raise ValueError(f"scale must be positive, got {scales.tolist()}")
+        noise = self._scale.to(self.means) * scales
+        return self._with(self.means * scales + shifts, noise)
+
+    def subset(self, samples: Sequence[int] | Tensor) -> Self:
+        """See ``Predictive.subset``."""
+        means = select_samples(self.means, samples)
+        fields = []
+        for name in self._noise_fields:
+            value = getattr(self, name)
+            per_sample = value.dim() == self.means.dim() and len(value) > 1
+            fields.append(select_samples(value, samples) if per_sample else value)
+        return self._with(means, *fields)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """See ``Predictive.joined``; all must have the same number of weight samples."""
+        check_joinable([tuple(part.means.shape) for part in parts])
+        means = torch.cat([part.means for part in parts])
+        fields = []
+        for name in cls._noise_fields:
+            values = [getattr(part, name).to(part.means) for part in parts]
+            fields.append(_joined(values, [part.means for part in parts]))
+        return parts[0]._with(means, *fields)
+
+    def _with(self, means: Tensor, *noise: Tensor) -> Self:
+        """Return this distribution with other means, and with other values of the first fields."""
+        fields = dict(zip(self._noise_fields, noise, strict=False))
+        found: Self = dataclasses.replace(self, means=means, **fields)  # type: ignore[type-var]
+        return found
+
+    def _check_targets(self, targets: Tensor) -> None:
+        if targets.shape != self.means.shape[1:]:
+            raise ValueError(
+                f"targets must have shape {tuple(self.means.shape[1:])}, got "
+                f"{tuple(targets.shape)}; nothing is broadcast"
+            )
+
+
+def _joined(values: Sequence[Tensor], means: Sequence[Tensor]) -> Tensor:
+    """Join a parameter of several mixtures: one number where all agree, else one per sample."""
+    if all(value.dim() == 0 for value in values) and len(set(map(float, values))) == 1:
+        return values[0]
+    # A parameter is expanded to one value per sample, and no further than the parts need.
+    rows = []
+    for value, mean in zip(values, means, strict=True):
+        row = value.reshape([1] * (mean.dim() - value.dim()) + [*value.shape])
+        rows.append(row.expand(len(mean), *row.shape[1:]))
+    widest = torch.broadcast_shapes(*(row.shape for row in rows))
+    return torch.cat([row.expand(widest) for row in rows])
