@@ -18,12 +18,16 @@ from torch import Tensor, nn
 from bayesify import (
     BayesianModule,
     CategoricalLikelihood,
+    CensoredGaussianLikelihood,
     Delta,
     Gaussian,
     GaussianLikelihood,
     Laplace,
     Likelihood,
     MeanFieldGaussian,
+    NegativeBinomialLikelihood,
+    OrdinalLikelihood,
+    PoissonLikelihood,
     Posterior,
     Prior,
     ScaleMixture,
@@ -44,21 +48,32 @@ LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
     "gaussian-learned": lambda: GaussianLikelihood(std=0.5, learn_std=True),
     "student-t": lambda: StudentTLikelihood(0.5, df=4.0, learn_scale=False),
     "student-t-learned": lambda: StudentTLikelihood(0.5),
+    "censored": lambda: CensoredGaussianLikelihood(0.5, learn_std=True),
+    "poisson": PoissonLikelihood,
+    "negative-binomial": lambda: NegativeBinomialLikelihood(0.5),
+    "ordinal": lambda: OrdinalLikelihood(5),
 }
 #: The parameters of a likelihood that has any.
 LIKELIHOOD_PARAMETERS = {
     "gaussian-learned": {"rho"},
     "student-t-learned": {"rho", "df_rho"},
+    "censored": {"rho"},
+    "negative-binomial": {"rho"},
+    "ordinal": {"first", "gaps"},
 }
+#: Those of classes, whose predictive distributions do not keep the weight samples unasked.
+OF_CLASSES = ("categorical", "ordinal")
 
 NUM_FEATURES, NUM_OUTPUTS = 3, 4
 
 
-def mlp(dtype: torch.dtype = torch.float64, *, seed: int = 0) -> nn.Sequential:
+def mlp(
+    dtype: torch.dtype = torch.float64, *, seed: int = 0, num_outputs: int = NUM_OUTPUTS
+) -> nn.Sequential:
     """3 inputs, 5 hidden units, 4 outputs: 44 weights, the same for the same seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        net = nn.Sequential(nn.Linear(NUM_FEATURES, 5), nn.Tanh(), nn.Linear(5, NUM_OUTPUTS))
+        net = nn.Sequential(nn.Linear(NUM_FEATURES, 5), nn.Tanh(), nn.Linear(5, num_outputs))
     return net.to(dtype)
 
 
@@ -83,10 +98,19 @@ class Case:
         """Whether the posterior is a point estimate."""
         return self.posterior == "delta"
 
+    @property
+    def num_outputs(self) -> int:
+        """The number of outputs that the likelihood needs from ``net()``."""
+        return 1 if self.likelihood == "ordinal" else NUM_OUTPUTS
+
+    def net(self, dtype: torch.dtype = torch.float64, *, seed: int = 0) -> nn.Sequential:
+        """``mlp`` with the outputs that the likelihood needs."""
+        return mlp(dtype, seed=seed, num_outputs=self.num_outputs)
+
     def bnn(self, net: nn.Module | None = None, **options: Any) -> BayesianModule:
-        """A network of these components, by default ``mlp()`` with std 0.3 where it has one."""
+        """A network of these components, by default ``net()`` with std 0.3 where it has one."""
         options = {"seed": 11, "init_std": None if self.is_point else 0.3, **options}
-        net = mlp() if net is None else net
+        net = self.net() if net is None else net
         return BayesianModule(
             net,
             prior=PRIORS[self.prior],
@@ -96,11 +120,20 @@ class Case:
         )
 
     def data(self, num_data: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-        """Inputs (N, 3), and targets that fit the likelihood and ``mlp()``."""
+        """Inputs (N, 3), and targets that fit the likelihood and ``net()``."""
         inputs = normals(num_data, NUM_FEATURES, seed=1, dtype=dtype)
         if self.likelihood == "categorical":
             return inputs, torch.arange(num_data) % NUM_OUTPUTS
-        return inputs, normals(num_data, NUM_OUTPUTS, seed=2, dtype=dtype)
+        if self.likelihood == "ordinal":
+            return inputs, torch.arange(num_data) % 5
+        numbers = normals(num_data, NUM_OUTPUTS, seed=2, dtype=dtype)
+        if self.likelihood == "censored":  # exact, from one side or two, by turns
+            reach = torch.tensor([0.0, 0.5, torch.inf]).to(dtype)
+            turn = torch.arange(num_data * NUM_OUTPUTS).reshape(num_data, NUM_OUTPUTS)
+            return inputs, torch.stack([numbers - reach[turn % 2], numbers + reach[turn % 3]], -1)
+        if self.likelihood in ("poisson", "negative-binomial"):
+            return inputs, numbers.exp().floor()
+        return inputs, numbers
 
 
 #: Prior and likelihood never meet in one formula: some likelihoods meet every prior, all meet one.

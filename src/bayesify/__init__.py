@@ -15,8 +15,9 @@ the network is not edited.
 Where to look next:
 
 * model: ``BayesianModule``; pretrained networks: ``last_layer``, ``RelativeStd``
-* likelihoods: ``CategoricalLikelihood``, ``BernoulliLikelihood``, ``GaussianLikelihood``,
-  ``StudentTLikelihood`` (heavy tails)
+* likelihoods of classes: ``CategoricalLikelihood``, ``BernoulliLikelihood``, ``OrdinalLikelihood``;
+  of numbers: ``GaussianLikelihood``, ``StudentTLikelihood``, ``CensoredGaussianLikelihood``; of
+  counts: ``PoissonLikelihood``, ``NegativeBinomialLikelihood``
 * priors: ``Gaussian``, ``ScaleMixture`` (the paper's), ``Laplace``, ``StudentT``; by parameter:
   ``ByGroup``; learned: ``EmpiricalGaussian``
 * posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate)
@@ -41,8 +42,12 @@ if TYPE_CHECKING:
     from bayesify.distributions.likelihoods import (
         BernoulliLikelihood,
         CategoricalLikelihood,
+        CensoredGaussianLikelihood,
         GaussianLikelihood,
         Likelihood,
+        NegativeBinomialLikelihood,
+        OrdinalLikelihood,
+        PoissonLikelihood,
         StudentTLikelihood,
     )
     from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
@@ -78,7 +83,8 @@ _MODULES = {
     "distributions.layout": ("ParameterLayout",),
     "distributions.likelihoods": (
         *("BernoulliLikelihood", "CategoricalLikelihood", "GaussianLikelihood", "Likelihood"),
-        *("StudentTLikelihood",),
+        *("CensoredGaussianLikelihood", "NegativeBinomialLikelihood", "OrdinalLikelihood"),
+        *("PoissonLikelihood", "StudentTLikelihood"),
     ),
     "distributions.posteriors": ("Delta", "MeanFieldGaussian", "Posterior"),
     "distributions.priors": ("Gaussian", "Laplace", "Prior", "ScaleMixture", "StudentT"),
@@ -112,6 +118,10 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "BernoulliLikelihood",
     "GaussianLikelihood",
     "StudentTLikelihood",
+    "CensoredGaussianLikelihood",
+    "OrdinalLikelihood",
+    "PoissonLikelihood",
+    "NegativeBinomialLikelihood",
     # priors
     "Prior",
     "Gaussian",

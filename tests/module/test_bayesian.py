@@ -155,7 +155,7 @@ def test_the_layout_knows_its_dtype() -> None:
 
 @each_case
 def test_the_users_net_is_not_changed_or_shared(case: Case) -> None:
-    net = nn.Sequential(*mlp(), nn.BatchNorm1d(4, dtype=torch.float64))
+    net = nn.Sequential(*case.net(), nn.BatchNorm1d(case.num_outputs, dtype=torch.float64))
     before = copy.deepcopy(net.state_dict())
     bnn = case.bnn(net)
     optimizer = torch.optim.Adam(bnn.parameters(), lr=0.1)
@@ -194,7 +194,7 @@ def test_parameters_are_theta_the_likelihoods_and_the_rest(case: Case) -> None:
 
 @each_case
 def test_a_call_is_what_the_net_would_return(case: Case) -> None:
-    net = mlp()
+    net = case.net()
     x, _ = case.data(6)
     exact = net(x)
     bnn = case.bnn(net, init_std=None if case.is_point else 1e-12)
@@ -227,7 +227,7 @@ def test_deepcopy_and_state_dict_carry_everything(case: Case) -> None:
         for parameter in bnn.parameters():
             parameter.add_(0.1 * parameter.grad)
     twin = copy.deepcopy(elbo)
-    other = ELBO(case.bnn(mlp(seed=5)), num_data=6)
+    other = ELBO(case.bnn(case.net(seed=5)), num_data=6)
     assert not torch.equal(other(x, y).loss, copy.deepcopy(elbo)(x, y).loss)
     other.load_state_dict(elbo.state_dict())
     expected = elbo(x, y).loss

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize, stats
-from tests.cases import Case, each_case, mlp, normals
+from tests.cases import OF_CLASSES, Case, each_case, mlp, normals
 from tests.loops import loop_over
 from torch import Tensor, nn
 
@@ -130,7 +130,7 @@ def test_prediction_is_repeatable_and_seeded(case: Case) -> None:
     assert torch.equal(bnn.predict(x, 4, seed=bnn.seed).mean, first)
     assert torch.equal(bnn.predict(x, 4, seed=99).mean, first) == case.is_point
     assert not bnn.predict(x, 4).mean.requires_grad
-    assert (bnn.predict(x, 4).samples is None) == (case.likelihood == "categorical")
+    assert (bnn.predict(x, 4).samples is None) == (case.likelihood in OF_CLASSES)
 
 
 def test_dropout_is_off_and_every_mode_comes_back() -> None:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bayesify.prediction import GaussianPredictive, LocationScalePredictive, Predictive
+from bayesify.prediction import GaussianPredictive, NumericPredictive, Predictive
 
 __all__ = ["crps", "interval_coverage", "interval_width", "regression_metrics"]
 
@@ -18,7 +18,7 @@ _NUM_DRAWS = 1000
 _MAX_HELD = 10_000_000
 
 
-def crps(predictive: LocationScalePredictive, targets: Tensor) -> float:
+def crps(predictive: NumericPredictive, targets: Tensor) -> float:
     """Return the mean continuous ranked probability score in the target's unit.
 
     The integral over z of (cdf(z) - [z >= y])^2, averaged over examples and parts of the target. 0
@@ -57,7 +57,7 @@ def crps(predictive: LocationScalePredictive, targets: Tensor) -> float:
     return float((first - pairs / count**2).mean())
 
 
-def _sampled_crps(predictive: LocationScalePredictive, targets: Tensor) -> float:
+def _sampled_crps(predictive: NumericPredictive, targets: Tensor) -> float:
     count = min(_NUM_DRAWS, max(2, _MAX_HELD // targets.numel()))
     rounds = -(-_NUM_DRAWS // count)
     total = 0.0
@@ -80,7 +80,7 @@ def _expected_distance(difference: Tensor, std: Tensor) -> Tensor:
     return distance
 
 
-def interval_coverage(predictive: LocationScalePredictive, targets: Tensor, level: float) -> float:
+def interval_coverage(predictive: NumericPredictive, targets: Tensor, level: float) -> float:
     """Return the share of the targets in their equal-tailed interval, in percent.
 
     Args:
@@ -102,7 +102,7 @@ def interval_coverage(predictive: LocationScalePredictive, targets: Tensor, leve
     return _covered(predictive.interval(level), targets)
 
 
-def interval_width(predictive: LocationScalePredictive, level: float) -> float:
+def interval_width(predictive: NumericPredictive, level: float) -> float:
     """Return the mean width of the equal-tailed intervals in the target's unit.
 
     Args:
@@ -167,14 +167,14 @@ def _width(interval: tuple[Tensor, Tensor]) -> float:
     return float((high - low).double().mean())
 
 
-def _check(predictive: Predictive, targets: Tensor) -> LocationScalePredictive:
-    if not isinstance(predictive, LocationScalePredictive):
+def _check(predictive: Predictive, targets: Tensor) -> NumericPredictive:
+    if not isinstance(predictive, NumericPredictive):
         raise TypeError(
             "regression metrics need a predictive distribution of numbers, such as a "
             "GaussianPredictive, from a network with a GaussianLikelihood, got "
             f"{type(predictive).__name__}"
         )
-    shape = predictive.means.shape[1:]
+    shape = predictive.mean.shape
     if targets.shape != shape or targets.numel() < 1:
         raise ValueError(
             f"targets must have the shape of the mean, {tuple(shape)}, and hold at least one "

@@ -48,9 +48,7 @@ class CategoricalPredictive(Predictive):
     log_samples: Tensor | None = None
 
     @classmethod
-    def from_logits(
-        cls, logits: SizedIterable, *, keep_samples: bool = False
-    ) -> CategoricalPredictive:
+    def from_logits(cls, logits: SizedIterable, *, keep_samples: bool = False) -> Self:
         """Average softmax(logits) over weight samples, one tensor of shape (N, K) at a time.
 
         The memory does not grow with the number of samples, unless they are kept.

@@ -37,7 +37,7 @@ class GaussianPredictive(LocationScalePredictive):
     means: Tensor
     noise_std: Tensor
 
-    _noise_fields: ClassVar = ("noise_std",)
+    _fields: ClassVar = ("means", "noise_std")
 
     def _variance_factor(self) -> float:
         return 1.0

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from bayesify.prediction.predictive import (
-    Predictive,
-    check_joinable,
-    check_level,
-    choose_samples,
-    select_samples,
-)
+from bayesify.prediction.numeric import NumericPredictive
+from bayesify.prediction.predictive import check_level, choose_samples
 
 __all__ = ["LocationScalePredictive"]
 
@@ -25,12 +17,11 @@ __all__ = ["LocationScalePredictive"]
 _MAX_STEPS = 80
 
 
-class LocationScalePredictive(Predictive):
+class LocationScalePredictive(NumericPredictive):
     """An equal mixture of S symmetric distributions for each component of each target.
 
     Component s is ``means[s] + scale * noise``. A subclass is a dataclass of ``means``, of the
-    scale under a name of its own, and of the parameters of the noise, all broadcastable to
-    ``means``.
+    scale under a name of its own, and of the other parameters of the noise.
 
     Example:
         >>> from bayesify.prediction import GaussianPredictive, StudentTPredictive
@@ -43,25 +34,6 @@ class LocationScalePredictive(Predictive):
 
     #: Mean of the target under each weight sample, shape (S, N, ...).
     means: Tensor
-    #: Names of the fields other than ``means``, the scale first.
-    _noise_fields: ClassVar[tuple[str, ...]]
-
-    def __post_init__(self) -> None:
-        """Check the shapes."""
-        if self.means.dim() < 2 or len(self.means) < 1:
-            raise ValueError(
-                "means must have shape (S, N, ...) with S of at least 1, got "
-                f"{tuple(self.means.shape)}"
-            )
-        for name in self._noise_fields:
-            value = getattr(self, name)
-            try:
-                value.expand(self.means.shape)
-            except RuntimeError:
-                raise ValueError(
-                    f"{name} must be broadcastable to means, {tuple(self.means.shape)}, got shape "
-                    f"{tuple(value.shape)}"
-                ) from None
 
     @abstractmethod
     def _variance_factor(self) -> Tensor | float:
@@ -84,59 +56,12 @@ class LocationScalePredictive(Predictive):
         """Return where the upper tail of the noise of scale 1 is ``tail``, at most 1 / 2."""
 
     @property
-    def mean(self) -> Tensor:
-        """Mean of the target, shape (N, ...)."""
-        return self.means.mean(0)
-
-    @property
-    def prediction(self) -> Tensor:
-        """The mean, which minimises the expected squared error, shape (N, ...)."""
-        return self.mean
-
-    @property
-    def total(self) -> Tensor:
-        """Variance of the target, shape (N, ...): second moment minus squared mean."""
-        deviations = self._deviations
-        moment = (deviations.square() + self._noise_variance).mean(0)
-        return moment - deviations.mean(0).square()
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """Variance of the noise, averaged over the weight samples, shape (N, ...)."""
-        variance = self._noise_variance
-        return variance.mean(0).expand(self.means.shape[1:]).clone()
-
-    @property
-    def epistemic(self) -> Tensor:
-        """Variance of the means over the weight samples, shape (N, ...)."""
-        return self._deviations.var(0, correction=0)
-
-    @property
-    def variance(self) -> Tensor:
-        """Alias of ``total``."""
-        return self.total
-
-    @property
-    def std(self) -> Tensor:
-        """Standard deviation of the target, in its units, shape (N, ...)."""
-        return self.total.sqrt()
-
-    @property
-    def samples(self) -> Tensor | None:
-        """The mean of the target under each weight sample, shape (S, N, ...)."""
+    def _means(self) -> Tensor:
         return self.means
 
     @property
-    def _deviations(self) -> Tensor:
-        # Deviations from the mean of the first half of the samples. The squared distance between
-        # this mean and the mean of all is at most the variance (Cauchy-Schwarz), so that
-        # subtracting it loses at most one bit, however far from 0 the means lie.
-        half = self.means[: (len(self.means) + 1) // 2]
-        return self.means - half.mean(0)
-
-    @property
     def _scale(self) -> Tensor:
-        scale: Tensor = getattr(self, self._noise_fields[0])
+        scale: Tensor = getattr(self, self._fields[1])
         return scale
 
     @property
@@ -149,17 +74,9 @@ class LocationScalePredictive(Predictive):
         variance = self._scale.to(self.means).square() * self._variance_factor()
         return variance.reshape([1] * (self.means.dim() - variance.dim()) + [*variance.shape])
 
-    def log_prob(self, targets: Tensor) -> Tensor:
-        """Return the joint log density of each target's components, in nats, shape (N,).
-
-        Raises:
-            ValueError: the targets do not have the shape of ``mean``.
-        """
-        self._check_targets(targets)
+    def _log_probs(self, targets: Tensor) -> Tensor:
         scales = self._scales
-        log_probs = self._log_density((targets - self.means) / scales) - scales.log()
-        joint = log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
-        return joint.logsumexp(0) - math.log(len(self.means))
+        return self._log_density((targets - self.means) / scales) - scales.log()
 
     def cdf(self, targets: Tensor) -> Tensor:
         """Return the probability that each component is at most its target value, shape (N, ...).
@@ -226,26 +143,7 @@ class LocationScalePredictive(Predictive):
         return value.to(self.means)
 
     def simulate(self, num_draws: int, *, seed: int = 0) -> Tensor:
-        """Draw targets from the mixture, such as for a statistic that has no closed form.
-
-        The components of a target share the weight sample of their draw.
-
-        Args:
-            num_draws: number of draws for each example.
-            seed: the draws are a function of it.
-
-        Returns:
-            Shape (num_draws, N, ...).
-
-        Raises:
-            ValueError: ``num_draws`` is below 1.
-
-        Example:
-            >>> from bayesify.prediction import GaussianPredictive
-            >>> p = GaussianPredictive(torch.tensor([[-1.0], [1.0]]), torch.tensor(0.5))
-            >>> p.simulate(1000).shape
-            torch.Size([1000, 1])
-        """
+        """See ``NumericPredictive.simulate``."""
         generator, index = choose_samples(self.means, num_draws, seed)
         noise = self._noise(index.cpu(), generator).to(self.means)
         return self.means.gather(0, index) + self._scales.gather(0, index) * noise
@@ -288,51 +186,4 @@ class LocationScalePredictive(Predictive):
         if not bool((scales > 0.0).all()):
             raise ValueError(f"scale must be positive, got {scales.tolist()}")
         noise = self._scale.to(self.means) * scales
-        return self._with(self.means * scales + shifts, noise)
-
-    def subset(self, samples: Sequence[int] | Tensor) -> Self:
-        """See ``Predictive.subset``."""
-        means = select_samples(self.means, samples)
-        fields = []
-        for name in self._noise_fields:
-            value = getattr(self, name)
-            per_sample = value.dim() == self.means.dim() and len(value) > 1
-            fields.append(select_samples(value, samples) if per_sample else value)
-        return self._with(means, *fields)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """See ``Predictive.joined``; all must have the same number of weight samples."""
-        check_joinable([tuple(part.means.shape) for part in parts])
-        means = torch.cat([part.means for part in parts])
-        fields = []
-        for name in cls._noise_fields:
-            values = [getattr(part, name).to(part.means) for part in parts]
-            fields.append(_joined(values, [part.means for part in parts]))
-        return parts[0]._with(means, *fields)
-
-    def _with(self, means: Tensor, *noise: Tensor) -> Self:
-        """Return this distribution with other means, and with other values of the first fields."""
-        fields = dict(zip(self._noise_fields, noise, strict=False))
-        found: Self = dataclasses.replace(self, means=means, **fields)  # type: ignore[type-var]
-        return found
-
-    def _check_targets(self, targets: Tensor) -> None:
-        if targets.shape != self.means.shape[1:]:
-            raise ValueError(
-                f"targets must have shape {tuple(self.means.shape[1:])}, got "
-                f"{tuple(targets.shape)}; nothing is broadcast"
-            )
-
-
-def _joined(values: Sequence[Tensor], means: Sequence[Tensor]) -> Tensor:
-    """Join a parameter of several mixtures: one number where all agree, else one per sample."""
-    if all(value.dim() == 0 for value in values) and len(set(map(float, values))) == 1:
-        return values[0]
-    # A parameter is expanded to one value per sample, and no further than the parts need.
-    rows = []
-    for value, mean in zip(values, means, strict=True):
-        row = value.reshape([1] * (mean.dim() - value.dim()) + [*value.shape])
-        rows.append(row.expand(len(mean), *row.shape[1:]))
-    widest = torch.broadcast_shapes(*(row.shape for row in rows))
-    return torch.cat([row.expand(widest) for row in rows])
+        return self._with(means=self.means * scales + shifts, **{self._fields[1]: noise})

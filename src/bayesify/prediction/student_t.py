@@ -42,7 +42,7 @@ class StudentTPredictive(LocationScalePredictive):
     scale: Tensor
     df: Tensor
 
-    _noise_fields: ClassVar = ("scale", "df")
+    _fields: ClassVar = ("means", "scale", "df")
 
     def __post_init__(self) -> None:
         """Check shapes and values."""

@@ -84,7 +84,7 @@ class LocationScaleLikelihood(Likelihood):
         locations = self._locations(outputs)
         self._check(locations, targets)
         scale = self._predicted_scale(outputs) if self.input_dependent else self._scale.to(outputs)
-        log_probs = self._log_density((targets - locations) / scale, scale.log())
+        log_probs = self._log_probs(locations, scale, targets)
         return log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
 
     def predictive(
@@ -141,6 +141,10 @@ class LocationScaleLikelihood(Likelihood):
     @abstractmethod
     def _mixture(self, locations: Tensor, scale: Tensor) -> Predictive:
         """Return the predictive distribution, from the locations (S, N, ...) and the scale."""
+
+    def _log_probs(self, locations: Tensor, scale: Tensor, targets: Tensor) -> Tensor:
+        """Compute log p of each component, shape (S, N, ...)."""
+        return self._log_density((targets - locations) / scale, scale.log())
 
     def _predicted_scale(self, outputs: Tensor) -> Tensor:
         scale = softplus(outputs[..., 1]) + self._minimum

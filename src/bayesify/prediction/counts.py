@@ -1,0 +1,277 @@
+"""The predictive distributions of counts: mixtures of Poisson or negative binomial ones."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bayesify.prediction.numeric import NumericPredictive
+from bayesify.prediction.predictive import check_level, choose_samples
+from bayesify.prediction.special import scipy_function
+
+__all__ = [
+    "CountPredictive",
+    "NegativeBinomialPredictive",
+    "PoissonPredictive",
+    "check_counts",
+    "negative_binomial_log_prob",
+    "poisson_log_prob",
+]
+
+#: Limit of the bisection for a quantile, enough for 64 bits.
+_MAX_STEPS = 64
+
+
+class CountPredictive(NumericPredictive):
+    """An equal mixture of S distributions of counts for each component of each target.
+
+    Example:
+        >>> p = PoissonPredictive(torch.tensor([[2.0], [4.0]]).log())
+        >>> p.mean, p.aleatoric, p.epistemic
+        (tensor([3.]), tensor([3.]), tensor([1.]))
+        >>> p.quantile(0.5), p.interval(0.9)
+        (tensor([3]), (tensor([0]), tensor([7])))
+    """
+
+    #: Logarithm of the mean under each weight sample, shape (S, N, ...).
+    log_rates: Tensor
+
+    @property
+    def samples(self) -> Tensor | None:
+        """The mean of the target under each weight sample, shape (S, N, ...)."""
+        return self._means
+
+    @abstractmethod
+    def _tails(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return P(Y <= counts) and P(Y > counts) under each weight sample, in float64."""
+
+    @abstractmethod
+    def _draw(
+        self, rates: npt.NDArray[np.float64], index: Tensor, generator: np.random.Generator
+    ) -> npt.NDArray[np.int64]:
+        """Draw counts of these means, for the weight samples of ``index``."""
+
+    @property
+    def _means(self) -> Tensor:
+        return self.log_rates.exp()
+
+    def cdf(self, targets: Tensor) -> Tensor:
+        """Return the probability that each component is at most its target value, shape (N, ...).
+
+        Raises:
+            ValueError: the targets do not have the shape of ``mean``.
+        """
+        self._check_targets(targets)
+        return self._tails(targets)[0].mean(0).to(self.log_rates)
+
+    def quantile(self, q: float) -> Tensor:
+        """Return the least count whose distribution function is at least q, int64, (N, ...).
+
+        Equal-tailed intervals from these quantiles hold their level or more: each tail beyond them
+        has a probability of at most half of the rest.
+
+        Raises:
+            ValueError: q is not strictly between 0 and 1.
+        """
+        check_level(q)
+        mean, std = self.mean.double(), self.total.double().sqrt()
+        # Cantelli's inequality bounds the quantile. Bisection then keeps F(low) < q <= F(high).
+        low = (mean - std * math.sqrt((1.0 - q) / q)).floor().clamp(min=0.0) - 1.0
+        high = (mean + std * math.sqrt(q / (1.0 - q))).ceil()
+        for _ in range(_MAX_STEPS):
+            if not bool((high - low > 1.0).any()):
+                break
+            middle = ((low + high) / 2).floor()
+            below, above = (tail.mean(0) for tail in self._tails(middle))
+            # In the nearer tail, since the other one rounds to 1.
+            is_enough = below >= q if q <= 0.5 else above <= 1.0 - q
+            is_open = high - low > 1.0
+            high = torch.where(is_open & is_enough, middle, high)
+            low = torch.where(is_open & ~is_enough, middle, low)
+        return high.long()
+
+    def simulate(self, num_draws: int, *, seed: int = 0) -> Tensor:
+        """See ``NumericPredictive.simulate``; the counts are int64."""
+        _, index = choose_samples(self.log_rates, num_draws, seed)
+        rates = self.log_rates.gather(0, index).double().exp().cpu().numpy()
+        draws = self._draw(rates, index, np.random.default_rng(seed))
+        return torch.from_numpy(draws).to(self.log_rates.device)
+
+
+@dataclass(frozen=True, eq=False)
+class PoissonPredictive(CountPredictive):
+    """An equal mixture of S Poisson distributions for each component of each target.
+
+    Args:
+        log_rates: logarithm of the mean under each weight sample, shape (S, N, ...).
+
+    Raises:
+        ValueError: ``log_rates`` has fewer than two axes or no sample.
+
+    Example:
+        >>> p = PoissonPredictive(torch.tensor([[2.0]]).log())
+        >>> p.log_prob(torch.tensor([0])), p.cdf(torch.tensor([1]))
+        (tensor([-2.]), tensor([0.4060]))
+    """
+
+    log_rates: Tensor
+
+    _fields: ClassVar = ("log_rates",)
+
+    @property
+    def _noise_variance(self) -> Tensor:
+        return self._means
+
+    def _log_probs(self, targets: Tensor) -> Tensor:
+        check_counts(targets)
+        return poisson_log_prob(self.log_rates, targets)
+
+    def _tails(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        rates = self.log_rates.double().exp()
+        # The functions are not defined below 0, where the distribution function is 0.
+        first = (counts.double() + 1.0).clamp(min=0.0).expand_as(rates)
+        return torch.special.gammaincc(first, rates), torch.special.gammainc(first, rates)
+
+    def _draw(
+        self,
+        rates: npt.NDArray[np.float64],
+        index: Tensor,  # noqa: ARG002
+        generator: np.random.Generator,
+    ) -> npt.NDArray[np.int64]:
+        return generator.poisson(rates)
+
+
+@dataclass(frozen=True, eq=False)
+class NegativeBinomialPredictive(CountPredictive):
+    """An equal mixture of S negative binomial distributions for each component of each target.
+
+    Args:
+        log_rates: logarithm of the mean under each weight sample, shape (S, N, ...).
+        dispersion: alpha in the variance mean + alpha mean^2, positive, broadcastable to
+            ``log_rates``.
+
+    Raises:
+        ValueError: ``log_rates`` has fewer than two axes or no sample, or ``dispersion`` cannot be
+            broadcast to it or is not positive.
+
+    Example:
+        >>> p = NegativeBinomialPredictive(torch.tensor([[2.0]]).log(), torch.tensor(0.5))
+        >>> p.total, p.interval(0.9)
+        (tensor([4.]), (tensor([0]), tensor([6])))
+    """
+
+    log_rates: Tensor
+    dispersion: Tensor
+
+    _fields: ClassVar = ("log_rates", "dispersion")
+
+    def __post_init__(self) -> None:
+        """Check shapes and values."""
+        super().__post_init__()
+        if not bool((self.dispersion > 0.0).all()):
+            raise ValueError(
+                f"dispersion must be positive, got {float(self.dispersion.min())}; without "
+                "dispersion use PoissonPredictive"
+            )
+
+    @property
+    def _noise_variance(self) -> Tensor:
+        rates = self._means
+        return rates + self.dispersion.to(rates) * rates.square()
+
+    def _log_probs(self, targets: Tensor) -> Tensor:
+        check_counts(targets)
+        return negative_binomial_log_prob(self.log_rates, targets, self.dispersion)
+
+    def _tails(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        dispersion = self.dispersion.double()
+        odds = dispersion * self.log_rates.double().exp()
+        zero, one = 1.0 / (1.0 + odds), odds / (1.0 + odds)
+        shape, first = 1.0 / dispersion, counts.double() + 1.0
+        is_below = first <= 0.0
+        first = first.clamp(min=1.0)  # the functions are not defined below
+        incomplete = scipy_function("betainc")
+        below, above = incomplete(shape, first, zero), incomplete(first, shape, one)
+        return below.where(~is_below, 0.0), above.where(~is_below, 1.0)
+
+    def _draw(
+        self,
+        rates: npt.NDArray[np.float64],
+        index: Tensor,
+        generator: np.random.Generator,
+    ) -> npt.NDArray[np.int64]:
+        dispersion = self.dispersion.double().expand(self.log_rates.shape).gather(0, index).cpu()
+        shape = 1.0 / dispersion.numpy()
+        return generator.poisson(rates * generator.gamma(shape) / shape)
+
+
+def poisson_log_prob(log_rates: Tensor, counts: Tensor) -> Tensor:
+    """Compute the log probability of counts: y log rate - rate - log y!, elementwise.
+
+    Example:
+        >>> poisson_log_prob(torch.tensor([0.0, 1.0]), torch.tensor([0, 3]))
+        tensor([-1.0000, -1.5100])
+    """
+    y = counts.to(log_rates)
+    return y * log_rates - log_rates.exp() - torch.lgamma(y + 1.0)
+
+
+def negative_binomial_log_prob(log_rates: Tensor, counts: Tensor, dispersion: Tensor) -> Tensor:
+    """Compute the log probability of counts with variance mean + dispersion mean^2, elementwise.
+
+    The formula is that of ``NegativeBinomialLikelihood``, with r = 1 / dispersion. For great r,
+    log Gamma(y + r) and log Gamma(r) are large and nearly equal; their difference is then computed
+    from Stirling's series.
+
+    Example:
+        >>> one = torch.tensor(1.0)
+        >>> negative_binomial_log_prob(torch.tensor([0.0, 1.0]), torch.tensor([0, 3]), one)
+        tensor([-0.6931, -2.2530])
+    """
+    y, alpha = counts.to(log_rates), dispersion.to(log_rates)
+    r = 1.0 / alpha
+    log_odds = log_rates + alpha.log()  # of mean against r
+    is_large = r > 15.0
+    near, far = r.clamp(max=15.0), r.clamp(min=15.0)
+    direct = torch.lgamma(y + near) - torch.lgamma(near) + y * F.logsigmoid(log_odds)
+    ratio = torch.log1p(y / far)
+    series = (far - 0.5) * ratio - y + _stirling(y + far) - _stirling(far)
+    # y log(y + r) + y log sigmoid(log_odds), without the logarithms of r, which cancel.
+    series = series + y * (ratio + log_rates - F.softplus(log_odds))
+    found = torch.where(is_large, series, direct)
+    return found - torch.lgamma(y + 1.0) - r * F.softplus(log_odds)
+
+
+def _stirling(x: Tensor) -> Tensor:
+    """Compute log Gamma(x) - (x - 1/2) log x + x - log(2 pi) / 2 for x of at least 15."""
+    s = x.reciprocal().square()
+    series: Tensor = (1 / 12 + s * (-1 / 360 + s * (1 / 1260 + s * (-1 / 1680 + s / 1188)))) / x
+    return series
+
+
+def check_counts(targets: Tensor) -> None:
+    """Raise ValueError unless the targets are counts.
+
+    Values are checked on the CPU only, and not in compiled code.
+    """
+    if targets.is_complex() or targets.dtype == torch.bool:
+        raise ValueError(
+            f"targets must be counts, which are integers from 0, got dtype {targets.dtype}"
+            + ("; for labels use BernoulliLikelihood" if targets.dtype == torch.bool else "")
+        )
+    if targets.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    wrong = targets[~((targets >= 0) & (targets == targets.floor()) & (targets < math.inf))]
+    if wrong.numel():
+        raise ValueError(
+            f"targets must be counts, which are integers from 0, got {wrong[0].item()}; for real "
+            "numbers use GaussianLikelihood or StudentTLikelihood"
+        )
