@@ -130,6 +130,14 @@ CASES: dict[str, tuple[Likelihood, nn.Module, Tensor]] = {
         net(4, 2, 2),
         X[:, :2] * (1 + X[:, 2:].abs()),
     ),
+    "censored": (
+        bf.CensoredGaussianLikelihood(learn_std=True),
+        net(2),
+        torch.stack([X[:, :2], X[:, :2].where(X[:, 2:] > 0, torch.inf)], -1),
+    ),
+    "poisson": (bf.PoissonLikelihood(), net(2), (1.0 + X[:, :2]).exp().floor()),
+    "dispersed": (bf.NegativeBinomialLikelihood(), net(2), (1.0 + X[:, :2]).exp().floor()),
+    "grades": (bf.OrdinalLikelihood(3), net(1), (X[:, 0] > -0.5).long() + (X[:, 0] > 0.5)),
     "labels": (LABELS, net(2), (X[:, :2] > 0).float()),
     "booleans": (LABELS, net(2), X[:, :2] > 0),
 }
@@ -161,6 +169,30 @@ def test_they_train_alone_and_together(name: str, backend: str, tmp_path: Path) 
     assert again.likelihood.config() == likelihood.config()
     assert torch.equal(again.predict(X, 5).mean, bnn.predict(X, 5).mean)
     assert type(likelihood)(**likelihood.config()).config() == likelihood.config()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*standard deviations have not converged")
+@loop_over("estimator", [bf.LocalReparameterization(), bf.Flipout()])
+@loop_over("backend", ["autograd", "closed-form", "auto"])
+@loop_over("name", CASES)
+def test_they_train_under_every_estimator(name: str, backend: str, estimator: bf.Estimator) -> None:
+    likelihood, module, y = CASES[name]
+    bnn = bf.BayesianModule(
+        module, likelihood=likelihood, init_std=0.05, estimator=estimator, seed=1
+    )
+    before = [parameter.detach().clone() for parameter in bnn.likelihood.parameters()]
+    elbo = bf.ELBO(bnn, num_data=64)
+    optimizer = torch.optim.Adam(elbo.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(X, y), 32)
+    history = bf.fit(
+        elbo, loader, validation_loader=loader, epochs=8, backend=backend, optimizer=optimizer
+    )
+    assert history[-1]["nll"] < history[0]["nll"]
+    for old, new in zip(before, bnn.likelihood.parameters(), strict=True):
+        assert not torch.equal(old, new), "the likelihood's own parameters train too"
+    whole, parts = bnn.predict(X, 5), bnn.predict(X, 5, batch_size=7)
+    assert torch.allclose(whole.mean, parts.mean, rtol=1e-4, atol=1e-5)
 
 
 def test_noise_that_depends_on_the_input_is_found() -> None:

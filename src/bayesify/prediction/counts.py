@@ -28,6 +28,8 @@ __all__ = [
 
 #: Limit of the bisection for a quantile, enough for 64 bits.
 _MAX_STEPS = 64
+#: Greater quantiles do not fit into 64 bits.
+_LARGEST = 2.0**62
 
 
 class CountPredictive(NumericPredictive):
@@ -85,7 +87,7 @@ class CountPredictive(NumericPredictive):
         mean, std = self.mean.double(), self.total.double().sqrt()
         # Cantelli's inequality bounds the quantile. Bisection then keeps F(low) < q <= F(high).
         low = (mean - std * math.sqrt((1.0 - q) / q)).floor().clamp(min=0.0) - 1.0
-        high = (mean + std * math.sqrt(q / (1.0 - q))).ceil()
+        high = (mean + std * math.sqrt(q / (1.0 - q))).ceil().clamp(max=_LARGEST)
         for _ in range(_MAX_STEPS):
             if not bool((high - low > 1.0).any()):
                 break

@@ -11,6 +11,8 @@ from bayesify.distributions.likelihoods.gaussian import GaussianLikelihood
 
 __all__ = ["CensoredGaussianLikelihood"]
 
+_ROOT_HALF = math.sqrt(0.5)
+
 
 class CensoredGaussianLikelihood(GaussianLikelihood):
     """y = mean + std * noise with Gaussian noise, where of some targets only bounds are known.
@@ -58,11 +60,11 @@ class CensoredGaussianLikelihood(GaussianLikelihood):
         is_exact = lower == upper
         is_interval = has_lower & has_upper & ~is_exact
         # Where a branch is not used, its numbers must not make gradients of NaN.
-        a = (lower.where(has_lower, 0.0) - locations) / scale
-        b = (upper.where(has_upper, 0.0) - locations) / scale
+        a = (torch.where(has_lower, lower, locations) - locations) / scale
+        b = (torch.where(has_upper, upper, locations) - locations) / scale
         exact = self._log_density(a, scale.log())
-        one_sided = torch.special.log_ndtr(torch.where(has_upper, b, -a))
-        width = (upper - lower).where(is_interval, 1.0) / scale
+        one_sided = _log_normal_cdf(torch.where(has_upper, b, -a))
+        width = torch.where(is_interval, upper - lower, scale) / scale
         between = _log_normal_interval(a.where(is_interval, -0.5), width)
         known = torch.where(is_exact, exact, torch.where(is_interval, between, one_sided))
         return known.where(has_lower | has_upper, 0.0)
@@ -87,6 +89,16 @@ class CensoredGaussianLikelihood(GaussianLikelihood):
             )
 
 
+def _log_normal_cdf(x: Tensor) -> Tensor:
+    """Compute log Phi(x).
+
+    The gradient of ``torch.special.log_ndtr`` loses all its digits far below 0.
+    """
+    below, above = x.clamp(max=0.0), x.clamp(min=0.0)
+    tail = -0.5 * below.square() + torch.log(0.5 * torch.special.erfcx(-below * _ROOT_HALF))
+    return torch.where(x < 0.0, tail, torch.log1p(-0.5 * torch.erfc(above * _ROOT_HALF)))
+
+
 def _log_normal_interval(a: Tensor, width: Tensor) -> Tensor:
     """Compute log(Phi(a + width) - Phi(a)), stable in both tails and for narrow intervals."""
     # By symmetry the interval lies at 0 or below.
@@ -94,14 +106,13 @@ def _log_normal_interval(a: Tensor, width: Tensor) -> Tensor:
     low, high = middle - 0.5 * width, middle + 0.5 * width
     # log(Phi(high) - Phi(low)) = log Phi(high) + log(1 - exp(d)) with d = log Phi(low / high).
     # In the tail Phi(x) = exp(-x^2 / 2) erfcx(-x / sqrt(2)) / 2; d needs no difference of squares.
-    root = math.sqrt(0.5)
-    ratio = torch.special.erfcx(-low * root) / torch.special.erfcx(-high.clamp(max=0.0) * root)
-    in_tail = width * middle + ratio.log()
-    around = torch.special.log_ndtr(low) - torch.special.log_ndtr(high.clamp(min=0.0))
+    ends = torch.special.erfcx(-torch.stack([low, high.clamp(max=0.0)]) * _ROOT_HALF)
+    in_tail = width * middle + (ends[0] / ends[1]).log()
+    around = _log_normal_cdf(low) - _log_normal_cdf(high.clamp(min=0.0))
     d = torch.where(high < 0.0, in_tail, around)
     # Around the middle of a narrow interval, a series of the mean of exp(-middle t - t^2 / 2).
     is_narrow = width * (1.0 - middle) < 0.05
-    wide = torch.special.log_ndtr(high) + torch.log(-torch.expm1(d.where(~is_narrow, -1.0)))
+    wide = _log_normal_cdf(high) + torch.log(-torch.expm1(d.where(~is_narrow, -1.0)))
     w, m = width.where(is_narrow, 0.01).square(), middle.where(is_narrow, 0.0).square()
     series = w / 24.0 * (m - 1.0) + w.square() / 1920.0 * (m.square() - 6.0 * m + 3.0)
     density = -0.5 * middle.square() - 0.5 * math.log(2.0 * math.pi)
