@@ -66,6 +66,7 @@ def widths() -> dict[str, Any]:
 PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/any-network.md": lambda: classification(Parts()),
     "docs/estimators.md": lambda: classification(Parts()),
+    "docs/likelihoods.md": dict,
     "docs/objective.md": lambda: classification(Parts()),
     "docs/prediction.md": lambda: classification(Parts()),
     "docs/backends.md": backends,
