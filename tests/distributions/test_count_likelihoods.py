@@ -190,6 +190,15 @@ def test_metrics_of_counts() -> None:
         assert crps(many, y.repeat(500)) == pytest.approx(exact, rel=0.01)
 
 
+@loop_over("dtype", [torch.bfloat16, torch.float16])
+def test_outputs_in_half_precision_have_means_in_single(dtype: torch.dtype) -> None:
+    outputs = torch.tensor([[[1.0], [12.5]]], dtype=dtype)
+    for likelihood in (PoissonLikelihood(), NegativeBinomialLikelihood()):
+        p = likelihood.predictive(list(outputs), keep_samples=False)
+        assert torch.allclose(p.mean, outputs[0].float().exp(), rtol=1e-6)
+        assert torch.isfinite(p.total).all()
+
+
 def test_subsets_and_joins() -> None:
     y = torch.tensor([[0, 1], [2, 3], [5, 8], [13, 21], [34, 55]])
     one, two = predictives()[4:6]

@@ -104,5 +104,5 @@ def log_gamma_step(x: Tensor) -> Tensor:
     exact = torch.lgamma(near + 0.5) - torch.lgamma(near)
     r = x.clamp(min=15.0).reciprocal()
     s = r.square()
-    series = r * (-1 / 8 + s * (1 / 192 + s * (-1 / 640 + s * (17 / 14336 - s * 31 / 18432))))
+    series = r * (-1 / 8 + s * (1 / 192 + s * (-1 / 640 + s * 17 / 14336)))
     return torch.where(far, series - 0.5 * r.log(), exact)

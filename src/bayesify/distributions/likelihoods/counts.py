@@ -163,5 +163,7 @@ class NegativeBinomialLikelihood(CountLikelihood):
 
 
 def _log_rates(outputs: Tensor) -> Tensor:
+    # In half precision the mean would overflow or lose its digits.
+    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     excess = (outputs - _LARGEST_OUTPUT).clamp(min=0.0)
     return outputs.clamp(max=_LARGEST_OUTPUT) + torch.log1p(excess)
