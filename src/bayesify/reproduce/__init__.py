@@ -32,6 +32,7 @@ from bayesify.reproduce.papers.clinc150 import tuning as clinc150_tuning
 from bayesify.reproduce.papers.pyro_local import notebook
 from bayesify.reproduce.papers.rahmanto import prior_grid, widths
 from bayesify.reproduce.papers.straight_dope import gluon, scratch
+from bayesify.reproduce.papers.tables import experiment as tables
 
 __all__ = [
     "EXPERIMENTS",
@@ -73,6 +74,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         train_defaults,
         clinc150_tuning,
         clinc150,
+        tables,
     )
 }
 
