@@ -154,7 +154,7 @@ class Recorder:
     def __init__(self, seed: int) -> None:
         self.seed, self.threads = seed, torch.get_num_threads()
 
-    def fit(self, inputs: Any, targets: Any) -> None:
+    def fit(self, inputs: Any, targets: Any) -> None:  # noqa: ARG002
         self.trained = inputs
 
     def predict(self, inputs: Any) -> Any:
@@ -221,7 +221,7 @@ def test_each_model_of_numbers_knows_the_noise(name: str, monkeypatch: pytest.Mo
     else:
         assert found["nll"] is not None
         # 0.73 is the entropy of the noise.
-        assert 0.5 < found["nll"] < (3.0 if name in OVERCONFIDENT else 1.1)
+        assert 0.5 < found["nll"] < (10.0 if name in OVERCONFIDENT else 1.1)
     assert model.version().startswith(model.package)
 
 
