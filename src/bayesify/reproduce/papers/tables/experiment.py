@@ -97,7 +97,8 @@ def table(results: Sequence[Result]) -> str:
         f"Mean +- standard error over {splits} random splits, in which the test rows overlap. The "
         "best mean is in bold; rank 1 is the best, and equal means share their ranks. nll in nats. "
         "Width of intervals: relative to the models' median on each set, geometric mean. CPU "
-        f"seconds on one thread, under a mean load of {load}. Packages: {', '.join(packages)}."
+        f"seconds on one thread, median, under a mean load of {load}. Packages: "
+        f"{', '.join(packages)}."
     )
     if missing:
         head += f" Without results here: {', '.join(missing)}."
