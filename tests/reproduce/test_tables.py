@@ -129,7 +129,7 @@ def test_scores_of_numbers_are_those_of_the_closed_forms() -> None:
     assert found["width"] == pytest.approx(2.0 * 1.6448536 * float(std.mean()), rel=1e-6)
     inside = (abs(y - mean) <= 1.6448536 * std).double().mean()
     assert found["coverage"] == pytest.approx(100.0 * float(inside))
-    assert quantile_crps(p, y) == pytest.approx(crps(p, y), rel=5e-3)
+    assert quantile_crps(p, y) == pytest.approx(crps(p, y), rel=1e-3)
 
 
 def test_scores_of_classes_are_those_of_scikit_learn() -> None:

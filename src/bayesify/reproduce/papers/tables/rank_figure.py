@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from bayesify.plots.style import COLOURS, styled
 
@@ -53,10 +54,12 @@ def rank_figure(panels: Mapping[str, Ranks], first: str) -> Figure:
                 ms=5.5,
                 label=score,
             )
-        ax.set(title=title, ylim=(len(names) - 0.5, -0.5), xlabel="mean rank; 1 is best")
+        ax.set(title=title, ylim=(len(names) - 0.5, -0.5), xlim=(0.5, len(names) + 0.5))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        ax.set_xlabel("mean rank; 1 is best")
         ax.set_yticks(range(len(names)), names)
         for label in ax.get_yticklabels():
             if label.get_text() == first:
                 label.set_fontweight("bold")
-        ax.legend(loc="lower left")
+        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))  # no point is hidden
     return figure
