@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     return {"package": version, **{name: [scores[name] for scores in found] for name in names}}
 
 
-def _read(path: Any) -> Scores:
+def _read(path: Path) -> Scores:
     try:
         scores: Scores = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

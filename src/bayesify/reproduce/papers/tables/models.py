@@ -29,7 +29,7 @@ class TableModel:
     Args:
         title: as in the tables.
         package: the distribution that it needs.
-        seconds: CPU seconds of a fit with its predictions, on average over the sets.
+        seconds: estimated CPU seconds of a fit with its predictions, on average over the sets.
         numbers: builds the model of numbers; None if there is none.
         classes: builds the model of classes; None if there is none.
     """
