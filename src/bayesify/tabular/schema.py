@@ -24,7 +24,8 @@ __all__ = ["OUTSIDE_RATE", "SCHEMA_NAME", "TableSchema", "Target", "label_of", "
 SCHEMA_NAME = "table.json"
 #: The ranges of all numbers and dates together exclude at most this share of rows like training's.
 OUTSIDE_RATE = 0.01
-_FORMAT = 1
+#: Format 1 has no moderate inputs and no widened predictions; its runs predict as they did.
+_FORMAT, _READ = 2, (1, 2)
 
 
 @dataclass(frozen=True)
@@ -189,9 +190,10 @@ class TableSchema:
             TableError: it is not of this form.
         """
         try:
-            if stored["format"] != _FORMAT:
+            if stored["format"] not in _READ:
                 raise TableError(
-                    f"it has format {stored['format']}, this version of bayesify reads {_FORMAT}"
+                    f"it has format {stored['format']}, this version of bayesify reads "
+                    f"{' and '.join(map(str, _READ))}"
                 )
             return cls(
                 tuple(column_from_json(column) for column in stored["columns"]),
