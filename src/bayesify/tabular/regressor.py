@@ -7,11 +7,11 @@ from typing import Any, Literal, Self, get_args, overload
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from bayesify.prediction import GaussianPredictive, Predictive
-from bayesify.tabular.estimator import BayesianMLP
+from bayesify.tabular.advice import without_wild
+from bayesify.tabular.estimator import BayesianMLP, Rows
 from bayesify.tabular.model import Noise
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.weights import Array, DistinctRows, checked_weights
@@ -41,8 +41,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         random_state: seed of everything random: None, an integer or a NumPy RandomState.
 
     Attributes:
-        bnn_: the ``bayesify.BayesianModule``, on standardised columns and targets.
-        feature_scaling_: shift and scale of the columns.
+        bnn_: the ``bayesify.BayesianModule``, on encoded columns and standardised targets.
+        columns_: what each column holds, and how it becomes inputs of the network.
         target_scaling_: shift and scale of the targets.
         recipe_: the settings of the training.
         history_: a row for each epoch; see ``bayesify.fit``.
@@ -118,8 +118,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         first = not (further and hasattr(self, "bnn_"))
         if self.noise not in get_args(Noise):
             raise ValueError(f'noise must be "learned" or "input-dependent", got {self.noise!r}')
-        table, numbers = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first
+        table, numbers = self._checked(
+            X, y, first=first, sample_weight=sample_weight, multi_output=True, y_numeric=True
         )
         numbers = np.asarray(numbers, dtype=np.float64)
         shape = numbers.shape[1:]
@@ -130,13 +130,17 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             )
         weights = checked_weights(sample_weight, len(table))
         rows = DistinctRows.of(table, numbers.reshape(len(table), -1), weights)
+        self._check_counts(sample_weight, weights, rows)
+        tamed = torch.from_numpy(
+            without_wild(rows.targets.numpy(), rows.weights.numpy(), stacklevel=3)
+        )
         if first:
             self._target_shape = shape
             self.n_outputs_ = rows.targets.shape[1]
-            self.target_scaling_ = Scaling.of(rows.targets, rows.weights)
+            self.target_scaling_ = Scaling.of(tamed, rows.weights)
             self._begin(rows, self.n_outputs_, self.noise)
         stopping = self.early_stopping and not further
-        targets = self.target_scaling_.standardised(rows.targets)
+        targets = self.target_scaling_.standardised(tamed)
         self._train(rows, targets, streaming=not first, early_stopping=stopping)
         return self
 
@@ -187,8 +191,12 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         lower, upper = (torch.cat(parts).numpy() for parts in zip(*ends, strict=True))
         return lower, upper
 
-    def _predictive(self, inputs: Tensor) -> GaussianPredictive:
-        p = super()._predictive(inputs)
+    @property
+    def _marginal(self) -> Tensor:
+        return torch.ones(())  # the variance of standardised targets
+
+    def _predictive(self, rows: Rows) -> GaussianPredictive:
+        p = super()._predictive(rows)
         assert isinstance(p, GaussianPredictive)
         scaling = self.target_scaling_
         means, stds = p.means * scaling.scale + scaling.shift, p.noise_std * scaling.scale

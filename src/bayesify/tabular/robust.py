@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+import torch
 
-from bayesify.tabular.cells import Floats
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.cells import Floats
 
 __all__ = ["bounds", "correlation", "moderated", "normal_scores", "quantile"]
 
@@ -15,8 +18,9 @@ __all__ = ["bounds", "correlation", "moderated", "normal_scores", "quantile"]
 _PARTS = (0.25, 0.1, 0.05, 0.025, 0.01)
 #: Moderated numbers stay below this multiple of the size up to which they are left as they are.
 _MOST = 5.0 / 3.0
+_NORMAL = NormalDist()
 #: Probabilities of the knots of a map to the scores of a normal, but for smallest and largest.
-_KNOTS = np.linspace(-2.5, 2.5, 21)
+_KNOTS = np.array([_NORMAL.cdf(place / 4.0) for place in range(-10, 11)])
 
 
 def bounds(values: Floats, weights: Floats, reach: float) -> tuple[float, float]:
@@ -41,7 +45,7 @@ def bounds(values: Floats, weights: Floats, reach: float) -> tuple[float, float]
         low, high = _quantiles(ordered, heights, np.array([part, 1.0 - part])).tolist()
         if low < high:
             # Divided first: the width of a range can overflow.
-            sigma = (high / 2.0 - low / 2.0) / -float(ndtri(part))
+            sigma = (high / 2.0 - low / 2.0) / -_NORMAL.inv_cdf(part)
             return low - reach * sigma, high + reach * sigma
     return float(ordered[0]), float(ordered[-1])
 
@@ -86,11 +90,12 @@ def normal_scores(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
     """
     order = np.argsort(values, kind="stable")
     ordered, heights = values[order], np.cumsum(weights[order])
-    inner = _quantiles(ordered, heights, ndtr(_KNOTS))
+    inner = _quantiles(ordered, heights, _KNOTS)
     knots = np.unique(np.concatenate([ordered[:1], inner, ordered[-1:]]))
     padded = np.concatenate([[0.0], heights])
     below, up_to = (padded[np.searchsorted(ordered, knots, side)] for side in ("left", "right"))
-    scores = ndtri((below + up_to) / (2.0 * heights[-1]))
+    middle = (below + up_to) / (2.0 * heights[-1])
+    scores = torch.special.ndtri(torch.from_numpy(middle)).numpy()
     found = np.interp(values, knots, scores)
     mean = np.average(found, weights=weights)
     return knots, (scores - mean) / math.sqrt(np.average((found - mean) ** 2, weights=weights))

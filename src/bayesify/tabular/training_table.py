@@ -17,7 +17,7 @@ from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn, TextC
 from bayesify.tabular.detect import ColumnScan, find_target
 from bayesify.tabular.files import TableError, TableFile, available_memory, open_table
 from bayesify.tabular.scaling import Scaling
-from bayesify.tabular.schema import OUTSIDE_RATE, TableSchema, Target, texts_of
+from bayesify.tabular.schema import TableSchema, Target, tail_of, texts_of
 from bayesify.tabular.stored_table import stored_table
 from bayesify.tabular.table_data import TableData
 
@@ -301,7 +301,7 @@ def _fitted(
 ) -> tuple[TableSchema, list[str]]:
     """Return the schema with the statistics of the training rows, and remarks."""
     ranged = sum(isinstance(column, RangedColumn) for column in draft.columns)
-    tail = max(1, math.floor(OUTSIDE_RATE * (len(train) + 1) / (2 * max(1, ranged))))
+    tail = tail_of(len(train), ranged)
     columns = tuple(
         column.fit(each[train], tail=tail)
         for column, each in zip(draft.columns, values, strict=True)
@@ -332,9 +332,12 @@ def _fitted(
 
 def _scaled(target: Target, values: Floats) -> Target:
     if target.task != "regression":
-        return target
+        counts = np.bincount(values.astype(np.int64), minlength=len(target.classes))
+        return dataclasses.replace(target, marginal=tuple((counts / counts.sum()).tolist()))
     scaling = Scaling.of(torch.from_numpy(values).unsqueeze(-1))
-    return dataclasses.replace(target, shift=scaling.shift.item(), scale=scaling.scale.item())
+    return dataclasses.replace(
+        target, shift=scaling.shift.item(), scale=scaling.scale.item(), marginal=(1.0,)
+    )
 
 
 def _data(

@@ -296,7 +296,13 @@ def run_epochs(
         if tell is not None and note is not None:
             tell(_of_network(k, members, note))
     for member in members:
-        warn_of_convergence(member.position.history, epochs, warmup.epochs, stacklevel=4)
+        warn_of_convergence(
+            member.position.history,
+            epochs,
+            warmup.epochs,
+            stacklevel=4,
+            tell=getattr(watcher, "on_warning", None),
+        )
     return [member.position.history for member in members]
 
 
