@@ -41,8 +41,8 @@ def check_sum(weights: Floats, *, stacklevel: int) -> None:
     if not rows / _RATIO <= total <= rows * _RATIO:
         warnings.warn(
             f"sample_weight sums to {total:.4g} for {rows:,} rows: a weight is the number of times "
-            f"that a row counts, so the model learns as from {total:.4g} rows; if the weights are "
-            "relative, multiply them by len(w) / w.sum()",
+            f"that a row counts, so the model learns as from {total:.4g} of them; if the weights "
+            "are relative, multiply them by len(w) / w.sum()",
             TableWarning,
             stacklevel=stacklevel + 1,
         )
@@ -67,40 +67,37 @@ def check_repeats(counts: Floats, *, stacklevel: int) -> None:
     )
 
 
-def without_wild(targets: Floats, weights: Floats, *, stacklevel: int) -> Floats:
-    """Return targets with the wild ones replaced by the nearest of the others, and warn of them.
+def without_wild(targets: Floats, weights: Floats | None = None) -> tuple[Floats, str | None]:
+    """Return targets with the wild ones replaced by the nearest of the others, and a note of them.
 
     Wild is a target farther from the quartiles than 10 interquartile ranges, of at least 20 rows;
     where the quartiles coincide, a wider part of the targets counts instead of that between them.
 
     Args:
         targets: shape (M, K), finite.
-        weights: the number of times that each row counts, shape (M,).
-        stacklevel: as for ``warnings.warn``.
+        weights: the number of times that each row counts, shape (M,); None for once.
 
     Example:
-        >>> y = np.append(np.arange(30.0), 1e6)[:, None]
-        >>> with warnings.catch_warnings(action="ignore"):
-        ...     without_wild(y, np.ones(31), stacklevel=1).max().item()
-        29.0
+        >>> tamed, note = without_wild(np.append(np.arange(30.0), 1e6)[:, None])
+        >>> tamed.max().item(), note[:44]
+        (29.0, '1 target lies more than 10 interquartile ran')
     """
     if len(targets) < _FEWEST_TARGETS:
-        return targets
+        return targets, None
+    counts = np.ones(len(targets)) if weights is None else weights
     tamed = targets.copy()
     for column in tamed.T:
-        low, high = robust.bounds(column, weights, _REACH)
+        low, high = robust.bounds(column, counts, _REACH)
         ordinary = column[(low <= column) & (column <= high)]
         np.clip(column, ordinary.min(), ordinary.max(), out=column)
-    wild = (tamed != targets).any(axis=1)
-    if wild.any():
-        count = float(weights[wild].sum())
-        example = targets[wild][0][(tamed != targets)[wild][0]][0]
-        warnings.warn(
-            f"{count:,.4g} target{'s lie' if count != 1 else ' lies'} more than 10 interquartile "
-            f"ranges away from the quartiles, such as {example:.6g}, and count as the nearest of "
-            "the others; correct or remove such rows, or predict the logarithm of y if such values "
-            "are real",
-            TableWarning,
-            stacklevel=stacklevel + 1,
-        )
-    return tamed
+    changed = tamed != targets
+    wild = changed.any(axis=1)
+    if not wild.any():
+        return targets, None
+    count = float(counts[wild].sum())
+    return tamed, (
+        f"{count:,.4g} target{' lies' if count == 1 else 's lie'} more than 10 interquartile "
+        f"ranges away from the quartiles, such as {targets[changed][0]:.6g}, and count as the "
+        "nearest of the others; correct or remove such rows, or predict the logarithm of the "
+        "target if such values are real"
+    )

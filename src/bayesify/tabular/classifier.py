@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -61,6 +62,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     classes_: Array
     class_prior_: Array
+    _class_counts: Array
 
     def __init__(
         self,
@@ -164,6 +166,19 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         targets = rows.targets[:, 0].long()
         self._train(rows, targets, streaming=not first, early_stopping=stopping)
         return self
+
+    def _stored_targets(self) -> dict[str, Any]:
+        return {
+            "classes": self.classes_.tolist(),
+            "type": self.classes_.dtype.str,
+            "counts": self._class_counts.tolist(),
+        }
+
+    def _restore_targets(self, stored: Mapping[str, Any]) -> int:
+        self.classes_ = np.array(stored["classes"], dtype=np.dtype(stored["type"]))
+        self._class_counts = np.array(stored["counts"])
+        self.class_prior_ = self._class_counts / self._class_counts.sum()
+        return len(self.classes_)
 
     @property
     def _marginal(self) -> Tensor:

@@ -56,9 +56,9 @@ Features = npt.NDArray[np.float32]
 _LARGEST = 1e6
 #: Numbers farther from their central part than so many sigmas are wild.
 _REACH = 4.0
-#: Inputs are left as they are up to this size, or up to that of this share of the training values.
-_PLAIN = 3.0
-_MOST_PLAIN = 0.99
+#: Inputs are left as they are up to a size between these: the largest that is not wild, or that of
+#: this share of the training values.
+_PLAIN, _RARE = (1.5, 10.0), 0.99
 #: Correlation of inputs and normal scores below which a column of numbers has both.
 _NEARLY_NORMAL = 0.93
 #: Stands for infinity in JSON; no other finite float64 of use is larger.
@@ -180,7 +180,8 @@ class RangedColumn(Column):
         scaling = Scaling.of(central, torch.from_numpy(counts))
         mean, std = scaling.shift.item(), scaling.scale.item()
         sizes = np.abs(finite / std - mean / std)
-        plain = max(_PLAIN, robust.quantile(sizes, counts, _MOST_PLAIN))
+        ordinary = sizes[(ends[0] <= finite) & (finite <= ends[1])].max()
+        plain = min(max(_PLAIN[0], ordinary, robust.quantile(sizes, counts, _RARE)), _PLAIN[1])
         finite = np.sort(finite)
         rounding = 4.0 * np.finfo(np.float64).eps * abs(mean)
         if finite[-1] - finite[0] <= rounding:

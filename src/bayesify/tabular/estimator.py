@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any, NamedTuple, Self
 
@@ -27,6 +28,7 @@ from bayesify.tabular.model import Noise
 from bayesify.tabular.outside import widened
 from bayesify.tabular.recipe import Silent, TableRecipe
 from bayesify.tabular.schema import tail_of
+from bayesify.tabular.stored_estimator import read_estimator, write_estimator
 from bayesify.tabular.weights import Array, DistinctRows
 from bayesify.training.convergence import ConvergenceWarning
 from bayesify.training.history import EpochRow, History
@@ -211,6 +213,41 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             X: shape (N, F).
         """
         return self._rows(X).distances.numpy()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trained estimator to a safetensors file, without pickle.
+
+        Later versions of bayesify read it. A ``random_state`` that is a generator is stored as
+        None.
+
+        Args:
+            path: the file; an existing file is replaced.
+
+        Raises:
+            NotFittedError: it is not trained.
+            OSError: the file cannot be written; an existing file is then unchanged.
+            TypeError: a setting or a label cannot be stored.
+        """
+        check_is_fitted(self)
+        write_estimator(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the estimator that :meth:`save` wrote.
+
+        Raises:
+            StorageError: the file is missing, damaged or of another class.
+        """
+        found: Self = read_estimator(cls, path)
+        return found
+
+    @abstractmethod
+    def _stored_targets(self) -> dict[str, Any]:
+        """Return what was found in the targets, as JSON."""
+
+    @abstractmethod
+    def _restore_targets(self, stored: Mapping[str, Any]) -> int:
+        """Set what :meth:`_stored_targets` returned, and return the number of outputs."""
 
     def _checked(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args, overload
 
 import numpy as np
@@ -10,7 +12,7 @@ from sklearn.base import RegressorMixin
 from torch import Tensor
 
 from bayesify.prediction import GaussianPredictive, Predictive
-from bayesify.tabular.advice import without_wild
+from bayesify.tabular.advice import TableWarning, without_wild
 from bayesify.tabular.estimator import BayesianMLP, Rows
 from bayesify.tabular.model import Noise
 from bayesify.tabular.scaling import Scaling
@@ -43,7 +45,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     Attributes:
         bnn_: the ``bayesify.BayesianModule``, on encoded columns and standardised targets.
         columns_: what each column holds, and how it becomes inputs of the network.
-        target_scaling_: shift and scale of the targets.
+        target_scaling_: shift and scale of the targets, without wild ones.
         recipe_: the settings of the training.
         history_: a row for each epoch; see ``bayesify.fit``.
         n_iter_: number of steps.
@@ -131,9 +133,10 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         weights = checked_weights(sample_weight, len(table))
         rows = DistinctRows.of(table, numbers.reshape(len(table), -1), weights)
         self._check_counts(sample_weight, weights, rows)
-        tamed = torch.from_numpy(
-            without_wild(rows.targets.numpy(), rows.weights.numpy(), stacklevel=3)
-        )
+        numbers, note = without_wild(rows.targets.numpy(), rows.weights.numpy())
+        if note is not None:
+            warnings.warn(note, TableWarning, stacklevel=3)
+        tamed = torch.from_numpy(numbers)
         if first:
             self._target_shape = shape
             self.n_outputs_ = rows.targets.shape[1]
@@ -190,6 +193,21 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         ends = [batch.interval(level) for batch in self._batches(X)]
         lower, upper = (torch.cat(parts).numpy() for parts in zip(*ends, strict=True))
         return lower, upper
+
+    def _stored_targets(self) -> dict[str, Any]:
+        scaling = self.target_scaling_
+        return {
+            "shape": list(self._target_shape),
+            "shift": scaling.shift.tolist(),
+            "scale": scaling.scale.tolist(),
+        }
+
+    def _restore_targets(self, stored: Mapping[str, Any]) -> int:
+        self._target_shape = tuple(stored["shape"])
+        shift, scale = (torch.tensor(stored[n], dtype=torch.float64) for n in ("shift", "scale"))
+        self.target_scaling_ = Scaling(shift, scale)
+        self.n_outputs_ = len(shift)
+        return self.n_outputs_
 
     @property
     def _marginal(self) -> Tensor:

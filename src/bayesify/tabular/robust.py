@@ -16,6 +16,8 @@ __all__ = ["bounds", "correlation", "moderated", "normal_scores", "quantile"]
 
 #: Central parts of the values whose width measures the spread: the first that is not empty.
 _PARTS = (0.25, 0.1, 0.05, 0.025, 0.01)
+#: A larger share of the values is not wild.
+_MOST_WILD = 0.05
 #: Moderated numbers stay below this multiple of the size up to which they are left as they are.
 _MOST = 5.0 / 3.0
 _NORMAL = NormalDist()
@@ -27,7 +29,8 @@ def bounds(values: Floats, weights: Floats, reach: float) -> tuple[float, float]
     """Return the ends of a range around the central part of the values.
 
     The central part is between the quartiles. Where these coincide, as in a column of mostly zeros,
-    it is between the 10 % and 90 % quantiles, and so on. Its width is that of sigmas of a normal.
+    or more than 5 % of the values are beyond the range, it is between the 10 % and 90 % quantiles,
+    and so on. Its width is that of sigmas of a normal.
 
     Args:
         values: shape (N,), finite, at least one.
@@ -35,9 +38,9 @@ def bounds(values: Floats, weights: Floats, reach: float) -> tuple[float, float]
         reach: by how many sigmas the range is longer than the central part, on either side.
 
     Example:
-        >>> low, high = bounds(np.array([0.0, 1.0, 2.0, 3.0, 1e9]), np.ones(5), 4.0)
-        >>> round(low, 2), round(high, 2)
-        (-4.93, 8.93)
+        >>> low, high = bounds(np.append(np.arange(40.0), 1e9), np.ones(41), 4.0)
+        >>> round(low, 1), round(high, 1)
+        (-49.3, 89.3)
     """
     order = np.argsort(values, kind="stable")
     ordered, heights = values[order], np.cumsum(weights[order])
@@ -46,7 +49,9 @@ def bounds(values: Floats, weights: Floats, reach: float) -> tuple[float, float]
         if low < high:
             # Divided first: the width of a range can overflow.
             sigma = (high / 2.0 - low / 2.0) / -_NORMAL.inv_cdf(part)
-            return low - reach * sigma, high + reach * sigma
+            low, high = low - reach * sigma, high + reach * sigma
+            if weights[(values < low) | (values > high)].sum() <= _MOST_WILD * heights[-1]:
+                return low, high
     return float(ordered[0]), float(ordered[-1])
 
 

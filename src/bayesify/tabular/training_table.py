@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from bayesify.noise.keys import Stream, derived_seed
+from bayesify.tabular.advice import without_wild
 from bayesify.tabular.cells import Floats, Texts
 from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn, TextColumn
 from bayesify.tabular.detect import ColumnScan, find_target
@@ -317,9 +318,10 @@ def _fitted(
             f"there are only {len(train)} rows to train on and {len(test)} held out: the numbers "
             "below say little about new data"
         )
-    schema = dataclasses.replace(
-        draft, columns=columns, target=_scaled(draft.target, targets[train])
-    )
+    target, note = _scaled(draft.target, targets[train])
+    if note is not None:
+        remarks.append(note)
+    schema = dataclasses.replace(draft, columns=columns, target=target)
     far = (schema.outside([each[test] for each in values]) > 0.0).any(axis=1)
     split = {
         **draft.split,
@@ -330,14 +332,18 @@ def _fitted(
     return dataclasses.replace(schema, split=split), remarks
 
 
-def _scaled(target: Target, values: Floats) -> Target:
+def _scaled(target: Target, values: Floats) -> tuple[Target, str | None]:
+    """Return the target with the statistics of its training values, and a note of wild ones."""
     if target.task != "regression":
         counts = np.bincount(values.astype(np.int64), minlength=len(target.classes))
-        return dataclasses.replace(target, marginal=tuple((counts / counts.sum()).tolist()))
-    scaling = Scaling.of(torch.from_numpy(values).unsqueeze(-1))
-    return dataclasses.replace(
+        shares = tuple((counts / counts.sum()).tolist())
+        return dataclasses.replace(target, marginal=shares), None
+    tamed, note = without_wild(values[:, None])
+    scaling = Scaling.of(torch.from_numpy(tamed))
+    fitted = dataclasses.replace(
         target, shift=scaling.shift.item(), scale=scaling.scale.item(), marginal=(1.0,)
     )
+    return fitted, note
 
 
 def _data(
@@ -351,6 +357,9 @@ def _data(
 ) -> TableData:
     target = schema.target
     if target.task == "regression":
+        if target.marginal:  # not in runs of earlier versions
+            targets = targets.copy()
+            targets[train] = without_wild(targets[train][:, None])[0][:, 0]
         scaled = target.scaling.standardised(torch.from_numpy(targets))
         tensor = scaled.to(torch.float32).unsqueeze(-1)
     else:
