@@ -11,7 +11,7 @@ import pandas as pd
 from pandas.api import types
 
 from bayesify.tabular.advice import TableWarning
-from bayesify.tabular.cells import Floats, Texts, by_value
+from bayesify.tabular.cells import Floats, Texts, by_value, is_missing
 from bayesify.tabular.columns import (
     CategoryColumn,
     Column,
@@ -150,12 +150,13 @@ def _kind(cells: pd.Series) -> str:
 def _category(name: str, texts: Texts) -> CategoryColumn:
     """Return a category with the levels of some cells, one input for each of at most 50."""
     codes, unique = by_value(texts)
-    known = CategoryColumn(name=name, levels=tuple(unique), kept=0).parse(unique)
     counts = np.bincount(codes, minlength=len(unique))
     levels = [
         (-count, level)
-        for count, level, value in zip(counts.tolist(), unique.tolist(), known, strict=True)
-        if np.isfinite(value)
+        for count, level, absent in zip(
+            counts.tolist(), unique.tolist(), is_missing(unique), strict=True
+        )
+        if not absent
     ]
     if len(levels) <= _MOST_LEVELS:  # their order then does not depend on their number
         levels = [(0, level) for _, level in levels]

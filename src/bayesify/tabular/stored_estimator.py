@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,17 +23,14 @@ from bayesify.tabular.files import TableError
 from bayesify.tabular.model import TableNet
 from bayesify.tabular.recipe import TableRecipe
 
-if TYPE_CHECKING:
-    from bayesify.tabular.estimator import BayesianMLP
-
 __all__ = ["read_estimator", "write_estimator"]
 
 _KIND = "estimator"
 _FORMAT = 1
 
 
-def write_estimator(model: BayesianMLP, path: str | os.PathLike[str]) -> None:
-    """Write a trained estimator; see :meth:`BayesianMLP.save`."""
+def write_estimator(model: Any, path: str | os.PathLike[str]) -> None:
+    """Write a trained ``BayesianMLP``; see its method ``save``."""
     bnn = model.bnn_
     net = bnn.net
     assert isinstance(net, TableNet)
@@ -63,8 +60,8 @@ def write_estimator(model: BayesianMLP, path: str | os.PathLike[str]) -> None:
         ) from error
 
 
-def read_estimator(kind: type[BayesianMLP], path: str | os.PathLike[str]) -> Any:
-    """Read an estimator of a class; see :meth:`BayesianMLP.load`."""
+def read_estimator(kind: type[Any], path: str | os.PathLike[str]) -> Any:
+    """Read an estimator of a subclass of ``BayesianMLP``; see its method ``load``."""
     tensors, meta = read_tensors(Path(path))
     if meta.get("kind") != _KIND:
         raise StorageError(
@@ -79,7 +76,7 @@ def read_estimator(kind: type[BayesianMLP], path: str | os.PathLike[str]) -> Any
     if meta["class"] != kind.__name__:
         raise StorageError(f"{path} holds a {meta['class']}; use {meta['class']}.load")
     try:
-        model: Any = kind(**{name: _given(value) for name, value in meta["settings"].items()})
+        model = kind(**{name: _given(value) for name, value in meta["settings"].items()})
         model.columns_ = tuple(column_from_json(column) for column in meta["columns"])
         if meta["names"] is not None:
             model.feature_names_in_ = np.array(meta["names"], dtype=object)
