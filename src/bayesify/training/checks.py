@@ -108,7 +108,7 @@ def warn_of_target_scale(likelihood: Likelihood, targets: object, *, stacklevel:
     if values.numel() < 2 or not bool(values.isfinite().all()):
         return
     mean, std = float(values.mean()), float(values.std(correction=0))
-    noise = 1.0 if likelihood.input_dependent else float(likelihood.std)
+    noise = 1.0 if likelihood.input_dependent else float(likelihood.std.detach())
     if max(abs(mean), std) <= _FAR and not 0.0 < _FAR * std < noise:
         return
     warnings.warn(
