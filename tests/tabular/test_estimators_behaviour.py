@@ -269,11 +269,13 @@ def test_wrong_tables(kind: Any) -> None:
     with pytest.raises(TypeError, match=r"(?i)sparse"):
         model.fit(sparse.csr_matrix(X3), [0, 1, 0])
     bad = X3.copy()
-    bad[1, 1] = np.nan
-    with pytest.raises(ValueError, match="NaN"):
+    bad[1, 1] = np.inf
+    with pytest.raises(ValueError, match="infinity"):
         model.fit(bad, [0, 1, 0])
+    with pytest.raises(ValueError, match=r"infinity in column 'b'"):
+        model.fit(pd.DataFrame(bad, columns=["a", "b"]), [0, 1, 0])
     model.fit(X3, [0, 1, 0])
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(ValueError, match="infinity"):
         model.predict(bad)
     with pytest.raises(ValueError, match="features"):
         model.predict(X3[:, :1])

@@ -14,10 +14,12 @@ from sklearn.utils.estimator_checks import (
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from bayesify.tabular.weights import DistinctRows
 
-# No check depends on the number of steps. So few end before the standard deviations converge; one
-# check is for array libraries that are not installed.
+# No check depends on the number of steps. So few end before the standard deviations converge; some
+# checks give weights that sum to many more than the rows; one is for array libraries that are not
+# installed.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore::bayesify.tabular.TableWarning"),
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning"),
 ]
 

@@ -300,3 +300,17 @@ def test_what_measuring_takes_is_counted_before_training(
         fit_table(path, "y")
     monkeypatch.setattr(training_table, "available_memory", lambda: 60 * 1200)
     assert fit_table(path, "y")[0].train_inputs.shape == (48, 1)
+
+
+def test_a_wild_target_moves_neither_the_scaling_nor_the_other_rows(path: Path) -> None:
+    rows = [f"{i / 7},{i * 1.5}\n" for i in range(60)]
+    path.write_text("x,y\n" + "".join(rows))
+    clean = fit_table(path, "y")[1]
+    rows[31] = f"{31 / 7},1e9\n"
+    path.write_text("x,y\n" + "".join(rows))
+    data, schema = fit_table(path, "y")
+    assert schema.target.scale == pytest.approx(clean.target.scale, rel=0.05)
+    assert data.train_targets.abs().max() < 3.0
+    assert any("1 target lies more than 10" in remark for remark in schema.remarks)
+    again = load_table(path, schema)
+    assert torch.equal(again.train_targets, data.train_targets)

@@ -4,6 +4,7 @@ The names here need no pandas and no scikit-learn. ``training_table`` and ``new_
 ``classifier`` and ``regressor`` are the estimators, which users import from ``bayesify.sklearn``.
 """
 
+from bayesify.tabular.advice import TableWarning
 from bayesify.tabular.model import Noise, TableNet, prior_by_inputs, table_baseline, table_module
 from bayesify.tabular.recipe import Silent, TableRecipe
 from bayesify.tabular.scaling import Scaling
@@ -17,6 +18,7 @@ __all__ = [
     "StreamingELBO",
     "TableNet",
     "TableRecipe",
+    "TableWarning",
     "WeightedLikelihood",
     "prior_by_inputs",
     "table_baseline",

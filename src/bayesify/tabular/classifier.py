@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
-from sklearn.utils.validation import column_or_1d, validate_data
+from sklearn.utils.validation import column_or_1d
+from torch import Tensor
 
 from bayesify.prediction.conformal import ConformalSets, smallest_sets
 from bayesify.tabular.conformal import Method
 from bayesify.tabular.estimator import BayesianMLP
-from bayesify.tabular.weights import Array, DistinctRows, checked_weights
+from bayesify.tabular.weights import Array, DistinctRows, checked_weights, class_factors
 
 __all__ = ["BayesianMLPClassifier"]
 
@@ -34,12 +36,16 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         validation_fraction: the part of the rows that is held out then.
         n_iter_no_change: epochs (50 steps, or a pass over many rows) without progress before
             training stops.
+        class_weight: the number of times that a row of each class counts, a mapping by label;
+            ``"balanced"`` gives all classes the same sum of weights, and leaves the sum over all
+            rows. It multiplies ``sample_weight``.
         random_state: seed of everything random: None, an integer or a NumPy RandomState.
 
     Attributes:
         classes_: the labels, sorted, shape (K,).
-        bnn_: the ``bayesify.BayesianModule``, on standardised columns.
-        feature_scaling_: shift and scale of the columns.
+        bnn_: the ``bayesify.BayesianModule``, on encoded columns.
+        class_prior_: the frequency of each class in training, by the rows' weights, shape (K,).
+        columns_: what each column holds, and how it becomes inputs of the network.
         recipe_: the settings of the training.
         history_: a row for each epoch; see ``bayesify.fit``.
         n_iter_: number of steps.
@@ -59,6 +65,35 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     """
 
     classes_: Array
+    class_prior_: Array
+    _class_counts: Array
+
+    def __init__(
+        self,
+        hidden_layer_sizes: Any = (50,),
+        *,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        learning_rate_init: float | None = None,
+        num_samples: int = 200,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        class_weight: Any = None,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            hidden_layer_sizes,
+            steps=steps,
+            batch_size=batch_size,
+            learning_rate_init=learning_rate_init,
+            num_samples=num_samples,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            random_state=random_state,
+        )
+        self.class_weight = class_weight
 
     def partial_fit(
         self,
@@ -96,7 +131,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         classes: Any = None,
     ) -> Self:
         first = not (further and hasattr(self, "bnn_"))
-        table, labels = validate_data(self, X, y, dtype=np.float64, reset=first)
+        table, labels = self._checked(X, y, first=first, sample_weight=sample_weight)
         labels = column_or_1d(labels, warn=True)
         check_classification_targets(labels)
         weights = checked_weights(sample_weight, len(table))
@@ -113,13 +148,45 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self.classes_ = known
         # A label of weight 0 may be none of the classes; its row is left out.
         index = np.searchsorted(known, labels)
-        rows = DistinctRows.of(table, index[:, None], weights)
+        if self.class_weight == "balanced" and further:
+            raise ValueError(
+                'class_weight="balanced" needs all rows at once, and partial_fit has a part of '
+                "them; give the weights of the classes as a mapping by label"
+            )
+        used = weights > 0.0
+        counts = np.bincount(index[used], weights[used], minlength=len(known))
+        factors = class_factors(self.class_weight, known, counts)
+        counted = weights.copy()
+        counted[used] *= factors[index[used]]
+        rows = DistinctRows.of(table, index[:, None], counted)
+        if self.class_weight is None or sample_weight is not None:
+            self._check_counts(sample_weight, weights, rows)
         if first:
+            self._class_counts = np.zeros(len(known))
             self._begin(rows, len(known), None)
+        self._class_counts = self._class_counts + factors * counts
+        self.class_prior_ = self._class_counts / self._class_counts.sum()
         stopping = self.early_stopping and not further
         targets = rows.targets[:, 0].long()
         self._train(rows, targets, streaming=not first, early_stopping=stopping)
         return self
+
+    def _stored_targets(self) -> dict[str, Any]:
+        return {
+            "classes": self.classes_.tolist(),
+            "type": self.classes_.dtype.str,
+            "counts": self._class_counts.tolist(),
+        }
+
+    def _restore_targets(self, stored: Mapping[str, Any]) -> int:
+        self.classes_ = np.array(stored["classes"], dtype=np.dtype(stored["type"]))
+        self._class_counts = np.array(stored["counts"])
+        self.class_prior_ = self._class_counts / self._class_counts.sum()
+        return len(self.classes_)
+
+    @property
+    def _marginal(self) -> Tensor:
+        return torch.from_numpy(self.class_prior_)
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the most probable label of each row, shape (N,)."""
@@ -176,8 +243,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         member[np.arange(len(member)), probabilities.argmax(axis=1)] = True
         return member
 
-    def _calibration_rows(self, X: Any, y: Any) -> tuple[Array, Array]:  # noqa: N803
-        table, labels = validate_data(self, X, y, dtype=np.float64, reset=False)
+    def _calibration_targets(self, X: Any, y: Any) -> Array:  # noqa: N803
+        _, labels = self._checked(X, y, first=False)
         labels = column_or_1d(labels, warn=True)
         unknown = np.setdiff1d(labels, self.classes_)
         if len(unknown):
@@ -185,7 +252,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
                 f"y must hold only the classes {self.classes_} of the model, got {unknown} too; "
                 "train it on rows of every class"
             )
-        return table, labels
+        return np.asarray(labels)
 
     def _scored(self, model: Self, X: Any, targets: Array) -> ConformalSets:  # noqa: N803
         index = np.searchsorted(self.classes_, targets)

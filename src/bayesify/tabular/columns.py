@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
+from bayesify.tabular import robust
 from bayesify.tabular.cells import (
     Floats,
     Texts,
@@ -44,6 +45,7 @@ __all__ = [
     "NumberColumn",
     "RangedColumn",
     "TextColumn",
+    "UnusedColumn",
     "column_from_json",
 ]
 
@@ -52,6 +54,13 @@ Features = npt.NDArray[np.float32]
 
 #: Inputs are clipped to this, far from overflow in float32; such rows are far outside anyhow.
 _LARGEST = 1e6
+#: Numbers farther from their central part than so many sigmas are wild.
+_REACH = 4.0
+#: Inputs are left as they are up to a size between these: the largest that is not wild, or that of
+#: this share of the training values.
+_PLAIN, _RARE = (1.5, 10.0), 0.99
+#: Correlation of inputs and normal scores below which a column of numbers has both.
+_NEARLY_NORMAL = 0.93
 #: Stands for infinity in JSON; no other finite float64 of use is larger.
 _HUGE = 1.7e308
 #: Lengths of the cycles of a date, in days.
@@ -84,14 +93,15 @@ class Column(ABC):
     def _parse(self, texts: Texts) -> Floats:
         """Return the values of stripped cells; not finite for a cell without one."""
 
-    def fit(self, values: Floats, *, tail: int = 1) -> Self:
+    def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> Self:
         """Return this column with the statistics of its training values.
 
         Args:
             values: values of the training rows, shape (N,).
             tail: the range is from the ``tail``-th smallest to the ``tail``-th largest value.
+            weights: the number of times that each row counts, shape (N,); None for once.
         """
-        del tail
+        del tail, weights
         return dataclasses.replace(self, missing=bool(self._is_missing(values).any()))
 
     @property
@@ -116,7 +126,7 @@ class Column(ABC):
         inputs = self._encode(values)
         if self.missing:
             inputs.append(np.where(self._is_missing(values), 1.0, 0.0))
-        return np.stack(inputs, axis=1).astype(np.float32)
+        return np.array(inputs, np.float32).reshape(len(inputs), len(values)).T
 
     def outside(self, values: Floats) -> Floats:
         """Return how far values lie outside training's, shape (N,).
@@ -134,14 +144,20 @@ class Column(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class RangedColumn(Column):
-    """Column of numbers on an axis.
+    """Column of numbers on an axis, standardised so that no value is far from 0.
+
+    Mean and standard deviation are those of the training values within a wide range around their
+    central part, those beyond moved to its ends, so that a wild value has no effect on the others.
+    Large inputs are moved smoothly to below a limit. Runs of earlier versions have neither.
 
     Args:
         mean: mean of the training values.
-        std: their standard deviation.
+        std: their standard deviation; 0 for a constant column, whose input is 0.
         low: values below it lie far outside training's.
         high: values above it lie far outside training's.
-        spread: interquartile range of the training values, the unit of ``outside``.
+        spread: interquartile range of the training values, the unit of ``outside``; 0 for a
+            constant column, outside of which any other value lies infinitely far.
+        plain: size up to which inputs are left as they are; 0 leaves them all.
     """
 
     mean: float = 0.0
@@ -149,15 +165,30 @@ class RangedColumn(Column):
     low: float = -_HUGE
     high: float = _HUGE
     spread: float = 1.0
+    plain: float = 0.0
 
-    def fit(self, values: Floats, *, tail: int = 1) -> Self:
+    def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> Self:
         """Add mean, standard deviation and range of the finite training values."""
         column = super().fit(values)
-        finite = np.sort(values[np.isfinite(values)])
-        if not len(finite):
+        known = np.isfinite(values)
+        if not known.any():
             return column
-        scaling = Scaling.of(torch.from_numpy(finite).unsqueeze(-1))
+        counts = np.ones(len(values)) if weights is None else weights
+        finite, counts = values[known], counts[known]
+        ends = robust.bounds(finite, counts, _REACH)
+        central = torch.from_numpy(np.clip(finite, *ends)).unsqueeze(-1)
+        scaling = Scaling.of(central, torch.from_numpy(counts))
         mean, std = scaling.shift.item(), scaling.scale.item()
+        sizes = np.abs(finite / std - mean / std)
+        ordinary = sizes[(ends[0] <= finite) & (finite <= ends[1])].max()
+        plain = min(max(_PLAIN[0], ordinary, robust.quantile(sizes, counts, _RARE)), _PLAIN[1])
+        finite = np.sort(finite)
+        rounding = 4.0 * np.finfo(np.float64).eps * abs(mean)
+        if finite[-1] - finite[0] <= rounding:
+            ends = float(finite[0] - rounding), float(finite[-1] + rounding)
+            return dataclasses.replace(
+                column, mean=mean, std=0.0, low=ends[0], high=ends[1], spread=0.0
+            )
         tail = min(tail, (len(finite) + 1) // 2)
         low, high = float(finite[tail - 1]), float(finite[-tail])
         quarter, three = np.quantile(finite / 2.0, (0.25, 0.75))  # whose difference is finite
@@ -168,30 +199,43 @@ class RangedColumn(Column):
             column,
             mean=mean,
             std=std,
+            plain=plain,
             low=max(low - spread, -_HUGE),
             high=min(high + spread, _HUGE),
             spread=spread,
         )
 
     def _standardised(self, values: Floats) -> Floats:
+        if not self.std:
+            return np.zeros(len(values))
         known = torch.from_numpy(np.where(np.isfinite(values), values, self.mean))
         scaled = Scaling.of_numbers(self.mean, self.std).standardised(known)
-        return np.asarray(scaled.clamp(-_LARGEST, _LARGEST).numpy(), np.float64)
+        inputs = np.asarray(scaled.clamp(-_LARGEST, _LARGEST).numpy(), np.float64)
+        return robust.moderated(inputs, self.plain) if self.plain else inputs
 
     def outside(self, values: Floats) -> Floats:
         """Return the distance beyond the range, in interquartile ranges."""
         known = np.where(np.isfinite(values), values, self.mean)
-        with np.errstate(over="ignore"):
-            beyond = np.maximum(self.low - known, known - self.high) / self.spread
-        return np.maximum(super().outside(values), np.maximum(beyond, 0.0))
+        excess = np.maximum(self.low - known, known - self.high)
+        if self.spread:
+            with np.errstate(over="ignore"):
+                beyond = np.maximum(excess / self.spread, 0.0)
+        else:
+            beyond = np.where(excess > 0.0, math.inf, 0.0)
+        return np.maximum(super().outside(values), beyond)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberColumn(RangedColumn):
-    """Numbers: standardised by training's mean and standard deviation.
+    """Numbers: standardised, and if they are far from normal also by their rank.
+
+    The second input is the score that a value's rank has in a normal distribution. It tells apart
+    values that lie close together next to much larger ones.
 
     Args:
         decimal_comma: whether 1.5 is written 1,5.
+        knots: values at which the map to scores bends; none for a column without.
+        scores: their scores.
 
     Example:
         >>> column = NumberColumn(name="age")
@@ -206,18 +250,42 @@ class NumberColumn(RangedColumn):
     """
 
     decimal_comma: bool = False
+    knots: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
     kind: ClassVar[str] = "number"
 
     def _parse(self, texts: Texts) -> Floats:
         return as_numbers(texts, decimal_comma=self.decimal_comma)
 
+    def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> Self:
+        """Also find the scores, if the inputs are far from those of a normal."""
+        column = super().fit(values, tail=tail, weights=weights)
+        known = np.isfinite(values)
+        if not known.any() or not column.std:
+            return column
+        finite = values[known]
+        counts = np.ones(len(finite)) if weights is None else weights[known]
+        knots, scores = robust.normal_scores(finite, counts)
+        by_rank = np.interp(finite, knots, scores)
+        inputs = column._standardised(finite)
+        if robust.correlation(inputs, by_rank, counts) >= _NEARLY_NORMAL:
+            return column
+        return dataclasses.replace(
+            column, knots=tuple(knots.tolist()), scores=tuple(scores.tolist())
+        )
+
     @property
     def own_features(self) -> tuple[str, ...]:
-        """The column's name."""
-        return (self.name,)
+        """The column's name, and another for its ranks."""
+        return (self.name, f"{self.name} by rank") if self.knots else (self.name,)
 
     def _encode(self, values: Floats) -> list[Floats]:
-        return [self._standardised(values)]
+        inputs = [self._standardised(values)]
+        if self.knots:
+            known = np.isfinite(values)
+            scores = np.interp(np.where(known, values, self.mean), self.knots, self.scores)
+            inputs.append(np.where(known, scores, 0.0))
+        return inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,9 +310,9 @@ class DateColumn(RangedColumn):
     def _parse(self, texts: Texts) -> Floats:
         return as_days(texts, self.form)
 
-    def fit(self, values: Floats, *, tail: int = 1) -> Self:
+    def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> Self:
         """Also find the cycles over which the training dates vary."""
-        column = super().fit(values, tail=tail)
+        column = super().fit(values, tail=tail, weights=weights)
         finite = values[np.isfinite(values)]
         span = float(np.ptp(finite)) if len(finite) else 0.0
         cycles = [name for name, least in (("year", 180.0), ("week", 7.0)) if span >= least]
@@ -301,7 +369,8 @@ class FlagColumn(Column):
 class CategoryColumn(Column):
     """Levels: an input for each of the most frequent ones, and one for all others.
 
-    A level that is not in the training table counts as one of the others, and lies outside.
+    A level that is not in the training table counts as one of the others, and lies outside. A
+    column with one level has no inputs if none is kept.
 
     Args:
         levels: those of the training table, the most frequent first.
@@ -330,14 +399,19 @@ class CategoryColumn(Column):
     @property
     def own_features(self) -> tuple[str, ...]:
         """The levels."""
-        other = ("another",) if self.kept < len(self.levels) else ()
+        other = ("another",) if self._shared else ()
         return tuple(f"{self.name} = {level}" for level in (*self.levels[: self.kept], *other))
 
     def _encode(self, values: Floats) -> list[Floats]:
         inputs = [np.where(values == place, 1.0, 0.0) for place in range(self.kept)]
-        if self.kept < len(self.levels):
+        if self._shared:
             inputs.append(np.where(values >= self.kept, 1.0, 0.0))
         return inputs
+
+    @property
+    def _shared(self) -> bool:
+        """Whether there is an input for all other levels."""
+        return max(1, self.kept) < len(self.levels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,8 +472,9 @@ class TextColumn(Column):
     def _parse(self, texts: Texts) -> Floats:
         return self.parse(texts)
 
-    def fit(self, values: Floats, *, tail: int = 1) -> TextColumn:
+    def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> TextColumn:
         """Add the features' means and standard deviations, and the range of their distance."""
+        del weights
         known = values[~self._is_missing(values)]
         if not len(known):
             return super().fit(values)
@@ -435,8 +510,43 @@ class TextColumn(Column):
         return np.maximum(super().outside(values[:, 0]), beyond)
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnusedColumn(Column):
+    """Column without inputs, in which nothing lies outside.
+
+    Example:
+        >>> column = UnusedColumn(name="id")
+        >>> column.encode(column.parse(np.array(["a", "b"], dtype=object))).shape
+        (2, 0)
+    """
+
+    kind: ClassVar[str] = "unused"
+
+    def _parse(self, texts: Texts) -> Floats:
+        return np.zeros(len(texts))
+
+    def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> Self:
+        """Return the column as it is."""
+        del values, tail, weights
+        return self
+
+    @property
+    def own_features(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def _encode(self, values: Floats) -> list[Floats]:
+        del values
+        return []
+
+    def outside(self, values: Floats) -> Floats:
+        """Return zeros."""
+        return np.zeros(len(values))
+
+
 _KINDS: dict[str, type[Column]] = {
-    kind.kind: kind for kind in (NumberColumn, DateColumn, FlagColumn, CategoryColumn, TextColumn)
+    kind.kind: kind
+    for kind in (NumberColumn, DateColumn, FlagColumn, CategoryColumn, TextColumn, UnusedColumn)
 }
 
 

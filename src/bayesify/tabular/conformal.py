@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils import _safe_indexing
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bayesify.module.bayesian import BayesianModule
@@ -49,18 +50,23 @@ class Calibrated(ABC):
                 model's classes, or cv is not a number of folds.
         """
         check_is_fitted(self)
-        table, targets = self._calibration_rows(X, y)
+        targets = self._calibration_targets(X, y)
         models: list[Self] = []
         if cv is None:
             conformal = self._scored(self, X, targets)
         else:
-            models, conformal = self._cross_scored(table, targets, cv)
+            models, conformal = self._cross_scored(X, targets, cv)
         self.fold_models_, self.conformal_ = models, conformal
         return self
 
-    def _cross_scored(self, table: Array, targets: Array, cv: Any) -> tuple[list[Self], Conformal]:
+    def _cross_scored(
+        self,
+        X: Any,  # noqa: N803
+        targets: Array,
+        cv: Any,
+    ) -> tuple[list[Self], Conformal]:
         """Train a model without each fold, and score the fold with it."""
-        count = len(table)
+        count = len(targets)
         whole = isinstance(cv, Integral) and not isinstance(cv, bool)
         if not whole or not 2 <= int(cv) <= count:
             raise ValueError(
@@ -73,9 +79,9 @@ class Calibrated(ABC):
         models, parts = [], []
         for start in range(0, size * int(cv), size):
             held, rest = order[start : start + size], np.delete(order, slice(start, start + size))
-            model = clone(self).fit(table[rest], targets[rest])
+            model = clone(self).fit(_safe_indexing(X, rest), targets[rest])
             models.append(model)
-            parts.append(self._scored(model, table[held], targets[held]))
+            parts.append(self._scored(model, _safe_indexing(X, held), targets[held]))
         return models, type(parts[0]).joined(parts)
 
     def _drop_calibration(self) -> None:
@@ -105,13 +111,11 @@ class Calibrated(ABC):
         """Return the prediction, or those of all models of the folds along a first axis."""
         if not self.fold_models_:
             return torch.from_numpy(predict(self, X))
-        # The models of the folds were trained on arrays, without names of columns.
-        table = validate_data(self, X, dtype=np.float64, reset=False)
-        return torch.from_numpy(np.stack([predict(model, table) for model in self.fold_models_]))
+        return torch.from_numpy(np.stack([predict(model, X) for model in self.fold_models_]))
 
     @abstractmethod
-    def _calibration_rows(self, X: Any, y: Any) -> tuple[Array, Array]:  # noqa: N803
-        """Return the checked rows and their targets."""
+    def _calibration_targets(self, X: Any, y: Any) -> Array:  # noqa: N803
+        """Check rows and targets as ``fit`` does, and return the targets."""
 
     @abstractmethod
     def _scored(self, model: Self, X: Any, targets: Array) -> Conformal:  # noqa: N803

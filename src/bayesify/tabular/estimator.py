@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from numbers import Real
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 from torch import Tensor
 
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import Predictive
+from bayesify.tabular.advice import check_repeats, check_sum
+from bayesify.tabular.cells import Floats
+from bayesify.tabular.columns import Column, NumberColumn, RangedColumn, UnusedColumn
 from bayesify.tabular.conformal import Calibrated
+from bayesify.tabular.frames import columns_of, frame_of, number_columns, values_of
 from bayesify.tabular.model import Noise
+from bayesify.tabular.outside import widened
 from bayesify.tabular.recipe import Silent, TableRecipe
-from bayesify.tabular.scaling import Scaling
-from bayesify.tabular.weights import DistinctRows
+from bayesify.tabular.schema import tail_of
+from bayesify.tabular.stored_estimator import read_estimator, write_estimator
+from bayesify.tabular.weights import Array, DistinctRows
+from bayesify.training.convergence import ConvergenceWarning
 from bayesify.training.history import EpochRow, History
 
-__all__ = ["BayesianMLP"]
+__all__ = ["BayesianMLP", "Rows"]
 
 #: Predicted numbers that are in memory at once, unless :meth:`BayesianMLP.predictive` is called.
 _MOST_NUMBERS = 4_000_000
@@ -35,7 +44,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
     """Bayesian multilayer perceptron for a table; the subclasses define its targets."""
 
     bnn_: BayesianModule
-    feature_scaling_: Scaling
+    columns_: tuple[Column, ...]
     recipe_: TableRecipe
     history_: History
     n_iter_: int
@@ -63,11 +72,20 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         self.n_iter_no_change = n_iter_no_change
         self.random_state = random_state
 
+    def __sklearn_tags__(self) -> Any:
+        """Return the tags, with missing values, texts and categories."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.string = True
+        tags.input_tags.categorical = True
+        return tags
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Train from scratch.
 
         Args:
-            X: shape (N, F), numbers without NaN.
+            X: shape (N, F): a data frame with columns of numbers, texts, dates or booleans, or an
+                array; missing values are allowed.
             y: a classifier's labels, shape (N,): integers, text or booleans; a regressor's
                 numbers without NaN, shape (N,) or (N, K).
             sample_weight: the number of times that each row counts, shape (N,). 0 leaves the row
@@ -75,6 +93,10 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
 
         Raises:
             ValueError: the input does not have this form, or a setting is out of its range.
+
+        Warns:
+            TableWarning: the table most likely teaches something else than was meant.
+            ConvergenceWarning: training was too short.
         """
         return self._fit(X, y, sample_weight, further=False)
 
@@ -103,8 +125,15 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         if not (isinstance(part, Real) and 0.0 < part < 1.0):
             raise ValueError(f"validation_fraction must lie strictly between 0 and 1, got {part!r}")
 
+    def _check_counts(self, sample_weight: Any, weights: Floats, rows: DistinctRows) -> None:
+        """Warn of weights, or of rows given several times, that most likely nobody wants."""
+        if sample_weight is None:
+            check_repeats(rows.weights.numpy(), stacklevel=4)
+        else:
+            check_sum(weights, stacklevel=4)
+
     def _begin(self, rows: DistinctRows, num_outputs: int, noise: Noise | None) -> None:
-        """Build a new network for these rows."""
+        """Fit the columns, and build a new network for these rows."""
         self._check_settings()
         self.recipe_ = TableRecipe.for_rows(
             len(rows.weights),
@@ -113,9 +142,16 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
             batch_size=self.batch_size,
             lr=self.learning_rate_init,
         )
-        self.feature_scaling_ = Scaling.of(rows.inputs, rows.weights)
+        values, weights = rows.inputs.numpy(), rows.weights.numpy()
+        ranged = sum(isinstance(column, RangedColumn) for column in self.columns_)
+        tail = tail_of(len(values), ranged)
+        self.columns_ = tuple(
+            column.fit(values[:, place], tail=tail, weights=weights)
+            for place, column in enumerate(self.columns_)
+        )
+        num_inputs = sum(len(column.features) for column in self.columns_)
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        self.bnn_ = self.recipe_.module(self.n_features_in_, num_outputs, noise=noise, seed=seed)
+        self.bnn_ = self.recipe_.module(max(1, num_inputs), num_outputs, noise=noise, seed=seed)
         self.history_, self.n_iter_ = [], 0
 
     def _train(
@@ -124,10 +160,9 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         """Train on rows, with their targets in the form of the likelihood."""
         self._drop_calibration()
         bnn = self.bnn_
-        inputs = self.feature_scaling_.standardised(rows.inputs)
-        whole = DistinctRows(inputs, targets, rows.weights)
+        whole = DistinctRows(self._encoded(rows.inputs.numpy()), targets, rows.weights)
+        counter = _StepCounter()
         if not early_stopping:
-            counter = _StepCounter()
             history = self.recipe_.fit(
                 bnn, *whole[:2], weights=whole.weights, streaming=streaming, callback=counter
             )
@@ -143,6 +178,16 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
             history = stopping.rows
         self.history_ = [*self.history_, *history]
         self.n_iter_ += counter.steps
+        if counter.has_not_converged:
+            steps, rate = self.recipe_.steps, self.learning_rate_init
+            larger = "" if rate is None else " or a larger learning_rate_init"
+            warnings.warn(
+                "training ended before the uncertainty of the weights had converged, so that "
+                "standard deviations and intervals depend on where it began; train longer, with "
+                f"steps={2 * steps} instead of {steps}{larger}",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
 
     def predictive(self, X: Any) -> Predictive:  # noqa: N803
         """Return the predictive distribution of each row, with its uncertainty split.
@@ -153,24 +198,148 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         Returns:
             Mean, samples, total, aleatoric and epistemic uncertainty, log density, quantiles and
             intervals, all in the units of y, as PyTorch tensors. See ``bayesify.Predictive``. It
-            holds ``num_samples`` numbers or more for each row of a regression.
+            holds ``num_samples`` numbers or more for each row of a regression. Rows outside the
+            training data have a wider one, see ``bayesify.tabular.outside.widened``.
         """
-        return self._predictive(self._inputs(X))
+        return self._predictive(self._rows(X))
 
-    def _inputs(self, X: Any) -> Tensor:  # noqa: N803
+    def outside_scores(self, X: Any) -> Array:  # noqa: N803
+        """Return how far each row lies outside the training data, shape (N,).
+
+        It is the largest distance over the columns: for a number or a date that beyond training's
+        range, in interquartile ranges; inf for a new level, for a missing value where training had
+        none, and for another value than the only one of training. Within it is 0. See
+        docs/tables.md for the range.
+
+        Args:
+            X: shape (N, F).
+        """
+        return self._rows(X).distances.numpy()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trained estimator to a safetensors file, without pickle.
+
+        Later versions of bayesify read it. A ``random_state`` that is a generator is stored as
+        None.
+
+        Args:
+            path: the file; an existing file is replaced.
+
+        Raises:
+            NotFittedError: it is not trained.
+            OSError: the file cannot be written; an existing file is then unchanged.
+            TypeError: a setting or a label cannot be stored.
+        """
         check_is_fitted(self)
-        table = validate_data(self, X, dtype=np.float64, reset=False)
-        return self.feature_scaling_.standardised(torch.as_tensor(np.array(table)))
+        write_estimator(self, path)
 
-    def _predictive(self, inputs: Tensor) -> Predictive:
-        return self.bnn_.predict(inputs, num_samples=self.num_samples)
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the estimator that :meth:`save` wrote.
+
+        Raises:
+            StorageError: the file is missing, damaged or of another class.
+        """
+        found: Self = read_estimator(cls, path)
+        return found
+
+    @abstractmethod
+    def _stored_targets(self) -> dict[str, Any]:
+        """Return what was found in the targets, as JSON."""
+
+    @abstractmethod
+    def _restore_targets(self, stored: Mapping[str, Any]) -> int:
+        """Set what :meth:`_stored_targets` returned, and return the number of outputs."""
+
+    def _checked(
+        self,
+        X: Any,  # noqa: N803
+        y: Any = "no_validation",
+        *,
+        first: bool,
+        sample_weight: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Return the values of the columns (N, F), and y where it is given.
+
+        The first call finds out what the columns hold. ``sample_weight`` tells which rows count.
+        """
+        numeric = first or all(isinstance(c, NumberColumn | UnusedColumn) for c in self.columns_)
+        frame = frame_of(X, always=not numeric)
+        if frame is None:
+            found = validate_data(
+                self,
+                X,
+                y,
+                dtype=np.float64,
+                ensure_all_finite="allow-nan",
+                reset=first,
+                **options,
+            )
+            if first:
+                used = _used(found[0], sample_weight)
+                self.columns_ = number_columns(used, getattr(self, "feature_names_in_", None))
+            return found
+        validate_data(self, X, reset=first, skip_check_array=True)
+        columns = columns_of(_used(frame, sample_weight)) if first else self.columns_
+        values = values_of(columns, frame)
+        if first:
+            self.columns_ = columns
+        if isinstance(y, str) and y == "no_validation":
+            return check_array(values, ensure_all_finite=False, estimator=self)
+        return check_X_y(values, y, ensure_all_finite=False, estimator=self, **options)
+
+    def _encoded(self, values: Floats) -> Tensor:
+        """Return the inputs of the network for the values of the columns, at least one."""
+        blocks = [c.encode(values[:, place]) for place, c in enumerate(self.columns_)]
+        inputs = np.concatenate(blocks, axis=1, dtype=np.float64)
+        # A network needs an input, even if no column varied in training.
+        return torch.from_numpy(inputs if inputs.shape[1] else np.zeros((len(values), 1)))
+
+    def _rows(self, X: Any) -> Rows:  # noqa: N803
+        check_is_fitted(self)
+        values = self._checked(X, first=False)
+        distances = [c.outside(values[:, place]) for place, c in enumerate(self.columns_)]
+        return Rows(self._encoded(values), torch.from_numpy(np.max(distances, axis=0)))
+
+    @property
+    @abstractmethod
+    def _marginal(self) -> Tensor:
+        """What training's targets alone tell, in the form of the likelihood, for ``widened``."""
+
+    def _predictive(self, rows: Rows) -> Predictive:
+        plain = self.bnn_.predict(rows.inputs, num_samples=self.num_samples)
+        return widened(plain, rows.distances, self._marginal)
 
     def _batches(self, X: Any) -> Iterator[Predictive]:  # noqa: N803
         """Yield the predictive distribution of a batch of rows at a time, to bound the memory."""
-        inputs = self._inputs(X)
-        outputs = math.prod(self.bnn_.mean_outputs(inputs[:1]).shape[1:])
-        for part in inputs.split(max(1, _MOST_NUMBERS // (self.num_samples * outputs))):
-            yield self._predictive(part)
+        rows = self._rows(X)
+        outputs = math.prod(self.bnn_.mean_outputs(rows.inputs[:1]).shape[1:])
+        size = max(1, _MOST_NUMBERS // (self.num_samples * outputs))
+        for parts in zip(*(part.split(size) for part in rows), strict=True):
+            yield self._predictive(Rows(*parts))
+
+
+class Rows(NamedTuple):
+    """Rows to predict.
+
+    Example:
+        >>> Rows(torch.zeros(5, 3), torch.zeros(5)).inputs.shape
+        torch.Size([5, 3])
+    """
+
+    #: Inputs of the network, shape (N, D).
+    inputs: Tensor
+    #: How far each row lies outside the training data, shape (N,).
+    distances: Tensor
+
+
+def _used(table: Any, sample_weight: Any) -> Any:
+    """Return the rows of positive weight."""
+    weights = np.asarray(sample_weight)
+    if weights.shape != (len(table),):  # none, one number, or checked later
+        return table
+    return table[weights > 0.0]
 
 
 def _is_count(value: Any) -> bool:
@@ -179,9 +348,13 @@ def _is_count(value: Any) -> bool:
 
 
 class _StepCounter(Silent):
-    """Callback that counts steps."""
+    """Callback that counts steps, and remembers whether ``fit`` warned."""
 
     steps = 0
+    has_not_converged = False
+
+    def on_warning(self, text: str) -> None:  # noqa: ARG002
+        self.has_not_converged = True
 
     def on_step(self, *, epoch: int, batch: int) -> None:  # noqa: ARG002
         self.steps += 1

@@ -28,12 +28,14 @@ class NewRows:
         inputs: inputs of the network, shape (N, D).
         carried: cells of the columns that identify rows, by name.
         outside: for each row the column in which it lies farthest outside training's, or "".
+        distances: how far each row lies outside in that column, shape (N,).
     """
 
     first: int
     inputs: Tensor
     carried: dict[str, Texts]
     outside: Texts
+    distances: Tensor
 
 
 @dataclass
@@ -115,7 +117,8 @@ class NewTable:
                 name: texts_of(chunk, name) for name in self.schema.carried if name in chunk.columns
             }
             inputs = torch.from_numpy(self.schema.encode(values))
-            yield NewRows(self.rows + 1, inputs, carried, worst)
+            farthest = torch.from_numpy(distances.max(axis=1))
+            yield NewRows(self.rows + 1, inputs, carried, worst, farthest)
             self.rows += len(chunk)
         if not self.rows:
             raise TableError(f"{self.file.path} has no rows below its header")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args, overload
 
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from bayesify.prediction import GaussianPredictive, Predictive
 from bayesify.prediction.conformal import ConformalIntervals
+from bayesify.tabular.advice import TableWarning, without_wild
 from bayesify.tabular.conformal import Method
-from bayesify.tabular.estimator import BayesianMLP
+from bayesify.tabular.estimator import BayesianMLP, Rows
 from bayesify.tabular.model import Noise
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.weights import Array, DistinctRows, checked_weights
@@ -43,9 +45,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         random_state: seed of everything random: None, an integer or a NumPy RandomState.
 
     Attributes:
-        bnn_: the ``bayesify.BayesianModule``, on standardised columns and targets.
-        feature_scaling_: shift and scale of the columns.
-        target_scaling_: shift and scale of the targets.
+        bnn_: the ``bayesify.BayesianModule``, on encoded columns and standardised targets.
+        columns_: what each column holds, and how it becomes inputs of the network.
+        target_scaling_: shift and scale of the targets, without wild ones.
         recipe_: the settings of the training.
         history_: a row for each epoch; see ``bayesify.fit``.
         n_iter_: number of steps.
@@ -122,24 +124,36 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         first = not (further and hasattr(self, "bnn_"))
         if self.noise not in get_args(Noise):
             raise ValueError(f'noise must be "learned" or "input-dependent", got {self.noise!r}')
-        table, numbers = self._table(X, y, first=first)
+        table, numbers = self._table(X, y, first=first, sample_weight=sample_weight)
         shape = numbers.shape[1:]
         weights = checked_weights(sample_weight, len(table))
         rows = DistinctRows.of(table, numbers.reshape(len(table), -1), weights)
+        self._check_counts(sample_weight, weights, rows)
+        numbers, note = without_wild(rows.targets.numpy(), rows.weights.numpy())
+        if note is not None:
+            warnings.warn(note, TableWarning, stacklevel=3)
+        tamed = torch.from_numpy(numbers)
         if first:
             self._target_shape = shape
             self.n_outputs_ = rows.targets.shape[1]
-            self.target_scaling_ = Scaling.of(rows.targets, rows.weights)
+            self.target_scaling_ = Scaling.of(tamed, rows.weights)
             self._begin(rows, self.n_outputs_, self.noise)
         stopping = self.early_stopping and not further
-        targets = self.target_scaling_.standardised(rows.targets)
+        targets = self.target_scaling_.standardised(tamed)
         self._train(rows, targets, streaming=not first, early_stopping=stopping)
         return self
 
-    def _table(self, X: Any, y: Any, *, first: bool) -> tuple[Array, Array]:  # noqa: N803
+    def _table(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        *,
+        first: bool,
+        sample_weight: Any = None,
+    ) -> tuple[Array, Array]:
         """Return the checked rows and targets, which set the form of later ones if ``first``."""
-        table, targets = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first
+        table, targets = self._checked(
+            X, y, first=first, sample_weight=sample_weight, multi_output=True, y_numeric=True
         )
         numbers: Array = np.asarray(targets, dtype=np.float64)
         if not first and numbers.shape[1:] != self._target_shape:
@@ -149,8 +163,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             )
         return table, numbers
 
-    def _calibration_rows(self, X: Any, y: Any) -> tuple[Array, Array]:  # noqa: N803
-        return self._table(X, y, first=False)
+    def _calibration_targets(self, X: Any, y: Any) -> Array:  # noqa: N803
+        return self._table(X, y, first=False)[1]
 
     def _scored(self, model: Self, X: Any, targets: Array) -> ConformalIntervals:  # noqa: N803
         mean, std = map(torch.from_numpy, model.predict(X, return_std=True))
@@ -221,8 +235,27 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         lower, upper = (torch.cat(parts).numpy() for parts in zip(*ends, strict=True))
         return lower, upper
 
-    def _predictive(self, inputs: Tensor) -> GaussianPredictive:
-        p = super()._predictive(inputs)
+    def _stored_targets(self) -> dict[str, Any]:
+        scaling = self.target_scaling_
+        return {
+            "shape": list(self._target_shape),
+            "shift": scaling.shift.tolist(),
+            "scale": scaling.scale.tolist(),
+        }
+
+    def _restore_targets(self, stored: Mapping[str, Any]) -> int:
+        self._target_shape = tuple(stored["shape"])
+        shift, scale = (torch.tensor(stored[n], dtype=torch.float64) for n in ("shift", "scale"))
+        self.target_scaling_ = Scaling(shift, scale)
+        self.n_outputs_ = len(shift)
+        return self.n_outputs_
+
+    @property
+    def _marginal(self) -> Tensor:
+        return torch.ones(())  # the variance of standardised targets
+
+    def _predictive(self, rows: Rows) -> GaussianPredictive:
+        p = super()._predictive(rows)
         assert isinstance(p, GaussianPredictive)
         scaling = self.target_scaling_
         means, stds = p.means * scaling.scale + scaling.shift, p.noise_std * scaling.scale

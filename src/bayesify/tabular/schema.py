@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,21 @@ from bayesify.tabular.columns import Column, Features, RangedColumn, column_from
 from bayesify.tabular.files import TableError
 from bayesify.tabular.scaling import Scaling
 
-__all__ = ["OUTSIDE_RATE", "SCHEMA_NAME", "TableSchema", "Target", "label_of", "texts_of"]
+__all__ = [
+    "OUTSIDE_RATE",
+    "SCHEMA_NAME",
+    "TableSchema",
+    "Target",
+    "label_of",
+    "tail_of",
+    "texts_of",
+]
 
 SCHEMA_NAME = "table.json"
 #: The ranges of all numbers and dates together exclude at most this share of rows like training's.
 OUTSIDE_RATE = 0.01
-_FORMAT = 1
+#: Format 1 has no moderate inputs and no widened predictions; its runs predict as they did.
+_FORMAT, _READ = 2, (1, 2)
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,9 @@ class Target:
         decimal_comma: whether 1.5 is written 1,5.
         shift: mean of the training targets, for regression.
         scale: standard deviation of the training targets.
+        marginal: what training's targets alone tell of a row, see ``outside.widened``: the
+            frequency of each class, or the variance of the standardised numbers. None in runs of
+            earlier versions, whose predictions are not widened.
 
     Example:
         >>> target = Target("grade", "classification", classes=("bad", "good"))
@@ -51,6 +64,7 @@ class Target:
     decimal_comma: bool = False
     shift: float = 0.0
     scale: float = 1.0
+    marginal: tuple[float, ...] = ()
 
     def parse(self, texts: Texts) -> Floats:
         """Return class indices or numbers, shape (N,); nan for a cell without one."""
@@ -72,7 +86,7 @@ class Target:
 
     def to_json(self) -> dict[str, Any]:
         """Return the target as JSON."""
-        return {**vars(self), "classes": list(self.classes)}
+        return {**vars(self), "classes": list(self.classes), "marginal": list(self.marginal)}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Target:
@@ -82,7 +96,8 @@ class Target:
             TableError: it is not of this form.
         """
         try:
-            return cls(**{**stored, "classes": tuple(stored["classes"])})
+            lists = {"classes": stored["classes"], "marginal": stored.get("marginal", ())}
+            return cls(**{**stored, **{name: tuple(value) for name, value in lists.items()}})
         except (KeyError, TypeError) as error:
             raise TableError(f"the stored target cannot be read: {error}") from error
 
@@ -189,9 +204,10 @@ class TableSchema:
             TableError: it is not of this form.
         """
         try:
-            if stored["format"] != _FORMAT:
+            if stored["format"] not in _READ:
                 raise TableError(
-                    f"it has format {stored['format']}, this version of bayesify reads {_FORMAT}"
+                    f"it has format {stored['format']}, this version of bayesify reads "
+                    f"{' and '.join(map(str, _READ))}"
                 )
             return cls(
                 tuple(column_from_json(column) for column in stored["columns"]),
@@ -224,6 +240,16 @@ class TableSchema:
             raise TableError(f"there is no {path}, which describes the run's table") from error
         except (OSError, ValueError, RecursionError) as error:
             raise TableError(f"{path} cannot be read: {error}") from error
+
+
+def tail_of(num_rows: int, num_ranged: int) -> int:
+    """Return k, for ranges from the k-th smallest to the k-th largest value of N training rows.
+
+    Example:
+        >>> tail_of(799, 1), tail_of(799, 10)
+        (4, 1)
+    """
+    return max(1, math.floor(OUTSIDE_RATE * (num_rows + 1) / (2 * max(1, num_ranged))))
 
 
 def texts_of(rows: pd.DataFrame, name: str) -> Texts:

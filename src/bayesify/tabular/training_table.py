@@ -12,12 +12,13 @@ import numpy.typing as npt
 import torch
 
 from bayesify.noise.keys import Stream, derived_seed
+from bayesify.tabular.advice import without_wild
 from bayesify.tabular.cells import Floats, Texts
 from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn, TextColumn
 from bayesify.tabular.detect import ColumnScan, find_target
 from bayesify.tabular.files import TableError, TableFile, available_memory, open_table
 from bayesify.tabular.scaling import Scaling
-from bayesify.tabular.schema import OUTSIDE_RATE, TableSchema, Target, texts_of
+from bayesify.tabular.schema import TableSchema, Target, tail_of, texts_of
 from bayesify.tabular.stored_table import stored_table
 from bayesify.tabular.table_data import TableData
 
@@ -301,7 +302,7 @@ def _fitted(
 ) -> tuple[TableSchema, list[str]]:
     """Return the schema with the statistics of the training rows, and remarks."""
     ranged = sum(isinstance(column, RangedColumn) for column in draft.columns)
-    tail = max(1, math.floor(OUTSIDE_RATE * (len(train) + 1) / (2 * max(1, ranged))))
+    tail = tail_of(len(train), ranged)
     columns = tuple(
         column.fit(each[train], tail=tail)
         for column, each in zip(draft.columns, values, strict=True)
@@ -317,9 +318,10 @@ def _fitted(
             f"there are only {len(train)} rows to train on and {len(test)} held out: the numbers "
             "below say little about new data"
         )
-    schema = dataclasses.replace(
-        draft, columns=columns, target=_scaled(draft.target, targets[train])
-    )
+    target, note = _scaled(draft.target, targets[train])
+    if note is not None:
+        remarks.append(note)
+    schema = dataclasses.replace(draft, columns=columns, target=target)
     far = (schema.outside([each[test] for each in values]) > 0.0).any(axis=1)
     split = {
         **draft.split,
@@ -330,11 +332,18 @@ def _fitted(
     return dataclasses.replace(schema, split=split), remarks
 
 
-def _scaled(target: Target, values: Floats) -> Target:
+def _scaled(target: Target, values: Floats) -> tuple[Target, str | None]:
+    """Return the target with the statistics of its training values, and a note of wild ones."""
     if target.task != "regression":
-        return target
-    scaling = Scaling.of(torch.from_numpy(values).unsqueeze(-1))
-    return dataclasses.replace(target, shift=scaling.shift.item(), scale=scaling.scale.item())
+        counts = np.bincount(values.astype(np.int64), minlength=len(target.classes))
+        shares = tuple((counts / counts.sum()).tolist())
+        return dataclasses.replace(target, marginal=shares), None
+    tamed, note = without_wild(values[:, None])
+    scaling = Scaling.of(torch.from_numpy(tamed))
+    fitted = dataclasses.replace(
+        target, shift=scaling.shift.item(), scale=scaling.scale.item(), marginal=(1.0,)
+    )
+    return fitted, note
 
 
 def _data(
@@ -348,6 +357,9 @@ def _data(
 ) -> TableData:
     target = schema.target
     if target.task == "regression":
+        if target.marginal:  # not in runs of earlier versions
+            targets = targets.copy()
+            targets[train] = without_wild(targets[train][:, None])[0][:, 0]
         scaled = target.scaling.standardised(torch.from_numpy(targets))
         tensor = scaled.to(torch.float32).unsqueeze(-1)
     else:

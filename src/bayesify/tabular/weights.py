@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from bayesify.distributions.likelihoods import Likelihood, LocationScaleLikelihood
 from bayesify.prediction import Predictive, SizedIterable
 
-__all__ = ["Array", "DistinctRows", "WeightedLikelihood", "checked_weights"]
+__all__ = ["Array", "DistinctRows", "WeightedLikelihood", "checked_weights", "class_factors"]
 
 Array = npt.NDArray[Any]
 
@@ -110,13 +111,14 @@ class DistinctRows(NamedTuple):
         """Return the distinct rows of a table.
 
         Args:
-            inputs: shape (N, F), finite.
+            inputs: shape (N, F); NaN and infinity are values as others are.
             targets: shape (N, K), finite.
             weights: shape (N,), at least 0 and not all 0.
         """
         used = weights > 0.0
         # Adding 0 turns -0 into 0: equal numbers must have equal bytes.
         table = np.ascontiguousarray(np.column_stack([inputs, targets])[used], np.float64) + 0.0
+        table[np.isnan(table)] = np.nan  # there are NaN of several bytes
         _, first, place = np.unique(_sortable(table), return_index=True, return_inverse=True)
         # Weights are sorted, so that their sums do not depend on the order of the rows.
         order = np.lexsort((weights[used], place))
@@ -148,7 +150,7 @@ class DistinctRows(NamedTuple):
 
 
 def _sortable(table: Array) -> Array:
-    """Return each row of finite float64 as a string of bytes that sorts as its numbers do."""
+    """Return each row of float64 as a string of bytes that sorts as its numbers do."""
     bits = table.view(np.uint64)
     sign = np.uint64(1 << 63)
     # Negative numbers come before the others, the larger magnitude first.
@@ -181,3 +183,42 @@ def checked_weights(sample_weight: Any, num_rows: int) -> Array:
     if not (weights > 0.0).any():
         raise ValueError("sample_weight must be positive for at least one row, got only zeros")
     return weights
+
+
+def class_factors(class_weight: Any, classes: Array, counts: Array) -> Array:
+    """Return the number of times that a row of each class counts, shape (K,).
+
+    Args:
+        class_weight: a mapping by label, 1 for a label without; ``"balanced"``, which gives all
+            classes the same part of the sum of all weights; or None for 1.
+        classes: the labels, shape (K,).
+        counts: the sum of the weights of each class, shape (K,).
+
+    Raises:
+        ValueError: it is none of these, or a weight is not positive and finite.
+
+    Example:
+        >>> class_factors("balanced", np.array(["a", "b"]), np.array([30.0, 10.0])).round(3)
+        array([0.667, 2.   ])
+        >>> class_factors({"b": 5}, np.array(["a", "b"]), np.array([30.0, 10.0]))
+        array([1., 5.])
+    """
+    if class_weight is None:
+        return np.ones(len(classes))
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        balanced: Array = counts.sum() / (len(classes) * counts)
+        return balanced
+    if not isinstance(class_weight, Mapping):
+        raise ValueError(
+            f'class_weight must be a mapping by label, "balanced" or None, got {class_weight!r}'
+        )
+    labels = classes.tolist()
+    unknown = [label for label in class_weight if label not in labels]
+    if unknown:
+        raise ValueError(
+            f"class_weight must have only the classes {labels}, got {unknown} too; remove them"
+        )
+    factors = np.array([float(class_weight.get(label, 1.0)) for label in labels])
+    if not (np.isfinite(factors) & (factors > 0.0)).all():
+        raise ValueError(f"class_weight must be positive and finite, got {class_weight}")
+    return factors

@@ -1,8 +1,9 @@
 """Training: the loop, schedules, checkpoints and progress."""
 
 from bayesify.training.backends import NonFiniteLossError
+from bayesify.training.checks import TargetScaleWarning
 from bayesify.training.convergence import ConvergenceWarning
 from bayesify.training.fit import fit
 from bayesify.training.replicas import fit_replicas
 
-__all__ = ["ConvergenceWarning", "NonFiniteLossError", "fit", "fit_replicas"]
+__all__ = ["ConvergenceWarning", "NonFiniteLossError", "TargetScaleWarning", "fit", "fit_replicas"]

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sized
 from numbers import Integral
 from pathlib import Path
 
 import torch
 
+from bayesify.distributions.likelihoods import GaussianLikelihood, Likelihood
 from bayesify.noise.keys import process_count
 from bayesify.training.backends import NonFiniteLossError
 from bayesify.training.elbo import ELBO
 from bayesify.training.history import is_finite
 from bayesify.training.minibatches import Loader, num_batches_of, num_data_of
 
-__all__ = ["check_arguments", "check_one_process", "check_parameters", "diverged"]
+__all__ = [
+    "TargetScaleWarning",
+    "check_arguments",
+    "check_one_process",
+    "check_parameters",
+    "diverged",
+    "warn_of_target_scale",
+]
+
+#: Targets of a Gaussian likelihood are far from unit scale if they are so many times larger than 1,
+#: or so many times narrower than the noise.
+_FAR = 10.0
+
+
+class TargetScaleWarning(UserWarning):
+    """The targets of a regression are far from unit scale, for which defaults are made."""
 
 
 def check_arguments(
@@ -75,6 +92,34 @@ def check_parameters(elbo: ELBO, epoch: int, path: Path | None) -> None:
     if not is_finite(elbo):
         where = f"step {elbo.step} (epoch {epoch + 1})"
         raise NonFiniteLossError(diverged(f"a parameter after {where}", path))
+
+
+def warn_of_target_scale(likelihood: Likelihood, targets: object, *, stacklevel: int) -> None:
+    """Warn if the targets of a Gaussian likelihood are far from unit scale.
+
+    Args:
+        likelihood: another than a ``GaussianLikelihood`` has no scale.
+        targets: those of a minibatch.
+        stacklevel: as for ``warnings.warn``.
+    """
+    if not isinstance(likelihood, GaussianLikelihood) or not isinstance(targets, torch.Tensor):
+        return
+    values = targets.detach().double()
+    if values.numel() < 2 or not bool(values.isfinite().all()):
+        return
+    mean, std = float(values.mean()), float(values.std(correction=0))
+    noise = 1.0 if likelihood.input_dependent else float(likelihood.std.detach())
+    if max(abs(mean), std) <= _FAR and not 0.0 < _FAR * std < noise:
+        return
+    warnings.warn(
+        f"the targets have mean {mean:.4g} and standard deviation {std:.4g}, but the prior, the "
+        f"noise (standard deviation {noise:.3g} at the start) and the learning rate are for "
+        "targets of about mean 0 and standard deviation 1, and training may learn nothing; train "
+        "on (y - y.mean()) / y.std(), and bring predictions back by bnn.predict(x).rescaled("
+        "y.mean(), y.std())",
+        TargetScaleWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 def diverged(what: str, path: Path | None) -> str:

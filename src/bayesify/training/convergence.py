@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -257,15 +257,21 @@ def warn_of_convergence(
     kl_warmup_epochs: float,
     *,
     stacklevel: int,
+    tell: Callable[[str], None] | None = None,
 ) -> None:
-    """Warn if the KL never reached its full weight, or if the stds have not converged."""
+    """Warn if the KL never reached its full weight, or if the stds have not converged.
+
+    ``tell`` receives the texts where they are not to be warnings.
+    """
+    texts = [residual_advice(history[-1]) if history else None]
     if kl_warmup_epochs >= epochs > 0:
-        warnings.warn(
+        texts.insert(
+            0,
             f"the KL's warm-up takes {kl_warmup_epochs:g} epochs and training only {epochs}: the "
             "objective never was the ELBO; shorten the warm-up",
-            ConvergenceWarning,
-            stacklevel=stacklevel,
         )
-    advice = residual_advice(history[-1]) if history else None
-    if advice is not None:
-        warnings.warn(advice, ConvergenceWarning, stacklevel=stacklevel)
+    for text in filter(None, texts):
+        if tell is None:
+            warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)
+        else:
+            tell(text)

@@ -96,6 +96,7 @@ def fit(
 
     Warns:
         ConvergenceWarning: the standard deviations have visibly not converged.
+        TargetScaleWarning: the targets of a ``GaussianLikelihood`` are far from unit scale.
 
     Example:
         >>> import torch

@@ -25,7 +25,7 @@ from bayesify.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from bayesify.training.checks import check_parameters, diverged
+from bayesify.training.checks import check_parameters, diverged, warn_of_target_scale
 from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.free_energy import (
@@ -264,6 +264,9 @@ def run_epochs(
                 steps = run_steps(step, copied, options_of, members[0].elbo.bnn, passes)
                 for minibatch, terms in _located(steps, members, epoch, start.batch):
                     index, targets = minibatch.batch, minibatch.targets
+                    if epoch == index == 0:
+                        likelihood = members[0].elbo.bnn.likelihood
+                        warn_of_target_scale(likelihood, targets, stacklevel=3)
                     for k, (member, meter) in enumerate(zip(members, meters, strict=True)):
                         meter.add(terms[k], targets[k] if separate else targets, batch=index)
                         member.schedule.step()
@@ -296,7 +299,13 @@ def run_epochs(
         if tell is not None and note is not None:
             tell(_of_network(k, members, note))
     for member in members:
-        warn_of_convergence(member.position.history, epochs, warmup.epochs, stacklevel=4)
+        warn_of_convergence(
+            member.position.history,
+            epochs,
+            warmup.epochs,
+            stacklevel=4,
+            tell=getattr(watcher, "on_warning", None),
+        )
     return [member.position.history for member in members]
 
 

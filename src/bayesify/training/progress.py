@@ -11,7 +11,11 @@ __all__ = ["Callback", "LineProgress"]
 
 
 class Callback(Protocol):
-    """An object that ``fit`` calls; an optional method ``on_note(text)`` receives remarks."""
+    """An object that ``fit`` calls.
+
+    An optional method ``on_note(text)`` receives remarks, and another, ``on_warning(text)``, what
+    would be a ``ConvergenceWarning`` otherwise.
+    """
 
     def on_start(self, *, epochs: int, batches: int, history: History) -> None:
         """Training begins; ``history`` holds the rows of the epochs before a resume."""

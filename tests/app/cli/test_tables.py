@@ -190,6 +190,39 @@ def test_new_rows_far_outside_are_flagged_and_reported(finished: Path, tmp_path:
     assert [row["outside_column"] for row in rows][:2] == ["", "size"]
 
 
+def test_rows_outside_are_predicted_with_less_trust(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished / "run", run)
+    table = (run / "table.json").read_text()
+    lines = (finished / "table.csv").read_text().splitlines()
+    size = lines[0].split(",").index("size")
+    far = [*lines[1].split(",")[:size], "9e9", *lines[1].split(",")[size + 1 :]]
+    new = tmp_path / "new.csv"
+    new.write_text("\n".join([*lines[:2], ",".join(far)]) + "\n")
+
+    def predicted(name: str) -> list[dict[str, str]]:
+        out = tmp_path / f"{name}.csv"
+        assert bayesify("predict", run, new, "--out", out, "--samples", "20").code == 0
+        return rows_of(out)
+
+    widened = predicted("widened")
+    # A run of an earlier version does not tell what its targets alone tell.
+    (run / "table.json").write_text(re.sub(r'"marginal": \[[^]]*\]', '"marginal": []', table))
+    plain = predicted("plain")
+    assert widened[0] == plain[0]
+    assert float(widened[1]["epistemic"]) > float(plain[1]["epistemic"]) + 0.01
+    if "std" in plain[1]:
+        spread = json.loads(table)["target"]["scale"]
+        more = float(widened[1]["total"]) - float(plain[1]["total"])
+        assert more == pytest.approx(spread**2, rel=1e-3)
+        assert float(widened[1]["mean"]) == pytest.approx(float(plain[1]["mean"]), rel=1e-6)
+    else:
+        shares = json.loads(table)["target"]["marginal"]
+        assert float(widened[1]["p(high)"]) == pytest.approx(
+            (float(plain[1]["p(high)"]) + shares[0]) / 2.0, rel=1e-4
+        )
+
+
 def test_a_level_of_one_half(finished: Path, tmp_path: Path) -> None:
     new = finished / "table.csv"
     said = as_json("predict", finished / "run", new, "--out", tmp_path / "p", "--level", "0.5")

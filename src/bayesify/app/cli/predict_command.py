@@ -140,7 +140,9 @@ def _table(
     def rows() -> Iterator[list[object]]:
         for piece in table:
             columns = [piece.carried[name] for name in carried]
-            answers = zip(predictions.rows(piece.inputs), piece.outside, strict=True)
+            answers = zip(
+                predictions.rows(piece.inputs, piece.distances), piece.outside, strict=True
+            )
             for place, (cells, outside) in enumerate(answers):
                 ids = [column[place] for column in columns]
                 flag = "true" if outside else "false"

@@ -20,6 +20,7 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive, Predictive
 from bayesify.prediction.conformal import Conformal, ConformalIntervals, ConformalSets
+from bayesify.tabular.outside import widened
 
 __all__ = ["Predictions", "write_predictions"]
 
@@ -97,14 +98,19 @@ class Predictions:
         percent = f"{100.0 * self.level:g}"
         return ["mean", "std", f"lower_{percent}", f"upper_{percent}", *split]
 
-    def rows(self, inputs: Tensor) -> Iterator[list[object]]:
+    def rows(self, inputs: Tensor, distances: Tensor | None = None) -> Iterator[list[object]]:
         """Yield the cells of each example of inputs (N, D).
+
+        Args:
+            inputs: shape (N, D).
+            distances: how far each row of a table lies outside the training data, shape (N,).
 
         Raises:
             RunError: a prediction is not finite.
         """
-        for chunk in inputs.split(_CHUNK_ROWS):
-            predictive = self._predictive(chunk)
+        far = inputs.new_zeros(len(inputs)) if distances is None else distances
+        for chunk, outside in zip(inputs.split(_CHUNK_ROWS), far.split(_CHUNK_ROWS), strict=True):
+            predictive = self._predictive(chunk, outside)
             if isinstance(predictive, CategoricalPredictive):
                 first: list[Any] = [[self.class_names[i] for i in predictive.mean.argmax(-1)]]
                 numbers = [*predictive.mean.unbind(-1)]
@@ -150,11 +156,13 @@ class Predictions:
         distance = abs(target.shift) / target.scale
         return min(17, 10 + math.ceil(math.log10(max(1.0, distance))))
 
-    def _predictive(self, inputs: Tensor) -> Predictive:
+    def _predictive(self, inputs: Tensor, distances: Tensor) -> Predictive:
         predictive = self.bnn.predict(inputs, self.samples)
         table = self.run.table
         if table is None:
             return predictive
+        if table.target.marginal:
+            predictive = widened(predictive, distances, torch.tensor(table.target.marginal))
         return in_units(predictive, table.target.shift, table.target.scale)
 
     def _count(self, predictive: Predictive, rows: int) -> None:

@@ -1,0 +1,103 @@
+"""Warn of training tables that teach something else than was meant, and name the mend."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bayesify.tabular import robust
+
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.cells import Floats
+
+__all__ = ["TableWarning", "check_repeats", "check_sum", "without_wild"]
+
+#: Weights that sum to fewer or more rows than so many times theirs are most likely relative.
+_RATIO = 2.0
+#: Distinct rows that tell a table given several times from one of few possible rows.
+_FEWEST_DISTINCT = 50
+#: Variance of the number of times that a row occurs, relative to its mean, below which a table was
+#: given several times. That of rows drawn at random is about 1.
+_EVEN = 0.3
+#: Targets farther from the central part than so many sigmas, 10 interquartile ranges of a normal,
+#: are wild; so few rows tell nothing.
+_REACH, _FEWEST_TARGETS = 13.49, 20
+
+
+class TableWarning(UserWarning):
+    """A training table has properties that most likely nobody wants; the message has the mend."""
+
+
+def check_sum(weights: Floats, *, stacklevel: int) -> None:
+    """Warn if given weights sum to far less or far more than their rows.
+
+    Args:
+        weights: shape (N,), at least 0; rows of weight 0 are none.
+        stacklevel: as for ``warnings.warn``.
+    """
+    rows, total = int((weights > 0.0).sum()), float(weights.sum())
+    if not rows / _RATIO <= total <= rows * _RATIO:
+        warnings.warn(
+            f"sample_weight sums to {total:.4g} for {rows:,} rows: a weight is the number of times "
+            f"that a row counts, so the model learns as from {total:.4g} of them; if the weights "
+            "are relative, multiply them by len(w) / w.sum()",
+            TableWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def check_repeats(counts: Floats, *, stacklevel: int) -> None:
+    """Warn if every row was given about the same number of times, at least twice.
+
+    Args:
+        counts: how often each distinct row occurs, shape (M,).
+        stacklevel: as for ``warnings.warn``.
+    """
+    mean = float(counts.mean())
+    if len(counts) < _FEWEST_DISTINCT or mean < 2.0 or float(counts.var()) > _EVEN * mean:
+        return
+    warnings.warn(
+        f"every row occurs about {mean:.3g} times: of {counts.sum():,.0f} rows only "
+        f"{len(counts):,} differ; each counts as new evidence, so that the intervals come out too "
+        "narrow; give each row once, for example by DataFrame.drop_duplicates()",
+        TableWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def without_wild(targets: Floats, weights: Floats | None = None) -> tuple[Floats, str | None]:
+    """Return targets with the wild ones replaced by the nearest of the others, and a note of them.
+
+    Wild is a target farther from the quartiles than 10 interquartile ranges, of at least 20 rows;
+    where the quartiles coincide, a wider part of the targets counts instead of that between them.
+
+    Args:
+        targets: shape (M, K), finite.
+        weights: the number of times that each row counts, shape (M,); None for once.
+
+    Example:
+        >>> tamed, note = without_wild(np.append(np.arange(30.0), 1e6)[:, None])
+        >>> tamed.max().item(), note[:44]
+        (29.0, '1 target lies more than 10 interquartile ran')
+    """
+    if len(targets) < _FEWEST_TARGETS:
+        return targets, None
+    counts = np.ones(len(targets)) if weights is None else weights
+    tamed = targets.copy()
+    for column in tamed.T:
+        low, high = robust.bounds(column, counts, _REACH)
+        ordinary = column[(low <= column) & (column <= high)]
+        np.clip(column, ordinary.min(), ordinary.max(), out=column)
+    changed = tamed != targets
+    wild = changed.any(axis=1)
+    if not wild.any():
+        return targets, None
+    count = float(counts[wild].sum())
+    return tamed, (
+        f"{count:,.4g} target{' lies' if count == 1 else 's lie'} more than 10 interquartile "
+        f"ranges away from the quartiles, such as {targets[changed][0]:.6g}, and count as the "
+        "nearest of the others; correct or remove such rows, or predict the logarithm of the "
+        "target if such values are real"
+    )

@@ -1,0 +1,215 @@
+"""Columns of the tables that the estimators get: data frames and arrays."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas.api import types
+
+from bayesify.tabular.advice import TableWarning
+from bayesify.tabular.cells import Floats, Texts, by_value, is_missing
+from bayesify.tabular.columns import (
+    CategoryColumn,
+    Column,
+    DateColumn,
+    FlagColumn,
+    NumberColumn,
+    UnusedColumn,
+)
+from bayesify.tabular.detect import ColumnScan
+
+__all__ = ["columns_of", "frame_of", "number_columns", "values_of"]
+
+#: Levels of a category that have an input of their own; the rest share one.
+_MOST_LEVELS = 50
+_DAY = pd.Timedelta(days=1)
+
+
+def frame_of(table: Any, *, always: bool = False) -> pd.DataFrame | None:
+    """Return a table as a pandas data frame; None if it is an array of numbers.
+
+    Args:
+        table: a pandas data frame, another that has ``to_pandas`` such as polars', or anything
+            that NumPy makes an array of.
+        always: whether to return a frame for an array of numbers too.
+
+    Example:
+        >>> frame_of([[1, 2], [3, 4]]) is None, frame_of([["a", 2], ["b", 4]]).shape
+        (True, (2, 2))
+    """
+    if isinstance(table, pd.DataFrame):
+        return table
+    if hasattr(table, "to_pandas") and hasattr(table, "columns"):
+        frame = table.to_pandas()
+        return frame if isinstance(frame, pd.DataFrame) else None
+    if not isinstance(table, np.ndarray | list | tuple):
+        return None
+    try:
+        array = np.asarray(table)
+    except ValueError:  # rows of different lengths
+        return None
+    texts = array.dtype.kind in "US" or (
+        array.dtype == object and any(isinstance(cell, str) for cell in array.flat)
+    )
+    if array.ndim != 2 or not (texts or always):
+        return None
+    return pd.DataFrame(array.astype(object)).infer_objects()
+
+
+def number_columns(values: Floats, names: Sequence[str] | None) -> tuple[Column, ...]:
+    """Return columns of numbers, before they are fitted; those of no number at all are unused.
+
+    Args:
+        values: shape (N, F), nan for a missing value.
+        names: names of the columns; None numbers them.
+
+    Example:
+        >>> [column.kind for column in number_columns(np.array([[1.0, np.nan]]), None)]
+        ['number', 'unused']
+    """
+    found = names if names is not None else [f"x{place}" for place in range(values.shape[1])]
+    empty = [bool(np.isnan(column).all()) for column in values.T]
+    return tuple(
+        UnusedColumn(name=str(name)) if none else NumberColumn(name=str(name))
+        for name, none in zip(found, empty, strict=True)
+    )
+
+
+def columns_of(frame: pd.DataFrame) -> tuple[Column, ...]:
+    """Return what the columns of a frame hold, before they are fitted.
+
+    The type of a column decides. Texts are read as those of a file: they may be numbers, dates, yes
+    and no, or levels.
+
+    Warns:
+        TableWarning: a column is not used, or some of its cells are not.
+
+    Example:
+        >>> frame = pd.DataFrame({"x": [1, None], "city": ["Rome", "Oslo"], "ok": [True, False]})
+        >>> [column.kind for column in columns_of(frame)]
+        ['number', 'category', 'flag']
+    """
+    columns, remarks = [], []
+    for place, name in enumerate(frame.columns):
+        column, found = _column(str(name), frame.iloc[:, place])
+        columns.append(column)
+        remarks += found
+    if remarks:
+        warnings.warn("; ".join(remarks), TableWarning, stacklevel=6)
+    return tuple(columns)
+
+
+def _column(name: str, cells: pd.Series) -> tuple[Column, list[str]]:
+    if not cells.notna().any():
+        return UnusedColumn(name=name), []
+    kind = _kind(cells)
+    if kind == "number":
+        return NumberColumn(name=name), []
+    if kind == "flag":
+        return FlagColumn(name=name, words=("false", "true")), []
+    if kind == "date":
+        return DateColumn(name=name), []
+    texts = _texts(cells)
+    if kind == "text":
+        scan = ColumnScan(name)
+        scan.update(texts)
+        reason = scan.reason_to_drop()
+        # Few texts can be levels, even if each is in one row.
+        if reason is not None and (scan.is_ambiguous or len(scan.texts) > _MOST_LEVELS):
+            reason = reason.partition(";")[0]  # what follows is for the command line
+            return UnusedColumn(name=name), [f"the column {name!r} is not used: {reason}"]
+        column = scan.column()
+        if not isinstance(column, CategoryColumn):
+            return column, scan.remarks
+    return _category(name, texts), []
+
+
+def _kind(cells: pd.Series) -> str:
+    """Return number, flag, date, category or text."""
+    dtype = cells.dtype
+    if isinstance(dtype, pd.CategoricalDtype):
+        return "category"
+    if types.is_bool_dtype(dtype):
+        return "flag"
+    if types.is_numeric_dtype(dtype) or types.is_timedelta64_dtype(dtype):
+        return "number"
+    if types.is_datetime64_any_dtype(dtype):
+        return "date"
+    inferred = types.infer_dtype(cells, skipna=True)
+    if inferred == "boolean":
+        return "flag"
+    if inferred in ("integer", "floating", "mixed-integer-float", "decimal"):
+        return "number"
+    return "date" if inferred in ("datetime", "datetime64", "date") else "text"
+
+
+def _category(name: str, texts: Texts) -> CategoryColumn:
+    """Return a category with the levels of some cells, one input for each of at most 50."""
+    codes, unique = by_value(texts)
+    counts = np.bincount(codes, minlength=len(unique))
+    levels = [
+        (-count, level)
+        for count, level, absent in zip(
+            counts.tolist(), unique.tolist(), is_missing(unique), strict=True
+        )
+        if not absent
+    ]
+    if len(levels) <= _MOST_LEVELS:  # their order then does not depend on their number
+        levels = [(0, level) for _, level in levels]
+    ordered = tuple(level for _, level in sorted(levels))
+    kept = 0 if len(ordered) == 1 else min(_MOST_LEVELS, len(ordered))
+    return CategoryColumn(name=name, levels=ordered, kept=kept)
+
+
+def values_of(columns: Sequence[Column], frame: pd.DataFrame) -> Floats:
+    """Return the values of each column of a frame, shape (N, F); see :class:`Column`.
+
+    Raises:
+        ValueError: a number is infinite.
+
+    Example:
+        >>> frame = pd.DataFrame({"x": [1, None], "city": ["Rome", "Oslo"]})
+        >>> values_of(columns_of(frame), frame).tolist()
+        [[1.0, 1.0], [nan, 0.0]]
+    """
+    values = np.empty((len(frame), len(columns)))
+    for place, column in enumerate(columns):
+        values[:, place] = _values(column, frame.iloc[:, place])
+    return values
+
+
+def _values(column: Column, cells: pd.Series) -> Floats:
+    kind = _kind(cells) if cells.notna().any() else ""
+    if isinstance(column, NumberColumn) and kind == "number":
+        if types.is_timedelta64_dtype(cells.dtype):
+            return np.asarray(cells / _DAY, dtype=np.float64)
+        numbers = pd.to_numeric(cells).to_numpy(dtype=np.float64, na_value=np.nan)
+        if np.isinf(numbers).any():
+            raise ValueError(
+                f"Input X contains infinity in column {column.name!r}; numbers must be finite or "
+                "missing"
+            )
+        return np.asarray(numbers)
+    if isinstance(column, DateColumn) and types.is_datetime64_any_dtype(cells.dtype):
+        times = cells.dt.tz_localize("UTC") if cells.dt.tz is None else cells.dt.tz_convert("UTC")
+        days = (times - pd.Timestamp(0, tz="UTC")) / _DAY
+        return np.asarray(days.to_numpy(dtype=np.float64, na_value=np.nan))
+    return column.parse(_texts(cells))
+
+
+def _texts(cells: pd.Series) -> Texts:
+    """Return cells as text, "" for a missing one and "1" for 1.0."""
+    missing = cells.isna().to_numpy(dtype=np.bool_)
+    texts = [
+        "" if absent else _text(cell)
+        for cell, absent in zip(cells.astype(object), missing.tolist(), strict=True)
+    ]
+    return np.array(texts, dtype=object)
+
+
+def _text(cell: object) -> str:
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)

@@ -1,0 +1,100 @@
+"""Widen the predictive distribution of rows that lie outside the training data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.prediction.averaging import entropy
+
+__all__ = ["doubt", "widened"]
+
+#: Largest share of the training frequencies in the probabilities of a row outside.
+_MOST_MIXED = 0.5
+#: Fewer weight samples cannot carry another variance of their means.
+_FEWEST_SAMPLES = 8
+
+
+def doubt(distances: Tensor) -> Tensor:
+    """Return d / (1 + d), from 0 for a row within to 1.
+
+    Args:
+        distances: how far each row lies outside, shape (N,), inf included.
+
+    Example:
+        >>> doubt(torch.tensor([0.0, 1.0, float("inf")])).tolist()
+        [0.0, 0.5, 1.0]
+    """
+    return torch.where(distances.isinf(), 1.0, distances / (1.0 + distances))
+
+
+def widened(predictive: Predictive, distances: Tensor, marginal: Tensor) -> Predictive:
+    """Return predictions with less trust in rows outside; those of rows within are unchanged.
+
+    The network was not checked there, so that its prediction may be no better than that of the
+    targets alone. With w = d / (1 + d) for a distance d, the variance of a number grows by w times
+    the variance of the training targets, as epistemic uncertainty; its mean stays. Classes: with
+    probability w / 2 the label is drawn by the training frequencies, and not by the network. Which
+    of the two holds is lack of knowledge, so that what is added is epistemic.
+
+    Args:
+        predictive: of N rows.
+        distances: how far each row lies outside, shape (N,), inf included.
+        marginal: variance of the training targets, a number or shape (K,); or the frequencies of
+            the classes in training, shape (K,).
+
+    Example:
+        >>> p = GaussianPredictive(torch.randn(100, 2), torch.tensor(0.5))
+        >>> q = widened(p, torch.tensor([0.0, 1.0]), torch.tensor(4.0))
+        >>> (q.total - p.total).round(decimals=4).tolist()
+        [0.0, 2.0]
+    """
+    far = distances > 0.0
+    if not bool(far.any()):
+        return predictive
+    share = doubt(distances)
+    if isinstance(predictive, CategoricalPredictive):
+        return _mixed(predictive, far, _MOST_MIXED * share, marginal)
+    assert isinstance(predictive, GaussianPredictive)
+    means = predictive.means
+    axes = (-1, *[1] * (means.dim() - 2))
+    extra = (share.reshape(axes) * marginal).to(means).expand(means.shape[1:])
+    if len(means) < _FEWEST_SAMPLES:
+        noise = predictive.noise_std.to(means).expand_as(means)
+        wide = torch.where(far.reshape(axes), (noise.square() + extra).sqrt(), noise)
+        return GaussianPredictive(means, wide)
+    moved = means + extra.sqrt() * _uncorrelated_scores(means)
+    return GaussianPredictive(torch.where(far.reshape(axes), moved, means), predictive.noise_std)
+
+
+def _uncorrelated_scores(means: Tensor) -> Tensor:
+    """Return numbers like S draws of a normal, of variance 1 and uncorrelated with the means."""
+    count = len(means)
+    generator = torch.Generator()
+    generator.manual_seed(0)  # so that the same row has the same prediction in every call
+    ranks = torch.randperm(count, generator=generator).to(means)
+    normal = torch.special.ndtri((ranks + 0.5) / count).reshape(-1, *[1] * (means.dim() - 1))
+    offsets = means - means.mean(0)
+    # In units of their largest, so that no square overflows.
+    offsets = offsets / offsets.abs().amax(0).clamp_min(torch.finfo(means.dtype).tiny)
+    squares = offsets.square().sum(0).clamp_min(torch.finfo(means.dtype).tiny)
+    scores = normal - offsets * ((offsets * normal).sum(0) / squares)
+    scores = scores - scores.mean(0)
+    found: Tensor = scores / scores.square().mean(0).sqrt()
+    return found
+
+
+def _mixed(
+    p: CategoricalPredictive, far: Tensor, share: Tensor, frequencies: Tensor
+) -> CategoricalPredictive:
+    def mix(log_probs: Tensor) -> Tensor:
+        part = share.unsqueeze(-1).to(log_probs)
+        mixed = ((1.0 - part) * log_probs.exp() + part * frequencies.to(log_probs)).log()
+        return torch.where(far.unsqueeze(-1), mixed, log_probs)
+
+    log_mean = mix(p.log_mean)
+    aleatoric = torch.where(far, (1.0 - share.to(log_mean)) * p.aleatoric, p.aleatoric)
+    epistemic = torch.where(far, (entropy(log_mean) - aleatoric).clamp_min(0.0), p.epistemic)
+    samples = None if p.log_samples is None else mix(p.log_samples)
+    return CategoricalPredictive(log_mean, aleatoric, epistemic, samples)

@@ -1,0 +1,162 @@
+"""Estimators on tables with wild cells, skewed columns, wild targets, weights and repeated rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_friedman1
+
+from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from bayesify.tabular import TableWarning
+from bayesify.tabular.columns import NumberColumn, UnusedColumn, column_from_json
+from bayesify.training import ConvergenceWarning
+
+quiet = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+
+X, Y = make_friedman1(1600, noise=1.0, random_state=0)
+TRAIN, TEST = slice(0, 800), slice(800, None)
+
+
+def rmse(x: Any = X, y: Any = Y) -> float:
+    model = BayesianMLPRegressor(random_state=0).fit(x[TRAIN], y[TRAIN])
+    return float(np.sqrt(np.mean((model.predict(x[TEST]) - Y[TEST]) ** 2)))
+
+
+@pytest.fixture(scope="module")
+def clean() -> float:
+    return rmse()
+
+
+def with_cell(x: Any) -> Any:
+    found = x.copy()
+    found[3, 0] = 1e6
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "most"),
+    [(with_cell, 1.1), (lambda x: np.exp(5.0 * x), 1.2), (lambda x: np.c_[x, np.ones(1600)], 1.1)],
+    ids=["one wild cell", "skewed", "constant"],
+)
+def test_a_wild_cell_or_skewed_columns_cost_little(
+    clean: float, change: Callable[[Any], Any], most: float
+) -> None:
+    assert rmse(change(X)) < most * clean
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::bayesify.tabular.TableWarning")
+def test_a_wild_target_costs_little(clean: float) -> None:
+    y = Y.copy()
+    y[7] = 1e6
+    assert rmse(y=y) < 1.1 * clean
+
+
+def test_ordinary_columns_are_standardised_as_ever() -> None:
+    rng = np.random.default_rng(0)
+    for values in (rng.normal(3.0, 2.0, 500), rng.uniform(size=500), rng.integers(0, 2, 500) * 1.0):
+        column = NumberColumn(name="x").fit(values)
+        assert column.features == ("x",)
+        expected = (values - values.mean()) / values.std()
+        np.testing.assert_allclose(column.encode(values)[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rare_level_that_is_far_from_the_others_is_not_wild() -> None:
+    values = np.repeat([-5.0, -2.4, -2.3, 0.0], [20, 100, 100, 60])
+    column = NumberColumn(name="x").fit(values)
+    expected = (values - values.mean()) / values.std()
+    np.testing.assert_allclose(column.encode(values)[:, 0], expected, rtol=1e-5)
+
+
+def test_one_wild_value_hardly_moves_the_inputs_of_the_others() -> None:
+    values = np.random.default_rng(0).normal(size=800)
+    alone = NumberColumn(name="x").fit(values).encode(values)[1:]
+    values[0] = 1e12
+    column = NumberColumn(name="x").fit(values)
+    np.testing.assert_allclose(column.encode(values)[1:], alone, atol=0.06)
+    assert np.abs(column.encode(np.array([1e300, -1e300]))).max() < 8.0
+
+
+def test_a_skewed_column_has_its_ranks_too() -> None:
+    values = np.exp(np.random.default_rng(0).normal(size=800) * 3.0)
+    column = NumberColumn(name="x").fit(values)
+    assert column.features == ("x", "x by rank")
+    ranks = column.encode(values)[:, 1]
+    assert np.corrcoef(ranks, np.log(values))[0, 1] > 0.99
+    assert (np.diff(ranks[np.argsort(values)]) >= 0.0).all()
+    assert ranks.std() == pytest.approx(1.0, abs=1e-3)
+    assert column_from_json(column.to_json()) == column
+    strange = column.encode(np.array([np.nan, np.inf, 1e300, 0.0]))
+    assert (strange[:2, 1] == 0.0).all()
+    assert strange[2:, 1].tolist() == pytest.approx([ranks.max(), ranks.min()])
+
+
+def test_statistics_of_a_column_count_weights_as_rows() -> None:
+    rng = np.random.default_rng(0)
+    values, counts = rng.exponential(size=300) ** 3, rng.integers(1, 4, 300)
+    weighted = NumberColumn(name="x").fit(values, weights=counts * 1.0)
+    repeated = NumberColumn(name="x").fit(np.repeat(values, counts))
+    assert weighted.knots == repeated.knots
+    np.testing.assert_allclose(weighted.encode(values), repeated.encode(values), rtol=1e-5)
+
+
+def test_an_unused_column_is_stored() -> None:
+    column = UnusedColumn(name="x")
+    assert column_from_json(column.to_json()) == column
+
+
+@quiet
+def test_wild_targets_are_reported_with_the_mend() -> None:
+    y = Y[:100].copy()
+    y[[7, 9]] = 1e6, -1e7
+    model = BayesianMLPRegressor(steps=5, random_state=0)
+    with pytest.warns(TableWarning, match="2 targets lie more than 10 .*predict the logarithm"):
+        mean = model.fit(X[:100], y).predict(X[:100])
+    nearest = Y[:100].copy()
+    nearest[[7, 9]] = np.delete(nearest, [7, 9]).max(), np.delete(nearest, [7, 9]).min()
+    np.testing.assert_array_equal(model.fit(X[:100], nearest).predict(X[:100]), mean)
+
+
+@quiet
+@pytest.mark.parametrize("size", [1.0 / 800.0, 100.0])
+@pytest.mark.parametrize("kind", [BayesianMLPClassifier, BayesianMLPRegressor])
+def test_weights_that_sum_to_another_number_of_rows_are_reported(kind: Any, size: float) -> None:
+    x, y = X[:40], (Y[:40] > 14.0) * 1
+    with pytest.warns(TableWarning, match=r"for 40 rows: .* multiply them by len\(w\) / w\.sum"):
+        kind(steps=2).fit(x, y, sample_weight=np.full(40, size))
+    kind(steps=2).fit(x, y, sample_weight=np.tile([1.9, 0.3, 0.0, 1.0], 10))  # no warning
+
+
+@quiet
+@pytest.mark.parametrize("part", [1.0, 0.8], ids=["all", "a part drawn at random"])
+@pytest.mark.parametrize("kind", [BayesianMLPClassifier, BayesianMLPRegressor])
+def test_a_table_given_several_times_is_reported(kind: Any, part: float) -> None:
+    order = np.random.default_rng(0).permutation(np.repeat(np.arange(60), 10))
+    rows = order[: int(part * 600)]
+    with pytest.warns(TableWarning, match=r"every row occurs about .*drop_duplicates"):
+        kind(steps=2).fit(X[rows], (Y[rows] > 14.0) * 1)
+
+
+@quiet
+def test_rows_that_occur_by_chance_are_not_reported() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 3, (1000, 4))  # 81 possible rows
+    BayesianMLPClassifier(steps=2).fit(x, rng.integers(0, 2, 1000))
+    BayesianMLPClassifier(steps=2).fit(X[:100], rng.integers(0, 2, 100))
+    # Deliberate counts are no mistake.
+    BayesianMLPRegressor(steps=2).fit(X[:100], Y[:100], sample_weight=np.full(100, 2.0))
+
+
+@pytest.mark.parametrize("kind", [BayesianMLPClassifier, BayesianMLPRegressor])
+def test_training_that_is_too_short_names_a_setting_of_the_estimator(kind: Any) -> None:
+    x, y = X[:100], (Y[:100] > 14.0) * 1
+    with pytest.warns(ConvergenceWarning) as caught:
+        kind(steps=3).fit(x, y)
+    [text] = [str(warning.message) for warning in caught]
+    assert "steps=6 instead of 3" in text
+    assert "rho_lr_scale" not in text
+    assert "init_std" not in text

@@ -1,0 +1,64 @@
+"""Warning of targets that are far from unit scale."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import bayesify as bf
+from bayesify.training import ConvergenceWarning, TargetScaleWarning
+
+
+class Silent:
+    def on_start(self, **_: object) -> None: ...
+    def on_step(self, **_: object) -> None: ...
+    def on_epoch(self, row: object) -> None: ...
+
+
+def train(targets: torch.Tensor, likelihood: bf.Likelihood) -> None:
+    inputs = torch.linspace(-1.0, 1.0, len(targets)).unsqueeze(-1)
+    net: nn.Module = nn.Linear(1, 1)
+    if getattr(likelihood, "input_dependent", False):
+        net = nn.Sequential(nn.Linear(1, 2), nn.Unflatten(-1, (1, 2)))
+    loader = bf.datasets.TensorLoader(inputs, targets.unsqueeze(-1), 16)
+    elbo = bf.ELBO(bf.BayesianModule(net, likelihood=likelihood), num_data=len(targets))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        bf.fit(elbo, loader, epochs=1, callback=Silent())
+
+
+UNIT = torch.randn(32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("targets", "likelihood"),
+    [
+        (250_000.0 + 60_000.0 * UNIT, bf.GaussianLikelihood(learn_std=True)),
+        (250_000.0 + 60_000.0 * UNIT, bf.GaussianLikelihood(input_dependent=True)),
+        (30.0 + UNIT, bf.GaussianLikelihood()),
+        (0.001 * UNIT, bf.GaussianLikelihood()),
+    ],
+    ids=["far", "far, input-dependent", "mean only", "narrow"],
+)
+def test_targets_far_from_unit_scale_are_reported(
+    targets: torch.Tensor, likelihood: bf.Likelihood
+) -> None:
+    with pytest.warns(TargetScaleWarning, match=r"\(y - y\.mean\(\)\) / y\.std\(\).*rescaled"):
+        train(targets, likelihood)
+
+
+@pytest.mark.parametrize(
+    ("targets", "likelihood"),
+    [
+        (UNIT, bf.GaussianLikelihood()),
+        (2.0 + 5.0 * UNIT, bf.GaussianLikelihood(std=0.1)),
+        (0.001 * UNIT, bf.GaussianLikelihood(std=0.001)),
+        (torch.full((32,), 1.0), bf.GaussianLikelihood()),
+    ],
+    ids=["unit", "wider than the noise", "narrow with narrow noise", "constant"],
+)
+def test_other_targets_are_not(targets: torch.Tensor, likelihood: bf.Likelihood) -> None:
+    train(targets, likelihood)
