@@ -32,7 +32,11 @@ _MISSING = frozenset(
     ("", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "#null!", "none", "nil")
 ) | {"?", "-", "--", "missing"}
 #: Words for no and for yes, in lower case.
-FLAG_WORDS = (("false", "true"), ("no", "yes"), ("f", "t"), ("n", "y"), ("off", "on"))
+FLAG_WORDS = (
+    *(("false", "true"), ("no", "yes"), ("f", "t"), ("n", "y"), ("off", "on")),
+    *(("nein", "ja"), ("n", "j"), ("falsch", "wahr"), ("non", "oui"), ("faux", "vrai")),
+    *(("no", "si"), ("no", "sí"), ("não", "sim"), ("nee", "ja"), ("nej", "ja")),
+)
 #: The first of several formats that fit is used.
 _DAYS = (
     "ISO8601",

@@ -14,16 +14,27 @@ import numpy as np
 import pandas as pd
 
 from bayesify import io as bayesify_io
-from bayesify.tabular.cells import Floats, Texts, as_numbers, by_value, is_missing
+from bayesify.tabular.cells import Floats, Texts, by_value, is_missing
 from bayesify.tabular.columns import Column, Features, RangedColumn, column_from_json
 from bayesify.tabular.files import TableError
+from bayesify.tabular.number_form import NumberForm
 from bayesify.tabular.scaling import Scaling
 
-__all__ = ["OUTSIDE_RATE", "SCHEMA_NAME", "TableSchema", "Target", "label_of", "texts_of"]
+__all__ = [
+    "LARGEST_TARGET",
+    "OUTSIDE_RATE",
+    "SCHEMA_NAME",
+    "TableSchema",
+    "Target",
+    "label_of",
+    "texts_of",
+]
 
 SCHEMA_NAME = "table.json"
 #: The ranges of all numbers and dates together exclude at most this share of rows like training's.
 OUTSIDE_RATE = 0.01
+#: Squares of larger targets overflow in the metrics.
+LARGEST_TARGET = 1e150
 _FORMAT = 1
 
 
@@ -38,6 +49,10 @@ class Target:
         decimal_comma: whether 1.5 is written 1,5.
         shift: mean of the training targets, for regression.
         scale: standard deviation of the training targets.
+        thousands: what separates thousands, if anything.
+        unit: unit around every number, or sign of a currency or of percent.
+        whole: whether the training targets are whole numbers.
+        typical: minimum, quartiles and maximum of the training targets.
 
     Example:
         >>> target = Target("grade", "classification", classes=("bad", "good"))
@@ -51,12 +66,16 @@ class Target:
     decimal_comma: bool = False
     shift: float = 0.0
     scale: float = 1.0
+    thousands: str = ""
+    unit: str = ""
+    whole: bool = False
+    typical: tuple[float, ...] = ()
 
     def parse(self, texts: Texts) -> Floats:
         """Return class indices or numbers, shape (N,); nan for a cell without one."""
         codes, unique = by_value(texts)
         if self.task == "regression":
-            values = as_numbers(unique, decimal_comma=self.decimal_comma).copy()
+            values = self.form.parse(unique).copy()
             values[~np.isfinite(values)] = np.nan
         else:
             places = {label: float(place) for place, label in enumerate(self.classes)}
@@ -66,13 +85,18 @@ class Target:
         return values[codes]
 
     @property
+    def form(self) -> NumberForm:
+        """How the numbers of a regression are written."""
+        return NumberForm(self.decimal_comma, self.thousands, self.unit)
+
+    @property
     def scaling(self) -> Scaling:
         """Scaling of the numbers of a regression."""
         return Scaling.of_numbers(self.shift, self.scale)
 
     def to_json(self) -> dict[str, Any]:
         """Return the target as JSON."""
-        return {**vars(self), "classes": list(self.classes)}
+        return {**vars(self), "classes": list(self.classes), "typical": list(self.typical)}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Target:
@@ -82,7 +106,8 @@ class Target:
             TableError: it is not of this form.
         """
         try:
-            return cls(**{**stored, "classes": tuple(stored["classes"])})
+            lists = {"classes": stored["classes"], "typical": stored.get("typical", ())}
+            return cls(**{**stored, **{name: tuple(each) for name, each in lists.items()}})
         except (KeyError, TypeError) as error:
             raise TableError(f"the stored target cannot be read: {error}") from error
 
@@ -136,10 +161,10 @@ class TableSchema:
         return float(2.0 * ranged / (self.split.get("train", 0) + 1))
 
     def check_columns(self, names: Sequence[str], path: Path) -> None:
-        """Check that a table has every input column.
+        """Check that a table has every input column, and once.
 
         Raises:
-            TableError: some are missing.
+            TableError: some are missing, or have a name that occurs again.
         """
         lacking = [column.name for column in self.columns if column.name not in names]
         if lacking:
@@ -150,6 +175,13 @@ class TableSchema:
                 f"{'them' if len(lacking) > 1 else 'it'}, with empty cells where values are not "
                 "known"
             )
+        for name in [column.name for column in self.columns]:
+            again = f"{name} (2)"
+            if again in names and again not in self.source.get("columns", [again]):
+                raise TableError(
+                    f"{path} has the column name {name!r} more than once, the training table had "
+                    "it once; rename or remove one"
+                )
 
     def parse(self, rows: pd.DataFrame) -> list[Floats]:
         """Return the values of each column in some rows."""

@@ -13,11 +13,17 @@ import torch
 
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.tabular.cells import Floats, Texts
-from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn, TextColumn
+from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn, TextColumn, facts_of
 from bayesify.tabular.detect import ColumnScan, find_target
 from bayesify.tabular.files import TableError, TableFile, available_memory, open_table
 from bayesify.tabular.scaling import Scaling
-from bayesify.tabular.schema import OUTSIDE_RATE, TableSchema, Target, texts_of
+from bayesify.tabular.schema import (
+    LARGEST_TARGET,
+    OUTSIDE_RATE,
+    TableSchema,
+    Target,
+    texts_of,
+)
 from bayesify.tabular.stored_table import stored_table
 from bayesify.tabular.table_data import TableData
 
@@ -27,6 +33,8 @@ __all__ = ["fit_table", "load_table"]
 _MOST_TEST_ROWS = 50_000
 _FEWEST_ROWS = 4
 _TEXTS_AT_ONCE = 1000
+#: A target so many interquartile ranges from the median is reported.
+_WILD = 1e6
 
 
 def fit_table(
@@ -130,6 +138,8 @@ def fit_table(
             f"{absent:,} row{'s have' if absent > 1 else ' has'} no usable target {target!r} and "
             f"{'are' if absent > 1 else 'is'} left out"
         )
+    if found.task == "regression":
+        remarks += _check_targets(path, target, targets)
     train, test = _split(targets, known, found.task, test_fraction, seed, path)
     draft, more = _fitted(draft, values, targets, train, test)
     schema = dataclasses.replace(draft, remarks=(*remarks, *more))
@@ -201,7 +211,7 @@ def _text_column(scan: ColumnScan, encoder: str | None) -> Column:
     assert encoder is not None
     if not scan.count:
         raise TableError(f"the column {scan.name!r} is empty; leave --text {scan.name} out")
-    if scan.is_number or scan.decimal_comma:
+    if scan.form is not None:
         raise TableError(
             f"the column {scan.name!r} must hold texts for --text, got numbers; leave --text "
             f"{scan.name} out, and it is used as numbers"
@@ -334,7 +344,49 @@ def _scaled(target: Target, values: Floats) -> Target:
     if target.task != "regression":
         return target
     scaling = Scaling.of(torch.from_numpy(values).unsqueeze(-1))
-    return dataclasses.replace(target, shift=scaling.shift.item(), scale=scaling.scale.item())
+    whole, typical = facts_of(values)
+    return dataclasses.replace(
+        target,
+        shift=scaling.shift.item(),
+        scale=scaling.scale.item(),
+        whole=whole,
+        typical=typical,
+    )
+
+
+def _check_targets(path: Path, name: str, targets: Floats) -> list[str]:
+    """Return a remark if one number lies absurdly far from the others.
+
+    Raises:
+        TableError: the squares of some overflow.
+    """
+    places = np.flatnonzero(np.isfinite(targets))
+    known = targets[places]
+    if not len(known):
+        return []
+    worst = int(np.abs(known).argmax())
+    if abs(known[worst]) > LARGEST_TARGET:
+        raise TableError(
+            f"{path}: the target {name!r} must be at most {LARGEST_TARGET:g} in size, got "
+            f"{known[worst]:g} in row {places[worst] + 1:,}; correct or remove the row"
+        )
+    middle = float(np.median(known))
+    spread = next(
+        (
+            float(high - low)
+            for tail in (0.25, 0.05)
+            if (high := np.quantile(known, 1.0 - tail)) > (low := np.quantile(known, tail))
+        ),
+        math.inf,
+    )
+    far = int(np.abs(known - middle).argmax())
+    if abs(known[far] - middle) <= _WILD * spread:
+        return []
+    return [
+        f"the target {name!r} is {known[far]:g} in row {places[far] + 1:,}, where half of the rows "
+        f"are within {spread:.3g} of each other: such a row decides the scale of all; correct or "
+        "remove it if it is wrong"
+    ]
 
 
 def _data(

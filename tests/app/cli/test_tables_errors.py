@@ -30,7 +30,6 @@ BAD_TABLES: dict[str, tuple[bytes | str, str]] = {
     "header only": (HEAD, "has no rows below its header"),
     "one row": (HEAD + "1,2\n", "has one value only, '2' (rows: 1)"),
     "three rows": (HEAD + "1,2\n7,3\n3,4\n", "must have at least 4 rows with a target"),
-    "doubled names": ("x,x,y\n1,2,3\n", "the column name 'x' more than once (columns 1, 2)"),
     "no such target": ("x,z\n1,2\n", "has no column 'y', which --target asks for; its columns are"),
     "one class": (
         "x,y\n" + "1,no\n" * 9,

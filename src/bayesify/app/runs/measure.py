@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,19 +13,34 @@ from bayesify.app.runs.folder import RunData
 from bayesify.distributions.kl import kl_divergence
 from bayesify.distributions.posteriors import Delta
 from bayesify.io import encoded_size, model_meta, model_tensors
-from bayesify.metrics import classification_metrics, error_percent, regression_metrics
+from bayesify.metrics import (
+    classification_metrics,
+    error_percent,
+    regression_metrics,
+    reliability,
+)
 from bayesify.module.bayesian import BayesianModule
 from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.prediction import GaussianPredictive, Predictive
+from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
 from bayesify.pruning import prune
 from bayesify.tabular.table_data import TableData
 
-__all__ = ["FEW_SAMPLES", "FRACTIONS", "evaluate", "in_units", "prune_table", "weights_left"]
+__all__ = [
+    "FEW_SAMPLES",
+    "FRACTIONS",
+    "RowMetrics",
+    "evaluate",
+    "in_units",
+    "prune_table",
+    "weights_left",
+]
 
 #: Fractions of the weights that the report's pruning table removes.
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
 #: Averaging over more samples changes neither a train error nor a pruning curve visibly.
 FEW_SAMPLES = 5
+#: Metrics that are roots of means over rows.
+_ROOTS = ("rmse", "rmse_mean_weights", "mean_std")
 
 
 def evaluate(
@@ -57,6 +73,64 @@ def evaluate(
     metrics["num_weights"] = bnn.layout.num_weights
     metrics["num_weights_left"] = weights_left(bnn)
     return metrics, predictive
+
+
+class RowMetrics:
+    """Metrics of a table's rows that come in chunks, as in the ``test`` part of ``metrics.json``.
+
+    Args:
+        bnn: the network.
+        shift: the target is ``shift + scale * standardised target``.
+        scale: see ``shift``.
+    """
+
+    def __init__(self, bnn: BayesianModule, shift: float, scale: float) -> None:
+        self.rows = 0
+        self._bnn, self._units = bnn, (shift, scale)
+        self._sums: dict[str, float] = {}
+        self._bins: Tensor | None = None
+
+    def update(self, predictive: Predictive, inputs: Tensor, targets: Tensor) -> None:
+        """Add the next rows.
+
+        Args:
+            predictive: their averaged predictions, in the target's own units.
+            inputs: inputs of the network, shape (N, D).
+            targets: class indices or numbers in their own units, float64, shape (N,); rows of nan
+                are left out.
+        """
+        known = ~targets.isnan()
+        count = int(known.sum())
+        if not count:
+            return
+        at_mean = in_units(self._bnn.predict_mean(inputs[known]), *self._units).mean
+        truth = targets[known]
+        if isinstance(predictive, GaussianPredictive):
+            noise = predictive.noise_std.expand_as(predictive.means)
+            some = GaussianPredictive(predictive.means[:, known], noise[:, known])
+            found = _regression(some, at_mean, truth.unsqueeze(-1))
+        else:
+            assert isinstance(predictive, CategoricalPredictive)
+            entropy = predictive.expected_entropy[known]
+            classes = CategoricalPredictive(predictive.log_mean[known], entropy)
+            labels = truth.long()
+            found = classification_metrics(classes, at_mean, labels)
+            bins = reliability(classes.mean, labels)
+            sums = torch.stack([bins.confidence, bins.accuracy]).nan_to_num() * bins.counts
+            self._bins = sums if self._bins is None else self._bins + sums
+        self.rows += count
+        for name, value in found.items():
+            # These are roots of means, which are averaged before the root.
+            power = value * value if name in _ROOTS else value
+            self._sums[name] = self._sums.get(name, 0.0) + count * power
+
+    def result(self) -> dict[str, float]:
+        """Return the metrics of all rows so far, of which there must be one at least."""
+        means = {name: total / self.rows for name, total in self._sums.items()}
+        found = {name: math.sqrt(m) if name in _ROOTS else m for name, m in means.items()}
+        if self._bins is not None:
+            found["ece"] = float((self._bins[0] - self._bins[1]).abs().sum()) / self.rows
+        return found
 
 
 def prune_table(
@@ -119,10 +193,13 @@ def _measured(
     shift, scale = _units(data)
     at_mean = in_units(bnn.predict_mean(inputs), shift, scale).mean
     if isinstance(predictive, GaussianPredictive):
-        truth = targets.double() * scale + shift
-        whole = float((at_mean - truth).square().mean().sqrt())
-        return {"rmse_mean_weights": whole, **regression_metrics(predictive, truth)}
+        return _regression(predictive, at_mean, targets.double() * scale + shift)
     return classification_metrics(predictive, at_mean, targets)
+
+
+def _regression(predictive: GaussianPredictive, at_mean: Tensor, truth: Tensor) -> dict[str, float]:
+    whole = float((at_mean - truth).square().mean().sqrt())
+    return {"rmse_mean_weights": whole, **regression_metrics(predictive, truth)}
 
 
 @torch.no_grad()
