@@ -22,7 +22,8 @@ Where to look next:
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once); for a loop of your own
   ``make_step``, ``parameter_groups``
-* use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``
+* use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; a table's run of the command line:
+  ``open_run``
 * baselines: ``MCDropout``, ``DeepEnsemble``
 * subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``sklearn``
 """
@@ -78,6 +79,7 @@ _MODULES = {
     "distributions.posteriors": ("Delta", "MeanFieldGaussian", "Posterior"),
     "distributions.priors": ("Gaussian", "Laplace", "Prior", "ScaleMixture", "StudentT"),
     "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
+    "app.trained_table": ("open_run",),
     "io": ("load", "save"),
     "module.bayesian": ("BayesianModule",),
     "module.outputs": ("MissingKLWarning",),
@@ -136,6 +138,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "prune",
     "save",
     "load",
+    "open_run",
     # baselines
     "MCDropout",
     "DeepEnsemble",

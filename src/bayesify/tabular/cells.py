@@ -108,5 +108,8 @@ def as_days(texts: Texts, form: str) -> Floats:
         [1.5, nan]
     """
     options: dict[str, Any] = {"format": form, "errors": "coerce", "utc": True}
-    times = pd.to_datetime(pd.Series(texts, dtype=object), **options)
-    return np.asarray((times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1), dtype=np.float64)
+    times = pd.to_datetime(pd.Series(texts, dtype=object), **options).dt.tz_localize(None)
+    # In the unit of the dates: a year such as -821 is no date of 64 bits in nanoseconds.
+    values = times.to_numpy()
+    start = np.zeros((), dtype=values.dtype)
+    return np.asarray((values - start) / np.timedelta64(1, "D"), dtype=np.float64)

@@ -202,6 +202,11 @@ class ColumnScan:
         return CategoryColumn(name=name, levels=tuple(levels), kept=kept)
 
     def _remark_form(self, form: NumberForm) -> None:
+        if form == NumberForm() and self._forms.all_points_may_group(_MOSTLY * self.count):
+            self.remarks.append(
+                f"{self.name}: its points were read as decimal points, though all of them may "
+                "separate thousands"
+            )
         if form.decimal_comma:
             self.remarks.append(f"{self.name}: its commas were read as decimal points")
         if form.thousands:

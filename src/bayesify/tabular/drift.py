@@ -40,7 +40,11 @@ _FEWEST_LEVELS = 5
 _MOST_TEXTS = 10_000
 #: A reading is doubted if it lies so far from training's median, in shares of its values, and
 #: another lies so much nearer.
-_FAR, _NEARER = 0.3, 0.1
+_FAR, _NEARER = 0.45, 0.1
+#: Share of cells that must be outside training's range by one reading, and inside by another.
+_NEARLY_ALL = 0.9
+#: A reading is reported where it rests on fewer distinct cells than this.
+_FEW_CELLS = 5
 _NO_WORDS = {words[0] for words in FLAG_WORDS} | {"0", "0.0"}
 _YES_WORDS = {words[1] for words in FLAG_WORDS} | {"1", "1.0"}
 
@@ -297,25 +301,26 @@ def _number(column: NumberColumn, cells: _Cells, *, decimal_commas: bool) -> Rea
 
 def _doubted_number(column: NumberColumn, cells: _Cells) -> Reading:
     """Return training's reading, or an error if points and commas rather mean the reverse."""
-    swapped = {"": "," if column.decimal_comma else ".", ".": "", ",": ""}
     texts, counts = cells.texts, cells.counts
-    form = NumberForm(
-        not column.decimal_comma, swapped.get(column.thousands, column.thousands), column.unit
-    )
-    if form not in [dataclasses.replace(shape, unit=column.unit) for shape in SHAPES]:
-        return Reading(column)
-    own, other = column.form.parse(texts), form.parse(texts)
-    if not np.isfinite(other).all() or np.array_equal(own, other):
-        return Reading(column)
-    meant = _one_meaning(column, {column.form: own, form: other}, counts)
-    if meant != form:
-        return Reading(column)
-    differ = texts[own != other]
-    return _refused(
-        cells,
-        f"cells like {_shown(differ)}, which fit training's values as {form.words}",
-        rival=dataclasses.replace(column, **dataclasses.asdict(form)),
-    )
+    own = column.form.parse(texts)
+    remark = ""
+    for shape in SHAPES:
+        if shape.decimal_comma == column.decimal_comma:
+            continue
+        form = dataclasses.replace(shape, unit=column.unit)
+        other = form.parse(texts)
+        if not np.isfinite(other).all() or np.array_equal(own, other):
+            continue
+        differ = texts[own != other]
+        if _one_meaning(column, {column.form: own, form: other}, counts) != column.form:
+            return _refused(
+                cells,
+                f"cells like {_shown(differ)}, which fit training's values as {form.words}",
+                rival=dataclasses.replace(column, **dataclasses.asdict(form)),
+            )
+        if column.thousands and len(differ) < _FEW_CELLS:
+            remark = f"{column.name}: {_shown(differ)} read as {column.form.words}, as in training"
+    return Reading(column, remark)
 
 
 def _one_meaning(
@@ -331,26 +336,53 @@ def _one_meaning(
         values = whole or values
     if len(values) == 1:
         return next(iter(values))
-    distances = {form: _distance(column, each, counts) for form, each in values.items()}
-    best, second, *_ = sorted(distances, key=lambda form: distances[form])
-    if distances[second] > _FAR and distances[best] + _NEARER < distances[second]:
-        return best
-    for form in values:
-        if (form.decimal_comma, form.thousands) == (column.decimal_comma, column.thousands):
-            return form
-    if decimal_commas:
-        return next((form for form in values if form.decimal_comma), None)
+    fits = {form: _Fit.of(column, each, counts) for form, each in values.items()}
+    usual = [
+        *(
+            f
+            for f in fits
+            if (f.decimal_comma, f.thousands) == (column.decimal_comma, column.thousands)
+        ),
+        *(f for f in fits if f.decimal_comma and decimal_commas),
+    ]
+    if usual:
+        doubted = any(fits[form].is_better_than(fits[usual[0]]) for form in fits)
+        return None if doubted else usual[0]
+    inside = [form for form in fits if fits[form].outside <= 1.0 - _NEARLY_ALL]
+    others = [form for form in fits if form not in inside]
+    if len(inside) == 1 and all(fits[form].outside >= _NEARLY_ALL for form in others):
+        return inside[0]
     return None
 
 
-def _distance(column: NumberColumn, values: Floats, counts: npt.NDArray[np.int64]) -> float:
-    """Return the distance of the mean rank of values among training's from the median, 0 to 0.5."""
-    if not column.typical:
-        return 0.0
-    points, places = np.unique(column.typical, return_inverse=True)
-    ranks = np.bincount(places, weights=np.linspace(0.0, 1.0, 5)) / np.bincount(places)
-    found = np.interp(values, points, ranks, left=0.0, right=1.0)
-    return abs(float(np.average(found, weights=counts)) - 0.5)
+@dataclass(frozen=True)
+class _Fit:
+    """How well numbers fit training's.
+
+    Args:
+        outside: share of them below training's minimum or above its maximum.
+        distance: distance of their mean rank among training's values from the median, 0 to 0.5.
+    """
+
+    outside: float = 0.0
+    distance: float = 0.0
+
+    @classmethod
+    def of(cls, column: NumberColumn, values: Floats, counts: npt.NDArray[np.int64]) -> _Fit:
+        if not column.typical:  # of a run of an older version
+            return cls()
+        points, places = np.unique(column.typical, return_inverse=True)
+        ranks = np.bincount(places, weights=np.linspace(0.0, 1.0, 5)) / np.bincount(places)
+        found = np.interp(values, points, ranks, left=0.0, right=1.0)
+        beyond = (values < points[0]) | (values > points[-1])
+        mean = float(np.average(found, weights=counts))
+        return cls(float(np.average(beyond, weights=counts)), abs(mean - 0.5))
+
+    def is_better_than(self, other: _Fit) -> bool:
+        """Return whether the other reading is in doubt because of this one."""
+        if other.outside >= _NEARLY_ALL and self.outside <= 1.0 - _NEARLY_ALL:
+            return True
+        return other.distance > _FAR and self.distance + _NEARER < other.distance
 
 
 def _wrong_unit(
@@ -365,9 +397,8 @@ def _wrong_unit(
     fractions = high <= 1.0 and low >= -1.0 if unit else bool((np.abs(values) <= 1.0).all())
     if "%" in (unit, column.unit) and fractions:
         return "1 may stand for 1 % or for 100 %"
-    room = high - low
-    near = (values >= low - room) & (values <= high + room)
-    if 2 * int(counts[near].sum()) < int(counts.sum()):
+    near = (values >= low) & (values <= high)
+    if 2 * int(counts[near].sum()) <= int(counts.sum()):
         return "their size does not fit training's values, so that the unit may be another one"
     return ""
 
@@ -394,7 +425,8 @@ def _date(column: DateColumn, cells: _Cells) -> Reading:
         several = " or ".join(_date_words(form) for form in values)
         return _refused(cells, f"{looks}, which can be {several}", "write them as YYYY-MM-DD")
     reader = dataclasses.replace(column, form=form)
-    if not _is_sure(form) and _order(column.form) and _order(form) != _order(column.form):
+    own = _order(column.form)[:2]
+    if not _is_sure(form) and own and _order(form)[:2] != own:
         return _refused(
             cells, f"{looks}, which are {_date_words(form)}", "write them as YYYY-MM-DD", reader
         )

@@ -110,7 +110,11 @@ class NewTable:
         inputs = readings[: len(schema.columns)]
         errors = [each.error for each in inputs if each.error]
         if errors and not lenient:
-            more = f" (and {len(errors) - 1} more such columns)" if len(errors) > 1 else ""
+            more = (
+                f" (and {len(errors) - 1} more such column{'s' * (len(errors) > 2)})"
+                if len(errors) > 1
+                else ""
+            )
             raise TableError(f"{file.path}: {errors[0]}{more}, or go on with --lenient")
         remarks = [*file.remarks, *_columns_remarks(file, schema)]
         remarks += [f"--lenient reads on: {error}" for error in errors]

@@ -258,6 +258,12 @@ class FormCounts:
             if count == most
         ]
 
+    def all_points_may_group(self, least: float) -> bool:
+        """Return whether there are points in numbers, and all may separate thousands."""
+        return self._marked[""] > 0 and NumberForm(decimal_comma=True, thousands=".") in self.tied(
+            least
+        )
+
     def count(self, form: NumberForm) -> int:
         """Return the number of cells that a form reads."""
         place = SHAPES.index(dataclasses.replace(form, unit=""))

@@ -95,6 +95,9 @@ def predict(
     with console.status("predicting ..."):
         if run.table is not None:
             table = open_new(console, run, data, lenient=lenient)
+            if table.target_error:
+                note = Text(f"note: nothing is measured: {table.target_error}")
+                console.print(note, soft_wrap=True)
             header, rows = table_predictions(table, predictions)
         elif lenient:
             raise RunError("lenient would do nothing here: it is for tables")

@@ -156,8 +156,6 @@ def open_new(console: Console, run: Run, path: Path, *, lenient: bool) -> NewTab
     table = NewTable.open(path, run.table, lenient=lenient)
     for remark in table.remarks:
         console.print(Text(f"note: {remark}"), soft_wrap=True)
-    if table.target_error:
-        console.print(Text(f"note: nothing is measured: {table.target_error}"), soft_wrap=True)
     return table
 
 
