@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
@@ -79,3 +80,18 @@ def test_a_run_of_images_is_no_table(tmp_path: Path) -> None:
         assert bayesify("train", "mnist", "--out", tmp_path / "run", *tiny).code == 0
     with pytest.raises(RunError, match="must hold a run of a table, got one of images"):
         bf.open_run(tmp_path / "run")
+
+
+def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
+    make, use = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(make, {})
+    with quick_runs():
+        said = bayesify(
+            "train", "diabetes.csv", "--target", "target", "--out", "runs/diabetes", *QUICK
+        )
+    assert said.code == 0, said.err
+    names: dict[str, pd.DataFrame] = {}
+    exec(use, names)
+    assert names["found"]["outside_training"].tolist() == [True] + [False] * 21
