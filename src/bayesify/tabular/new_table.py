@@ -207,11 +207,11 @@ class NewTable:
         far, held = split.get("test_outside", 0), split.get("test", 0)
         has_texts = any(isinstance(column, TextColumn) for column in self.schema.columns)
         texts = ", or a text's features are farther from their means" if has_texts else ""
+        rows = f", and {far:,} of {held:,} held-out rows lie outside" if held else ""
         return (
             "a row lies outside if a number or date is beyond training's by an interquartile "
             f"range, or a category or a missing value is new{texts}; the ranges exclude at most "
-            f"{min(promised, 1.0):.2g} of rows drawn like training's, and {far:,} of {held:,} "
-            "held-out rows lie outside"
+            f"{min(promised, 1.0):.2g} of rows drawn like training's{rows}"
         )
 
 

@@ -57,8 +57,8 @@ def fit_table(
         path: a CSV file, perhaps gzipped, or a Parquet file.
         target: name of the column to predict.
         task: ``"classification"`` or ``"regression"``; None decides by what the target holds.
-        test_fraction: part of the rows that is held out, strictly between 0 and 1; at most
-            50,000 rows are.
+        test_fraction: part of the rows that is held out, at least 0 and below 1; at most 50,000
+            rows are.
         seed: the held-out rows are a function of it.
         drop: names of columns not to use.
         keep: names of columns to use though they look like identifiers.
@@ -282,6 +282,8 @@ def _split(
         )
     generator = torch.Generator()
     generator.manual_seed(derived_seed(seed, Stream.SHUFFLE, 0, 1))
+    if not fraction:
+        return places, places[:0]
     order = places[torch.randperm(count, generator=generator).numpy()]
     held = max(1, min(round(fraction * count), _MOST_TEST_ROWS, count - 2))
     test = np.zeros(len(targets), dtype=np.bool_)
@@ -326,6 +328,8 @@ def _fitted(
         remarks.append(
             f"there are only {len(train)} rows to train on and {len(test)} held out: the numbers "
             "below say little about new data"
+            if len(test)
+            else f"there are only {len(train)} rows to train on"
         )
     schema = dataclasses.replace(
         draft, columns=columns, target=_scaled(draft.target, targets[train])

@@ -143,3 +143,28 @@ def test_options_that_do_nothing(place: Path, tmp_path: Path) -> None:
     check_refused(bayesify("evaluate", run, table), "is not a run of a table; leave INPUT out")
     words = ["--out", tmp_path / "p.csv", "--lenient"]
     check_refused(bayesify("predict", run, table, *words), "lenient would do nothing here")
+
+
+def test_no_rows_held_out(place: Path, tmp_path: Path) -> None:
+    """Every command works on such a run; each says in one line that nothing is measured."""
+    table, run = place / "table.csv", tmp_path / "run"
+    command = ["train", table, "--target", "price", "--out", run, *QUICK, "--test-fraction", "0"]
+    said = bayesify(*command)
+    assert said.code == 0, said.err
+    assert "60 rows for training, 0 held out" in said.err
+    assert "no rows are held out, so that nothing tells how well it predicts new ones" in said.err
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["test"] is None
+    assert metrics["train"].keys() == whole_table(place).keys()
+    assert "none held out: the figures are of training rows" in (run / "report.html").read_text()
+    said = bayesify("evaluate", run)
+    assert said.code == 0, said.err
+    assert "training" in said.out
+    assert "test" not in said.out
+    assert "no rows are held out" in said.err
+    for words in (["prune"], ["inspect"], ["report"], ["report", "--compare", place / "run"]):
+        assert bayesify(words[0], run, *words[1:]).code == 0, words
+    found = as_json("predict", run, table, "--out", tmp_path / "p.csv")
+    assert found["metrics"].keys() == metrics["train"].keys()
+    assert "held-out" not in found["rule"]
+    assert bayesify(*command, "--resume").code == 0

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from bayesify import io as bayesify_io
 from bayesify.app.cli.data_command import download_bar
-from bayesify.app.cli.formatting import measure_label, reading, weights_of
+from bayesify.app.cli.formatting import NOTHING_HELD_OUT, measure_label, reading, weights_of
 from bayesify.app.runs import ConfigError, Run, RunData, RunError, rewrite_report
 from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table
 from bayesify.app.runs.measure import evaluate as measured
@@ -101,11 +101,16 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(metrics))
         return
-    table = _table("", "test", "training")
-    parts = [metrics[part] for part in ("test", "train")]
-    _add_measures(table, parts, regression=run.config.task == "regression")
-    table.add_row("weight samples", str(metrics["test_samples"]), str(metrics["train_samples"]))
+    names = {"test": "test", "train": "training"}
+    names = {part: name for part, name in names.items() if metrics[part] is not None}
+    table = _table("", *names.values())
+    _add_measures(
+        table, [metrics[part] for part in names], regression=run.config.task == "regression"
+    )
+    table.add_row("weight samples", *(str(metrics[f"{part}_samples"]) for part in names))
     Console().print(table)
+    if metrics["test"] is None:
+        Console(stderr=True).print(NOTHING_HELD_OUT, highlight=False, soft_wrap=True)
 
 
 def _add_measures(table: Table, parts: Sequence[dict[str, float]], *, regression: bool) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "evaluate",
     "in_units",
     "prune_table",
+    "shown",
     "weights_left",
 ]
 
@@ -39,6 +40,7 @@ __all__ = [
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
 #: Averaging over more samples changes neither a train error nor a pruning curve visibly.
 FEW_SAMPLES = 5
+_MOST_SHOWN = 50_000
 #: Metrics that are roots of means over rows.
 _ROOTS = ("rmse", "rmse_mean_weights", "mean_std")
 
@@ -46,9 +48,10 @@ _ROOTS = ("rmse", "rmse_mean_weights", "mean_std")
 def evaluate(
     bnn: BayesianModule, data: RunData, *, num_samples: int, with_train: bool = True
 ) -> tuple[dict[str, Any], Predictive]:
-    """Return the metrics of ``metrics.json``, and the averaged predictions of the test set.
+    """Return the metrics of ``metrics.json``, and the averaged predictions of :func:`shown`.
 
-    For a regression both are in the target's own units, not those of the standardised target.
+    The metrics of the test set are None if no examples are held out. For a regression all are in
+    the target's own units, not those of the standardised target.
 
     Args:
         bnn: the network.
@@ -59,10 +62,12 @@ def evaluate(
     """
     point = isinstance(bnn.posterior, Delta)
     samples = 1 if point else num_samples
-    predictive = in_units(bnn.predict(data.test_inputs, samples), *_units(data))
+    inputs, targets = shown(data)
+    predictive = in_units(bnn.predict(inputs, samples), *_units(data))
+    held_out = len(data.test_inputs) > 0
     metrics: dict[str, Any] = {
-        "test": _measured(bnn, predictive, data, data.test_inputs, data.test_targets),
-        "test_samples": samples,
+        "test": _measured(bnn, predictive, data, inputs, targets) if held_out else None,
+        "test_samples": samples if held_out else None,
     }
     if with_train:
         few = min(samples, FEW_SAMPLES)
@@ -133,6 +138,16 @@ class RowMetrics:
         return found
 
 
+def shown(data: RunData) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of the examples that figures and pruning table are about.
+
+    These are the test examples, or the first 50,000 for training if no examples are held out.
+    """
+    if len(data.test_inputs):
+        return data.test_inputs, data.test_targets
+    return data.train_inputs[:_MOST_SHOWN], data.train_targets[:_MOST_SHOWN]
+
+
 def prune_table(
     bnn: BayesianModule,
     data: RunData,
@@ -140,26 +155,27 @@ def prune_table(
     *,
     num_samples: int = FEW_SAMPLES,
 ) -> list[dict[str, Any]]:
-    """Return test error and file size with no weight removed and with each fraction removed.
+    """Return error and file size with no weight removed and with each fraction removed.
 
-    The error is the likelihood's: in percent, or the mean squared error of the standardised
-    target, which is a fraction of its variance.
+    The error is the likelihood's on :func:`shown`: in percent, or the mean squared error of the
+    standardised target, which is a fraction of its variance.
 
     Raises:
         ValueError: a fraction is not between 0 and 1.
         TypeError: the network is a point estimate.
     """
     rows = []
+    inputs, targets = shown(data)
     for fraction in dict.fromkeys((0.0, *fractions)):
         small = prune(bnn, fraction) if fraction else bnn
-        whole = small.mean_outputs(data.test_inputs)
-        averaged = small.predict(data.test_inputs, num_samples)
+        whole = small.mean_outputs(inputs)
+        averaged = small.predict(inputs, num_samples)
         rows.append(
             {
                 "fraction": fraction,
                 "weights_left": weights_left(small),
-                "error_mean_weights": float(bnn.likelihood.error(whole, data.test_targets)),
-                "error_predictive": _error(averaged, data.test_targets),
+                "error_mean_weights": float(bnn.likelihood.error(whole, targets)),
+                "error_predictive": _error(averaged, targets),
                 "file_bytes": encoded_size(
                     model_tensors(small), {"kind": "model", "model": model_meta(small)}
                 ),
