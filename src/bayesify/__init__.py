@@ -25,7 +25,7 @@ Where to look next:
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once); for a loop of your own
   ``make_step``, ``parameter_groups``
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
-  ``ConformalIntervals``, ``ConformalSets``
+  ``ConformalIntervals``, ``ConformalSets``; a table's run of the command line: ``open_run``
 * baselines: ``MCDropout``, ``DeepEnsemble``
 * subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``sklearn``
 """
@@ -89,6 +89,7 @@ _MODULES = {
     "distributions.posteriors": ("Delta", "MeanFieldGaussian", "Posterior"),
     "distributions.priors": ("Gaussian", "Laplace", "Prior", "ScaleMixture", "StudentT"),
     "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
+    "app.trained_table": ("open_run",),
     "io": ("load", "save"),
     "module.bayesian": ("BayesianModule",),
     "module.outputs": ("MissingKLWarning",),
@@ -155,6 +156,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "prune",
     "save",
     "load",
+    "open_run",
     # baselines
     "MCDropout",
     "DeepEnsemble",

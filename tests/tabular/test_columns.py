@@ -20,6 +20,7 @@ from bayesify.tabular.columns import (
 )
 from bayesify.tabular.detect import ColumnScan
 from bayesify.tabular.files import TableError
+from bayesify.tabular.number_form import NumberForm
 
 
 def cells(*texts: str) -> Texts:
@@ -84,7 +85,9 @@ def test_the_kind_is_found(case: str, pieces: int) -> None:
         ([str(i * 7919 % 1009) for i in range(50)], "customer_id", "it identifies rows"),
         ([f"person {i}" for i in range(12)], "who", "identifies rows or is free text"),
         (["1,234", "950", "5,001"], "price", "may separate thousands"),
-        ([f"${i}.50" for i in range(12)], "price", "write the numbers alone"),
+        ([f"{'$€'[i % 2]}{i}.50" for i in range(12)], "price", "write the numbers alone"),
+        (["1,234 €", "950 €", "5,001 €"], "price", "may separate thousands"),
+        (["1.234 €", "950 €", "5.001 €"], "price", "may separate thousands"),
     ],
 )
 def test_columns_of_no_use_are_dropped(texts: list[str], name: str, reason: str) -> None:
@@ -109,9 +112,49 @@ def test_columns_of_possible_use_are_kept(texts: list[str], name: str) -> None:
 def test_numbers_that_turn_to_commas_later_are_still_numbers() -> None:
     texts = ["1", "2", "3"] * 20 + ["1,5", "2,75"] * 20
     scan = scanned(texts, pieces=5)
-    assert scan.decimal_comma
+    assert scan.form == NumberForm(decimal_comma=True)
     assert scan.column().parse(cells("1,5", "3")).tolist() == [1.5, 3.0]
     assert "decimal points" in scan.remarks[0]
+
+
+FORMS = {
+    "percent": (["12 %", "7.5%", "-3%"], NumberForm(unit="%"), [12.0, 7.5, -3.0]),
+    "euros": (["€1,234.50", "€ 12", "-€3"], NumberForm(thousands=",", unit="€"), [1234.5, 12, -3]),
+    "dollars": (["$1,234", "$950"], NumberForm(thousands=",", unit="$"), [1234.0, 950.0]),
+    "code": (["12 EUR", "1.5 €"], NumberForm(unit="EUR"), [12.0, 1.5]),
+    "kilograms": (["12 kg", "1.5kg"], NumberForm(unit="kg"), [12.0, 1.5]),
+    "german": (["1.234,5", "12"], NumberForm(decimal_comma=True, thousands="."), [1234.5, 12.0]),
+    "english": (["1,234.5", "12"], NumberForm(thousands=","), [1234.5, 12.0]),
+    "millions": (["1,234,567", "12"], NumberForm(thousands=","), [1234567.0, 12.0]),
+    "french": (
+        ["1\u202f234,5", "12"],
+        NumberForm(decimal_comma=True, thousands=" "),
+        [1234.5, 12.0],
+    ),
+    "swiss": (["1'234.5", "12"], NumberForm(thousands="'"), [1234.5, 12.0]),
+    "plain": (["1.234", "0.5"], NumberForm(), [1.234, 0.5]),
+}
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("case", FORMS)
+def test_numbers_however_they_are_written(case: str, pieces: int) -> None:
+    texts, form, values = FORMS[case]
+    scan = scanned(texts * 5, pieces=pieces)
+    assert scan.reason_to_drop() is None
+    column = scan.column()
+    assert isinstance(column, NumberColumn)
+    assert column.form == form
+    assert column.parse(cells(*texts)).tolist() == values
+    assert any("unit" in remark for remark in scan.remarks) == bool(form.unit)
+    assert any("thousands" in remark for remark in scan.remarks) == bool(form.thousands)
+    again = column_from_json(json.loads(json.dumps(column.to_json())))
+    assert again.parse(cells(*texts)).tolist() == values
+
+
+@pytest.mark.parametrize("texts", [["lot 3", "lot 5", "lot 7"], ["12 kg", "500 g", "7 t"]])
+def test_texts_with_numbers_are_not_numbers(texts: list[str]) -> None:
+    assert scanned(texts * 5).column().kind == "category"
 
 
 def test_days_before_months_unless_that_cannot_be() -> None:
@@ -135,10 +178,9 @@ def test_strays_and_infinities_are_reported() -> None:
 
 
 def test_amounts_that_are_taken_for_categories_are_reported() -> None:
-    for texts in (["12 %", "7.5%", "3%"] * 5, ["€1.5", "-$2", "+£3"] * 5):
-        scan = scanned(texts)
-        assert scan.column().kind == "category"
-        assert any("write the numbers alone" in remark for remark in scan.remarks)
+    scan = scanned(["€1.5", "-$2", "+£3"] * 5)
+    assert scan.column().kind == "category"
+    assert any("write the numbers alone" in remark for remark in scan.remarks)
     plain = scanned(["c1", "$", "lot 3"] * 5)
     plain.column()
     assert not plain.remarks

@@ -213,7 +213,7 @@ def test_new_rows_that_lie_outside_are_found(path: Path, tmp_path: Path) -> None
     assert table.warning() == (
         "4 of 5 rows lie far outside the training data, most often in column 'size'"
     )
-    assert "'other'" in table.remarks()[0]
+    assert "'other'" in table.remarks[0]
     inside = NewTable.open(path, schema)
     assert not any(rows.outside.any() for rows in inside)
     assert inside.warning() is None

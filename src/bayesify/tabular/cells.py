@@ -32,7 +32,11 @@ _MISSING = frozenset(
     ("", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "#null!", "none", "nil")
 ) | {"?", "-", "--", "missing"}
 #: Words for no and for yes, in lower case.
-FLAG_WORDS = (("false", "true"), ("no", "yes"), ("f", "t"), ("n", "y"), ("off", "on"))
+FLAG_WORDS = (
+    *(("false", "true"), ("no", "yes"), ("f", "t"), ("n", "y"), ("off", "on")),
+    *(("nein", "ja"), ("n", "j"), ("falsch", "wahr"), ("non", "oui"), ("faux", "vrai")),
+    *(("no", "si"), ("no", "sí"), ("não", "sim"), ("nee", "ja"), ("nej", "ja")),
+)
 #: The first of several formats that fit is used.
 _DAYS = (
     "ISO8601",
@@ -104,5 +108,8 @@ def as_days(texts: Texts, form: str) -> Floats:
         [1.5, nan]
     """
     options: dict[str, Any] = {"format": form, "errors": "coerce", "utc": True}
-    times = pd.to_datetime(pd.Series(texts, dtype=object), **options)
-    return np.asarray((times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1), dtype=np.float64)
+    times = pd.to_datetime(pd.Series(texts, dtype=object), **options).dt.tz_localize(None)
+    # In the unit of the dates: a year such as -821 is no date of 64 bits in nanoseconds.
+    values = times.to_numpy()
+    start = np.zeros((), dtype=values.dtype)
+    return np.asarray((values - start) / np.timedelta64(1, "D"), dtype=np.float64)

@@ -28,11 +28,11 @@ from bayesify.tabular.cells import (
     Texts,
     as_days,
     as_flags,
-    as_numbers,
     by_value,
     is_missing,
 )
 from bayesify.tabular.files import TableError
+from bayesify.tabular.number_form import NumberForm
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.text_encoder import text_encoder
 
@@ -46,7 +46,9 @@ __all__ = [
     "RangedColumn",
     "TextColumn",
     "UnusedColumn",
+    "calendar_parts",
     "column_from_json",
+    "facts_of",
 ]
 
 #: Inputs of the network, shape (N, number of features).
@@ -225,6 +227,20 @@ class RangedColumn(Column):
         return np.maximum(super().outside(values), beyond)
 
 
+def facts_of(values: Floats) -> tuple[bool, tuple[float, ...]]:
+    """Return whether the finite values are whole; and their minimum, quartiles and maximum.
+
+    Example:
+        >>> facts_of(np.array([4.0, 1.0, 2.0, math.nan]))
+        (True, (1.0, 1.5, 2.0, 3.0, 4.0))
+    """
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return False, ()
+    halved = np.quantile(finite / 2.0, (0.0, 0.25, 0.5, 0.75, 1.0))  # differences do not overflow
+    return bool((finite == np.round(finite)).all()), tuple((2.0 * halved).tolist())
+
+
 @dataclass(frozen=True, kw_only=True)
 class NumberColumn(RangedColumn):
     """Numbers: standardised, and if they are far from normal also by their rank.
@@ -236,6 +252,10 @@ class NumberColumn(RangedColumn):
         decimal_comma: whether 1.5 is written 1,5.
         knots: values at which the map to scores bends; none for a column without.
         scores: their scores.
+        thousands: what separates thousands, if anything.
+        unit: unit around every number, or sign of a currency or of percent.
+        whole: whether the training values are whole.
+        typical: minimum, quartiles and maximum of the training values.
 
     Example:
         >>> column = NumberColumn(name="age")
@@ -252,14 +272,26 @@ class NumberColumn(RangedColumn):
     decimal_comma: bool = False
     knots: tuple[float, ...] = ()
     scores: tuple[float, ...] = ()
+    thousands: str = ""
+    unit: str = ""
+    whole: bool = False
+    typical: tuple[float, ...] = ()
     kind: ClassVar[str] = "number"
 
+    @property
+    def form(self) -> NumberForm:
+        """How the numbers are written."""
+        return NumberForm(self.decimal_comma, self.thousands, self.unit)
+
     def _parse(self, texts: Texts) -> Floats:
-        return as_numbers(texts, decimal_comma=self.decimal_comma)
+        return self.form.parse(texts)
 
     def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> Self:
-        """Also find the scores, if the inputs are far from those of a normal."""
-        column = super().fit(values, tail=tail, weights=weights)
+        """Also find what new numbers are recognised by, and scores for numbers far from normal."""
+        whole, typical = facts_of(values)
+        column = dataclasses.replace(
+            super().fit(values, tail=tail, weights=weights), whole=whole, typical=typical
+        )
         known = np.isfinite(values)
         if not known.any() or not column.std:
             return column
@@ -295,6 +327,9 @@ class DateColumn(RangedColumn):
     Args:
         form: how dates are written, as for ``pandas.to_datetime``.
         cycles: those among year, week and day over which training's dates vary.
+        month_days: the days of the month of training's dates, if they are few; else none.
+        months: the months, likewise.
+        weekdays: the days of the week, likewise, 0 for Monday.
 
     Example:
         >>> column = DateColumn(name="sold", form="ISO8601")
@@ -305,6 +340,9 @@ class DateColumn(RangedColumn):
 
     form: str = "ISO8601"
     cycles: tuple[str, ...] = ()
+    month_days: tuple[int, ...] = ()
+    months: tuple[int, ...] = ()
+    weekdays: tuple[int, ...] = ()
     kind: ClassVar[str] = "date"
 
     def _parse(self, texts: Texts) -> Floats:
@@ -320,7 +358,14 @@ class DateColumn(RangedColumn):
             cycles.remove("week")
         if len(finite) and np.ptp(finite % 1.0) > 0.0:
             cycles.append("day")
-        return dataclasses.replace(column, cycles=tuple(cycles))
+        calendar = [_few(part) for part in calendar_parts(finite)]
+        return dataclasses.replace(
+            column,
+            cycles=tuple(cycles),
+            month_days=calendar[0],
+            months=calendar[1],
+            weekdays=calendar[2],
+        )
 
     @property
     def own_features(self) -> tuple[str, ...]:
@@ -335,6 +380,28 @@ class DateColumn(RangedColumn):
             angle = 2.0 * math.pi * np.where(known, values, 0.0) / _CYCLES[cycle]
             inputs += [np.where(known, np.sin(angle), 0.0), np.where(known, np.cos(angle), 0.0)]
         return inputs
+
+
+def calendar_parts(days: Floats) -> list[npt.NDArray[np.int64]]:
+    """Return day of the month, month and day of the week of days since 1970.
+
+    Example:
+        >>> [part.tolist() for part in calendar_parts(np.array([0.0, 31.5]))]
+        [[1, 1], [1, 2], [3, 6]]
+    """
+    dates = np.floor(days).astype("datetime64[D]")
+    months = dates.astype("datetime64[M]")
+    return [
+        (dates - months).astype(np.int64) + 1,
+        months.astype(np.int64) % 12 + 1,
+        (np.floor(days).astype(np.int64) + 3) % 7,
+    ]
+
+
+def _few(parts: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    """Return the distinct values if each occurs five times on average, so that they are all."""
+    distinct = np.unique(parts)
+    return tuple(distinct.tolist()) if 5 * len(distinct) <= len(parts) else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -21,6 +22,7 @@ from bayesify.tabular.cells import (
 )
 from bayesify.tabular.columns import CategoryColumn, Column, DateColumn, FlagColumn, NumberColumn
 from bayesify.tabular.files import TableError
+from bayesify.tabular.number_form import FormCounts, NumberForm
 from bayesify.tabular.schema import Target, label_of
 
 __all__ = ["ColumnScan", "find_target"]
@@ -34,14 +36,13 @@ _FEW_VALUES, _ROWS_EACH = 10, 5
 _MOST_TEXTS = 100_000
 #: Share of its cells that must be numbers, or dates, in a column of numbers, or dates.
 _MOSTLY = 0.9
+_TWO_MEANINGS = "the commas or points in its numbers may separate thousands or be decimal points"
 _ID_NAME = re.compile(
     r"(?:^|[_\W])(?:id|idx|index|uuid|guid|key|row|row_?n(?:r|o|um|umber)?)$"
     r"|^unnamed: \d+$|^__index_level_\d+__$|[a-z]ID$|^ID$"
 )
 #: Number with the sign of a currency, or of percent.
 _AMOUNT = re.compile(r"[+-]?(?:[$€£¥] ?[+-]?[\d.,]*\d|[\d.,]*\d ?[$€£¥%])")
-#: Number whose commas may separate thousands.
-_GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
 
 
 class ColumnScan:
@@ -65,8 +66,7 @@ class ColumnScan:
         self.overflowed = False
         self.remarks: list[str] = []
         self._numbers = self._infinite = 0
-        self._commas = 0
-        self._grouped, self._decimal = False, decimal_commas
+        self._forms, self._decimal_commas = FormCounts(), decimal_commas
         self._whole = True
         self._last: float | None = None
         self._first: float | None = None
@@ -90,10 +90,9 @@ class ColumnScan:
             self.overflowed = len(self.texts) > _MOST_TEXTS
         self._numbers += int(sizes[~np.isnan(numbers)].sum())
         self._infinite += int(sizes[np.isinf(numbers)].sum())
+        self._forms.update(known, sizes, ~np.isnan(numbers))
         if self._numbers < _MOSTLY * self.count:
-            self._update_texts(known, sizes)
-        else:
-            self._commas += int(sizes.sum())
+            self._update_dates(known, sizes)
         finite = numbers[np.isfinite(numbers)]
         self._whole &= len(finite) == len(known) and bool((finite == np.round(finite)).all())
         if self._whole and self._consecutive:
@@ -107,13 +106,7 @@ class ColumnScan:
         self._first = float(values[0]) if self._first is None else self._first
         self._last = float(values[-1])
 
-    def _update_texts(self, known: Texts, sizes: npt.NDArray[np.int64]) -> None:
-        commas = ~np.isnan(as_numbers(known, decimal_comma=True))
-        self._commas += int(sizes[commas].sum())
-        for text in known[commas]:
-            if "," in text:
-                self._grouped |= bool(_GROUPED.fullmatch(text))
-                self._decimal |= not _GROUPED.fullmatch(text)
+    def _update_dates(self, known: Texts, sizes: npt.NDArray[np.int64]) -> None:
         if self._dates is None:
             few = known[:50]
             looks = [bool(re.search(r"\d", text)) and 6 <= len(text) <= 40 for text in few]
@@ -133,14 +126,19 @@ class ColumnScan:
         return self.overflowed or len(self.texts) == self.count
 
     @property
-    def is_number(self) -> bool:
-        """Whether the cells are numbers, but for a few."""
-        return self.count > 0 and self._numbers >= _MOSTLY * self.count
+    def form(self) -> NumberForm | None:
+        """How the numbers are written; None if the cells are not numbers, but for a few."""
+        return self._forms.form(_MOSTLY * self.count, decimal_commas=self._decimal_commas)
 
     @property
     def is_whole(self) -> bool:
         """Whether every cell with a value is a whole number."""
-        return self.is_number and self._whole
+        return self._whole and self.form == NumberForm()
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether the cells are numbers whose separators have two meanings, as in 1,234."""
+        return self.form is None and bool(self._forms.tied(_MOSTLY * self.count))
 
     def reason_to_drop(self) -> str | None:
         """Return why the column is of no use as an input; None if it is of use."""
@@ -154,13 +152,10 @@ class ColumnScan:
                 return "it numbers the rows"
             if named:
                 return "it identifies rows: whole numbers, all different"
-        if self.is_number or self.decimal_comma or self._date_form() or self._flag_words():
+        if self.form is not None or self._date_form() or self._flag_words():
             return None
         if self.is_ambiguous:
-            return (
-                "the commas in its numbers may separate thousands or be decimal points; write "
-                "the numbers without"
-            )
+            return f"{_TWO_MEANINGS}; write the numbers without"
         if self.all_different and (amounts := self._amounts()):
             return amounts
         if self.count > 1 and (
@@ -173,37 +168,18 @@ class ColumnScan:
             )
         return None
 
-    @property
-    def decimal_comma(self) -> bool:
-        """Whether the cells are numbers with a decimal comma, but for a few.
-
-        False if every comma may as well separate thousands, as in 1,234.
-        """
-        return self._has_commas and self._decimal
-
-    @property
-    def is_ambiguous(self) -> bool:
-        """Whether the cells are numbers whose commas may be either."""
-        return self._has_commas and self._grouped and not self._decimal
-
-    @property
-    def _has_commas(self) -> bool:
-        return 0 < _MOSTLY * self.count <= self._commas and not self.is_number
-
     def column(self) -> Column:
         """Return the column, before it is fitted to its training values."""
         name = self.name
-        if self.is_number:
-            strange = self.count - self._numbers
+        if (numbers := self.form) is not None:
+            self._remark_form(numbers)
+            strange = self.count - self._forms.count(numbers)
             if strange:
-                texts = [text for text in self.texts if np.isnan(as_numbers(_array(text)))[0]]
+                texts = [text for text in self.texts if np.isnan(numbers.parse(_array(text)))[0]]
                 self._remark(strange, f"no number, such as {_shown(texts[0])}," if texts else "")
             if self._infinite:
                 self._remark(self._infinite, "infinite")
-            return NumberColumn(name=name)
-        if self.decimal_comma:
-            self.remarks.append(f"{name}: its commas were read as decimal points")
-            return NumberColumn(name=name, decimal_comma=True)
+            return NumberColumn(name=name, **dataclasses.asdict(numbers))
         if (form := self._date_form()) is not None:
             assert self._dates is not None
             strange = self.count - self._dates[form]
@@ -225,12 +201,31 @@ class ColumnScan:
         kept = len(levels) if len(levels) <= 2 else max(1, min(_MOST_LEVELS, repeated))
         return CategoryColumn(name=name, levels=tuple(levels), kept=kept)
 
+    def _remark_form(self, form: NumberForm) -> None:
+        if form == NumberForm() and self._forms.all_points_may_group(_MOSTLY * self.count):
+            self.remarks.append(
+                f"{self.name}: its points were read as decimal points, though all of them may "
+                "separate thousands"
+            )
+        if form.decimal_comma:
+            self.remarks.append(f"{self.name}: its commas were read as decimal points")
+        if form.thousands:
+            signs = {",": "commas", ".": "points", " ": "blanks", "'": "apostrophes"}
+            self.remarks.append(
+                f"{self.name}: its {signs[form.thousands]} were read as separators of thousands"
+            )
+        if form.unit:
+            self.remarks.append(f"{self.name}: numbers with the unit {form.unit!r}")
+
     def _amounts(self) -> str:
-        """Return a remark if the cells are numbers with a currency or percent sign, else ""."""
+        """Return a remark if the cells are numbers with several signs of currencies, else ""."""
         fits = sum(size for text, size in self.texts.items() if _AMOUNT.fullmatch(text))
         if fits < _MOSTLY * self.count:
             return ""
-        return f"its cells look like {_shown(next(iter(self.texts)))}; write the numbers alone"
+        return (
+            f"its cells look like {_shown(next(iter(self.texts)))}, with several units or none; "
+            "write the numbers alone"
+        )
 
     def _remark(self, count: int, what: str) -> None:
         verb = "is" if count == 1 else "are"
@@ -240,7 +235,7 @@ class ColumnScan:
         )
 
     def _date_form(self) -> str | None:
-        if self.is_number or not self._dates:
+        if not self._dates or self.form is not None:
             return None
         form, fits = max(self._dates.items(), key=lambda item: item[1])
         return form if fits >= _MOSTLY * self.count else None
@@ -276,18 +271,17 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
         raise TableError(f"the target {name!r} is empty; choose another column with --target")
     if scan.is_ambiguous:
         raise TableError(
-            f"the commas in the numbers of the target {name!r} may separate thousands or be "
-            "decimal points; write them without"
+            f"the target {name!r} cannot be read: {_TWO_MEANINGS}; write the numbers without"
         )
     labels = sorted({label_of(text) for text in scan.texts}, key=_in_order)
-    numbers = as_numbers(np.array(labels, dtype=object), decimal_comma=scan.decimal_comma)
+    numbers = (scan.form or NumberForm()).parse(np.array(labels, dtype=object))
     # 3.5 and 3.50 are one number; no nan equals another.
     if 1 in (len(labels), len(set(numbers.tolist()))):
         raise TableError(
             f"the target {name!r} has one value only, {labels[0]!r} (rows: {scan.count:,}), so "
             "there is nothing to learn; use another column for --target, or add rows with others"
         )
-    number = scan.is_number or scan.decimal_comma
+    number = scan.form is not None
     if task is None:
         few = len(labels) <= _FEW_VALUES and scan.count >= _ROWS_EACH * len(labels)
         classes = not number or (scan.is_whole and (len(labels) == 2 or few))
@@ -300,7 +294,7 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
             )
         column = scan.column()
         assert isinstance(column, NumberColumn)
-        return Target(name, task, decimal_comma=column.decimal_comma)
+        return Target(name, task, **dataclasses.asdict(column.form))
     if scan.overflowed or len(labels) > _MOST_CLASSES:
         mend = "--task regression" if number else "another column with --target"
         raise TableError(

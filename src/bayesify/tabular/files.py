@@ -16,7 +16,6 @@ import io
 import os
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
-__all__ = ["CHUNK_ROWS", "TableError", "TableFile", "available_memory", "open_table"]
+__all__ = ["CHUNK_ROWS", "TableError", "TableFile", "available_memory", "open_table", "table_of"]
 
 #: Rows that are in memory as text at once.
 CHUNK_ROWS = 50_000
@@ -44,7 +43,7 @@ class TableFile(ABC):
 
     Args:
         path: path of the file.
-        columns: names of the columns.
+        columns: names of the columns, all different.
         sha256: digest of its bytes, of a compressed text of the uncompressed ones.
         remarks: notes for the user on how the file is read.
     """
@@ -53,15 +52,6 @@ class TableFile(ABC):
     columns: tuple[str, ...]
     sha256: str
     remarks: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        doubled = [name for name, count in Counter(self.columns).items() if count > 1]
-        if doubled:
-            places = [str(p) for p, name in enumerate(self.columns, 1) if name == doubled[0]]
-            raise TableError(
-                f"{self.path} has the column name {doubled[0]!r} more than once (columns "
-                f"{', '.join(places)}); names must differ, so rename or remove one"
-            )
 
     @property
     def has_decimal_commas(self) -> bool:
@@ -123,23 +113,24 @@ def available_memory() -> int | None:
         return None
 
 
+@dataclass(frozen=True)
 class _ParquetFile(TableFile):
     """Parquet file whose typed columns are cast to text."""
+
+    #: Places of the columns in the file if names occur twice; None reads by name.
+    places: tuple[int, ...] | None
 
     def chunks(self, limit: int | None = None) -> Iterator[pd.DataFrame]:
         left = limit
         try:
             with parquet.ParquetFile(self.path) as file:
-                for batch in file.iter_batches(CHUNK_ROWS, columns=list(self.columns)):
+                names = list(self.columns) if self.places is None else None
+                places = self.places or range(len(self.columns))
+                for batch in file.iter_batches(CHUNK_ROWS, columns=names):
                     rows = batch if left is None else batch.slice(0, left)
                     left = None if left is None else left - len(rows)
                     if len(rows):
-                        yield pd.DataFrame(
-                            {
-                                name: _as_text(rows.column(name)).to_numpy(zero_copy_only=False)
-                                for name in self.columns
-                            }
-                        )
+                        yield _texts_of(rows, self.columns, places)
                     if left == 0:
                         return
         except (pa.ArrowException, OSError) as error:
@@ -158,10 +149,74 @@ def _open_parquet(path: Path) -> TableFile:
         for field in schema
         if not _is_text(field.type)
     ]
-    names = tuple(field.name for field in schema if _is_text(field.type))
-    if not names:
+    places = tuple(place for place, field in enumerate(schema) if _is_text(field.type))
+    if not places:
         raise TableError(f"{path} has no column of numbers, text, dates or truth values")
-    return _ParquetFile(path, names, digest, tuple(remarks))
+    names, more = _numbered([schema.field(place).name for place in places])
+    return _ParquetFile(path, names, digest, (*remarks, *more), places if more else None)
+
+
+def table_of(frame: pd.DataFrame) -> TableFile:
+    """Return a data frame as a table, its cells the texts of the same table in a Parquet file.
+
+    Args:
+        frame: the rows; its index is not read.
+
+    Raises:
+        TableError: a column has no text.
+
+    Example:
+        >>> frame = pd.DataFrame({"x": [1.5, None], "y": [True, False]})
+        >>> next(table_of(frame).chunks()).to_numpy().tolist()
+        [['1.5', 'true'], ['', 'false']]
+    """
+    names, remarks = _numbered([str(name) for name in frame.columns])
+    plain = frame.set_axis(list(names), axis=1)
+    arrays = []
+    for name in names:
+        try:
+            arrays.append(_as_text(pa.array(plain[name], from_pandas=True)))
+        except (pa.ArrowException, TypeError, ValueError):
+            # A column of several types, as a CSV file read by pandas may have.
+            cells = ["" if pd.isna(cell) is True else str(cell) for cell in plain[name]]
+            arrays.append(pa.array(cells, pa.large_string()))
+    return _Frame(Path("the data frame"), names, "", tuple(remarks), pa.table(arrays, list(names)))
+
+
+@dataclass(frozen=True)
+class _Frame(TableFile):
+    """Data frame in memory, as texts."""
+
+    texts: pa.Table
+
+    def chunks(self, limit: int | None = None) -> Iterator[pd.DataFrame]:
+        for batch in self.texts.slice(0, limit).to_batches(CHUNK_ROWS):
+            yield _texts_of(batch, self.columns, range(len(self.columns)))
+
+
+def _texts_of(rows: pa.RecordBatch, names: Sequence[str], places: Sequence[int]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            name: _as_text(rows.column(place)).to_numpy(zero_copy_only=False)
+            for name, place in zip(names, places, strict=True)
+        }
+    )
+
+
+def _numbered(names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Return the names, with a number after each that occurred before, and remarks on these."""
+    found: list[str] = []
+    remarks = []
+    for name in names:
+        number, free = 1, name
+        # A number that a later column has for its name is not free either.
+        while free in found or (number > 1 and free in names):
+            number += 1
+            free = f"{name} ({number})"
+        if number > 1:
+            remarks.append(f"the column name {name!r} occurs again; this column is {free!r}")
+        found.append(free)
+    return tuple(found), remarks
 
 
 def _as_text(values: pa.Array) -> pa.Array:
@@ -244,7 +299,8 @@ def _open_text(path: Path, *, headless: bool) -> TableFile:
         (name.strip() if has_header else "") or f"column {place}"
         for place, name in enumerate(header, start=1)
     )
-    return _TextFile(path, columns, sha256, tuple(remarks), encoding, separator, has_header)
+    columns, more = _numbered(columns)
+    return _TextFile(path, columns, sha256, (*remarks, *more), encoding, separator, has_header)
 
 
 def _one_line(error: Exception) -> str:

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from torch import Tensor
 
-from bayesify.tabular.cells import Texts
-from bayesify.tabular.columns import TextColumn
+from bayesify.tabular.cells import Floats, Texts
+from bayesify.tabular.columns import Column, TextColumn
+from bayesify.tabular.drift import read_columns, target_column
 from bayesify.tabular.files import TableError, TableFile, open_table
-from bayesify.tabular.schema import OUTSIDE_RATE, TableSchema, texts_of
+from bayesify.tabular.schema import LARGEST_TARGET, OUTSIDE_RATE, TableSchema, texts_of
 
 __all__ = ["NewRows", "NewTable"]
 
@@ -29,6 +31,7 @@ class NewRows:
         carried: cells of the columns that identify rows, by name.
         outside: for each row the column in which it lies farthest outside training's, or "".
         distances: how far each row lies outside in that column, shape (N,).
+        targets: class indices or numbers, nan where there is none; None if they are not read.
     """
 
     first: int
@@ -36,6 +39,7 @@ class NewRows:
     carried: dict[str, Texts]
     outside: Texts
     distances: Tensor
+    targets: Floats | None = None
 
 
 @dataclass
@@ -45,9 +49,15 @@ class NewTable:
     Args:
         file: its file.
         schema: schema of the training table.
+        readers: columns that parse its cells, in the order of the schema's.
+        target: column that parses its targets; None if they are not read.
+        remarks: notes for the user on how it is read.
+        target_error: why its targets cannot be read; "" if they can, or are not there.
         rows: number of rows read so far.
         outside: number of those that lie outside the training data.
         by_column: number of those that lie outside in each column.
+        without_target: number of those without a target.
+        unread_targets: number of those with a target that cannot be read, or a class that is new.
 
     Example:
         >>> import tempfile
@@ -65,48 +75,78 @@ class NewTable:
 
     file: TableFile
     schema: TableSchema
+    readers: tuple[Column, ...]
+    target: Column | None = None
+    remarks: tuple[str, ...] = ()
+    target_error: str = ""
     rows: int = 0
     outside: int = 0
     by_column: dict[str, int] = field(default_factory=dict)
+    without_target: int = 0
+    unread_targets: int = 0
 
     @classmethod
-    def open(cls, path: Path, schema: TableSchema) -> NewTable:
-        """Open a file, and check that it has every input column.
+    def open(
+        cls, table: Path | TableFile, schema: TableSchema, *, lenient: bool = False
+    ) -> NewTable:
+        """Open a table, check that it has every input column, and find how each is written.
+
+        All its rows are read once.
+
+        Args:
+            table: a file, or an open table.
+            schema: schema of the training table.
+            lenient: whether to read a column as in training though its cells look otherwise; a
+                remark then says so.
 
         Raises:
-            TableError: it cannot be read, or lacks columns.
+            TableError: it cannot be read, lacks columns, or has a column that cannot be read
+                surely.
         """
-        file = open_table(path)
-        schema.check_columns(file.columns, path)
-        return cls(file, schema)
-
-    def remarks(self) -> list[str]:
-        """Return notes for the user on how the new table is read."""
-        schema = self.schema
-        known = {column.name for column in schema.columns} | set(schema.dropped)
-        extra = [name for name in self.file.columns if name not in known | {schema.target.name}]
-        remarks = list(self.file.remarks)
-        if extra:
-            more = f" and {len(extra) - 5} more" if len(extra) > 5 else ""
-            remarks.append(
-                f"columns that the training table did not have are ignored: "
-                f"{', '.join(map(repr, extra[:5]))}{more}"
+        file = open_table(table) if isinstance(table, Path) else table
+        schema.check_columns(file.columns, file.path)
+        has_target = schema.target.name in file.columns
+        readings = read_columns(
+            file, schema.columns, target_column(schema.target) if has_target else None
+        )
+        inputs = readings[: len(schema.columns)]
+        errors = [each.error for each in inputs if each.error]
+        if errors and not lenient:
+            more = (
+                f" (and {len(errors) - 1} more such column{'s' * (len(errors) > 2)})"
+                if len(errors) > 1
+                else ""
             )
-        if schema.target.name in self.file.columns:
-            remarks.append(f"the target's column {schema.target.name!r} is ignored")
-        return remarks
+            raise TableError(f"{file.path}: {errors[0]}{more}, or go on with --lenient")
+        remarks = [*file.remarks, *_columns_remarks(file, schema)]
+        remarks += [f"--lenient reads on: {error}" for error in errors]
+        remarks += [each.remark for each in readings if each.remark and not each.error]
+        readers = [
+            own if each.error else each.column
+            for own, each in zip(schema.columns, inputs, strict=True)
+        ]
+        answer = readings[-1] if has_target else None
+        error = answer.error if answer is not None else ""
+        return cls(
+            file,
+            schema,
+            tuple(readers),
+            None if answer is None or error else answer.column,
+            tuple(remarks),
+            error,
+        )
 
     def __iter__(self) -> Iterator[NewRows]:
         """Read the rows in their order.
 
         Raises:
-            TableError: there are none, or the file cannot be read.
+            TableError: a target is too large, or the file cannot be read.
         """
-        self.rows = self.outside = 0
+        self.rows = self.outside = self.without_target = self.unread_targets = 0
         self.by_column = {}
         names = np.array([column.name for column in self.schema.columns], dtype=object)
         for chunk in self.file.chunks():
-            values = self.schema.parse(chunk)
+            values = [each.parse(texts_of(chunk, each.name)) for each in self.readers]
             distances = self.schema.outside(values)
             far: npt.NDArray[np.bool_] = distances > 0.0
             worst = np.where(far.any(axis=1), names[distances.argmax(axis=1)], "")
@@ -118,10 +158,25 @@ class NewTable:
             }
             inputs = torch.from_numpy(self.schema.encode(values))
             farthest = torch.from_numpy(distances.max(axis=1))
-            yield NewRows(self.rows + 1, inputs, carried, worst, farthest)
+            targets = self._targets(chunk)
+            yield NewRows(self.rows + 1, inputs, carried, worst, farthest, targets)
             self.rows += len(chunk)
-        if not self.rows:
-            raise TableError(f"{self.file.path} has no rows below its header")
+
+    def _targets(self, chunk: pd.DataFrame) -> Floats | None:
+        if self.target is None:
+            return None
+        values = self.target.parse(texts_of(chunk, self.target.name))
+        self.without_target += int(np.isnan(values).sum())
+        self.unread_targets += int(np.isinf(values).sum())
+        too_large = np.isfinite(values) & (np.abs(values) > LARGEST_TARGET)
+        if too_large.any():
+            place = int(too_large.argmax())
+            raise TableError(
+                f"{self.file.path}: the target {self.target.name!r} must be at most "
+                f"{LARGEST_TARGET:g} in size, got {values[place]:g} in row "
+                f"{self.rows + 1 + place:,}; correct or remove the row"
+            )
+        return np.where(np.isfinite(values), values, np.nan)
 
     @property
     def worst_column(self) -> str | None:
@@ -140,15 +195,37 @@ class NewTable:
             f"often in column {self.worst_column!r}"
         )
 
+    def target_remark(self) -> str | None:
+        """Return one line on the rows read so far that have no usable target, or None."""
+        parts = []
+        if self.without_target:
+            parts.append(f"{self.without_target:,} without a target")
+        if self.unread_targets:
+            what = "of a class that training did not have" if self.schema.target.classes else ""
+            parts.append(f"{self.unread_targets:,} {what or 'with one that is no number'}")
+        return f"rows that are not measured: {', '.join(parts)}" if parts else None
+
     def rule(self) -> str:
         """Return the rule for rows outside, in words."""
         split, promised = self.schema.split, max(OUTSIDE_RATE, self.schema.least_rate)
         far, held = split.get("test_outside", 0), split.get("test", 0)
         has_texts = any(isinstance(column, TextColumn) for column in self.schema.columns)
         texts = ", or a text's features are farther from their means" if has_texts else ""
+        rows = f", and {far:,} of {held:,} held-out rows lie outside" if held else ""
         return (
             "a row lies outside if a number or date is beyond training's by an interquartile "
             f"range, or a category or a missing value is new{texts}; the ranges exclude at most "
-            f"{min(promised, 1.0):.2g} of rows drawn like training's, and {far:,} of {held:,} "
-            "held-out rows lie outside"
+            f"{min(promised, 1.0):.2g} of rows drawn like training's{rows}"
         )
+
+
+def _columns_remarks(file: TableFile, schema: TableSchema) -> list[str]:
+    known = {column.name for column in schema.columns} | {*schema.dropped, schema.target.name}
+    extra = [name for name in file.columns if name not in known]
+    if not extra:
+        return []
+    more = f" and {len(extra) - 5} more" if len(extra) > 5 else ""
+    return [
+        f"columns that the training table did not have are ignored: "
+        f"{', '.join(map(repr, extra[:5]))}{more}"
+    ]

@@ -15,12 +15,14 @@ import numpy as np
 import pandas as pd
 
 from bayesify import io as bayesify_io
-from bayesify.tabular.cells import Floats, Texts, as_numbers, by_value, is_missing
+from bayesify.tabular.cells import Floats, Texts, by_value, is_missing
 from bayesify.tabular.columns import Column, Features, RangedColumn, column_from_json
 from bayesify.tabular.files import TableError
+from bayesify.tabular.number_form import NumberForm
 from bayesify.tabular.scaling import Scaling
 
 __all__ = [
+    "LARGEST_TARGET",
     "OUTSIDE_RATE",
     "SCHEMA_NAME",
     "TableSchema",
@@ -33,8 +35,12 @@ __all__ = [
 SCHEMA_NAME = "table.json"
 #: The ranges of all numbers and dates together exclude at most this share of rows like training's.
 OUTSIDE_RATE = 0.01
+#: Squares of larger targets overflow in the metrics.
+LARGEST_TARGET = 1e150
 #: Format 1 has no moderate inputs and no widened predictions; its runs predict as they did.
 _FORMAT, _READ = 2, (1, 2)
+#: Fields of a target that are lists in JSON; earlier versions have only the first.
+_LISTS = ("classes", "marginal", "typical")
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,10 @@ class Target:
         marginal: what training's targets alone tell of a row, see ``outside.widened``: the
             frequency of each class, or the variance of the standardised numbers. None in runs of
             earlier versions, whose predictions are not widened.
+        thousands: what separates thousands, if anything.
+        unit: unit around every number, or sign of a currency or of percent.
+        whole: whether the training targets are whole numbers.
+        typical: minimum, quartiles and maximum of the training targets.
 
     Example:
         >>> target = Target("grade", "classification", classes=("bad", "good"))
@@ -65,12 +75,16 @@ class Target:
     shift: float = 0.0
     scale: float = 1.0
     marginal: tuple[float, ...] = ()
+    thousands: str = ""
+    unit: str = ""
+    whole: bool = False
+    typical: tuple[float, ...] = ()
 
     def parse(self, texts: Texts) -> Floats:
         """Return class indices or numbers, shape (N,); nan for a cell without one."""
         codes, unique = by_value(texts)
         if self.task == "regression":
-            values = as_numbers(unique, decimal_comma=self.decimal_comma).copy()
+            values = self.form.parse(unique).copy()
             values[~np.isfinite(values)] = np.nan
         else:
             places = {label: float(place) for place, label in enumerate(self.classes)}
@@ -80,13 +94,19 @@ class Target:
         return values[codes]
 
     @property
+    def form(self) -> NumberForm:
+        """How the numbers of a regression are written."""
+        return NumberForm(self.decimal_comma, self.thousands, self.unit)
+
+    @property
     def scaling(self) -> Scaling:
         """Scaling of the numbers of a regression."""
         return Scaling.of_numbers(self.shift, self.scale)
 
     def to_json(self) -> dict[str, Any]:
         """Return the target as JSON."""
-        return {**vars(self), "classes": list(self.classes), "marginal": list(self.marginal)}
+        lists = {name: list(getattr(self, name)) for name in _LISTS}
+        return {**vars(self), **lists}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Target:
@@ -96,8 +116,8 @@ class Target:
             TableError: it is not of this form.
         """
         try:
-            lists = {"classes": stored["classes"], "marginal": stored.get("marginal", ())}
-            return cls(**{**stored, **{name: tuple(value) for name, value in lists.items()}})
+            lists = {name: tuple(stored.get(name, ())) for name in _LISTS[1:]}
+            return cls(**{**stored, "classes": tuple(stored["classes"]), **lists})
         except (KeyError, TypeError) as error:
             raise TableError(f"the stored target cannot be read: {error}") from error
 
@@ -151,10 +171,10 @@ class TableSchema:
         return float(2.0 * ranged / (self.split.get("train", 0) + 1))
 
     def check_columns(self, names: Sequence[str], path: Path) -> None:
-        """Check that a table has every input column.
+        """Check that a table has every input column, and once.
 
         Raises:
-            TableError: some are missing.
+            TableError: some are missing, or have a name that occurs again.
         """
         lacking = [column.name for column in self.columns if column.name not in names]
         if lacking:
@@ -165,6 +185,13 @@ class TableSchema:
                 f"{'them' if len(lacking) > 1 else 'it'}, with empty cells where values are not "
                 "known"
             )
+        for name in [column.name for column in self.columns]:
+            again = f"{name} (2)"
+            if again in names and again not in self.source.get("columns", [again]):
+                raise TableError(
+                    f"{path} has the column name {name!r} more than once, the training table had "
+                    "it once; rename or remove one"
+                )
 
     def parse(self, rows: pd.DataFrame) -> list[Floats]:
         """Return the values of each column in some rows."""

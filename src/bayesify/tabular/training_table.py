@@ -14,11 +14,17 @@ import torch
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.tabular.advice import without_wild
 from bayesify.tabular.cells import Floats, Texts
-from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn, TextColumn
+from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn, TextColumn, facts_of
 from bayesify.tabular.detect import ColumnScan, find_target
 from bayesify.tabular.files import TableError, TableFile, available_memory, open_table
 from bayesify.tabular.scaling import Scaling
-from bayesify.tabular.schema import TableSchema, Target, tail_of, texts_of
+from bayesify.tabular.schema import (
+    LARGEST_TARGET,
+    TableSchema,
+    Target,
+    tail_of,
+    texts_of,
+)
 from bayesify.tabular.stored_table import stored_table
 from bayesify.tabular.table_data import TableData
 
@@ -50,8 +56,8 @@ def fit_table(
         path: a CSV file, perhaps gzipped, or a Parquet file.
         target: name of the column to predict.
         task: ``"classification"`` or ``"regression"``; None decides by what the target holds.
-        test_fraction: part of the rows that is held out, strictly between 0 and 1; at most
-            50,000 rows are.
+        test_fraction: part of the rows that is held out, at least 0 and below 1; at most 50,000
+            rows are.
         seed: the held-out rows are a function of it.
         drop: names of columns not to use.
         keep: names of columns to use though they look like identifiers.
@@ -131,6 +137,8 @@ def fit_table(
             f"{absent:,} row{'s have' if absent > 1 else ' has'} no usable target {target!r} and "
             f"{'are' if absent > 1 else 'is'} left out"
         )
+    if found.task == "regression":
+        _check_targets(path, target, targets)
     train, test = _split(targets, known, found.task, test_fraction, seed, path)
     draft, more = _fitted(draft, values, targets, train, test)
     schema = dataclasses.replace(draft, remarks=(*remarks, *more))
@@ -202,7 +210,7 @@ def _text_column(scan: ColumnScan, encoder: str | None) -> Column:
     assert encoder is not None
     if not scan.count:
         raise TableError(f"the column {scan.name!r} is empty; leave --text {scan.name} out")
-    if scan.is_number or scan.decimal_comma:
+    if scan.form is not None:
         raise TableError(
             f"the column {scan.name!r} must hold texts for --text, got numbers; leave --text "
             f"{scan.name} out, and it is used as numbers"
@@ -273,6 +281,8 @@ def _split(
         )
     generator = torch.Generator()
     generator.manual_seed(derived_seed(seed, Stream.SHUFFLE, 0, 1))
+    if not fraction:
+        return places, places[:0]
     order = places[torch.randperm(count, generator=generator).numpy()]
     held = max(1, min(round(fraction * count), _MOST_TEST_ROWS, count - 2))
     test = np.zeros(len(targets), dtype=np.bool_)
@@ -317,6 +327,8 @@ def _fitted(
         remarks.append(
             f"there are only {len(train)} rows to train on and {len(test)} held out: the numbers "
             "below say little about new data"
+            if len(test)
+            else f"there are only {len(train)} rows to train on"
         )
     target, note = _scaled(draft.target, targets[train])
     if note is not None:
@@ -340,10 +352,31 @@ def _scaled(target: Target, values: Floats) -> tuple[Target, str | None]:
         return dataclasses.replace(target, marginal=shares), None
     tamed, note = without_wild(values[:, None])
     scaling = Scaling.of(torch.from_numpy(tamed))
+    whole, typical = facts_of(values)
     fitted = dataclasses.replace(
-        target, shift=scaling.shift.item(), scale=scaling.scale.item(), marginal=(1.0,)
+        target,
+        shift=scaling.shift.item(),
+        scale=scaling.scale.item(),
+        marginal=(1.0,),
+        whole=whole,
+        typical=typical,
     )
     return fitted, note
+
+
+def _check_targets(path: Path, name: str, targets: Floats) -> None:
+    """Check that the squares of the targets are finite.
+
+    Raises:
+        TableError: some overflow.
+    """
+    too_large = np.isfinite(targets) & (np.abs(targets) > LARGEST_TARGET)
+    if too_large.any():
+        worst = int(too_large.argmax())
+        raise TableError(
+            f"{path}: the target {name!r} must be at most {LARGEST_TARGET:g} in size, got "
+            f"{targets[worst]:g} in row {worst + 1:,}; correct or remove the row"
+        )
 
 
 def _data(

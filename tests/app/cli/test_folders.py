@@ -185,7 +185,8 @@ REFUSED = {
     "--random some": "random must be one of all, last-layer, got some",
     "--random all --baseline sgd": "random would do nothing here",
     "--limit 100": "limit must be at most 24, the number of training images, got 100",
-    "--test-fraction 1": "test-fraction must lie strictly between 0 and 1",
+    "--test-fraction 1": "test-fraction must be at least 0 and below 1",
+    "--test-fraction 0": "test-fraction must be above 0 for a folder of images",
 }
 
 

@@ -13,8 +13,10 @@ from rich.text import Text
 from bayesify.app.runs import Run
 from bayesify.module.bayesian import BayesianModule
 
-__all__ = ["duration", "measure_label", "reading", "summarise", "weights_of"]
+__all__ = ["NOTHING_HELD_OUT", "duration", "measure_label", "reading", "summarise", "weights_of"]
 
+#: What is printed instead of the metrics of the test set.
+NOTHING_HELD_OUT = "no rows are held out, so that nothing tells how well it predicts new ones"
 _LABELS = {
     "error_predictive": "error, averaged predictions (%)",
     "error_mean_weights": "error, mean weights (%)",
@@ -71,10 +73,17 @@ def reading(console: Console, what: str) -> Iterator[Callable[[int, int], None]]
 
 def summarise(console: Console, run: Run, metrics: dict[str, Any], notes: list[str]) -> None:
     """Print the metrics of the test set, and the notes on them."""
-    lines = _regression if run.config.task == "regression" else _classification
-    console.print(lines(run, metrics), highlight=False, markup=False, soft_wrap=True)
+    if metrics["test"] is None:
+        console.print(NOTHING_HELD_OUT, highlight=False, soft_wrap=True)
+    else:
+        _print_test(console, run, metrics)
     for note in notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def _print_test(console: Console, run: Run, metrics: dict[str, Any]) -> None:
+    lines = _regression if run.config.task == "regression" else _classification
+    console.print(lines(run, metrics), highlight=False, markup=False, soft_wrap=True)
 
 
 def _classification(run: Run, metrics: dict[str, Any]) -> str:

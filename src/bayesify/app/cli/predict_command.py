@@ -5,21 +5,41 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from bayesify.app.cli.results_commands import AsJson, Folder, opened, read_data
-from bayesify.app.runs import Run
+from bayesify.app.cli.results_commands import (
+    AsJson,
+    Folder,
+    Lenient,
+    new_summary,
+    open_new,
+    opened,
+    print_new,
+    print_outside,
+    read_data,
+)
+from bayesify.app.runs import RunError
 from bayesify.app.runs.pixels import read_pixels
-from bayesify.app.runs.predict import Predictions, check_can_be_written, write_predictions
+from bayesify.app.runs.predict import (
+    Predictions,
+    check_can_be_written,
+    table_predictions,
+    write_predictions,
+)
 from bayesify.datasets import ImageData, ImageSchema, find_images
+
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.new_table import NewTable
 
 __all__ = ["predict"]
 
 _IMAGES_AT_ONCE = 256
+#: Header and rows of the predictions.
+_Rows = tuple[list[str], Iterator[list[object]]]
 
 
 def predict(
@@ -33,8 +53,11 @@ def predict(
         ),
     ],
     out: Annotated[
-        Path, typer.Option(help="New CSV file, with one row per row or image of INPUT.")
+        Path, typer.Option(help="CSV file to write, with one row per row or image of INPUT.")
     ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the file of --out if it exists.")
+    ] = False,
     level: Annotated[
         float, typer.Option(help="Probability of a regression's intervals, or of --conformal.")
     ] = 0.95,
@@ -51,6 +74,7 @@ def predict(
             help=r"Weight samples to average over. \[default: as in training]", show_default=False
         ),
     ] = None,
+    lenient: Lenient = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict new data with a trained run, with uncertainties.
@@ -61,12 +85,19 @@ def predict(
     numbered and in the order of INPUT. For a table the last column names the input column, if
     any, in which a row lies far outside the training data.
 
+    A table's columns are read in the formats that training found: dates, decimal commas, thousands,
+    units, words for yes and no. A column in another format is read by it, with a note, if its
+    meaning is beyond doubt; else nothing is predicted. Where the target is in INPUT too, the
+    predictions are measured by it.
+
     With --conformal the intervals, or sets of classes in the column set, hold new values with the
     level as a guaranteed probability, if the rows are exchangeable with the run's test part. This
     reads the run's data again.
     """
     console = Console(stderr=True)
-    check_can_be_written(out)
+    check_can_be_written(out, overwrite=force)
+    if out.exists() and data.exists() and out.samefile(data):
+        raise RunError(f"{out} is the input; choose another file with --out")
     run = opened(folder)
     predictions = Predictions.of(
         run,
@@ -76,20 +107,27 @@ def predict(
     )
     if conformal:
         predictions.calibrate(read_data(run))
+    table: NewTable | None = None
     with console.status("predicting ..."):
         if run.table is not None:
-            more = _table(console, run, predictions, data, out)
+            table = open_new(console, run, data, lenient=lenient)
+            if table.target_error:
+                note = Text(f"note: nothing is measured: {table.target_error}")
+                console.print(note, soft_wrap=True)
+            header, rows = table_predictions(table, predictions)
+        elif lenient:
+            raise RunError("lenient would do nothing here: it is for tables")
         elif run.images is not None:
-            more = _files(run.images, predictions, data, out)
+            header, rows = _files(run.images, predictions, data)
         else:
-            more = _digits(predictions, data, out)
+            header, rows = _digits(predictions, data)
+        write_predictions(out, header, rows, overwrite=force)
+    more = {} if table is None else new_summary(table, predictions)
     summary = {**predictions.summary(), **more, "out": str(out)}
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    if summary.get("warning"):
-        console.print(Text(f"warning: {summary['warning']}", style="yellow"), soft_wrap=True)
-        console.print(Text(f"the rule: {summary['rule']}"), soft_wrap=True)
+    print_outside(console, summary)
     console.print(Text(f"{summary['rows']:,} rows predicted"), soft_wrap=True)
     if conformal:
         console.print(
@@ -99,10 +137,12 @@ def predict(
             ),
             soft_wrap=True,
         )
+    if summary.get("metrics"):
+        print_new(summary, regression=run.config.task == "regression")
     typer.echo(f"predictions: {out}")
 
 
-def _files(schema: ImageSchema, predictions: Predictions, path: Path, out: Path) -> dict[str, Any]:
+def _files(schema: ImageSchema, predictions: Predictions, path: Path) -> _Rows:
     paths = [path] if path.is_file() else find_images(path)
 
     def rows() -> Iterator[list[object]]:
@@ -113,45 +153,10 @@ def _files(schema: ImageSchema, predictions: Predictions, path: Path, out: Path)
                 name = each.name if each == path else each.relative_to(path).as_posix()
                 yield [place, name, *cells]
 
-    write_predictions(out, ["row", "file", *predictions.header], rows())
-    return {}
+    return ["row", "file", *predictions.header], rows()
 
 
-def _digits(predictions: Predictions, path: Path, out: Path) -> dict[str, Any]:
+def _digits(predictions: Predictions, path: Path) -> _Rows:
     inputs = read_pixels(path, ImageData.image_shape, ImageData.pixel_scale)
     rows = ([number, *cells] for number, cells in enumerate(predictions.rows(inputs), start=1))
-    write_predictions(out, ["row", *predictions.header], rows)
-    return {}
-
-
-def _table(
-    console: Console, run: Run, predictions: Predictions, path: Path, out: Path
-) -> dict[str, Any]:
-    from bayesify.tabular.new_table import NewTable
-
-    assert run.table is not None
-    table = NewTable.open(path, run.table)
-    for remark in table.remarks():
-        console.print(Text(f"note: {remark}"), soft_wrap=True)
-    carried = [name for name in run.table.carried if name in table.file.columns]
-    own = ["row", *predictions.header, "outside_training", "outside_column"]
-    header = [own[0], *(f"{name} (input)" if name in own else name for name in carried), *own[1:]]
-
-    def rows() -> Iterator[list[object]]:
-        for piece in table:
-            columns = [piece.carried[name] for name in carried]
-            answers = zip(
-                predictions.rows(piece.inputs, piece.distances), piece.outside, strict=True
-            )
-            for place, (cells, outside) in enumerate(answers):
-                ids = [column[place] for column in columns]
-                flag = "true" if outside else "false"
-                yield [piece.first + place, *ids, *cells, flag, outside]
-
-    write_predictions(out, header, rows())
-    return {
-        "outside": table.outside,
-        "worst_column": table.worst_column,
-        "warning": table.warning(),
-        "rule": table.rule(),
-    }
+    return ["row", *predictions.header], rows

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
@@ -14,16 +15,34 @@ from rich.text import Text
 
 from bayesify import io as bayesify_io
 from bayesify.app.cli.data_command import download_bar
-from bayesify.app.cli.formatting import measure_label, reading, weights_of
+from bayesify.app.cli.formatting import NOTHING_HELD_OUT, measure_label, reading, weights_of
 from bayesify.app.runs import ConfigError, Run, RunData, RunError, rewrite_report
 from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table
 from bayesify.app.runs.measure import evaluate as measured
+from bayesify.app.runs.predict import Predictions
 from bayesify.app.runs.train import use_threads
 from bayesify.distributions.posteriors import Delta, MeanFieldGaussian
 from bayesify.pruning import prune as pruned
 from bayesify.pruning import snr_decibels
 
-__all__ = ["AsJson", "Folder", "evaluate", "inspect", "opened", "prune", "read_data", "report"]
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.new_table import NewTable
+
+__all__ = [
+    "AsJson",
+    "Folder",
+    "Lenient",
+    "evaluate",
+    "inspect",
+    "new_summary",
+    "open_new",
+    "opened",
+    "print_new",
+    "print_outside",
+    "prune",
+    "read_data",
+    "report",
+]
 
 _FRACTIONS = ",".join(f"{fraction:g}" for fraction in FRACTIONS)
 
@@ -34,8 +53,25 @@ DataDir = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
+Lenient = Annotated[
+    bool,
+    typer.Option(
+        "--lenient",
+        help="Read a table's columns as in training even where their cells look otherwise.",
+    ),
+]
+
+
 def evaluate(
     folder: Folder,
+    data: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Measure on this table instead, CSV or Parquet with the target's column.",
+            metavar="[INPUT]",
+            show_default=False,
+        ),
+    ] = None,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -43,27 +79,122 @@ def evaluate(
         ),
     ] = None,
     data_dir: DataDir = None,
+    lenient: Lenient = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the network of a run again, on its test and training data."""
+    """Measure the network of a run again, on its test and training data or on a new table."""
     run = opened(folder)
     if samples is not None and samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
+    num_samples = samples or run.config.test_samples
+    if data is not None:
+        if data_dir is not None:
+            raise ConfigError("data-dir is for the run's own data; leave it out with INPUT")
+        _evaluate_new(run, data, num_samples, lenient=lenient, as_json=as_json)
+        return
+    if lenient:
+        raise ConfigError("lenient would do nothing here: it is for a new table, INPUT")
     bnn = run.load_module()
-    data = read_data(run, data_dir)
+    own = read_data(run, data_dir)
     with Console(stderr=True).status("measuring ..."):
-        metrics, _ = measured(bnn, data, num_samples=samples or run.config.test_samples)
+        metrics, _ = measured(bnn, own, num_samples=num_samples)
     if as_json:
         typer.echo(json.dumps(metrics))
         return
-    table = _table("", "test", "training")
-    regression = run.config.task == "regression"
-    for name in metrics["test"]:
-        places = ".2f" if name.startswith("error") else ".5g" if regression else ".4f"
-        values = (format(metrics[part][name], places) for part in ("test", "train"))
-        table.add_row(measure_label(name), *values)
-    table.add_row("weight samples", str(metrics["test_samples"]), str(metrics["train_samples"]))
+    names = {"test": "test", "train": "training"}
+    names = {part: name for part, name in names.items() if metrics[part] is not None}
+    table = _table("", *names.values())
+    _add_measures(
+        table, [metrics[part] for part in names], regression=run.config.task == "regression"
+    )
+    table.add_row("weight samples", *(str(metrics[f"{part}_samples"]) for part in names))
     Console().print(table)
+    if metrics["test"] is None:
+        Console(stderr=True).print(NOTHING_HELD_OUT, highlight=False, soft_wrap=True)
+
+
+def _add_measures(table: Table, parts: Sequence[dict[str, float]], *, regression: bool) -> None:
+    for name in parts[0]:
+        places = ".2f" if name.startswith("error") else ".5g" if regression else ".4f"
+        table.add_row(measure_label(name), *(format(part[name], places) for part in parts))
+
+
+def _evaluate_new(run: Run, path: Path, num_samples: int, *, lenient: bool, as_json: bool) -> None:
+    """Measure a run on a new table."""
+    console = Console(stderr=True)
+    predictions = Predictions.of(run, level=0.95, samples=num_samples, class_names=run.class_names)
+    with console.status("measuring ..."):
+        table = open_new(console, run, path, lenient=lenient)
+        name = table.schema.target.name
+        if table.target is None:
+            raise RunError(
+                f"{path}: {table.target_error}"
+                if table.target_error
+                else f"{path} has no column {name!r}, the target to measure by; add it, or use "
+                "bayesify predict"
+            )
+        for rows in table:
+            assert rows.targets is not None
+            predictions.measure(rows.inputs, torch.from_numpy(rows.targets), rows.distances)
+    if not predictions.measures.rows:
+        raise RunError(f"{path} has no row with a target {name!r} to measure by; add some")
+    summary = {"rows": table.rows, "weight_samples": predictions.samples}
+    summary |= new_summary(table, predictions)
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    print_outside(console, summary)
+    print_new(summary, regression=run.config.task == "regression")
+
+
+def open_new(console: Console, run: Run, path: Path, *, lenient: bool) -> NewTable:
+    """Open a new table for a run, and print how it is read.
+
+    Raises:
+        RunError: the run is not of a table.
+        TableError: the table cannot be read surely.
+    """
+    from bayesify.tabular.new_table import NewTable
+
+    if run.table is None:
+        raise RunError(f"{run.folder} is not a run of a table; leave INPUT out")
+    table = NewTable.open(path, run.table, lenient=lenient)
+    for remark in table.remarks:
+        console.print(Text(f"note: {remark}"), soft_wrap=True)
+    return table
+
+
+def new_summary(table: NewTable, predictions: Predictions) -> dict[str, Any]:
+    """Return what is known of a new table after all its rows were predicted."""
+    measures = predictions.measures
+    return {
+        "outside": table.outside,
+        "worst_column": table.worst_column,
+        "warning": table.warning(),
+        "rule": table.rule(),
+        "metrics": measures.result() if measures.rows else None,
+        "rows_measured": measures.rows,
+        "rows_not_measured": table.target_remark() if measures.rows else None,
+    }
+
+
+def print_outside(console: Console, summary: dict[str, Any]) -> None:
+    """Print how many rows of a new table lie outside the training data."""
+    if summary.get("warning"):
+        console.print(Text(f"warning: {summary['warning']}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"the rule: {summary['rule']}"), soft_wrap=True)
+
+
+def print_new(summary: dict[str, Any], *, regression: bool) -> None:
+    """Print the metrics on a new table."""
+    table = _table("", "new rows")
+    _add_measures(table, [summary["metrics"]], regression=regression)
+    table.add_row("rows", f"{summary['rows_measured']:,}")
+    table.add_row("weight samples", str(summary["weight_samples"]))
+    console = Console()
+    console.print(table)
+    if summary["rows_not_measured"]:
+        console.print(Text(f"note: {summary['rows_not_measured']}"), soft_wrap=True)
 
 
 def prune(

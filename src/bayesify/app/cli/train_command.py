@@ -241,6 +241,8 @@ def _prepare(
 
 def _read_folder(console: Console, out: Path, config: RunConfig) -> tuple[Run, RunData]:
     """Read a folder of images, print what was found in it, and return its run and data."""
+    if not config.test_fraction:
+        raise ConfigError("test-fraction must be above 0 for a folder of images, got 0")
     folder = Path(config.dataset)
     with reading(console, "images") as on_images:
         data, schema = fit_image_folder(

@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesify.app.report.figures import build_figures
 from bayesify.app.report.page import write_report
 from bayesify.app.runs.folder import Run, RunData, as_test_row
-from bayesify.app.runs.measure import FRACTIONS, evaluate, prune_table
+from bayesify.app.runs.measure import FRACTIONS, evaluate, prune_table, shown
 from bayesify.app.runs.one_column import one_column
 from bayesify.app.runs.train import Trained
 from bayesify.datasets import IMAGE_DATASETS, find_test_inputs
@@ -95,10 +95,11 @@ def _report(
     if not isinstance(bnn.posterior, Delta):
         pruning = prune_table(bnn, data, FRACTIONS)
         run.write_json("pruning.json", pruning)
+    inputs, targets = shown(data)
     figures = build_figures(
         bnn,
-        images=data.test_inputs,
-        targets=data.test_targets,
+        images=inputs,
+        targets=targets,
         predictive=predictive,
         history=[as_test_row(row) for row in history],
         pruning=pruning,
@@ -147,7 +148,7 @@ def _truth(run: Run, data: RunData) -> tuple[str, Tensor] | None:
     """Return the name of a table's target, and its test values in its own unit."""
     if not isinstance(data, TableData) or run.config.task != "regression":
         return None
-    return run.config.target or "target", data.test_targets.double() * data.scale + data.shift
+    return run.config.target or "target", shown(data)[1].double() * data.scale + data.shift
 
 
 def _least_certain_texts(data: RunData, predictive: Predictive) -> list[dict[str, Any]]:
@@ -190,7 +191,10 @@ def _table_notes(run: Run) -> list[str]:
     split = run.table.split
     notes = [
         f"{split['train']:,} rows for training, {split['test']:,} held out by seed "
-        f"{split['seed']}: these are the test data",
+        f"{split['seed']}: these are the test data"
+        if split["test"]
+        else f"{split['train']:,} rows for training, none held out: the figures are of training "
+        "rows, and tell nothing of new ones",
         *(f"not used: {name}, for {reason}" for name, reason in run.table.dropped.items()),
         *run.table.remarks,
     ]

@@ -289,7 +289,9 @@ class Run:
         """
         path = self.folder / _METRICS
         document = _read_json(path, f"{self.folder} holds no finished run")
-        if not all(isinstance(document.get(part), dict) for part in ("test", "train")):
+        parts = [document.get(part, "") for part in ("test", "train")]
+        # There is no test part if no rows are held out.
+        if not (isinstance(parts[1], dict) and (parts[0] is None or isinstance(parts[0], dict))):
             raise RunError(f"{path} cannot be read: it must hold an object test and one train")
         return document
 

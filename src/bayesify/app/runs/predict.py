@@ -9,20 +9,23 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from bayesify.app.runs.folder import Run, RunData, RunError
-from bayesify.app.runs.measure import in_units
+from bayesify.app.runs.measure import RowMetrics, in_units
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive, Predictive
 from bayesify.prediction.conformal import Conformal, ConformalIntervals, ConformalSets
 from bayesify.tabular.outside import widened
 
-__all__ = ["Predictions", "write_predictions"]
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.new_table import NewTable
+
+__all__ = ["Predictions", "check_can_be_written", "table_predictions", "write_predictions"]
 
 #: Rows that are predicted at once. Every chunk uses the same weight samples.
 _CHUNK_ROWS = 10_000
@@ -38,6 +41,7 @@ class Predictions:
         level: probability of the intervals of a regression, or of calibrated sets of classes.
         samples: weight samples.
         class_names: of a classification.
+        measures: metrics of the rows so far whose targets are known.
         totals: sums over the rows so far, for :meth:`summary`.
         conformal: calibration of the intervals or sets, see :meth:`calibrate`.
     """
@@ -47,6 +51,7 @@ class Predictions:
     level: float
     samples: int
     class_names: Sequence[str]
+    measures: RowMetrics
     totals: dict[str, float] = field(default_factory=dict)
     conformal: Conformal | None = None
 
@@ -63,7 +68,11 @@ class Predictions:
             raise RunError(f"samples must be at least 1, got {samples}")
         bnn = run.load_module()
         point = isinstance(bnn.posterior, Delta)
-        return cls(run, bnn, level, 1 if point else samples, class_names)
+        units = (
+            (0.0, 1.0) if run.table is None else (run.table.target.shift, run.table.target.scale)
+        )
+        measures = RowMetrics(bnn, *units)
+        return cls(run, bnn, level, 1 if point else samples, class_names, measures)
 
     def calibrate(self, data: RunData) -> None:
         """Calibrate the intervals, or sets of classes, on the run's held-out test part.
@@ -98,19 +107,41 @@ class Predictions:
         percent = f"{100.0 * self.level:g}"
         return ["mean", "std", f"lower_{percent}", f"upper_{percent}", *split]
 
-    def rows(self, inputs: Tensor, distances: Tensor | None = None) -> Iterator[list[object]]:
+    def measure(self, inputs: Tensor, targets: Tensor, distances: Tensor) -> None:
+        """Measure rows of a table, and write nothing.
+
+        Args:
+            inputs: inputs of the network, shape (N, D).
+            targets: as for :meth:`RowMetrics.update`.
+            distances: how far each row lies outside the training data, shape (N,).
+        """
+        parts = (part.split(_CHUNK_ROWS) for part in (inputs, targets, distances))
+        for x, y, far in zip(*parts, strict=True):
+            self.measures.update(self._predictive(x, far), x, y)
+
+    def rows(
+        self,
+        inputs: Tensor,
+        targets: Tensor | None = None,
+        distances: Tensor | None = None,
+    ) -> Iterator[list[object]]:
         """Yield the cells of each example of inputs (N, D).
 
         Args:
-            inputs: shape (N, D).
+            inputs: inputs of the network, shape (N, D).
+            targets: what to measure the predictions by, as for :meth:`RowMetrics.update`.
             distances: how far each row of a table lies outside the training data, shape (N,).
 
         Raises:
             RunError: a prediction is not finite.
         """
         far = inputs.new_zeros(len(inputs)) if distances is None else distances
-        for chunk, outside in zip(inputs.split(_CHUNK_ROWS), far.split(_CHUNK_ROWS), strict=True):
-            predictive = self._predictive(chunk, outside)
+        for start in range(0, len(inputs), _CHUNK_ROWS):
+            part = slice(start, start + _CHUNK_ROWS)
+            chunk = inputs[part]
+            predictive = self._predictive(chunk, far[part])
+            if targets is not None:
+                self.measures.update(predictive, chunk, targets[part])
             if isinstance(predictive, CategoricalPredictive):
                 first: list[Any] = [[self.class_names[i] for i in predictive.mean.argmax(-1)]]
                 numbers = [*predictive.mean.unbind(-1)]
@@ -201,14 +232,47 @@ class Predictions:
         }
 
 
-def write_predictions(out: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def table_predictions(
+    table: NewTable, predictions: Predictions
+) -> tuple[list[str], Iterator[list[object]]]:
+    """Return header and rows of the predictions for a table, which measure them by its targets.
+
+    The columns that identify rows come after the row's number; the last two tell which rows lie
+    outside the training data, and where.
+    """
+    carried = [name for name in table.schema.carried if name in table.file.columns]
+    own = ["row", *predictions.header, "outside_training", "outside_column"]
+    header = [own[0], *(f"{name} (input)" if name in own else name for name in carried), *own[1:]]
+    return header, _table_rows(table, predictions, carried)
+
+
+def _table_rows(
+    table: NewTable, predictions: Predictions, carried: Sequence[str]
+) -> Iterator[list[object]]:
+    for piece in table:
+        columns = [piece.carried[name] for name in carried]
+        targets = None if piece.targets is None else torch.from_numpy(piece.targets)
+        rows = predictions.rows(piece.inputs, targets, piece.distances)
+        answers = zip(rows, piece.outside, strict=True)
+        for place, (cells, outside) in enumerate(answers):
+            ids = [column[place] for column in columns]
+            yield [piece.first + place, *ids, *cells, "true" if outside else "false", outside]
+
+
+def write_predictions(
+    out: Path,
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    overwrite: bool = False,
+) -> None:
     """Write a CSV file row by row, under a temporary name until it is complete.
 
     Raises:
-        RunError: the file exists, or its folder does not.
-        OSError: it cannot be written; no file is left then.
+        RunError: the file exists and is not to be overwritten, or its folder does not exist.
+        OSError: it cannot be written; what was there is left as it was then.
     """
-    check_can_be_written(out)
+    check_can_be_written(out, overwrite=overwrite)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", newline="", encoding="utf-8") as file:
@@ -223,14 +287,19 @@ def write_predictions(out: Path, header: Sequence[str], rows: Iterable[Sequence[
         raise
 
 
-def check_can_be_written(out: Path) -> None:
-    """Check that a new file can be written, before its content is computed.
+def check_can_be_written(out: Path, *, overwrite: bool = False) -> None:
+    """Check that a file can be written, before its content is computed.
 
     Raises:
-        RunError: the file exists, or its folder does not or cannot be written to.
+        RunError: the file exists and is not to be overwritten, or is a folder, or its folder does
+            not exist or cannot be written to.
     """
-    if out.exists():
-        raise RunError(f"{out} exists already; choose a new file with --out")
+    if out.is_dir():
+        raise RunError(f"{out} is a folder; choose a file with --out")
+    if out.exists() and not overwrite:
+        raise RunError(
+            f"{out} exists already; choose a new file with --out, or overwrite it with --force"
+        )
     folder = out.absolute().parent
     if not folder.is_dir():
         raise RunError(f"{out} cannot be written: there is no folder {folder}")

@@ -64,7 +64,9 @@ def train(run: Run, data: RunData, callback: Callback) -> Trained:
                 ),
                 config.passes,
             ),
-            TensorLoader(data.test_inputs, data.test_targets, 2048, shuffle=False),
+            TensorLoader(data.test_inputs, data.test_targets, 2048, shuffle=False)
+            if len(data.test_inputs)
+            else None,
             epochs=config.epochs,
             optimizer=optimizer_factory(config),
             scheduler=cosine if config.schedule == "cosine" else constant,

@@ -1,0 +1,104 @@
+"""Open a run of a table from Python, and predict new rows with it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # pandas and matplotlib take their time to load
+    import pandas as pd
+
+    from bayesify.app.runs.folder import Run
+
+__all__ = ["TrainedTable", "open_run"]
+
+_TEXTS = ("prediction", "outside_column")
+
+
+@dataclass(frozen=True)
+class TrainedTable:
+    """Run of a table, ready to predict; from :func:`open_run`.
+
+    Args:
+        run: the run.
+    """
+
+    run: Run
+
+    def predict(
+        self,
+        table: pd.DataFrame | str | Path,
+        *,
+        level: float = 0.95,
+        samples: int | None = None,
+        lenient: bool = False,
+    ) -> pd.DataFrame:
+        """Return the predictions for new rows: the columns that ``bayesify predict`` writes.
+
+        Notes on how the table is read are warnings.
+
+        Args:
+            table: a data frame, whose index the predictions have, or the path of a file.
+            level: probability of a regression's intervals.
+            samples: weight samples to average over; None for as many as in training.
+            lenient: whether to read columns as in training even where their cells look otherwise.
+
+        Raises:
+            TableError: the table cannot be read surely.
+            RunError: ``level`` or ``samples`` is out of range, or a prediction is not finite.
+        """
+        import pandas as pd
+
+        from bayesify.app.runs.predict import Predictions, table_predictions
+        from bayesify.tabular.files import open_table, table_of
+        from bayesify.tabular.new_table import NewTable
+
+        run = self.run
+        assert run.table is not None
+        predictions = Predictions.of(
+            run,
+            level=level,
+            samples=run.config.test_samples if samples is None else samples,
+            class_names=run.class_names,
+        )
+        frame = table if isinstance(table, pd.DataFrame) else None
+        file = open_table(Path(table)) if frame is None else table_of(frame)
+        new = NewTable.open(file, run.table, lenient=lenient)
+        for note in new.remarks:
+            warnings.warn(note, stacklevel=2)
+        header, rows = table_predictions(new, predictions)
+        found = pd.DataFrame(list(rows), columns=header)
+        texts = {*_TEXTS, *new.schema.carried, *(f"{name} (input)" for name in new.schema.carried)}
+        for name in set(header) - texts - {"row", "outside_training"}:
+            found[name] = pd.to_numeric(found[name])
+        found["outside_training"] = found["outside_training"] == "true"
+        return found if frame is None else found.set_axis(frame.index)
+
+
+def open_run(path: str | Path) -> TrainedTable:
+    """Open the folder of a run that ``bayesify train FILE.csv --target NAME`` made.
+
+    It needs the extra ``cli``.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        RunError: there is no run, or it is not of a table.
+
+    Example:
+        >>> open_run("no/such/folder")
+        Traceback (most recent call last):
+        bayesify.app.runs.folder.RunError: no/such/folder holds no run: there is no
+        no/such/folder/config.json
+    """
+    from bayesify.app.runs.folder import Run, RunError
+
+    run = Run.open(Path(path))
+    if run.table is None:
+        raise RunError(
+            f"{path} must hold a run of a table, got one of images; use bayesify predict"
+        )
+    return TrainedTable(run)

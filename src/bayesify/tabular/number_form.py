@@ -1,0 +1,270 @@
+"""Parse numbers as people write them: decimal commas, thousands separators, units, currencies."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bayesify.tabular.cells import Floats, Texts, as_numbers
+
+__all__ = ["SHAPES", "FormCounts", "NumberForm", "same_unit", "split_unit"]
+
+_CODES = "EUR|USD|GBP|JPY|CHF|CNY|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|INR|KRW|BRL|ZAR|MXN|RUB|TRY"
+#: \x80 is the euro sign of a Windows-1252 file that was read as Latin-1.
+_SIGNS = r"€$£¥₹₽\x80"
+#: A unit, of letters and signs, such as kg, m², km/h or sq ft.
+_UNIT = rf"(?:[^\W\d_]|[%‰°µ{_SIGNS}])(?:[^\W\d_]|[%‰°µ²³/·^*.{_SIGNS}]| (?=[^\W\d_]))*[23]?"
+_CELL = re.compile(
+    rf"(?P<sign>[+\-\u2212]?)\s?(?P<before>(?:[A-Z]{{1,2}})?[{_SIGNS}]|{_CODES})?\s?"
+    r"(?P<inner>[+\-\u2212]?)"
+    r"(?P<body>[\d.,](?:[\d.,]|['\u2019 \u00a0\u2009\u202f](?=\d))*(?:[eE][+-]?\d+)?)\s?"
+    rf"(?P<after>{_UNIT})?"
+)
+#: One name for each way to write a unit.
+_SAME_UNIT = {
+    **{"€": "EUR", "\x80": "EUR", "$": "USD", "US$": "USD", "£": "GBP", "¥": "JPY"},
+    **{"₹": "INR", "₽": "RUB", "percent": "%", "pct": "%", "μ": "µ"},
+}
+#: Units of a column that are told apart; a column with more has no unit.
+_MOST_UNITS = 20
+_GROUPED_POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+")
+_BLANKS = str.maketrans("\u2019\u00a0\u2009\u202f\u2212", "'   -")
+
+
+class Split(NamedTuple):
+    """A cell taken apart: the number, its unit as written, and whether the unit comes first."""
+
+    number: str
+    unit: str
+    is_prefix: bool
+
+
+def split_unit(text: str) -> Split | None:
+    """Return number and unit of a cell; None if it is no number with one unit or none.
+
+    Example:
+        >>> split_unit("-$1,200.50"), split_unit("12 kg").unit, split_unit("lot 3")
+        (Split(number='-1,200.50', unit='$', is_prefix=True), 'kg', None)
+    """
+    found = _CELL.fullmatch(text)
+    if found is None or (found["before"] and found["after"]) or (found["sign"] and found["inner"]):
+        return None
+    number = (found["sign"] + found["inner"] + found["body"]).translate(_BLANKS)
+    return Split(number, found["before"] or found["after"] or "", bool(found["before"]))
+
+
+def same_unit(one: str, other: str) -> bool:
+    """Return whether two units are one, such as € and EUR.
+
+    Example:
+        >>> same_unit("€", "EUR"), same_unit("kg", "g")
+        (True, False)
+    """
+    return _name_of(one) == _name_of(other)
+
+
+def _name_of(unit: str) -> str:
+    return _SAME_UNIT.get(unit, unit).rstrip(".")
+
+
+@dataclass(frozen=True)
+class NumberForm:
+    """How the numbers of a column are written.
+
+    Args:
+        decimal_comma: whether 1.5 is written 1,5.
+        thousands: what may separate thousands: a comma, a point, a blank, an apostrophe or nothing.
+        unit: unit or sign of a currency or of percent around every number.
+
+    Example:
+        >>> form = NumberForm(thousands=",", unit="€")
+        >>> form.parse(np.array(["€1,234.50", "2 €", "3"], dtype=object)).tolist()
+        [1234.5, 2.0, nan]
+        >>> form.words
+        "numbers with a decimal point, commas between thousands and the unit '€'"
+    """
+
+    decimal_comma: bool = False
+    thousands: str = ""
+    unit: str = ""
+
+    def parse(self, texts: Texts) -> Floats:
+        """Return the numbers of stripped cells; nan for a text that is not of this form."""
+        if not (self.thousands or self.unit):
+            return as_numbers(texts, decimal_comma=self.decimal_comma)
+        parts = [split_unit(text) for text in texts]
+        name = _name_of(self.unit)
+        return np.array(
+            [
+                math.nan if part is None or _name_of(part.unit) != name else self._value(part)
+                for part in parts
+            ],
+            dtype=np.float64,
+        )
+
+    def _value(self, part: Split) -> float:
+        if self._pattern.fullmatch(part.number) is None:
+            return math.nan
+        plain = part.number.replace(self.thousands, "") if self.thousands else part.number
+        try:
+            return float(plain.replace(",", ".") if self.decimal_comma else plain)
+        except ValueError:  # a point alone
+            return math.nan
+
+    @property
+    def _pattern(self) -> re.Pattern[str]:
+        return _PATTERNS[self.decimal_comma, self.thousands]
+
+    def reads(self, number: str) -> bool:
+        """Return whether a number without its unit is of this form."""
+        return self._pattern.fullmatch(number) is not None
+
+    @property
+    def words(self) -> str:
+        """Description for messages."""
+        signs = {",": "commas", ".": "points", " ": "blanks", "'": "apostrophes"}
+        parts = [f"a decimal {'comma' if self.decimal_comma else 'point'}"]
+        if self.thousands:
+            parts.append(f"{signs[self.thousands]} between thousands")
+        if self.unit:
+            parts.append(f"the unit {self.unit!r}")
+        most, last = ", ".join(parts[:-1]), parts[-1]
+        return f"numbers with {most} and {last}" if most else f"numbers with {last}"
+
+
+#: The separators that are tried, the most usual first.
+SHAPES = tuple(
+    NumberForm(decimal_comma, thousands)
+    for decimal_comma, thousands in (
+        *((False, ""), (True, ""), (False, ","), (True, ".")),
+        *((False, " "), (True, " "), (False, "'")),
+    )
+)
+_PATTERNS = {
+    (form.decimal_comma, form.thousands): re.compile(
+        "[+-]?(?:"
+        + (rf"[1-9]\d{{0,2}}(?:{re.escape(form.thousands)}\d{{3}})+|" if form.thousands else "")
+        + r"\d*)(?:"
+        + ("," if form.decimal_comma else r"\.")
+        + r"\d*)?(?:[eE][+-]?\d+)?"
+    )
+    for form in SHAPES
+}
+
+
+class FormCounts:
+    """Numbers of a column's cells, by unit and by the separators that can be meant.
+
+    Example:
+        >>> counts = FormCounts()
+        >>> cells = np.array(["1,234.5 kg", "12 kg"], dtype=object)
+        >>> counts.update(cells, np.array([1, 1]), np.array([False, False]))
+        >>> counts.form(2)
+        NumberForm(decimal_comma=False, thousands=',', unit='kg')
+    """
+
+    def __init__(self) -> None:
+        self._reads: Counter[tuple[str, int]] = Counter()
+        self._sizes: Counter[str] = Counter()
+        self._marked: Counter[str] = Counter()
+        self._prefixed: Counter[str] = Counter()
+        self._written: dict[str, str] = {}
+
+    def update(
+        self, texts: Texts, sizes: npt.NDArray[np.int64], is_plain: npt.NDArray[np.bool_]
+    ) -> None:
+        """Count the next distinct cells.
+
+        Args:
+            texts: distinct stripped cells, none of them missing.
+            sizes: how often each occurs.
+            is_plain: which of them are numbers with a decimal point, or whole, without a unit.
+        """
+        self._update_plain(texts[is_plain], sizes[is_plain])
+        for text, size in zip(texts[~is_plain], sizes[~is_plain].tolist(), strict=True):
+            part = split_unit(text)
+            if part is None:
+                continue
+            name = _name_of(part.unit)
+            places = [place for place, form in enumerate(SHAPES) if form.reads(part.number)]
+            if not places or (name not in self._sizes and len(self._sizes) >= _MOST_UNITS):
+                continue
+            self._written.setdefault(name, part.unit)
+            self._sizes[name] += size
+            self._prefixed[name] += size * part.is_prefix
+            self._marked[name] += size * ("," in part.number or "." in part.number)
+            for place in places:
+                self._reads[name, place] += size
+
+    def _update_plain(self, texts: Texts, sizes: npt.NDArray[np.int64]) -> None:
+        # Without a loop over separators: most cells of most tables are such numbers.
+        if not len(texts):
+            return
+        pointed = np.fromiter(("." in text for text in texts), np.bool_, len(texts))
+        grouped = pointed.copy()
+        grouped[pointed] = [bool(_GROUPED_POINTS.fullmatch(text)) for text in texts[pointed]]
+        total, with_point = int(sizes.sum()), int(sizes[pointed].sum())
+        self._written.setdefault("", "")
+        self._sizes[""] += total
+        self._marked[""] += with_point
+        for place, form in enumerate(SHAPES):
+            also = int(sizes[grouped].sum()) if form.thousands == "." else 0
+            self._reads["", place] += total - (with_point - also if form.decimal_comma else 0)
+
+    def form(
+        self, least: float, *, decimal_commas: bool = False, plain: bool = True
+    ) -> NumberForm | None:
+        """Return the form that reads most cells; None if it reads too few or several forms tie.
+
+        Args:
+            least: number of cells that it must read.
+            decimal_commas: whether a comma is the decimal point where it may be either.
+            plain: whether a form without separators and unit wins a tie.
+        """
+        tied = self.tied(least)
+        if not tied:
+            return None
+        points = [form for form in tied if not form.decimal_comma]
+        commas = [form for form in tied if form.decimal_comma]
+        name = _name_of(tied[0].unit)
+        if not (points and commas) or not self._marked[name] or (plain and tied[0] == SHAPES[0]):
+            return tied[0]
+        if decimal_commas:
+            return commas[0]
+        # $1,234: where the sign comes first, the comma is no decimal point.
+        if self._prefixed[name] == self._sizes[name] and points[0].thousands == ",":
+            return points[0]
+        return SHAPES[0] if self._reads["", 0] >= least else None
+
+    def tied(self, least: float) -> list[NumberForm]:
+        """Return the forms that read the most cells, at least ``least``, the most usual first."""
+        if not self._sizes:
+            return []
+        name = max(self._sizes, key=lambda each: self._sizes[each])
+        counts = {form: self._reads[name, place] for place, form in enumerate(SHAPES)}
+        most = max(counts.values())
+        if not 0 < least <= most:
+            return []
+        return [
+            dataclasses.replace(form, unit=self._written[name])
+            for form, count in counts.items()
+            if count == most
+        ]
+
+    def all_points_may_group(self, least: float) -> bool:
+        """Return whether there are points in numbers, and all may separate thousands."""
+        return self._marked[""] > 0 and NumberForm(decimal_comma=True, thousands=".") in self.tied(
+            least
+        )
+
+    def count(self, form: NumberForm) -> int:
+        """Return the number of cells that a form reads."""
+        place = SHAPES.index(dataclasses.replace(form, unit=""))
+        return self._reads[_name_of(form.unit), place]
