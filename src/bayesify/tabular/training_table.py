@@ -34,6 +34,8 @@ __all__ = ["fit_table", "load_table"]
 _MOST_TEST_ROWS = 50_000
 _FEWEST_ROWS = 4
 _TEXTS_AT_ONCE = 1000
+#: A target so many interquartile ranges from the median is reported.
+_WILD = 1e6
 
 
 def fit_table(
@@ -138,7 +140,7 @@ def fit_table(
             f"{'are' if absent > 1 else 'is'} left out"
         )
     if found.task == "regression":
-        _check_targets(path, target, targets)
+        remarks += _check_targets(path, target, targets)
     train, test = _split(targets, known, found.task, test_fraction, seed, path)
     draft, more = _fitted(draft, values, targets, train, test)
     schema = dataclasses.replace(draft, remarks=(*remarks, *more))
@@ -364,19 +366,39 @@ def _scaled(target: Target, values: Floats) -> tuple[Target, str | None]:
     return fitted, note
 
 
-def _check_targets(path: Path, name: str, targets: Floats) -> None:
-    """Check that the squares of the targets are finite.
+def _check_targets(path: Path, name: str, targets: Floats) -> list[str]:
+    """Return a remark if one number lies absurdly far from the others.
 
     Raises:
-        TableError: some overflow.
+        TableError: the squares of some overflow.
     """
-    too_large = np.isfinite(targets) & (np.abs(targets) > LARGEST_TARGET)
-    if too_large.any():
-        worst = int(too_large.argmax())
+    places = np.flatnonzero(np.isfinite(targets))
+    known = targets[places]
+    if not len(known):
+        return []
+    worst = int(np.abs(known).argmax())
+    if abs(known[worst]) > LARGEST_TARGET:
         raise TableError(
             f"{path}: the target {name!r} must be at most {LARGEST_TARGET:g} in size, got "
-            f"{targets[worst]:g} in row {worst + 1:,}; correct or remove the row"
+            f"{known[worst]:g} in row {places[worst] + 1:,}; correct or remove the row"
         )
+    middle = float(np.median(known))
+    spread = next(
+        (
+            float(high - low)
+            for tail in (0.25, 0.05)
+            if (high := np.quantile(known, 1.0 - tail)) > (low := np.quantile(known, tail))
+        ),
+        math.inf,
+    )
+    far = int(np.abs(known - middle).argmax())
+    if abs(known[far] - middle) <= _WILD * spread:
+        return []
+    return [
+        f"the target {name!r} is {known[far]:g} in row {places[far] + 1:,}, where half of the rows "
+        f"are within {spread:.3g} of each other: among the held-out rows it decides the error of "
+        "all; correct or remove it if it is wrong"
+    ]
 
 
 def _data(

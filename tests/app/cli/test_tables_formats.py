@@ -220,7 +220,16 @@ def check(trained: Path, new: Path, *, must_be_read: bool, columns: set[str]) ->
     out = new.parent / "p.csv"
     said = bayesify("predict", trained / "run", new, "--out", out)
     if said.code == 0:
-        assert numbers(out) == pytest.approx(numbers(trained / "p.csv"), rel=1e-4, abs=1e-4)
+        found, original = numbers(out), numbers(trained / "p.csv")
+        assert found[:, 0] == pytest.approx(original[:, 0], rel=1e-4, abs=1e-4)
+        # A row that is marked as outside has a wider distribution.
+        flags = [
+            [row["outside_training"] == "true" for row in rows_of(path)]
+            for path in (out, trained / "p.csv")
+        ]
+        newly = np.array(flags[0]) & ~np.array(flags[1])
+        assert found[~newly, 1] == pytest.approx(original[~newly, 1], rel=1e-4, abs=1e-4)
+        assert (found[newly, 1] > original[newly, 1]).all()
     else:
         assert said.code == 2
         assert not out.exists()
