@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -16,7 +15,7 @@ from bayesify.plots.style import COLOURS, styled, tick
 __all__ = ["EffectLine", "effect_along_axis", "effect_of_levels", "importance_bars", "shortened"]
 
 #: Widths in inches; a phone shows the effects at their full size.
-_EFFECT_WIDTH, _IMPORTANCE_WIDTH = 3.5, 4.8
+_EFFECT_WIDTH, _IMPORTANCE_WIDTH = 3.1, 4.8
 _LINES = ("blue", "vermillion", "green", "purple")
 
 
@@ -133,9 +132,8 @@ def effect_along_axis(
             transform=ax.get_xaxis_transform(),
         )
     if dates:
-        locator = AutoDateLocator(maxticks=5)
-        ax.xaxis.set_major_locator(locator)
-        ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        places, labels = _date_ticks(axis)
+        ax.set_xticks(places, labels)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
         ax.xaxis.set_major_formatter(FuncFormatter(tick))
@@ -188,6 +186,15 @@ def effect_of_levels(
     ax.xaxis.set_major_formatter(FuncFormatter(tick))
     _legend(figure, lines)
     return figure
+
+
+def _date_ticks(days: Sequence[float]) -> tuple[list[float], list[str]]:
+    """Return the first, the middle and the last day, each with a text of the precision needed."""
+    first, last = days[0], days[-1]
+    places = [first, 0.5 * (first + last), last]
+    unit = "Y" if last - first > 3000.0 else "M" if last - first > 150.0 else "D"
+    known = np.round(places).astype("datetime64[D]")
+    return places, [str(text) for text in known.astype(f"datetime64[{unit}]")]
 
 
 def _panel(

@@ -206,7 +206,7 @@ def partial_dependence(
     predict: Callable[[Any], Predictive],
     inputs: Any,
     columns: Sequence[Hashable],
-    grid: Sequence[Any],
+    grid: Sequence[Any] | Tensor,
 ) -> PartialDependence:
     """Return the mean prediction of rows in which a column is set to one value after another.
 
