@@ -142,26 +142,28 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self.history_ = [*self.history_, *history]
         self.n_iter_ += counter.steps
 
-    def predictive(self, X: Any) -> Predictive:  # noqa: N803
+    def predictive(self, X: Any, *, keep_samples: bool = False) -> Predictive:  # noqa: N803
         """Return the predictive distribution of each row, with its uncertainty split.
 
         Args:
             X: shape (N, F).
+            keep_samples: whether a classifier's result holds the probabilities of every weight
+                sample; a regressor's always holds its means.
 
         Returns:
             Mean, samples, total, aleatoric and epistemic uncertainty, log density, quantiles and
             intervals, all in the units of y, as PyTorch tensors. See ``bayesify.Predictive``. It
             holds ``num_samples`` numbers or more for each row of a regression.
         """
-        return self._predictive(self._inputs(X))
+        return self._predictive(self._inputs(X), keep_samples=keep_samples)
 
     def _inputs(self, X: Any) -> Tensor:  # noqa: N803
         check_is_fitted(self)
         table = validate_data(self, X, dtype=np.float64, reset=False)
         return self.feature_scaling_.standardised(torch.as_tensor(np.array(table)))
 
-    def _predictive(self, inputs: Tensor) -> Predictive:
-        return self.bnn_.predict(inputs, num_samples=self.num_samples)
+    def _predictive(self, inputs: Tensor, *, keep_samples: bool = False) -> Predictive:
+        return self.bnn_.predict(inputs, num_samples=self.num_samples, keep_samples=keep_samples)
 
     def _batches(self, X: Any) -> Iterator[Predictive]:  # noqa: N803
         """Yield the predictive distribution of a batch of rows at a time, to bound the memory."""

@@ -187,8 +187,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         lower, upper = (torch.cat(parts).numpy() for parts in zip(*ends, strict=True))
         return lower, upper
 
-    def _predictive(self, inputs: Tensor) -> GaussianPredictive:
-        p = super()._predictive(inputs)
+    def _predictive(self, inputs: Tensor, *, keep_samples: bool = False) -> GaussianPredictive:
+        p = super()._predictive(inputs, keep_samples=keep_samples)
         assert isinstance(p, GaussianPredictive)
         scaling = self.target_scaling_
         means, stds = p.means * scaling.scale + scaling.shift, p.noise_std * scaling.scale

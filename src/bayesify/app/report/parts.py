@@ -59,7 +59,7 @@ def fixed(value: Any, digits: int | None) -> str:
     """
     if not isinstance(value, int | float):
         return str(value)
-    return shown_number(value) if digits is None else f"{value:,.{digits}f}"
+    return shown_number(value) if digits is None else f"{value:z,.{digits}f}"
 
 
 def shown_number(value: float) -> str:

@@ -112,13 +112,16 @@ def class_parts(
     if count > _MATRIX_CLASSES:
         tables.append(_confused(matrix, class_names))
     caption = (
-        "A row of the table is the true class, a column the predicted one; the colour is the share "
-        "of the row. Recall is the share of a class's rows that are predicted as such, precision "
-        "the share of such predictions that are right."
+        "A row of the table is the true class, a column the predicted one, and a cell the number "
+        "of held-out rows; the colour is the share of the row, orange for mistakes."
+    )
+    measures = (
+        "Recall is the share of a class's rows that are predicted as it, precision the share of "
+        "its predictions that are right. For a class of few rows both are rough."
     )
     return [
         Part("confusion", "Which classes are confused", tables=tables, caption=caption),
-        Part("classes", "Each class", tables=[_by_class(matrix, class_names)]),
+        Part("classes", "Each class", tables=[_by_class(matrix, class_names)], caption=measures),
     ]
 
 
@@ -156,7 +159,7 @@ def _confused(matrix: Tensor, names: Sequence[str]) -> Table:
         if wrong[place]:
             of = f"{int(wrong[place]):,} of {int(matrix[true].sum()):,}"
             rows.append((names[true], names[predicted], of))
-    return Table(("true", "predicted instead", "rows"), rows, title="Most confused pairs")
+    return Table(("true", "predicted instead", "rows"), rows, "Most confused pairs", has_texts=True)
 
 
 def _by_class(matrix: Tensor, names: Sequence[str]) -> Table:
@@ -308,9 +311,11 @@ def effect_part(
     """
     classes = _drawn_classes(effects, class_names, class_counts)
     lines = [_lines(effect, classes, class_names) for _, effect in effects]
-    label = target
+    label = what = target
     if class_names:
-        label = "probability" if len(classes) > 1 else f"probability of {class_names[classes[0]]}"
+        several = len(classes) > 1
+        label = "probability" if several else f"probability of {class_names[classes[0]]}"
+        what = "probability of a class" if several else label
     limits = _limits([line for each in lines for line in each], is_share=bool(class_names))
     figures: dict[str, Figure] = {}
     for (grid, _), drawn in zip(effects, lines, strict=True):
@@ -326,36 +331,39 @@ def effect_part(
                 **options,
             )
         figures[f"effect_{len(figures) + 1}"] = figure
-    rows, samples = len(effects[0][1].rows), len(effects[0][1].samples)
-    what = f"probability of {label.removeprefix('probability of ')}" if class_names else label
-    what = "probability of a class" if len(classes) > 1 else what
-    band = (
-        f" The coloured band holds 95 % of the curves of {samples} weight samples: it is what the "
-        "network does not know about the mean, without the noise of a single row."
-        if samples > 1
-        else ""
-    )
-    spread = (
-        " The grey band holds the predictions of 80 % of the rows." if len(lines[0]) == 1 else ""
-    )
-    more = (
-        f" Drawn are the {len(classes)} classes on which the columns have the largest effect."
-        if len(classes) > 1 and len(classes) < len(class_names)
-        else ""
-    )
-    caption = (
-        f"The mean predicted {what} over {rows:,} held-out rows in which the column is set to one "
-        f"value after another (partial dependence), for the most important columns.{band}{spread}"
-        f"{more} Ticks at the bottom are the deciles of the training rows. Where columns go "
-        "together in the data, some of the rows so made do not occur, and the curve says little."
-    )
     part = Part(
         *("effects", "What the columns do"),
         figures=tuple(figures),
         side_by_side=True,
-        caption=caption,
+        caption=_effect_caption(effects, what, len(classes), len(class_names)),
     )
     return part, figures
+
+
+def _effect_caption(effects: Effects, what: str, drawn: int, classes: int) -> str:
+    rows, samples = len(effects[0][1].rows), len(effects[0][1].samples)
+    sentences = [
+        f"The mean predicted {what} over {rows:,} held-out rows in which the column is set to one "
+        "value after another (partial dependence), for the most important columns."
+    ]
+    if samples > 1:
+        sentences.append(
+            f"The coloured band (or bar) holds 95 % of the curves of {samples} weight samples: it "
+            "is what the network does not know about the mean, without the noise of a single row."
+        )
+    if drawn <= 1:
+        sentences.append("The grey one holds the predictions of 80 % of the rows.")
+    elif drawn < classes:
+        sentences.append(
+            f"Drawn are the {drawn} classes on which the columns have the largest effect."
+        )
+    if any(grid.tenths for grid, _ in effects):
+        sentences.append("Ticks at the bottom are the deciles of the training rows.")
+    sentences.append(
+        "Where columns go together in the data, some of the rows so made do not occur, and the "
+        "curve says little."
+    )
+    return " ".join(sentences)
 
 
 def _drawn_classes(
