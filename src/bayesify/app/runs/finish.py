@@ -148,6 +148,7 @@ def _report(
     if isinstance(data, TableData):
         parts, own = _table_parts(run, data, bnn, metrics, predictive, has_curve=curve is not None)
         figures |= own
+        # Figures that do not apply to this network were not drawn.
         parts = [part for part in parts if all(name in figures for name in part.figures)]
     document = run.document
     del document["settings"]
