@@ -63,10 +63,11 @@ def permutation_importance(
 
     Each row is predicted ``repeats`` times with the cells of as many other rows; every row gives
     and receives equally often. The interval is that of the mean over rows drawn like these: a row
-    counts with the loss of its own cells, of other cells in it, and of its cells in other rows. The
+    counts with the rise of its loss by other cells, and of other rows' losses by its cells. The
     standard deviation of ``sklearn.inspection.permutation_importance`` is over repetitions on the
-    same rows, and so narrower. An importance is that of the column for this network; where two
-    columns hold the same information, both may have a low one.
+    same rows, and so narrower. With few repetitions the interval is rather too wide. An importance
+    is that of the column for this network; where two columns hold the same information, both may
+    have a low one.
 
     Args:
         predict: maps rows to their predictive distribution.
@@ -116,12 +117,13 @@ def permutation_importance(
     roots = (False, whole.prediction.is_floating_point())
     found = []
     for name, places in columns.items():
-        # Of each row the mean loss with other cells in it, and of its cells in other rows.
+        # Mean rise of a row's loss with other cells in it, and of others' with its cells.
         received, given = torch.zeros(2, 2, count, dtype=torch.float64)
         for donor in donors:
-            changed = _losses(predict(_exchanged(inputs, places, donor)), targets) / repeats
-            received += changed
-            given[:, donor] += changed
+            changed = _losses(predict(_exchanged(inputs, places, donor)), targets)
+            rises = (changed - own) / repeats
+            received += rises
+            given[:, donor] += rises
         nll, error = (
             _rise(received[i], given[i], own[i], z, root=root) for i, root in enumerate(roots)
         )
@@ -141,18 +143,17 @@ def _losses(predictive: Predictive, targets: Tensor) -> Tensor:
 
 
 def _rise(received: Tensor, given: Tensor, own: Tensor, z: float, *, root: bool) -> Rise:
-    """Return the rise from the mean of own to that of received, or from root to root."""
-    after, before = received.mean(), own.mean()
-    # What a row adds to the mean over all pairs of rows, and to the mean over all rows.
-    to_after, to_before = received + given, own
+    """Return the rise of the mean of a loss, or of the root of its mean, with its interval."""
+    before, rise = own.mean(), received.mean()
+    # What a row adds to the rise: as one that receives cells, and as one that gives them.
+    share = received + given
     if root:
-        after, before = after.sqrt(), before.sqrt()
+        before, after = before.sqrt(), (before + rise).sqrt()
         least = torch.finfo(torch.float64).tiny
-        to_after = to_after * (0.5 / after.clamp_min(least))
-        to_before = to_before * (0.5 / before.clamp_min(least))
-    rise = float(after - before)
-    half = z * float((to_after - to_before).std()) / len(own) ** 0.5
-    return Rise(rise, rise - half, rise + half)
+        share = 0.5 * ((own + share) / after.clamp_min(least) - own / before.clamp_min(least))
+        rise = after - before
+    half = z * float(share.std()) / len(own) ** 0.5
+    return Rise(float(rise), float(rise) - half, float(rise) + half)
 
 
 @dataclass(frozen=True, eq=False)
