@@ -226,6 +226,18 @@ def test_importance_is_drawn_and_listed_in_the_given_order() -> None:
     assert "25 of" not in importance_part(found, 25)[0].caption
 
 
+def test_rises_of_the_rmse_have_the_decimals_of_the_largest() -> None:
+    columns = [{"column": "a", "nll": rise(9.0), "rmse": rise(23.456)}]
+    columns.append({"column": "b", "nll": rise(0.0), "rmse": rise(-0.00004)})
+    found = {"rows": 60, "repeats": 5, "weight_samples": 1, "level": 0.95, "columns": columns}
+    part, figures = importance_part(found, 2)
+    assert list(figures) == ["importance_nll", "importance_rmse"]
+    assert [row[3:] for row in part.tables[0].rows] == [
+        ("23.46", "23.36 to 23.56"),
+        ("0.00", "-0.10 to 0.10"),
+    ]
+
+
 def level_grid(labels: tuple[str, ...]) -> Grid:
     return Grid("k", "level", (0,), np.zeros((len(labels), 1), np.float32), np.empty(0), labels)
 

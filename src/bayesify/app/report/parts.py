@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Part", "Table", "fixed", "shown_number"]
+__all__ = ["Part", "Table", "decimals", "fixed", "shown_number"]
 
 
 class Table(NamedTuple):
@@ -72,4 +72,16 @@ def shown_number(value: float) -> str:
     if value == 0.0 or not math.isfinite(value):
         return f"{value:g}"
     size = math.floor(math.log10(abs(value)))
-    return f"{value:,.{max(0, 3 - size)}f}" if -4 <= size <= 15 else f"{value:.4g}"
+    return f"{value:,.{decimals(value)}f}" if -4 <= size <= 15 else f"{value:.4g}"
+
+
+def decimals(value: float) -> int:
+    """Return the decimals of a number with four digits, at most 12.
+
+    Example:
+        >>> decimals(35.3), decimals(0.02), decimals(1e6), decimals(0.0)
+        (2, 5, 0, 4)
+    """
+    if value == 0.0 or not math.isfinite(value):
+        return 4
+    return min(12, max(0, 3 - math.floor(math.log10(abs(value)))))

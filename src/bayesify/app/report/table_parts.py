@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bayesify.app.report.parts import Part, Table, fixed, shown_number
+from bayesify.app.report.parts import Part, Table, decimals, fixed, shown_number
 from bayesify.plots import (
     EffectLine,
     effect_along_axis,
@@ -241,9 +241,11 @@ def importance_part(found: Mapping[str, Any], total: int) -> tuple[Part, dict[st
         total: number of the table's columns.
     """
     columns = found["columns"]
-    loss, unit, digits = (
-        ("rmse", "RMSE", None) if "rmse" in columns[0] else ("error", "error (%)", 2)
-    )
+    loss, unit, digits = "error", "error (%)", 2
+    if "rmse" in columns[0]:
+        # Of all columns alike, by the largest.
+        largest = max(abs(each["rmse"]["rise"]) for each in columns)
+        loss, unit, digits = "rmse", "RMSE", decimals(largest)
     shown = columns[:_DRAWN_COLUMNS]
     losses = {"nll": "rise of the nll (nats per row)", loss: f"rise of the {unit}"}
     titles = {"nll": "Likelihood", loss: "RMSE" if loss == "rmse" else "Error"}
