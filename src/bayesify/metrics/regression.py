@@ -11,7 +11,7 @@ from bayesify.prediction import GaussianPredictive, NumericPredictive, Predictiv
 
 __all__ = ["crps", "interval_coverage", "interval_width", "regression_metrics"]
 
-_LEVELS = (0.5, 0.8, 0.95)
+_LEVELS = (0.5, 0.8, 0.9, 0.95)
 #: Draws from each predictive distribution where the CRPS has no closed form.
 _NUM_DRAWS = 1000
 #: Numbers that these draws hold at a time.
@@ -129,9 +129,8 @@ def regression_metrics(predictive: Predictive, targets: Tensor) -> dict[str, flo
 
     Returns:
         In the target's unit ``rmse``, ``crps``, ``mean_std`` (root of the mean variance) and the
-        intervals' mean widths ``width_50``, ``width_80``, ``width_95``; ``nll`` in nats per
-        example;
-        the intervals' coverages ``coverage_50``, ``coverage_80``, ``coverage_95`` in percent.
+        intervals' mean widths ``width_50``, ``width_80``, ``width_90``, ``width_95``; ``nll`` in
+        nats per example; the intervals' coverages ``coverage_50`` to ``coverage_95`` in percent.
 
     Raises:
         TypeError: the predictive distribution is not over numbers.

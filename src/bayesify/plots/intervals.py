@@ -1,4 +1,4 @@
-"""Figures of regression: coverage of the intervals, and predicted against true values."""
+"""Figures of regression: coverage of intervals, predictions against truth, residuals."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from torch import Tensor
 
 from bayesify.plots.style import COLOURS, Floats, styled, tick
 
-__all__ = ["column_of", "interval_coverage", "predicted_against_true"]
+__all__ = ["column_of", "interval_coverage", "predicted_against_true", "residuals"]
 
 #: Half width of the central 95 % of a normal distribution, in standard deviations.
 _Z = NormalDist().inv_cdf(0.975)
 #: Largest number of examples drawn in a figure of predictions.
 _MOST_POINTS = 400
+#: Bins of a figure of residuals, and the fewest examples in one.
+_MOST_BINS, _FEWEST_IN_BIN = 10, 20
+_RESIDUAL_LEVELS = (0.1, 0.5, 0.9)
 
 
 @styled
@@ -149,6 +152,57 @@ def predicted_against_true(
         axis.set_major_locator(MaxNLocator(nbins=7))
         axis.set_major_formatter(FuncFormatter(tick))
     ax.legend(loc="upper left")
+    return figure
+
+
+@styled
+def residuals(mean: Tensor, targets: Tensor, *, name: str = "target") -> Figure:
+    """Draw the residuals, true minus predicted, against the predictions.
+
+    The lines are the quantiles 10, 50 and 90 % of the residuals in up to ten bins of equally many
+    examples, at least 20 each; there is none for fewer than 40 examples.
+
+    Args:
+        mean: predicted means, shape (N,) or (N, 1), in the unit of the target.
+        targets: true values, same length and unit.
+        name: name of the target.
+
+    Raises:
+        ValueError: the lengths differ, or see :func:`predicted_against_true`.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(0.0, 1.0, 60)
+        >>> [line.get_label() for line in residuals(x, x + 0.1).axes[0].lines[1:]]
+        ['10 %', '50 %', '90 %', 'residual']
+    """
+    middle, truth = column_of("mean", mean), column_of("targets", targets)
+    if len(middle) != len(truth):
+        raise ValueError(
+            f"mean and targets must have the same length, got {len(middle)} and {len(truth)}"
+        )
+    rest, count = truth - middle, len(truth)
+    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
+    ax = figure.subplots()
+    ax.axhline(0.0, ls="--", lw=1.2, color=COLOURS["grey"])
+    bins = min(_MOST_BINS, count // _FEWEST_IN_BIN)
+    if bins > 1:
+        parts = np.array_split(np.argsort(middle, kind="stable"), bins)
+        at = [float(np.median(middle[part])) for part in parts]
+        for level, dashes in zip(_RESIDUAL_LEVELS, ("--", "-", "--"), strict=True):
+            line = [float(np.quantile(rest[part], level)) for part in parts]
+            label = f"{100 * level:.0f} %"
+            ax.plot(at, line, dashes, color=COLOURS["vermillion"], label=label, zorder=3)
+    chosen = np.unique(np.linspace(0, count - 1, min(count, _MOST_POINTS)).astype(int))
+    ax.plot(middle[chosen], rest[chosen], "o", ms=3, alpha=0.5, color=COLOURS["blue"])
+    ax.lines[-1].set_label("residual")
+    drawn = "" if len(chosen) == count else f", {len(chosen)} of {count:,} drawn"
+    ax.set(title="Residuals", xlabel=f"predicted {name}", ylabel=f"true - predicted{drawn}")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=7))
+        axis.set_major_formatter(FuncFormatter(tick))
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return figure
 
 

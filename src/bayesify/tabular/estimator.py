@@ -189,11 +189,13 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
                 stacklevel=4,
             )
 
-    def predictive(self, X: Any) -> Predictive:  # noqa: N803
+    def predictive(self, X: Any, *, keep_samples: bool = False) -> Predictive:  # noqa: N803
         """Return the predictive distribution of each row, with its uncertainty split.
 
         Args:
             X: shape (N, F).
+            keep_samples: whether a classifier's result holds the probabilities of every weight
+                sample; a regressor's always holds its means.
 
         Returns:
             Mean, samples, total, aleatoric and epistemic uncertainty, log density, quantiles and
@@ -201,7 +203,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
             holds ``num_samples`` numbers or more for each row of a regression. Rows outside the
             training data have a wider one, see ``bayesify.tabular.outside.widened``.
         """
-        return self._predictive(self._rows(X))
+        return self._predictive(self._rows(X), keep_samples=keep_samples)
 
     def outside_scores(self, X: Any) -> Array:  # noqa: N803
         """Return how far each row lies outside the training data, shape (N,).
@@ -307,8 +309,10 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
     def _marginal(self) -> Tensor:
         """What training's targets alone tell, in the form of the likelihood, for ``widened``."""
 
-    def _predictive(self, rows: Rows) -> Predictive:
-        plain = self.bnn_.predict(rows.inputs, num_samples=self.num_samples)
+    def _predictive(self, rows: Rows, *, keep_samples: bool = False) -> Predictive:
+        plain = self.bnn_.predict(
+            rows.inputs, num_samples=self.num_samples, keep_samples=keep_samples
+        )
         return widened(plain, rows.distances, self._marginal)
 
     def _batches(self, X: Any) -> Iterator[Predictive]:  # noqa: N803

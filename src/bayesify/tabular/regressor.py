@@ -254,8 +254,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     def _marginal(self) -> Tensor:
         return torch.ones(())  # the variance of standardised targets
 
-    def _predictive(self, rows: Rows) -> GaussianPredictive:
-        p = super()._predictive(rows)
+    def _predictive(self, rows: Rows, *, keep_samples: bool = False) -> GaussianPredictive:
+        p = super()._predictive(rows, keep_samples=keep_samples)
         assert isinstance(p, GaussianPredictive)
         scaling = self.target_scaling_
         means, stds = p.means * scaling.scale + scaling.shift, p.noise_std * scaling.scale

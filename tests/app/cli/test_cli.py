@@ -86,6 +86,7 @@ def quick_runs(*, figures: bool = False) -> Iterator[None]:
         finish = importlib.import_module("bayesify.app.runs.finish")
         if not figures:
             patch.setattr(finish, "build_figures", lambda *_, **__: {})
+            patch.setattr(finish, "column_effects", lambda *_: [])
         yield
 
 

@@ -27,8 +27,8 @@ _LABELS = {
     "rmse_mean_weights": "RMSE, mean weights",
     "crps": "CRPS",
     "mean_std": "predicted standard deviation",
-    **{f"coverage_{level}": f"coverage of {level} % intervals (%)" for level in (50, 80, 95)},
-    **{f"width_{level}": f"width of {level} % intervals" for level in (50, 80, 95)},
+    **{f"coverage_{level}": f"coverage of {level} % intervals (%)" for level in (50, 80, 90, 95)},
+    **{f"width_{level}": f"width of {level} % intervals" for level in (50, 80, 90, 95)},
 }
 
 

@@ -348,7 +348,12 @@ def report(
     data = read_data(run, data_dir)
     with Console(stderr=True).status("measuring and drawing ..."):
         path = rewrite_report(run, data, others, data_dir=data_dir)
-    typer.echo(json.dumps({"report": str(path)}) if as_json else f"report: {path}")
+    if not as_json:
+        typer.echo(f"report: {path}")
+        return
+    metrics = run.metrics()
+    found = {name: metrics[name] for name in ("baseline", "importance") if name in metrics}
+    typer.echo(json.dumps({"report": str(path), **found}))
 
 
 def opened(folder: Path) -> Run:

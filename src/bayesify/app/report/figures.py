@@ -68,6 +68,7 @@ def build_figures(
     baseline_weights: Mapping[str, Tensor] | None = None,
     outside: tuple[str, Predictive] | None = None,
     truth: tuple[str, Tensor] | None = None,
+    error: tuple[str, float] | None = None,
 ) -> dict[str, Figure]:
     """Draw all figures that apply to a trained network.
 
@@ -88,6 +89,8 @@ def build_figures(
             weights.
         outside: name of another data set, and the prediction for its images.
         truth: for regression, name of the target, and the targets in the unit of ``predictive``.
+        error: name of the errors in ``history`` and ``pruning``, with its unit, and that of the
+            whole network at its mean weights; None for the likelihood's own.
 
     Returns:
         Figures by name, in the order of the report: ``learning_curves``; for classes
@@ -99,7 +102,7 @@ def build_figures(
         ImportError: matplotlib is not installed.
     """
     figures: dict[str, Figure] = {}
-    error_name = bnn.likelihood.error_name
+    error_name = bnn.likelihood.error_name if error is None else error[0]
     if history:
         figures["learning_curves"] = learning_curves(history, baselines, error_label=error_name)
     if isinstance(predictive, CategoricalPredictive):
@@ -112,10 +115,14 @@ def build_figures(
     if isinstance(predictive, GaussianPredictive) and truth is not None:
         figures |= regression_figures(predictive, truth[1], truth[0])
     if pruning:
-        whole = float(bnn.likelihood.error(bnn.mean_outputs(images), targets))
+        whole = error[1] if error is not None else _error_at_mean(bnn, images, targets)
         figures["pruning"] = pruning_curve(pruning, whole, error_label=error_name)
     figures |= _weight_figures(bnn, baseline_weights or {})
     return figures
+
+
+def _error_at_mean(bnn: BayesianModule, inputs: Tensor, targets: Tensor) -> float:
+    return float(bnn.likelihood.error(bnn.mean_outputs(inputs), targets))
 
 
 def _calibration(predictive: CategoricalPredictive, targets: Tensor) -> dict[str, Figure]:

@@ -16,33 +16,34 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.filters import do_filesizeformat
 from matplotlib.figure import Figure
 
+from bayesify.app.report.parts import Part, Table, fixed
 from bayesify.io import atomic_write
 
 __all__ = ["write_report"]
 
-#: Name, unit and decimals of each known metric.
+#: Name, unit and decimals of each known metric; None are by its size.
 _METRICS = {
     "error_predictive": ("error, averaged prediction", "%", 2),
     "error_mean_weights": ("error, mean weights", "%", 2),
     "nll": ("negative log likelihood", "nats per example", 4),
     "brier": ("Brier score", "0 best, 2 worst", 4),
     "ece": ("expected calibration error", "0 best, 1 worst", 4),
-    "rmse": ("RMSE, averaged prediction", "", 4),
-    "rmse_mean_weights": ("RMSE, mean weights", "", 4),
-    "crps": ("CRPS", "", 4),
-    "mean_std": ("predicted standard deviation", "", 4),
-    **{f"coverage_{p}": (f"coverage of {p} % intervals", "%", 1) for p in (50, 80, 95)},
-    **{f"width_{p}": (f"width of {p} % intervals", "", 4) for p in (50, 80, 95)},
+    "rmse": ("RMSE, averaged prediction", "", None),
+    "rmse_mean_weights": ("RMSE, mean weights", "", None),
+    "crps": ("CRPS", "", None),
+    "mean_std": ("predicted standard deviation", "", None),
+    **{f"coverage_{p}": (f"coverage of {p} % intervals", "%", 1) for p in (50, 80, 90, 95)},
+    **{f"width_{p}": (f"width of {p} % intervals", "", None) for p in (50, 80, 90, 95)},
 }
 
 #: Heading, unit after the number, note and decimals of each metric among the key numbers.
 _TILES = {
     "error_predictive": ("test error", " %", "averaged prediction", 2),
     "error_mean_weights": ("test error", " %", "mean weights", 2),
-    "rmse": ("test RMSE", "", "averaged prediction", 4),
-    "rmse_mean_weights": ("test RMSE", "", "mean weights", 4),
+    "rmse": ("test RMSE", "", "averaged prediction", None),
+    "rmse_mean_weights": ("test RMSE", "", "mean weights", None),
     "nll": ("negative log likelihood", "", "nats per example", 4),
-    "crps": ("CRPS", "", "unit of the target", 4),
+    "crps": ("CRPS", "", "unit of the target", None),
     "coverage_95": ("coverage of 95 % intervals", " %", "of the test targets", 1),
     "brier": ("Brier score", "", "0 best, 2 worst", 4),
     "ece": ("calibration error (ECE)", "", "0 best, 1 worst", 4),
@@ -87,6 +88,15 @@ _CAPTIONS = {
         "the diagonal are exact. A good network has its widest intervals where its errors are "
         "largest.",
     ),
+    "residual_plot": (
+        "Residuals",
+        "What is left of the true value without the prediction, over the prediction. Lines that "
+        "bend or lie away from 0 show values at which the predictions are off on average; lines "
+        "that spread show values at which they are less precise.",
+    ),
+    "importance_nll": ("Rise of the negative log likelihood", ""),
+    "importance_error": ("Rise of the error", ""),
+    "importance_rmse": ("Rise of the RMSE", ""),
     "votes": (
         "Images on which the weight samples disagree",
         "Each network drawn from the posterior votes for its most probable class. Shown are the "
@@ -136,6 +146,16 @@ _CAPTIONS = {
     ),
 }
 
+_TEXT_CAPTION = (
+    "The test texts of the highest total uncertainty. Epistemic is the part that knowing the "
+    "weights would remove: more texts like these would lower it."
+)
+
+#: The part at the top of the page.
+_RESULT = "result"
+#: Figures of the network itself, in their order on the page of a table.
+_NETWORK = ("learning_curves", "snr", "weight_densities", "weight_posteriors", "pruning")
+
 
 def write_report(
     folder: Path,
@@ -149,6 +169,7 @@ def write_report(
     notes: Sequence[str],
     others: Mapping[str, Mapping[str, Any]] | None = None,
     texts: Sequence[Record] = (),
+    parts: Sequence[Part] = (),
 ) -> Path:
     """Write ``report.html``, which embeds all that it shows, and each figure as PNG.
 
@@ -170,6 +191,9 @@ def write_report(
         others: metrics of other runs by name, for a table of comparison.
         texts: the least certain test texts, each with ``text``, ``true``, ``predicted``, and
             ``total`` and ``epistemic`` uncertainty.
+        parts: what comes first, for the owner of a table; the part called ``result`` is at the
+            top, and figures of the network itself are last then. Figures that no part names have
+            a part of their own.
 
     Returns:
         The path of ``report.html``.
@@ -190,13 +214,16 @@ def write_report(
     report = PageContent(
         title=title,
         summary=_summary(metrics, history),
+        result=[_embedded(part, figures, images) for part in parts if part.name == _RESULT],
         notes=notes,
         tiles=_tiles(metrics),
-        comparison=_metric_table({title: metrics, **others}, "test") if others else _NO_TABLE,
-        figures=[_embedded(name, figures[name], images[name]) for name in _ordered(figures)],
-        pruning=_pruning_table(pruning),
-        texts=_text_table(texts),
-        measures=_parts_table(metrics),
+        parts=[
+            _embedded(part, figures, images)
+            for part in (
+                *_comparison(title, metrics, others or {}),
+                *_in_order(parts, figures, pruning, texts, metrics),
+            )
+        ],
         command=_command(config),
         settings=list(_settings(config)),
     )
@@ -218,13 +245,6 @@ _TEMPLATES = Environment(
 )
 
 
-class Table(NamedTuple):
-    """Texts of a table: column heads, and rows that start with their name."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 class KeyNumber(NamedTuple):
     """One key number."""
 
@@ -236,7 +256,6 @@ class KeyNumber(NamedTuple):
 class EmbeddedFigure(NamedTuple):
     """One figure: its texts, its size in CSS pixels and its PNG in base64."""
 
-    name: str
     heading: str
     caption: str
     width: int
@@ -244,23 +263,25 @@ class EmbeddedFigure(NamedTuple):
     data: str
 
 
+class EmbeddedPart(NamedTuple):
+    """A part with its figures."""
+
+    part: Part
+    heading: str
+    figures: Sequence[EmbeddedFigure]
+
+
 class PageContent(NamedTuple):
     """Everything that the template shows."""
 
     title: str
     summary: str
+    result: Sequence[EmbeddedPart]
     notes: Sequence[str]
     tiles: Sequence[KeyNumber]
-    comparison: Table
-    figures: Sequence[EmbeddedFigure]
-    pruning: Table
-    texts: Table
-    measures: Table
+    parts: Sequence[EmbeddedPart]
     command: str
     settings: Sequence[tuple[str, str]]
-
-
-_NO_TABLE = Table((), ())
 
 
 def _png(figure: Figure) -> bytes:
@@ -270,16 +291,80 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _embedded(name: str, figure: Figure, image: bytes) -> EmbeddedFigure:
-    heading, caption = _CAPTIONS.get(name, (name.replace("_", " ").replace("-", " "), ""))
-    # At 100 pixels an inch, the text of all figures has one size.
-    width, height = (round(100 * inches) for inches in figure.get_size_inches())
-    return EmbeddedFigure(name, heading, caption, width, height, base64.b64encode(image).decode())
+def _embedded(
+    part: Part, figures: Mapping[str, Figure], images: Mapping[str, bytes]
+) -> EmbeddedPart:
+    drawn = []
+    for name in part.figures:
+        heading, caption = _CAPTIONS.get(name, (_title_of(figures[name]) or _words(name), ""))
+        # At 100 pixels an inch, the text of all figures has one size.
+        width, height = (round(100 * inches) for inches in figures[name].get_size_inches())
+        data = base64.b64encode(images[name]).decode()
+        drawn.append(EmbeddedFigure(heading, caption, width, height, data))
+    heading = part.heading
+    if not heading:
+        name = part.figures[0]
+        heading = _CAPTIONS.get(name, (_words(name), ""))[0]
+    return EmbeddedPart(part, heading, drawn)
 
 
-def _ordered(figures: Mapping[str, Figure]) -> list[str]:
-    """Sort the names of figures, with ``pruning`` last, next to its table."""
-    return sorted(figures, key=lambda name: name == "pruning")
+def _words(name: str) -> str:
+    return name.replace("_", " ").replace("-", " ")
+
+
+def _title_of(figure: Figure) -> str:
+    return str(figure.axes[0].get_title(loc="left")) if figure.axes else ""
+
+
+def _in_order(
+    first: Sequence[Part],
+    figures: Mapping[str, Figure],
+    pruning: Sequence[Record],
+    texts: Sequence[Record],
+    metrics: Mapping[str, Any],
+) -> list[Part]:
+    """Return the parts below the key numbers in their order."""
+    named = {name for part in first for name in part.figures}
+    own = {name: Part(name, figures=(name,)) for name in figures if name not in named}
+    if pruning:
+        table = _pruning_table(pruning, is_regression="rmse" in (metrics.get("test") or {}))
+        drawn = ("pruning",) if "pruning" in own else ()
+        own["pruning"] = Part("pruning", "Pruning", tables=(table,), figures=drawn)
+    # Those of the network come after what a table's owner wants to know; pruning is the last.
+    last = [name for name in _NETWORK if name in own] if first else ["pruning"][: "pruning" in own]
+    middle = [part for name, part in own.items() if name not in last]
+    network = [own[name] for name in last]
+    measures = _parts_table(metrics)
+    tables = [
+        *(
+            [
+                Part(
+                    "texts",
+                    "Least certain test texts",
+                    tables=(_text_table(texts),),
+                    caption=_TEXT_CAPTION,
+                )
+            ]
+            if texts
+            else []
+        ),
+        *(
+            [Part("measures", "Test and training data", tables=(measures,))]
+            if measures.rows
+            else []
+        ),
+    ]
+    rest = [*tables, *network] if first else [*network, *tables]
+    return [*(part for part in first if part.name != _RESULT), *middle, *rest]
+
+
+def _comparison(
+    title: str, metrics: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]
+) -> list[Part]:
+    if not others:
+        return []
+    table = _metric_table({title: metrics, **others}, "test")
+    return [Part("comparison", "Comparison on the test data", tables=(table,))]
 
 
 def _summary(metrics: Mapping[str, Any], history: Sequence[Record]) -> str:
@@ -294,7 +379,7 @@ def _summary(metrics: Mapping[str, Any], history: Sequence[Record]) -> str:
 def _tiles(metrics: Mapping[str, Any]) -> list[KeyNumber]:
     test = metrics.get("test") or {}
     tiles = [
-        KeyNumber(heading, _fixed(test[key], digits) + suffix, note)
+        KeyNumber(heading, fixed(test[key], digits) + suffix, note)
         for key, (heading, suffix, note, digits) in _TILES.items()
         if test.get(key) is not None
     ]
@@ -304,8 +389,8 @@ def _tiles(metrics: Mapping[str, Any]) -> list[KeyNumber]:
         untrained = metrics.get("free_energy_untrained")
         note = "nats per example"
         if untrained is not None:
-            note += f"; with untrained means {_fixed(untrained, 2)}"
-        tiles.append(KeyNumber("free energy", _fixed(metrics["free_energy"], 2), note))
+            note += f"; with untrained means {fixed(untrained, 2)}"
+        tiles.append(KeyNumber("free energy", fixed(metrics["free_energy"], 2), note))
     if metrics.get("num_weights") is not None:
         tiles.append(KeyNumber("weights", f"{metrics['num_weights']:,}", ""))
     if metrics.get("seconds_train") is not None:
@@ -313,12 +398,13 @@ def _tiles(metrics: Mapping[str, Any]) -> list[KeyNumber]:
     return tiles
 
 
-def _pruning_table(rows: Sequence[Record]) -> Table:
+def _pruning_table(rows: Sequence[Record], *, is_regression: bool) -> Table:
+    loss, unit, digits = ("RMSE", "", None) if is_regression else ("error", " (%)", 2)
     columns: dict[str, tuple[str, Any]] = {
         "fraction": ("removed", lambda value: f"{100 * value:.4g} %"),
         "weights_left": ("weights left", lambda value: f"{value:,.0f}"),
-        "error_mean_weights": ("error, mean weights (%)", lambda value: _fixed(value, 2)),
-        "error_predictive": ("error, averaged (%)", lambda value: _fixed(value, 2)),
+        "error_mean_weights": (f"{loss}, mean weights{unit}", lambda value: fixed(value, digits)),
+        "error_predictive": (f"{loss}, averaged{unit}", lambda value: fixed(value, digits)),
         "file_bytes": ("size on disk", do_filesizeformat),
     }
     used = [key for key in columns if any(row.get(key) is not None for row in rows)]
@@ -333,13 +419,11 @@ def _pruning_table(rows: Sequence[Record]) -> Table:
 
 def _text_table(rows: Sequence[Record]) -> Table:
     heads = ("text", "true", "predicted", "total", "epistemic")
-    return Table(
-        heads if rows else (),
-        [
-            [*(str(row[head]) for head in heads[:3]), *(f"{row[head]:#.3g}" for head in heads[3:])]
-            for row in rows
-        ],
-    )
+    cells = [
+        [*(str(row[head]) for head in heads[:3]), *(f"{row[head]:#.3g}" for head in heads[3:])]
+        for row in rows
+    ]
+    return Table(heads, cells, has_texts=True)
 
 
 def _parts_table(metrics: Mapping[str, Any]) -> Table:
@@ -356,7 +440,7 @@ def _metric_table(runs: Mapping[str, Mapping[str, Any]], part: str | None = None
         values = [values.get(key) for values in parts.values()]
         if any(value is not None for value in values):
             label = f"{name} ({unit})" if unit else name
-            rows.append([label, *("" if v is None else _fixed(v, digits) for v in values)])
+            rows.append([label, *("" if v is None else fixed(v, digits) for v in values)])
     return Table(["", *parts], rows)
 
 
@@ -373,10 +457,6 @@ def _settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{name}", ", ".join(map(str, value))
         else:
             yield f"{prefix}{name}", str(value)
-
-
-def _fixed(value: Any, digits: int) -> str:
-    return f"{value:,.{digits}f}" if isinstance(value, int | float) else str(value)
 
 
 def _duration(seconds: float) -> str:

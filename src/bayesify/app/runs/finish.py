@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from bayesify.app.report.figures import build_figures
 from bayesify.app.report.page import write_report
+from bayesify.app.report.parts import Part
+from bayesify.app.report.table_parts import (
+    class_parts,
+    effect_part,
+    importance_part,
+    number_parts,
+    result_part,
+)
 from bayesify.app.runs.folder import Run, RunData, as_test_row
 from bayesify.app.runs.measure import FRACTIONS, evaluate, prune_table, shown
 from bayesify.app.runs.one_column import one_column
+from bayesify.app.runs.table_effects import (
+    baseline,
+    column_effects,
+    importance,
+    targets_in_units,
+)
 from bayesify.app.runs.train import Trained
 from bayesify.datasets import IMAGE_DATASETS, find_test_inputs
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
-from bayesify.prediction import Predictive
+from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
 from bayesify.tabular.table_data import TableData
 from bayesify.training.history import History
 
@@ -27,6 +42,8 @@ __all__ = ["finish", "rewrite_report"]
 _MOST_OUTSIDE = 2000
 #: Texts that the report shows.
 _MOST_TEXTS = 12
+#: Errors in a history and a pruning table, which for numbers are those of standardised targets.
+_ERRORS = ("train_error", "test_error", "error_mean_weights", "error_predictive")
 #: Metrics that are those of the last epoch.
 _LAST_EPOCH = (
     "free_energy",
@@ -53,6 +70,7 @@ def finish(run: Run, data: RunData, trained: Trained) -> tuple[dict[str, Any], P
         "seconds_train": last["seconds"],
         "temperature": None if run.config.baseline else run.config.temperature,
         **{name: last.get(name) for name in _LAST_EPOCH},
+        **_table_metrics(run, data, bnn),
         "notes": notes,
     }
     run.write_history(history)
@@ -77,6 +95,10 @@ def rewrite_report(
     """
     bnn = run.load_module()
     metrics = run.metrics()
+    if run.table is not None:
+        # Runs of older versions have none of these.
+        metrics |= _table_metrics(run, data, bnn)
+        run.write_metrics(metrics)
     _, predictive = evaluate(bnn, data, num_samples=run.config.test_samples, with_train=False)
     return _report(run, data, bnn, run.history(), metrics, predictive, others, data_dir)
 
@@ -96,23 +118,40 @@ def _report(
         pruning = prune_table(bnn, data, FRACTIONS)
         run.write_json("pruning.json", pruning)
     inputs, targets = shown(data)
+    rows = [as_test_row(row) for row in history]
+    baselines = {_label(other): other.history() for other in others}
+    truth, error = _truth(run, data), None
+    if truth is not None and isinstance(data, TableData):
+        # Training standardises the target; a reader has its own unit.
+        rows = _in_units(rows, data.scale)
+        pruning = _in_units(pruning, data.scale)
+        baselines = {name: _in_units(each, data.scale) for name, each in baselines.items()}
+        measured = metrics["test"] or metrics["train"]
+        error = f"RMSE of {truth[0]}", measured["rmse_mean_weights"]
     figures = build_figures(
         bnn,
         images=inputs,
         targets=targets,
         predictive=predictive,
-        history=[as_test_row(row) for row in history],
+        history=rows,
         pruning=pruning,
         class_names=data.class_names,
         image_shape=data.image_shape,
-        baselines={_label(other): other.history() for other in others},
+        baselines=baselines,
         baseline_weights={_label(other): other.load_module().posterior.mean for other in others},
         outside=_outside(run, data, bnn, data_dir or run.data_dir),
-        truth=_truth(run, data),
+        truth=truth,
+        error=error,
     )
     curve = one_column(run, data, bnn)
     if curve is not None:
         figures = {"one_column": curve, **figures}
+    parts: list[Part] = []
+    if isinstance(data, TableData) and len(data.test_targets):
+        parts, own = _table_parts(run, data, bnn, metrics, predictive, has_curve=curve is not None)
+        figures |= own
+        # Figures that do not apply to this network were not drawn.
+        parts = [part for part in parts if all(name in figures for name in part.figures)]
     document = run.document
     del document["settings"]
     return write_report(
@@ -120,13 +159,66 @@ def _report(
         title=_title(run, data),
         config={**run.config.to_json(), **document},
         metrics=metrics,
-        history=[as_test_row(row) for row in history],
+        history=rows,
         pruning=pruning,
         figures=figures,
         notes=[*metrics.get("notes", []), *_table_notes(run), *_image_notes(run)],
         others={_label(other): other.metrics() for other in others},
         texts=_least_certain_texts(data, predictive),
+        parts=parts,
     )
+
+
+def _table_metrics(run: Run, data: RunData, bnn: BayesianModule) -> dict[str, Any]:
+    """Return what ``metrics.json`` has for tables with held-out rows alone."""
+    if not isinstance(data, TableData) or not len(data.test_targets):
+        return {}
+    return {"baseline": baseline(data), "importance": importance(run, data, bnn)}
+
+
+def _table_parts(
+    run: Run,
+    data: TableData,
+    bnn: BayesianModule,
+    metrics: dict[str, Any],
+    predictive: Predictive,
+    *,
+    has_curve: bool,
+) -> tuple[list[Part], dict[str, Figure]]:
+    """Return the parts of a report for a table's owner, in their order, and their figures."""
+    target, test = run.config.target or "target", metrics["test"]
+    targets, figures = targets_in_units(data), dict[str, Figure]()
+    parts = [result_part(target, len(targets), test, metrics["baseline"])]
+    if has_curve:
+        parts.append(Part("one_column", figures=("one_column",)))
+    if isinstance(predictive, CategoricalPredictive):
+        parts += class_parts(predictive, targets, data.class_names)
+        parts.append(Part("reliability", figures=("reliability",)))
+    if isinstance(predictive, GaussianPredictive):
+        more, drawn = number_parts(predictive, targets, target, test)
+        parts, figures = [*parts, *more], figures | drawn
+    found = metrics["importance"]
+    assert run.table is not None
+    if found is not None:
+        part, drawn = importance_part(found, len(run.table.columns))
+        parts, figures = [*parts, part], figures | drawn
+        effects = [] if has_curve else column_effects(run, data, bnn, found["columns"])
+        if effects:
+            counts = data.train_targets.bincount().tolist() if data.class_names else []
+            part, drawn = effect_part(effects, target, data.class_names, counts)
+            parts, figures = [*parts, part], figures | drawn
+    return parts, figures
+
+
+def _in_units(rows: Sequence[Mapping[str, Any]], scale: float) -> list[dict[str, Any]]:
+    """Return rows with roots of mean squared errors in the target's unit for its variances."""
+    return [
+        {
+            name: value**0.5 * scale if name in _ERRORS and value is not None else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
 
 
 def _outside(
@@ -200,8 +292,8 @@ def _table_notes(run: Run) -> list[str]:
     ]
     if run.config.task == "regression":
         notes.append(
-            "in the curves over epochs and of pruning the target is standardised: an error is the "
-            "share of its variance that is not explained"
+            "the objective in the curves over epochs and the free energy are of the standardised "
+            "target; all else is in the target's own unit"
         )
     return notes
 

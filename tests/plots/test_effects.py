@@ -1,0 +1,94 @@
+"""Figures of importance, effects and residuals draw what they are given."""
+
+import numpy as np
+import pytest
+import torch
+
+from bayesify.plots import (
+    EffectLine,
+    effect_along_axis,
+    effect_of_levels,
+    importance_bars,
+    residuals,
+)
+
+LINE = EffectLine("", [1.0, 2.0, 4.0], [0.5, 1.5, 3.0], [1.5, 2.5, 5.0], ([0, 0, 0], [9, 9, 9]))
+
+
+def drawn(figure):
+    figure.savefig("/dev/null", format="png")
+    return figure.axes[0]
+
+
+def test_residuals_have_the_quantiles_of_their_bins():
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.rand(400, generator=generator)
+    rest = mean * torch.randn(400, generator=generator)
+    ax = drawn(residuals(mean, mean + rest, name="price"))
+    lines = {line.get_label(): line.get_xydata() for line in ax.lines}
+    order = mean.argsort()
+    for place, part in enumerate(order.split(40)):
+        for level in (10, 50, 90):
+            assert lines[f"{level} %"][place, 1] == pytest.approx(
+                float(rest[part].double().quantile(level / 100)), abs=1e-5
+            )
+    assert len(lines["residual"]) == 400
+    assert ax.get_xlabel() == "predicted price"
+
+
+def test_few_residuals_have_no_quantiles():
+    ax = drawn(residuals(torch.arange(39.0), torch.zeros(39)))
+    assert len(ax.lines) == 2
+    assert "400 of 1,000 drawn" in drawn(residuals(torch.rand(1000), torch.rand(1000))).get_ylabel()
+    with pytest.raises(ValueError, match="same length, got 2 and 3"):
+        residuals(torch.zeros(2), torch.zeros(3))
+
+
+def test_bars_are_in_their_order_with_short_names():
+    rises = [("a" * 40, 2.0, 1.0, 3.0), ("b $x$", -0.1, -0.2, 0.1)]
+    ax = drawn(importance_bars(rises, label="nll", title="t"))
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert names == ["a" * 25 + "\N{HORIZONTAL ELLIPSIS}", "b $x$"]
+    assert [bar.get_width() for bar in ax.patches] == [2.0, -0.1]
+    (ends,) = ax.collections
+    assert [segment[:, 0].tolist() for segment in ends.get_segments()] == [[1.0, 3.0], [-0.2, 0.1]]
+    low, high = ax.get_ylim()
+    assert low > high  # the first is at the top
+    with pytest.raises(ValueError, match="at least one column"):
+        importance_bars([], label="nll", title="t")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "labels"),
+    [
+        ("2024-01-01", "2024-03-01", ["2024-01-01", "2024-01-31", "2024-03-01"]),
+        ("2021-01-01", "2023-01-01", ["2021-01", "2022-01", "2023-01"]),
+        ("1800-01-01", "2000-01-01", ["1800", "1900", "2000"]),
+    ],
+)
+def test_dates_are_as_precise_as_needed(first, last, labels):
+    ends = np.array([first, last], "datetime64[D]").astype(float)
+    axis = [ends[0], ends.mean(), ends[1]]
+    ax = drawn(effect_along_axis(axis, [LINE], title="t", label="y", dates=True))
+    assert [text.get_text() for text in ax.get_xticklabels()] == labels
+
+
+def test_effects_show_values_band_and_spread():
+    limits = (-1.0, 10.0)
+    ax = drawn(
+        effect_along_axis([1, 2, 3], [LINE], title="t", label="y", limits=limits, marks=[2.0])
+    )
+    assert ax.lines[0].get_ydata().tolist() == [1.0, 2.0, 4.0]
+    assert ax.get_ylim() == limits
+    spread, band = (each.get_paths()[0].vertices[:, 1] for each in ax.collections)
+    assert (spread.min(), spread.max()) == (0.0, 9.0)
+    assert (band.min(), band.max()) == (0.5, 5.0)
+    several = [LINE._replace(name=name, spread=None) for name in "abc"]
+    figure = effect_of_levels(["x", "y", "z"], several, title="t", label="y", limits=limits)
+    ax = drawn(figure)
+    assert ax.get_xlim() == limits
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
+    assert len({tuple(line.get_ydata()) for line in ax.lines}) == 3  # none hides another
+    for lines in ([], [LINE] * 5):
+        with pytest.raises(ValueError, match="from one to 4 lines"):
+            effect_of_levels(["x"], lines, title="t", label="y")
