@@ -114,6 +114,7 @@ def test_the_code_for_scikit_learn_runs(capsys: pytest.CaptureFixture[str]) -> N
     accuracy = next(line for line in printed if line.startswith(("0.", "1.")))
     assert float(accuracy) > 0.9  # in cross-validation
     assert "['number', 'category', 'date']" in printed
+    assert any(line.startswith("blood: RMSE rises by") for line in printed)
     assert names["model"].score(names["X"], names["y"]) > 0.9  # after partial_fit
 
 
