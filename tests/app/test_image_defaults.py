@@ -51,7 +51,7 @@ def test_one_std_has_its_own_defaults() -> None:
     assert mixed.make_prior() == ScaleMixture(0.75, 1.0, math.exp(-8.0))
     table = RunConfig.of("a.csv", target="y", task="classification", prior="scale-mixture")
     assert table.make_prior() == mixed.make_prior()
-    assert (table.kl_warmup, table.kl_warmup_power) == (0.2, 1.0)
+    assert (table.kl_warmup, table.kl_warmup_power) == (0.3, 1.0)
     assert RunConfig.of("mnist", kl_warmup=0.5).kl_warmup_power == 1.0
     assert RunConfig.of("mnist", baseline="sgd").epochs == RunConfig.of("mnist").epochs
 

@@ -161,7 +161,7 @@ def numbers(rows: int = 200) -> tuple[Any, Any]:
 
 def test_a_far_cell_widens_and_does_not_shout() -> None:
     x, y = numbers()
-    model = BayesianMLPRegressor(steps=200, random_state=0).fit(x, y)
+    model = BayesianMLPRegressor(noise="learned", steps=200, random_state=0).fit(x, y)
     rows = np.repeat(x[:1], 5, axis=0)
     rows[1:, 0] = 3.0, 1e6, -1e300, np.nan
     scores = model.outside_scores(rows)

@@ -181,15 +181,17 @@ def test_every_random_weight_gets_exact_noise_of_its_own(noise: str | None) -> N
     bnn = TableRecipe(hidden=(4, 3)).module(3, 2, noise=noise, seed=0)  # type: ignore[arg-type]
     rows = bnn.summary(torch.zeros(5, 3, dtype=D))
     assert {row.treatment for row in rows} == {"exact"}
-    assert ("noise" in dict(bnn.net.named_parameters())) == (noise is not None)
+    points = {"log_relevance"} if noise is None else {"noise", "log_relevance"}
+    assert set(dict(bnn.net.named_parameters())) == points
 
 
 def test_learned_noise_is_found_for_each_target() -> None:
     x, _, _ = table(400)
     spread = torch.tensor([0.1, 0.5], dtype=D)
     y = x[:, :2] + spread * torch.randn(400, 2, generator=torch.Generator().manual_seed(5), dtype=D)
-    bnn = TableRecipe(hidden=(8,), steps=200).module(3, 2, noise="learned", seed=0)
-    TableRecipe(hidden=(8,), steps=200).fit(bnn, x, y, callback=Silent())
+    recipe = TableRecipe(hidden=(8,), steps=600)
+    bnn = recipe.module(3, 2, noise="learned", seed=0)
+    recipe.fit(bnn, x, y, callback=Silent())
     found = bnn.predict(x[:1]).aleatoric[0].sqrt()
     torch.testing.assert_close(found, spread, rtol=0.25, atol=0.0)
 
@@ -201,10 +203,13 @@ def test_a_trained_net_can_be_saved_and_loaded(tmp_path) -> None:  # type: ignor
     with pytest.warns(bf.training.ConvergenceWarning):
         recipe.fit(bnn, x, y, weights=torch.full((12,), 2.0), callback=Silent())
     bf.save(bnn, tmp_path / "model.safetensors")
-    again = bf.load(tmp_path / "model.safetensors", TableNet(3, (4,), 1, noise="learned"))
+    again = bf.load(
+        tmp_path / "model.safetensors", TableNet(3, (4,), 1, noise="learned", relevance=True)
+    )
     assert torch.equal(again.predict(x).mean, bnn.predict(x).mean)
 
 
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 def test_minibatches_go_round_the_table() -> None:
     x, y, _ = table(100)
     seen: list[int] = []
@@ -223,6 +228,29 @@ def test_recipes_for_many_rows_take_more_steps() -> None:
     assert TableRecipe.for_rows(100) == TableRecipe()
     assert TableRecipe.for_rows(10**6).steps == 20 * math.ceil(10**6 / TableRecipe.batch_size)
     assert TableRecipe.for_rows(10**6, steps=7, lr=None).steps == 7
+    assert TableRecipe.for_rows(100, has_classes=True, lr=0.5).lr == 0.5
+
+
+def test_an_input_that_matters_is_found_relevant() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 12, generator=generator, dtype=D)
+    y = torch.sin(2.0 * x[:, :1]) + 0.1 * torch.randn(300, 1, generator=generator, dtype=D)
+    recipe = TableRecipe(hidden=(20,), steps=400)
+    bnn = recipe.module(12, 1, noise="learned", seed=0)
+    recipe.fit(bnn, x, y, callback=Silent())
+    factors = bnn.net.log_relevance.exp()
+    assert factors[0] > 3.0 * factors[1:].max()
+    # Without factors all inputs have one prior.
+    assert TableNet(3, (4,), 1, noise="learned").log_relevance is None
+
+
+def test_a_factor_acts_as_the_width_of_the_prior_on_its_input() -> None:
+    net = TableNet(2, (4,), 1, relevance=True)
+    x = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
+    before = net(x * torch.tensor([3.0, 1.0]))
+    with torch.no_grad():
+        net.log_relevance[0] = math.log(3.0)
+    torch.testing.assert_close(net(x), before)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +285,7 @@ def test_the_key_of_noise_is_of_the_seed() -> None:
 def test_functions_of_the_prior_vary_as_standardised_targets_do() -> None:
     x = torch.randn(300, 40, dtype=D, generator=torch.Generator().manual_seed(0))
     for hidden in ((20,), (500,)):
-        bnn = TableRecipe(hidden=hidden).module(40, 1, noise="learned", seed=0)
+        bnn = TableRecipe(hidden=hidden, prior_std=1.0).module(40, 1, noise="learned", seed=0)
         with torch.no_grad():  # the posterior becomes the prior
             bnn.posterior.mean.zero_()
             scales = bnn.layout.unflatten(bnn.posterior.rho)

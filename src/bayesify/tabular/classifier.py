@@ -70,7 +70,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden_layer_sizes: Any = (50,),
+        hidden_layer_sizes: Any = (50, 50),
         *,
         steps: int | None = None,
         batch_size: int | None = None,

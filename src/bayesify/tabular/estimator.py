@@ -51,7 +51,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden_layer_sizes: Any = (50,),
+        hidden_layer_sizes: Any = (50, 50),
         *,
         steps: int | None = None,
         batch_size: int | None = None,
@@ -137,6 +137,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         self._check_settings()
         self.recipe_ = TableRecipe.for_rows(
             len(rows.weights),
+            has_classes=noise is None,
             hidden=tuple(np.atleast_1d(self.hidden_layer_sizes).tolist()),
             steps=self.steps,
             batch_size=self.batch_size,

@@ -24,7 +24,7 @@ __all__ = ["Noise", "TableNet", "prior_by_inputs", "table_baseline", "table_modu
 
 #: Noise of numbers: one standard deviation for each target, or one predicted for each row.
 Noise = Literal["learned", "input-dependent"]
-_NOISE_NAME = "noise"
+_NOISE_NAME, _RELEVANCE_NAME = "noise", "log_relevance"
 
 # softplus(_ONE) is 1, the standard deviation of a standardised target.
 _ONE = 0.5413248546129181
@@ -59,6 +59,7 @@ class TableNet(nn.Module):
     """
 
     noise: Tensor | None
+    log_relevance: Tensor | None
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class TableNet(nn.Module):
         num_outputs: int,
         *,
         noise: Noise | None = None,
+        relevance: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -77,6 +79,7 @@ class TableNet(nn.Module):
         self.linear = nn.utils.skip_init(nn.Linear, num_features, width, bias=False)
         nn.init.zeros_(self.linear.weight)
         self.hidden: nn.Sequential = mlp(num_features, hidden, width, seed=seed)
+        self.log_relevance = nn.Parameter(torch.zeros(num_features)) if relevance else None
         self.noise = None if noise is None else nn.Parameter(torch.full((num_outputs,), _ONE))
         self.input_dependent = noise == "input-dependent"
         if self.input_dependent:
@@ -88,6 +91,8 @@ class TableNet(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs for inputs (N, F)."""
+        if self.log_relevance is not None:
+            inputs = inputs * self.log_relevance.exp()
         outputs: Tensor = self.linear(inputs) + self.hidden(inputs)
         if self.noise is None:
             return outputs
@@ -109,9 +114,9 @@ def table_module(
     """Return the Bayesian module of a table, before training.
 
     Args:
-        net: its network; the noise decides the likelihood and the prior.
-        prior_of: prior of the weights of a relative width. Classes have ``prior_of(1)`` for all
-            weights, numbers :func:`prior_by_inputs`.
+        net: its network; the noise decides the likelihood.
+        prior_of: prior of the weights of a relative width. Networks of numbers or with
+            ``relevance`` have :func:`prior_by_inputs`, others ``prior_of(1)`` for all weights.
         init_std: standard deviation of the posterior at the start.
         estimator: gradient estimator.
         seed: all noise is a function of it.
@@ -126,10 +131,11 @@ def table_module(
         torch.Size([5, 1])
     """
     net = net.to(dtype)
+    by_inputs = net.noise is not None or net.log_relevance is not None
     bnn = BayesianModule(
         net,
         likelihood=_likelihood(net),
-        prior=prior_of(1.0) if net.noise is None else prior_by_inputs(net, prior_of),
+        prior=prior_by_inputs(net, prior_of) if by_inputs else prior_of(1.0),
         init_std=init_std,
         estimator=estimator,
         exclude=_deterministic(net),
@@ -165,8 +171,9 @@ def _likelihood(net: TableNet) -> CategoricalLikelihood | GaussianLikelihood:
 
 
 def _deterministic(net: TableNet) -> tuple[str, ...] | None:
-    """Return the parameters without uncertainty: the common noise."""
-    return None if net.noise is None else (_NOISE_NAME,)
+    """Return the parameters without uncertainty: the common noise, the factors of the inputs."""
+    points = (_NOISE_NAME, net.noise), (_RELEVANCE_NAME, net.log_relevance)
+    return tuple(name for name, parameter in points if parameter is not None) or None
 
 
 def prior_by_inputs(net: nn.Module, prior_of: Callable[[float], Prior]) -> ByGroup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +31,8 @@ __all__ = ["Silent", "TableRecipe"]
 
 #: Steps of an epoch of few rows: each epoch has a fixed cost.
 _STEPS_AN_EPOCH = 50
+#: Of classes, whose logits have no unit, as standardised numbers have one.
+_OF_CLASSES: dict[str, Any] = {"steps": 1000, "lr": 0.03, "prior_std": 4.0, "kl_warmup": 0.3}
 
 
 class Silent:
@@ -54,8 +56,8 @@ class Silent:
 class TableRecipe:
     """Settings of a network and its training, for a table of standardised numbers.
 
-    The defaults were chosen by measurement, see docs/scikit-learn.md. :meth:`for_rows` adapts them
-    to a number of rows.
+    The defaults suit numbers. They were chosen by measurement, see docs/scikit-learn.md and ADR
+    0020. :meth:`for_rows` adapts them to a number of rows and to classes.
 
     Args:
         hidden: units of each hidden layer (ReLU).
@@ -64,9 +66,9 @@ class TableRecipe:
         lr: learning rate of Adam at the start; it falls to 0 by half a cosine.
         rho_lr_scale: learning rate of rho as a multiple of ``lr``.
         init_std: standard deviation of the posterior at the start.
-        prior_std: standard deviation of the Gaussian prior of every weight and bias. For numbers
-            that of weights is divided by the root of their layer's inputs, see
-            ``prior_by_inputs``.
+        prior_std: standard deviation of the Gaussian prior of biases; that of weights is divided by
+            the root of their layer's inputs, see ``prior_by_inputs``.
+        relevance: whether a prior's width is learned for each input, see :class:`TableNet`.
         kl_warmup: part of the steps over which the weight of the KL rises from 0 to 1.
 
     Raises:
@@ -83,14 +85,15 @@ class TableRecipe:
         torch.Size([40, 1])
     """
 
-    hidden: tuple[int, ...] = (50,)
+    hidden: tuple[int, ...] = (50, 50)
     batch_size: int = 512
-    steps: int = 500
-    lr: float = 0.05
+    steps: int = 3000
+    lr: float = 0.02
     rho_lr_scale: float = 2.0
-    init_std: float = 0.05
-    prior_std: float = 1.0
-    kl_warmup: float = 0.2
+    init_std: float = 0.03
+    prior_std: float = 1.5
+    relevance: bool = True
+    kl_warmup: float = 0.4
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -110,18 +113,27 @@ class TableRecipe:
             raise ValueError(f"kl_warmup must be at least 0 and below 1, got {self.kl_warmup}")
 
     @classmethod
-    def for_rows(cls, num_rows: int, **given: Any) -> Self:
+    def for_rows(cls, num_rows: int, *, has_classes: bool = False, **given: Any) -> Self:
         """Return the recipe for a number of rows, with the given settings instead of its own.
 
         Args:
             num_rows: number of training rows.
+            has_classes: whether the target is a class.
             given: any of the settings; None means the recipe's own.
         """
+        recipe = cls(**_OF_CLASSES) if has_classes else cls()
         chosen = {name: value for name, value in given.items() if value is not None}
-        size = chosen.get("batch_size", cls.batch_size)
-        # At least 20 passes over a table of many rows.
-        chosen.setdefault("steps", max(cls.steps, 20 * math.ceil(num_rows / size)))
-        return cls(**chosen)
+        recipe = replace(recipe, **chosen)
+        return recipe if "steps" in chosen else replace(recipe, steps=recipe.steps_for(num_rows))
+
+    def steps_for(self, num_rows: int) -> int:
+        """Return the steps that are at least 20 passes over a number of rows.
+
+        Example:
+            >>> TableRecipe(steps=500, batch_size=512).steps_for(100_000)
+            3920
+        """
+        return max(self.steps, 20 * math.ceil(num_rows / self.batch_size))
 
     def module(
         self, num_features: int, num_outputs: int, *, noise: Noise | None, seed: int
@@ -134,7 +146,14 @@ class TableRecipe:
             noise: noise of the targets; None for classes.
             seed: the initial values and all noise are functions of it.
         """
-        net = TableNet(num_features, self.hidden, num_outputs, noise=noise, seed=seed)
+        net = TableNet(
+            num_features,
+            self.hidden,
+            num_outputs,
+            noise=noise,
+            relevance=self.relevance,
+            seed=seed,
+        )
         return table_module(
             net,
             prior_of=lambda width: Gaussian(width * self.prior_std),

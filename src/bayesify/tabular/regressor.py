@@ -32,8 +32,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     Args:
         hidden_layer_sizes: units of each hidden layer (ReLU), in parallel to a linear path.
-        noise: ``"learned"``, one standard deviation for each target, or ``"input-dependent"``,
-            one that depends on the row.
+        noise: ``"input-dependent"``, a standard deviation that depends on the row, or
+            ``"learned"``, one for each target.
         steps: gradient steps; None chooses by the number of rows.
         batch_size: rows a step; None is 512. A step uses all rows of a table with no more.
         learning_rate_init: of Adam at the start, falling to 0; None is the recipe's own.
@@ -73,9 +73,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden_layer_sizes: Any = (50,),
+        hidden_layer_sizes: Any = (50, 50),
         *,
-        noise: Noise = "learned",
+        noise: Noise = "input-dependent",
         steps: int | None = None,
         batch_size: int | None = None,
         learning_rate_init: float | None = None,

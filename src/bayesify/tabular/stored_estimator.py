@@ -85,7 +85,11 @@ def read_estimator(kind: type[Any], path: str | os.PathLike[str]) -> Any:
         model.history_, model.n_iter_ = meta["history"], meta["num_steps"]
         outputs = model._restore_targets(meta["targets"])
         net = TableNet(
-            meta["net"]["num_features"], model.recipe_.hidden, outputs, noise=meta["net"]["noise"]
+            meta["net"]["num_features"],
+            model.recipe_.hidden,
+            outputs,
+            noise=meta["net"]["noise"],
+            relevance=model.recipe_.relevance,
         )
     except (KeyError, TypeError, ValueError, TableError) as error:
         raise StorageError(f"{path} does not describe an estimator: {error}") from error

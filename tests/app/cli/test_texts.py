@@ -139,8 +139,10 @@ def test_tables_with_texts_and_classes_have_their_own_defaults() -> None:
         for task, more in (("classification", texts), ("regression", texts), ("classification", {}))
     )
     assert (classes.prior_std, classes.lr) == (0.5, 0.02)
-    assert (numbers.prior_std, numbers.lr) == (plain.prior_std, plain.lr) == (1.0, 0.05)
-    assert classes.epochs > plain.epochs
+    assert classes.hidden == (50,)
+    assert classes.relevance == "equal"
+    assert (numbers.prior_std, numbers.lr) == (1.5, 0.02)
+    assert (plain.prior_std, plain.lr) == (4.0, 0.03)
 
 
 def test_the_command_repeats_the_run(place: Path, tmp_path: Path) -> None:

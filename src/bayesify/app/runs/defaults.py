@@ -35,7 +35,9 @@ _LAST_LAYER: dict[str, Any] = {
     "kl_warmup": 0.25,
 }
 #: Of a table with texts and classes, whose hundreds of features are dependent: docs/tables.md.
-_TEXTS: dict[str, Any] = {"prior_std": 0.5, "lr": 0.02}
+_TEXTS = TableRecipe(
+    hidden=(50,), steps=500, lr=0.02, init_std=0.05, prior_std=0.5, relevance=False, kl_warmup=0.2
+)
 _STEPS_WITH_TEXTS = 2
 #: Training steps per row of the history, where a pass over a small table has fewer.
 _STEPS_PER_EPOCH = 50
@@ -94,11 +96,8 @@ def _was_searched(given: Mapping[str, Any]) -> bool:
 def closed_forms_hold(settings: Mapping[str, Any]) -> bool:
     """Return whether the gradients of a run have the closed forms that the backend needs.
 
-    A regression on a table has a prior by group of weights. Several samples a step under an
-    estimator without sampled weights need a KL in closed form.
+    Several samples a step under an estimator without sampled weights need a KL in closed form.
     """
-    if settings.get("task") == "regression":
-        return False
     sampled = settings.get("estimator", "sampling") in ("sampling", "antithetic")
     exact_kl = settings.get("prior") != "scale-mixture" and settings.get("kl") != "monte-carlo"
     return sampled or exact_kl or settings.get("train_samples", 1) == 1
@@ -106,11 +105,13 @@ def closed_forms_hold(settings: Mapping[str, Any]) -> bool:
 
 def _table_defaults(given: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:
     """Return those of ``TableRecipe`` under the names of a run's settings."""
-    size = given.get("batch_size") or TableRecipe.batch_size
-    recipe = TableRecipe.for_rows(num_rows or size, batch_size=max(1, size))
-    has_texts = bool(given.get("text")) and given.get("task") != "regression"
-    if has_texts:
-        recipe = replace(recipe, **_TEXTS, steps=_STEPS_WITH_TEXTS * recipe.steps)
+    size = max(1, given.get("batch_size") or TableRecipe.batch_size)
+    classes = given.get("task") != "regression"
+    if given.get("text") and classes:
+        recipe = replace(_TEXTS, batch_size=size)
+        recipe = replace(recipe, steps=_STEPS_WITH_TEXTS * recipe.steps_for(num_rows or size))
+    else:
+        recipe = TableRecipe.for_rows(num_rows or size, has_classes=classes, batch_size=size)
     batches = -(-(num_rows or size) // recipe.batch_size)
     passes = given.get("passes") or max(1, _STEPS_PER_EPOCH // batches)
     common = {
@@ -120,6 +121,8 @@ def _table_defaults(given: Mapping[str, Any], num_rows: int | None) -> dict[str,
         "passes": passes,
         "epochs": math.ceil(recipe.steps / (batches * max(1, passes))),
     }
+    if not classes:
+        common["noise"] = "input-dependent"
     if given.get("baseline") is not None:
         return {**common, "optimizer": "adam", "lr": 1e-3}
     backend = "auto"
@@ -130,6 +133,7 @@ def _table_defaults(given: Mapping[str, Any], num_rows: int | None) -> dict[str,
         **common,
         "prior": "gaussian",
         "prior_std": recipe.prior_std,
+        "relevance": "learned" if recipe.relevance else "equal",
         **_EARLIER_MIXTURE,
         "estimator": "local",
         "lr": recipe.lr,

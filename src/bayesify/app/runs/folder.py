@@ -314,6 +314,7 @@ class Run:
                 config.hidden,
                 len(self.class_names) or 1,
                 noise=config.noise if config.task == "regression" else None,
+                relevance=config.relevance == "learned",
                 seed=config.seed,
             )
         options: dict[str, Any] = {

@@ -98,6 +98,9 @@ RANDOM_PART = Rule(
     "folders of images without --baseline",
     lambda run: run.net == "resnet8" and run.baseline is None,
 )
+BAYESIAN_TABLE = Rule(
+    "tables without --baseline", lambda run: run.target is not None and run.baseline is None
+)
 BASELINE = Rule("--baseline", lambda run: run.baseline is not None)
 MIXTURE = Rule(
     "--prior scale-mixture", lambda run: run.baseline is None and run.prior == "scale-mixture"
@@ -152,6 +155,15 @@ class RunConfig:
             REGRESSION,
         ),
     ] = "learned"
+    relevance: Annotated[
+        Literal["equal", "learned"],
+        Setting(
+            "Width of the prior by input: {choices}; learned is automatic relevance determination.",
+            _TABLES,
+            None,
+            BAYESIAN_TABLE,
+        ),
+    ] = "equal"
     test_fraction: Annotated[
         float,
         Setting(
