@@ -16,12 +16,20 @@ def scipy_function(name: str) -> Callable[..., Tensor]:
 
     It computes on the CPU in float64, and returns the dtype and device of its last argument.
 
+    Raises:
+        ImportError: scipy is not installed.
+
     Example:
         >>> scipy_function("stdtr")(torch.tensor(3.0), torch.tensor([0.0, 1.0]))
         tensor([0.5000, 0.8045])
     """
     # On first use, as the import takes as long as all of bayesify's own modules.
-    function = getattr(importlib.import_module("scipy.special"), name)
+    try:
+        function = getattr(importlib.import_module("scipy.special"), name)
+    except ImportError as error:
+        raise ImportError(
+            "quantiles and probabilities of this distribution need scipy; pip install scipy"
+        ) from error
 
     def compute(*arguments: Tensor) -> Tensor:
         arrays = (value.detach().to("cpu", torch.float64).numpy() for value in arguments)

@@ -132,17 +132,21 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         else:
             check_sum(weights, stacklevel=4)
 
-    def _begin(self, rows: DistinctRows, num_outputs: int, noise: Noise | None) -> None:
-        """Fit the columns, and build a new network for these rows."""
-        self._check_settings()
-        self.recipe_ = TableRecipe.for_rows(
-            len(rows.weights),
-            has_classes=noise is None,
+    def _recipe(self, num_rows: int, *, has_classes: bool) -> TableRecipe:
+        """Return the settings of the training."""
+        return TableRecipe.for_rows(
+            num_rows,
+            has_classes=has_classes,
             hidden=tuple(np.atleast_1d(self.hidden_layer_sizes).tolist()),
             steps=self.steps,
             batch_size=self.batch_size,
             lr=self.learning_rate_init,
         )
+
+    def _begin(self, rows: DistinctRows, num_outputs: int, noise: Noise | None) -> None:
+        """Fit the columns, and build a new network for these rows."""
+        self._check_settings()
+        self.recipe_ = self._recipe(len(rows.weights), has_classes=noise is None)
         values, weights = rows.inputs.numpy(), rows.weights.numpy()
         ranged = sum(isinstance(column, RangedColumn) for column in self.columns_)
         tail = tail_of(len(values), ranged)
