@@ -1,6 +1,6 @@
 """What each part of the recipe for tables brings, on validation rows of the development sets.
 
-python benchmarks/table_recipe.py [--only SET ...] [--splits N]    an hour; resumes after each result
+python benchmarks/table_recipe.py [--only SET ...] [--splits N]    an hour; resumes where it stopped
 python benchmarks/table_recipe.py --show                           writes the table in docs/adr/0008
 
 Each candidate changes one thing of the defaults. It is trained on 80 % of the training rows of a

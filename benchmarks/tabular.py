@@ -72,8 +72,8 @@ def models(name: str) -> dict[str, Any]:
     )
     return {
         "BayesianMLPRegressor": BayesianMLPRegressor(random_state=SEED),
-        "BayesianMLPRegressor, input-dependent": BayesianMLPRegressor(
-            noise="input-dependent", random_state=SEED
+        "BayesianMLPRegressor, noise learned": BayesianMLPRegressor(
+            noise="learned", random_state=SEED
         ),
         "MLPRegressor": mlp,
         "MLPRegressor, X and y scaled": scaled,
