@@ -96,6 +96,14 @@ def test_too_few_rows_for_the_level(place: Path, tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_a_run_on_all_rows_has_none_to_calibrate_on(tmp_path: Path) -> None:
+    place = trained(tmp_path, "regression", "--test-fraction", "0", "--epochs", "1")
+    out = tmp_path / "p"
+    said = bayesify("predict", place / "run", place / "table.csv", "--out", out, "--conformal")
+    check_refused(said, "must hold out test rows to calibrate on, got none (--test-fraction 0)")
+    assert not out.exists()
+
+
 def test_the_run_needs_its_table(tmp_path: Path) -> None:
     place = trained(tmp_path, "regression")
     (place / "new.csv").write_text(TABLES["regression"])

@@ -78,9 +78,14 @@ class Predictions:
         """Calibrate the intervals, or sets of classes, on the run's held-out test part.
 
         Raises:
-            RunError: it is too small for the level.
+            RunError: it is empty, or too small for the level.
         """
         inputs, targets = data.test_inputs, data.test_targets
+        if not len(inputs):
+            raise RunError(
+                f"{self.run.folder} must hold out test rows to calibrate on, got none "
+                "(--test-fraction 0); predict without --conformal, or train with a larger fraction"
+            )
         parts = [self.bnn.predict(chunk, self.samples) for chunk in inputs.split(_CHUNK_ROWS)]
         mean = torch.cat([part.mean for part in parts])
         try:
