@@ -140,6 +140,18 @@ def test_a_class_that_a_fold_lacks_is_not_impossible() -> None:
     assert sets[:, 1:].sum(1).mean() == pytest.approx(size, abs=0.3)
 
 
+def test_a_fold_may_lack_a_class_with_a_weight() -> None:
+    labels = NAMES[:60].copy()
+    labels[0] = "rare"
+    model = classifier().set_params(class_weight={"rare": 3.0, "setosa": 2.0})
+    model.fit(IRIS[:60], labels).calibrate(IRIS[:60], labels, cv=3)
+    weights = [fold.class_weight for fold in model.fold_models_]
+    assert sorted(map(len, weights)) == [1, 2, 2]
+    assert all(each["setosa"] == 2.0 for each in weights)
+    assert model.class_weight == {"rare": 3.0, "setosa": 2.0}
+    assert model.predict_set(IRIS, 0.9, method="conformal").shape == (150, 3)
+
+
 def test_targets_of_a_data_frame_are_accepted() -> None:
     table = pd.DataFrame({"y": Y})
     model = regressor().fit(X, table["y"])

@@ -254,6 +254,15 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             )
         return np.asarray(labels)
 
+    def _fold_model(self, targets: Array) -> Self:
+        model = super()._fold_model(targets)
+        if isinstance(self.class_weight, Mapping):
+            # A fold may lack a rare class, whose weight would be an error.
+            known = np.unique(targets).tolist()
+            weights = {label: w for label, w in self.class_weight.items() if label in known}
+            model.set_params(class_weight=weights)
+        return model
+
     def _scored(self, model: Self, X: Any, targets: Array) -> ConformalSets:  # noqa: N803
         index = np.searchsorted(self.classes_, targets)
         probabilities = torch.from_numpy(self._all_classes(model, X))
