@@ -241,9 +241,9 @@ class RunConfig:
     prior_std: Annotated[
         float,
         Setting(
-            "Standard deviation of a Gaussian or Laplace prior. In a regression on a table the "
-            "std of a weight, also of a mixture, is divided by the square root of its layer's "
-            "inputs.",
+            "Standard deviation of a Gaussian or Laplace prior. In a regression on a table, and "
+            "with --relevance learned, the std of a weight, also of a mixture, is divided by the "
+            "square root of its layer's inputs.",
             _POSTERIOR,
             POSITIVE,
             ONE_STD,
