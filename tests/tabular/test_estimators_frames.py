@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -68,6 +69,56 @@ def test_columns_of_every_type_are_read(kind: Any) -> None:
     # Text, and other types with the same values, mean the same.
     other = table.astype({"city": "category", "when": "string", "count": "float64"})
     np.testing.assert_array_equal(model.predict(other), model.predict(table))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_relevance_is_that_of_each_column(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(NotFittedError):
+        _ = kind().relevance_
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {
+            "same": np.full(200, 5.0),
+            "city": rng.choice(["Rome", "Oslo", "Pau"], 200),
+            "noise": np.exp(2.0 * rng.normal(size=200)),  # of two inputs
+            "empty": [None] * 200,
+            "x": rng.normal(size=200),
+            "when": pd.Timestamp("2024-01-01"),
+            "lost": np.where(rng.random(200) < 0.3, np.nan, 4.0),
+        }
+    )
+    y = 3.0 * (table["city"] == "Oslo") + table["x"] + 2.0 * table["lost"].isna()
+    model = kind(steps=400, random_state=0)
+    model.fit(table, y > 2.0 if kind is BayesianMLPClassifier else y)
+    found = dict(zip(table, model.relevance_, strict=True))
+    assert found["same"] == found["empty"] == found["when"] == 0.0
+    # Of several inputs the largest counts; of one number with missing values, the mark of these.
+    assert min(found["city"], found["x"], found["lost"]) > 3.0 * found["noise"] > 0.0
+    assert found["lost"] != 1.0
+    model.save(tmp_path / "model.safetensors")
+    again = kind.load(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(again.relevance_, model.relevance_)
+    with pytest.raises(AttributeError):
+        model.relevance_ = found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_polars_frames_are_read_as_those_of_pandas(kind: Any) -> None:
+    pl = pytest.importorskip("polars")
+    table = frame().drop(columns="written").reset_index(drop=True)
+    same = pl.DataFrame(
+        {name: pl.Series([None if pd.isna(v) else v for v in table[name]]) for name in table}
+    ).with_columns(pl.col("size").cast(pl.Categorical), pl.col("when").cast(pl.Date))
+    y = target(table, kind)
+    model = kind(steps=5, random_state=0).fit(same, pl.Series("y", y))
+    assert [column.kind for column in model.columns_] == [
+        *("number", "number", "category", "category", "flag", "date", "unused")
+    ]
+    assert list(model.feature_names_in_) == list(table.columns)
+    expected = kind(steps=5, random_state=0).fit(table, y)
+    np.testing.assert_array_equal(model.predict(same), expected.predict(table))
+    with pytest.raises(ValueError, match=r"collect\(\)"):
+        model.predict(same.lazy())
 
 
 def test_missing_values_are_information_in_arrays_too() -> None:

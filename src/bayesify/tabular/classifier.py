@@ -47,6 +47,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         class_prior_: the frequency of each class in training, by the rows' weights, shape (K,).
         columns_: what each column holds, and how it becomes inputs of the network.
         recipe_: the settings of the training.
+        relevance_: relative width of the prior for each column, shape (F,).
         history_: a row for each epoch; see ``bayesify.fit``.
         n_iter_: number of steps.
         conformal_: the scores of the rows of :meth:`calibrate`, once it was called.

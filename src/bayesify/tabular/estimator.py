@@ -25,7 +25,7 @@ from bayesify.tabular.cells import Floats
 from bayesify.tabular.columns import Column, NumberColumn, RangedColumn, UnusedColumn
 from bayesify.tabular.conformal import Calibrated
 from bayesify.tabular.frames import columns_of, frame_of, number_columns, values_of
-from bayesify.tabular.model import Noise
+from bayesify.tabular.model import Noise, TableNet
 from bayesify.tabular.outside import widened
 from bayesify.tabular.recipe import Silent, TableRecipe
 from bayesify.tabular.schema import tail_of
@@ -209,6 +209,43 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
             training data have a wider one, see ``bayesify.tabular.outside.widened``.
         """
         return self._predictive(self._rows(X), keep_samples=keep_samples)
+
+    @property
+    def relevance_(self) -> Array:
+        """Relative width of the prior that training learned for each column, shape (F,).
+
+        It is the largest factor over the inputs of a column, such as the levels of a category: 1
+        before training, small for a column that the network hardly uses, and 0 for one without
+        inputs or of a single number or date. It is not an importance: the weights that it
+        multiplies may be of any size, and columns that tell the same share it. See
+        :class:`TableNet`.
+
+        Raises:
+            NotFittedError: it is not trained.
+            AttributeError: a file of an earlier version has no such factors.
+
+        Example:
+            >>> from bayesify.sklearn import BayesianMLPRegressor
+            >>> x = np.random.default_rng(0).normal(size=(100, 3))
+            >>> model = BayesianMLPRegressor(steps=500, random_state=0).fit(x, x[:, 1])
+            >>> int(model.relevance_.argmax())
+            1
+        """
+        check_is_fitted(self)
+        net = self.bnn_.net
+        assert isinstance(net, TableNet)
+        if net.log_relevance is None:
+            raise AttributeError(
+                "relevance_ needs a model whose training learned the widths of the prior, got a "
+                "file of an earlier version; train it again"
+            )
+        factors = net.log_relevance.detach().exp().tolist()
+        found = []
+        for column in self.columns_:
+            own, factors = factors[: len(column.features)], factors[len(column.features) :]
+            constant = isinstance(column, RangedColumn) and not column.std
+            found.append(max(own[1:] if constant else own, default=0.0))
+        return np.array(found)
 
     def outside_scores(self, X: Any) -> Array:  # noqa: N803
         """Return how far each row lies outside the training data, shape (N,).

@@ -37,6 +37,9 @@ def frame_of(table: Any, *, always: bool = False) -> pd.DataFrame | None:
             that NumPy makes an array of.
         always: whether to return a frame for an array of numbers too.
 
+    Raises:
+        ValueError: the table is lazy, as polars' ``LazyFrame`` is.
+
     Example:
         >>> frame_of([[1, 2], [3, 4]]) is None, frame_of([["a", 2], ["b", 4]]).shape
         (True, (2, 2))
@@ -46,6 +49,8 @@ def frame_of(table: Any, *, always: bool = False) -> pd.DataFrame | None:
     if hasattr(table, "to_pandas") and hasattr(table, "columns"):
         frame = table.to_pandas()
         return frame if isinstance(frame, pd.DataFrame) else None
+    if hasattr(table, "collect") and hasattr(table, "lazy"):
+        raise ValueError("X must be a data frame or an array, got a lazy frame; use X.collect()")
     if not isinstance(table, np.ndarray | list | tuple):
         return None
     try:

@@ -49,6 +49,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         columns_: what each column holds, and how it becomes inputs of the network.
         target_scaling_: shift and scale of the targets, without wild ones.
         recipe_: the settings of the training.
+        relevance_: relative width of the prior for each column, shape (F,).
         history_: a row for each epoch; see ``bayesify.fit``.
         n_iter_: number of steps.
         conformal_: the scores of the rows of :meth:`calibrate`, once it was called.
