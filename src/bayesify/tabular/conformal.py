@@ -79,12 +79,14 @@ class Calibrated(ABC):
         models, parts = [], []
         for start in range(0, size * int(cv), size):
             held, rest = order[start : start + size], np.delete(order, slice(start, start + size))
-            model = self._fold_model(targets[rest]).fit(_safe_indexing(X, rest), targets[rest])
+            model: Self = self._fold_model(targets[rest]).fit(
+                _safe_indexing(X, rest), targets[rest]
+            )
             models.append(model)
             parts.append(self._scored(model, _safe_indexing(X, held), targets[held]))
         return models, type(parts[0]).joined(parts)
 
-    def _fold_model(self, targets: Array) -> Self:  # noqa: ARG002
+    def _fold_model(self, targets: Array) -> Any:  # noqa: ARG002
         """Return an untrained model with the settings of this one, for a fold's targets."""
         return clone(self)
 
