@@ -255,7 +255,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             )
         return np.asarray(labels)
 
-    def _fold_model(self, targets: Array) -> Self:
+    def _fold_model(self, targets: Array) -> Any:
         model = super()._fold_model(targets)
         if isinstance(self.class_weight, Mapping):
             # A fold may lack a rare class, whose weight would be an error.
