@@ -56,8 +56,8 @@ class Silent:
 class TableRecipe:
     """Settings of a network and its training, for a table of standardised numbers.
 
-    The defaults suit numbers. They were chosen by measurement, see docs/scikit-learn.md and ADR
-    0020. :meth:`for_rows` adapts them to a number of rows and to classes.
+    The defaults suit numbers. They were chosen by measurement, see docs/adr/0008. :meth:`for_rows`
+    adapts them to a number of rows and to classes.
 
     Args:
         hidden: units of each hidden layer (ReLU).
