@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import make_friedman1
 
@@ -20,14 +21,17 @@ X, Y = make_friedman1(1600, noise=1.0, random_state=0)
 TRAIN, TEST = slice(0, 800), slice(800, None)
 
 
-def rmse(x: Any = X, y: Any = Y) -> float:
-    model = BayesianMLPRegressor(random_state=0).fit(x[TRAIN], y[TRAIN])
+def trained(x: Any = X, y: Any = Y) -> BayesianMLPRegressor:
+    return BayesianMLPRegressor(random_state=0).fit(x[TRAIN], y[TRAIN])
+
+
+def rmse(model: BayesianMLPRegressor, x: Any = X) -> float:
     return float(np.sqrt(np.mean((model.predict(x[TEST]) - Y[TEST]) ** 2)))
 
 
 @pytest.fixture(scope="module")
-def clean() -> float:
-    return rmse()
+def clean() -> BayesianMLPRegressor:
+    return trained()
 
 
 def with_cell(x: Any) -> Any:
@@ -36,24 +40,87 @@ def with_cell(x: Any) -> Any:
     return found
 
 
+def with_gaps(x: Any) -> Any:
+    found = x.copy()
+    found[TRAIN][np.random.default_rng(0).random((800, 10)) < 0.05] = np.nan
+    return found
+
+
+def with_a_moved_constant(x: Any) -> Any:
+    return np.c_[x, np.where(np.arange(1600) < 800, 1000.0, 1005.0)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "most"),
-    [(with_cell, 1.1), (lambda x: np.exp(5.0 * x), 1.2), (lambda x: np.c_[x, np.ones(1600)], 1.1)],
-    ids=["one wild cell", "skewed", "constant"],
+    [
+        (with_cell, 1.1),
+        (lambda x: np.exp(5.0 * x), 1.2),
+        (with_a_moved_constant, 1.1),
+        (with_gaps, 1.1),
+    ],
+    ids=["one wild cell", "skewed", "constant in training", "gaps in training"],
 )
-def test_a_wild_cell_or_skewed_columns_cost_little(
-    clean: float, change: Callable[[Any], Any], most: float
+def test_broken_columns_cost_little(
+    clean: BayesianMLPRegressor, change: Callable[[Any], Any], most: float
 ) -> None:
-    assert rmse(change(X)) < most * clean
+    x = change(X)
+    assert rmse(trained(x), x) < most * rmse(clean)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::bayesify.tabular.TableWarning")
-def test_a_wild_target_costs_little(clean: float) -> None:
+def test_a_wild_target_costs_little(clean: BayesianMLPRegressor) -> None:
     y = Y.copy()
     y[7] = 1e6
-    assert rmse(y=y) < 1.1 * clean
+    assert rmse(trained(y=y)) < 1.1 * rmse(clean)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", [1e6, -1e6])
+def test_a_wild_cell_of_a_new_row_has_a_bounded_mean_and_a_wide_interval(
+    clean: BayesianMLPRegressor, cell: float
+) -> None:
+    targets = Y[TRAIN]
+    for place in range(10):
+        rows = X[800:900].copy()
+        rows[:, place] = cell
+        mean, std = clean.predict(rows, return_std=True)
+        assert mean.min() > targets.min() - 2.0 * targets.std()
+        assert mean.max() < targets.max() + 2.0 * targets.std()
+        assert std.min() > targets.std()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shift", "most_missed"), [(8.0, 2), (0.0, 20)])
+def test_one_row_in_a_thousand_of_a_class(shift: float, most_missed: int) -> None:
+    rng = np.random.default_rng(0)
+    rare = np.arange(40_000) % 1000 == 7
+    x = rng.normal(size=(40_000, 5))
+    x[rare, 0] += shift
+    model = BayesianMLPClassifier(random_state=0).fit(x[:20_000], rare[:20_000])
+    probability = model.predict_proba(x[20_000:])[:, 1]
+    assert 0.5e-3 < probability.mean() < 2e-3
+    found = probability > 0.5
+    assert found[rare[20_000:]].sum() >= 20 - most_missed
+    assert found[~rare[20_000:]].sum() <= 1
+
+
+@pytest.mark.slow
+def test_two_hundred_levels() -> None:
+    rng = np.random.default_rng(0)
+    level = rng.integers(0, 200, 2000)
+    rows = pd.DataFrame(
+        {"level": [f"level {place}" for place in level], "x": rng.normal(size=2000)}
+    )
+    labels = rows["x"].to_numpy() + level % 2 > 0.5
+    model = BayesianMLPClassifier(random_state=0).fit(rows[:1500], labels[:1500])
+    new = slice(1500, None)
+    assert model.predict_proba(rows[new])[:, 1].mean() == pytest.approx(
+        labels[new].mean(), abs=0.05
+    )
+    assert model.score(rows[new], labels[new]) > 0.65
+    assert not model.outside_scores(rows[new]).any()
 
 
 def test_ordinary_columns_are_standardised_as_ever() -> None:
