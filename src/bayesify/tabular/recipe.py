@@ -32,7 +32,7 @@ __all__ = ["Silent", "TableRecipe"]
 #: Steps of an epoch of few rows: each epoch has a fixed cost.
 _STEPS_AN_EPOCH = 50
 #: Of classes, whose logits have no unit, as standardised numbers have one.
-_OF_CLASSES: dict[str, Any] = {"steps": 1000, "lr": 0.03, "prior_std": 4.0, "kl_warmup": 0.3}
+_OF_CLASSES: dict[str, Any] = {"steps": 1000, "lr": 0.03, "prior_std": 7.0, "kl_warmup": 0.3}
 
 
 class Silent:

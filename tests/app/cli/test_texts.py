@@ -142,7 +142,7 @@ def test_tables_with_texts_and_classes_have_their_own_defaults() -> None:
     assert classes.hidden == (50,)
     assert classes.relevance == "equal"
     assert (numbers.prior_std, numbers.lr) == (1.5, 0.02)
-    assert (plain.prior_std, plain.lr) == (4.0, 0.03)
+    assert (plain.prior_std, plain.lr) == (7.0, 0.03)
 
 
 def test_the_command_repeats_the_run(place: Path, tmp_path: Path) -> None:
