@@ -286,6 +286,7 @@ def test_the_warning_is_silent_after_long_training_and_sounds_where_rho_stood_st
             assert residual == pytest.approx(-1.0, abs=0.02)
 
 
+@pytest.mark.filterwarnings("ignore::bayesify.training.TargetScaleWarning")
 @loop_over("options", [{"kl_weighting": "geometric", "num_batches": 12}, {}, {"temperature": 0.3}])
 def test_the_residual_is_in_nats_whatever_weighs_the_kl(options: dict[str, Any]) -> None:
     model = correlated_regression()
