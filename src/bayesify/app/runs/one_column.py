@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 
@@ -37,22 +38,28 @@ def one_column(run: Run, data: RunData, bnn: BayesianModule) -> Figure | None:
     from bayesify.tabular.columns import NumberColumn
 
     (column, *more) = run.table.columns
-    if more or not isinstance(column, NumberColumn) or data.train_inputs.shape[1] != 1:
+    if more or not isinstance(column, NumberColumn) or column.missing:
         return None
-    low, high = float(data.train_inputs.min()), float(data.train_inputs.max())
+    inputs = data.train_inputs[:, 0].double().numpy()
+    # Tables of earlier versions lack the ends of the values; their inputs are linear in them.
+    ends = inputs.min(), inputs.max()
+    low, *_, high = column.typical or [end * column.std + column.mean for end in ends]
     room = _BEYOND * (high - low) or 1.0
-    axis = torch.linspace(low - room, high + room, 200).unsqueeze(1)
+    values = np.linspace(low - room, high + room, 200)
+    axis = torch.from_numpy(column.encode(values))
     samples = 1 if isinstance(bnn.posterior, Delta) else run.config.test_samples
     predictive = in_units(bnn.predict(axis, samples), data.shift, data.scale)
     # Evenly spaced rows suffice as a sample, because rows are shuffled.
     shown = torch.linspace(0, len(data.train_inputs) - 1, _MOST_POINTS).long().unique()
-    x = data.train_inputs[shown].flatten().double() * column.std + column.mean
+    # The first input grows with the value, but not everywhere in proportion.
+    known = np.linspace(low, high, 10 * _MOST_POINTS)
+    x = np.interp(inputs[shown.numpy()], column.encode(known)[:, 0], known)
     y = data.train_targets[shown].flatten().double() * data.scale + data.shift
     figure = bands(
         [
             Band(
                 f"{run.config.target}, from {column.name}",
-                (axis.flatten().double() * column.std + column.mean).tolist(),
+                values.tolist(),
                 {level: predictive.quantile(level).flatten().tolist() for level in _LEVELS},
             )
         ],
