@@ -20,7 +20,8 @@ Where to look next:
   counts: ``PoissonLikelihood``, ``NegativeBinomialLikelihood``
 * priors: ``Gaussian``, ``ScaleMixture`` (the paper's), ``Laplace``, ``StudentT``; by parameter:
   ``ByGroup``; learned: ``EmpiricalGaussian``
-* posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate)
+* posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate); beyond the mean field:
+  ``LowRankGaussian``, ``MatrixGaussian``, ``FullGaussian``, by parameter ``PosteriorByGroup``
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once); for a loop of your own
   ``make_step``, ``parameter_groups``
@@ -52,6 +53,13 @@ if TYPE_CHECKING:
     )
     from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
     from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture, StudentT
+    from bayesify.distributions.structured import (
+        FullGaussian,
+        LowRankGaussian,
+        MatrixGaussian,
+        PosteriorByGroup,
+        PosteriorFamily,
+    )
     from bayesify.estimators import (
         Estimator,
         Flipout,
@@ -88,6 +96,10 @@ _MODULES = {
     ),
     "distributions.posteriors": ("Delta", "MeanFieldGaussian", "Posterior"),
     "distributions.priors": ("Gaussian", "Laplace", "Prior", "ScaleMixture", "StudentT"),
+    "distributions.structured": (
+        *("FullGaussian", "LowRankGaussian", "MatrixGaussian"),
+        *("PosteriorByGroup", "PosteriorFamily"),
+    ),
     "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
     "app.trained_table": ("open_run",),
     "io": ("load", "save"),
@@ -135,6 +147,11 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "Posterior",
     "MeanFieldGaussian",
     "Delta",
+    "PosteriorFamily",
+    "LowRankGaussian",
+    "MatrixGaussian",
+    "FullGaussian",
+    "PosteriorByGroup",
     "kl_divergence",
     # gradient estimators
     "Estimator",

@@ -19,10 +19,11 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from bayesify import estimators
-from bayesify.distributions import by_group, likelihoods, posteriors, priors
+from bayesify.distributions import by_group, likelihoods, posteriors, priors, structured
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Posterior
 from bayesify.distributions.priors import Prior
+from bayesify.distributions.structured import PosteriorFamily, StructuredGaussian
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
@@ -91,7 +92,7 @@ def load(
     likelihood: Likelihood | None = None,
     prior: Prior | None = None,
     estimator: Estimator | None = None,
-    posterior: type[Posterior] | None = None,
+    posterior: type[Posterior] | PosteriorFamily | None = None,
     output: Output | None = None,
 ) -> BayesianModule:
     """Load a Bayesian network from a file of :func:`save` or from a training checkpoint.
@@ -104,7 +105,7 @@ def load(
         prior: the prior, required if it is not a class of bayesify.
         estimator: the estimator, required if it is not a class of bayesify; it may replace the
             saved one.
-        posterior: the class of the posterior, required if it is not a class of bayesify.
+        posterior: the class or family of the posterior, required if it is not one of bayesify.
         output: what of the network's result the likelihood sees, required if it was a function.
 
     Returns:
@@ -155,7 +156,7 @@ def model_meta(bnn: BayesianModule) -> dict[str, Any]:
         "names": list(bnn.layout.names),
         "shapes": [list(shape) for shape in bnn.layout.shapes],
         "dtype": str(bnn.layout.dtype).removeprefix("torch."),
-        "posterior": _type_name(bnn.posterior),
+        "posterior": _described_posterior(bnn.posterior),
         "prior": _describe(bnn.prior),
         "estimator": _describe(bnn.estimator),
         "likelihood": {"type": _type_name(bnn.likelihood), **bnn.likelihood.config()},
@@ -174,7 +175,7 @@ def restore_model(
     likelihood: Likelihood | None = None,
     prior: Prior | None = None,
     estimator: Estimator | None = None,
-    posterior: type[Posterior] | None = None,
+    posterior: type[Posterior] | PosteriorFamily | None = None,
     output: Output | None = None,
 ) -> BayesianModule:
     """Restore a network from the results of :func:`model_tensors` and :func:`model_meta`.
@@ -193,7 +194,7 @@ def restore_model(
             if likelihood is None
             else likelihood,
             prior=prior or _prior(meta["prior"]),
-            posterior=posterior or _component_class(posteriors, Posterior, meta["posterior"]),
+            posterior=posterior or _posterior(meta["posterior"]),
             estimator=estimator or _component(estimators, Estimator, meta["estimator"]),
             prior_mean="initial" if _PRIOR_MEAN in tensors else None,
             include=[glob.escape(name) for name in names],
@@ -271,7 +272,14 @@ def _output_of(meta: Mapping[str, Any]) -> str | None:
     return name
 
 
-def _describe(component: Prior | Estimator) -> dict[str, Any]:
+def _described_posterior(posterior: Posterior) -> Any:
+    """Return the name of a posterior's class, or the description of its family."""
+    if isinstance(posterior, StructuredGaussian):
+        return _describe(posterior.family)
+    return _type_name(posterior)
+
+
+def _describe(component: Prior | Estimator | PosteriorFamily) -> dict[str, Any]:
     name = _type_name(component)
     fields: dict[str, Any] = {}
     # Fields of a user's own component are not saved: the component is passed to load().
@@ -286,8 +294,10 @@ def _describe(component: Prior | Estimator) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    if isinstance(value, Prior):
+    if isinstance(value, Prior | PosteriorFamily):
         return _describe(value)
+    if isinstance(value, type):  # MeanFieldGaussian within a PosteriorByGroup
+        return value.__name__
     return [_as_json(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -318,6 +328,16 @@ def _prior(description: Mapping[str, Any]) -> Any:
     return _component(module, Prior, fields)
 
 
+def _posterior(description: str | Mapping[str, Any]) -> Any:
+    """Return a class of posteriors, or create a family with the families that it consists of."""
+    if isinstance(description, str):
+        return _component_class(posteriors, Posterior, description)
+    fields = dict(description)
+    if "groups" in fields:
+        fields["groups"] = [(pattern, _posterior(each)) for pattern, each in fields["groups"]]
+    return _component(structured, PosteriorFamily, fields)
+
+
 def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
         return _prior(value)
@@ -338,8 +358,12 @@ def _check_architecture(
 
 
 def _weight_vectors(bnn: BayesianModule) -> list[str]:
-    """Return the names of the entries of the state that have one number per weight."""
-    names = [f"posterior.{name}" for name, _ in bnn.posterior.named_parameters()]
+    """Return the names of the entries of the state whose first axis is that of the weights."""
+    names = [
+        f"posterior.{name}"
+        for name, parameter in bnn.posterior.named_parameters()
+        if parameter.shape[:1] == (bnn.layout.num_weights,)
+    ]
     return names if bnn.prior_mean is None else [*names, _PRIOR_MEAN]
 
 
@@ -359,9 +383,9 @@ def unpack_state(bnn: BayesianModule, tensors: Mapping[str, Tensor]) -> dict[str
     bits = np.unpackbits(state["posterior.mask"].numpy(), count=num_weights)
     mask = torch.from_numpy(bits.astype(bool))
     for name in _weight_vectors(bnn):
-        state[name] = torch.zeros(num_weights, dtype=state[name].dtype).masked_scatter(
-            mask, state[name]
-        )
+        kept = state[name]
+        state[name] = kept.new_zeros(num_weights, *kept.shape[1:])
+        state[name][mask] = kept
     return state | {"posterior.mask": mask}
 
 

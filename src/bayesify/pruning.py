@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.module.bayesian import BayesianModule
 
 __all__ = ["prune", "snr", "snr_decibels"]
@@ -111,7 +111,7 @@ def prune(
 def _log_snr(bnn: BayesianModule) -> Tensor:
     # In logarithms, since the ratio itself overflows float32 at rho = -100.
     posterior = bnn.posterior
-    if not isinstance(posterior, MeanFieldGaussian):
+    if not isinstance(posterior, GaussianPosterior):
         raise TypeError(
             "the signal-to-noise ratio needs a posterior with a std, got "
             f"{type(posterior).__name__}; train with posterior=MeanFieldGaussian, or prune with "

@@ -16,7 +16,12 @@ from bayesify.distributions.closed_forms import (
     gaussian_gaussian,
     gaussian_laplace,
 )
-from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior, WeightDraw
+from bayesify.distributions.posteriors import (
+    GaussianPosterior,
+    MeanFieldGaussian,
+    Posterior,
+    WeightDraw,
+)
 from bayesify.distributions.priors import BlockPrior, Gaussian, Laplace, Prior
 from bayesify.distributions.softplus import log_softplus, softplus
 
@@ -94,6 +99,8 @@ def kl_divergence(
     terms = _closed_form_terms(q, p, forms, prior_mean)
     if draw is not None and None in forms:
         terms += _monte_carlo_terms(q, p, forms, prior_mean, draw)
+    if type(q).total_correlation is not Posterior.total_correlation:
+        terms.append(q.total_correlation())
     return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
 
 
@@ -207,7 +214,7 @@ def _priors_of(p: Prior) -> tuple[Prior, ...]:
 def _closed_forms(q: Posterior, p: Prior) -> list[_ClosedForm | None]:
     """Return the closed form of the KL for each prior, or None where none is registered."""
     # A subclass may read rho differently, so it has a closed form only if it declares its own std.
-    own_std = isinstance(q, MeanFieldGaussian) and not q.std_is_softplus
+    own_std = isinstance(q, GaussianPosterior) and not q.std_is_softplus
     kind = MeanFieldGaussian if own_std else type(q)
     return [_CLOSED_FORMS.get((kind, type(prior))) for prior in _priors_of(p)]
 
@@ -233,7 +240,7 @@ def _closed_form_terms(
         return []
     parts: Sequence[Any] = (q,)
     if isinstance(p, BlockPrior) or prior_mean is not None:
-        q = cast("MeanFieldGaussian", q)  # the only class with closed forms
+        q = cast("GaussianPosterior", q)  # the only classes with closed forms
         kind: Callable[..., Any] = _GaussianSlice if q.std_is_softplus else _GaussianSliceWithStd
         spread = q.rho if q.std_is_softplus else q.full_std
         slices = zip(

@@ -17,6 +17,7 @@ from bayesify.noise.keys import NoiseKey
 
 __all__ = [
     "Delta",
+    "GaussianPosterior",
     "MeanFieldGaussian",
     "Posterior",
     "WeightDraw",
@@ -92,7 +93,19 @@ class Posterior(WideModule, ABC):
 
     @abstractmethod
     def log_prob_of(self, draw: WeightDraw) -> Tensor:
-        """Return log q of each weight of a draw of this posterior, in nats, shape (S, D)."""
+        """Return the log density of each weight of a draw, in nats, shape (S, D).
+
+        It is that of the weight's own marginal. Where the weights depend on each other, the sum
+        over them is not log q(w), but its mean lacks only :meth:`total_correlation`.
+        """
+
+    def total_correlation(self) -> Tensor:
+        """KL from q to the product of its marginals, in nats, a scalar of at least 0.
+
+        For a prior under which the weights are independent, KL(q || p) is the sum of the KLs of
+        the marginals plus the total correlation (Watanabe 1960). It is 0 for independent weights.
+        """
+        return self.mean.new_zeros(())
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -107,7 +120,43 @@ class Posterior(WideModule, ABC):
         return weights if self.mask is None else torch.where(self.mask, weights, 0.0)
 
 
-class MeanFieldGaussian(Posterior):
+class GaussianPosterior(Posterior):
+    """A Gaussian over the weights, whose marginals have a mean and a standard deviation.
+
+    Example:
+        >>> isinstance(MeanFieldGaussian(torch.zeros(2), std=0.1), GaussianPosterior)
+        True
+    """
+
+    #: Whether the std is softplus(rho), so that closed forms may be computed from rho. A subclass
+    #: with another std sets this to False; its KL is then computed from its mean and std.
+    std_is_softplus: ClassVar[bool] = False
+    rho: nn.Parameter
+
+    def __init__(self, mean: Tensor, std: float | Tensor) -> None:
+        super().__init__(mean)
+        stds = torch.as_tensor(std, dtype=mean.dtype, device=mean.device)
+        if not bool(((stds > 0) & stds.isfinite()).all()):
+            raise ValueError(f"std must be positive and finite, got {std}")
+        self.rho = nn.Parameter(inverse_softplus(stds).expand_as(mean).clone())
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of each weight, shape (D,), zero where pruned."""
+        return self._masked(self.full_std)
+
+    @property
+    @abstractmethod
+    def full_std(self) -> Tensor:
+        """Standard deviation of each weight, shape (D,), pruned weights included."""
+
+    @property
+    def log_std(self) -> Tensor:
+        """Its logarithm, shape (D,), pruned weights included."""
+        return self.full_std.log()
+
+
+class MeanFieldGaussian(GaussianPosterior):
     """Independent Gaussians, w_i = mean_i + softplus(rho_i) noise_i (Blundell et al. 2015, 3.2).
 
     Args:
@@ -129,26 +178,13 @@ class MeanFieldGaussian(Posterior):
     #: Whether ``moments_of`` returns variances instead of standard deviations.
     gives_variances = False
     #: A subclass with another std sets this to False and overrides ``full_std``, ``log_std`` and
-    #: ``log_std_slope``; its KL is then computed from its mean and std.
+    #: ``log_std_slope``.
     std_is_softplus: ClassVar[bool] = True
-    rho: nn.Parameter
-
-    def __init__(self, mean: Tensor, std: float | Tensor) -> None:
-        super().__init__(mean)
-        stds = torch.as_tensor(std, dtype=mean.dtype, device=mean.device)
-        if not bool(((stds > 0) & stds.isfinite()).all()):
-            raise ValueError(f"std must be positive and finite, got {std}")
-        self.rho = nn.Parameter(inverse_softplus(stds).expand_as(mean).clone())
 
     @classmethod
     def centred_on(cls, mean: Tensor, init_std: float | Tensor | None) -> Self:
         """Create a posterior centred on ``mean`` with std ``init_std``, by default 0.02."""
         return cls(mean, cls.default_init_std if init_std is None else init_std)
-
-    @property
-    def std(self) -> Tensor:
-        """softplus(rho), shape (D,), zero where pruned."""
-        return self._masked(self.full_std)
 
     @property
     def full_std(self) -> Tensor:

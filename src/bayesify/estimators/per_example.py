@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior, WeightDraw
+from bayesify.distributions.structured import StructuredGaussian
 from bayesify.estimators.estimator import Estimator, ForwardPass, ParameterUse
 from bayesify.estimators.interception import WeightInterceptor
 from bayesify.estimators.operations import LinearOperation
@@ -51,6 +53,9 @@ class ParameterMoments:
         if self.spread is None or self.squared:
             return self.spread
         return self.spread.to(dtype).square()
+
+
+_MomentsOf = Callable[[NoiseSource], Mapping[str, ParameterMoments]]
 
 
 @dataclass
@@ -101,41 +106,31 @@ class PerExampleEstimator(Estimator):
         """See :meth:`Estimator.run`.
 
         Raises:
-            TypeError: the posterior's weights are not independent Gaussians.
+            TypeError: the posterior's weights are not independent Gaussians, nor are they so given
+                a few numbers.
         """
-        if not isinstance(posterior, MeanFieldGaussian):
-            raise TypeError(
-                f"{type(self).__name__} needs a MeanFieldGaussian posterior, got "
-                f"{type(posterior).__name__}; use WeightSampling()"
-            )
-        layout, squared = forward_pass.layout, posterior.gives_variances
-        means, spreads = posterior.moments_of(layout)
-        moments = {
-            # Spreads stay in the posterior's dtype, since half precision holds no small variance.
-            name: ParameterMoments(means[name].to(layout.dtype), spreads[name], name, squared)
-            for name in means
-        }
+        moments_of = _moments(posterior, forward_pass.layout)
         local = set(forward_pass.local_names())
         outputs = []
         for sample in samples:
             noise = NoiseSource(key, sample, antithetic=self.antithetic)
             if torch.compiler.is_compiling():  # these shapes have just been traced
-                outputs.append(self._run_once(forward_pass, moments, local, noise)[0])
+                outputs.append(self._run_once(forward_pass, moments_of, local, noise)[0])
             else:
-                outputs.append(self._run_sample(forward_pass, moments, local, noise))
+                outputs.append(self._run_sample(forward_pass, moments_of, local, noise))
         return outputs, None
 
     def _run_sample(
         self,
         forward_pass: ForwardPass,
-        moments: Mapping[str, ParameterMoments],
+        moments_of: _MomentsOf,
         local: set[str],
         noise: NoiseSource,
     ) -> Any:
         """Run one sample, again after each unexpected use of a parameter."""
         undo = forward_pass.snapshot() if local else None
         while True:
-            outputs, use = self._run_once(forward_pass, moments, local, noise)
+            outputs, use = self._run_once(forward_pass, moments_of, local, noise)
             if use is None or undo is None:
                 return outputs
             name, function = use
@@ -147,12 +142,13 @@ class PerExampleEstimator(Estimator):
     def _run_once(
         self,
         forward_pass: ForwardPass,
-        moments: Mapping[str, ParameterMoments],
+        moments_of: _MomentsOf,
         local: Collection[str],
         noise: NoiseSource,
     ) -> tuple[Any, tuple[str, str] | None]:
         """Return the outputs, or the name and the function of an unexpected use."""
         tensors, intercepted = {}, {}
+        moments = moments_of(noise)
         for name, parameter in moments.items():
             mean = parameter.mean
             if name in local:
@@ -176,6 +172,40 @@ class PerExampleEstimator(Estimator):
             if injector.unexpected is None:
                 raise
         return outputs, injector.unexpected
+
+
+def _moments(posterior: Posterior, layout: ParameterLayout) -> _MomentsOf:
+    """Return the function from a sample's noise to the moments of each parameter."""
+    if isinstance(posterior, StructuredGaussian):
+        mean = posterior.mean
+
+        def given(noise: NoiseSource) -> dict[str, ParameterMoments]:
+            # One draw for the minibatch: its examples have what correlates the weights in common.
+            shared = noise.normals((posterior.num_shared,), mean.dtype, mean.device)
+            return _by_name(*posterior.moments_given(shared, layout), layout, squared=False)
+
+        return given
+    if not isinstance(posterior, MeanFieldGaussian):
+        raise TypeError(
+            "noise for each example needs a MeanFieldGaussian or LowRankGaussian posterior, got "
+            f"{type(posterior).__name__}; use estimator=WeightSampling()"
+        )
+    moments = _by_name(*posterior.moments_of(layout), layout, squared=posterior.gives_variances)
+    return lambda noise: moments  # noqa: ARG005
+
+
+def _by_name(
+    means: Mapping[str, Tensor],
+    spreads: Mapping[str, Tensor],
+    layout: ParameterLayout,
+    *,
+    squared: bool,
+) -> dict[str, ParameterMoments]:
+    return {
+        # Spreads stay in the posterior's dtype, since half precision holds no small variance.
+        name: ParameterMoments(means[name].to(layout.dtype), spreads[name], name, squared)
+        for name in means
+    }
 
 
 def _std(parameter: ParameterMoments) -> Tensor:

@@ -15,6 +15,7 @@ from bayesify.distributions.likelihoods import CategoricalLikelihood, Likelihood
 from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
 from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
+from bayesify.distributions.structured import PosteriorFamily
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
 from bayesify.module.inputs import Inputs
@@ -45,7 +46,8 @@ class BayesianModule(RandomNetwork):
         likelihood: the distribution of the targets given the outputs, also copied; default
             ``CategoricalLikelihood()``.
         prior: the prior of each weight; default ``Gaussian(std=0.3)``.
-        posterior: the family of q, ``MeanFieldGaussian`` or ``Delta``.
+        posterior: the family of q: ``MeanFieldGaussian``, ``Delta``, or one under which weights
+            depend on each other, such as ``LowRankGaussian(rank=4)``.
         init_std: initial standard deviation: a number, a vector of shape (D,), or ``RelativeStd``
             in proportion to each weight; default 0.02 for a Gaussian.
         prior_mean: None for a prior centred at 0, ``"initial"`` for one centred on the network's
@@ -84,7 +86,7 @@ class BayesianModule(RandomNetwork):
         *,
         likelihood: Likelihood | None = None,
         prior: Prior | None = None,
-        posterior: type[Posterior] = MeanFieldGaussian,
+        posterior: type[Posterior] | PosteriorFamily = MeanFieldGaussian,
         init_std: float | Tensor | RelativeStd | None = None,
         prior_mean: PriorMean = None,
         estimator: Estimator | None = None,

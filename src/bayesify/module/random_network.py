@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayesify.distributions.layout import ParameterLayout, Selector
 from bayesify.distributions.posteriors import Delta, Posterior, WeightDraw
+from bayesify.distributions.structured import PosteriorFamily
 from bayesify.estimators import Estimator, ForwardPass, WeightSampling, stateless
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
 from bayesify.module.inputs import Inputs, arguments_of
@@ -55,7 +56,7 @@ class RandomNetwork(nn.Module):
         self,
         net: nn.Module,
         *,
-        posterior: type[Posterior],
+        posterior: type[Posterior] | PosteriorFamily,
         init_std: float | Tensor | RelativeStd | None = None,
         estimator: Estimator | None = None,
         include: Sequence[Selector] = ("*",),
@@ -65,9 +66,11 @@ class RandomNetwork(nn.Module):
     ) -> None:
         super().__init__()
         check_output(output)
-        if not (isinstance(posterior, type) and issubclass(posterior, Posterior)):
+        is_family = isinstance(posterior, PosteriorFamily)
+        if not (is_family or (isinstance(posterior, type) and issubclass(posterior, Posterior))):
             raise TypeError(
-                f"posterior must be a class such as MeanFieldGaussian or Delta, got {posterior!r}"
+                "posterior must be a class such as MeanFieldGaussian or Delta, or a family such as "
+                f"LowRankGaussian(rank=4), got {posterior!r}"
             )
         self.layout = ParameterLayout.of(net, include, exclude)
         for path, module in net.named_modules():
@@ -81,12 +84,17 @@ class RandomNetwork(nn.Module):
         self.net = stateless.copy_network(net)
         initial = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
         mean = initial.to(torch.promote_types(initial.dtype, torch.float32))
-        self.posterior = posterior.centred_on(mean, init_std_of(init_std, mean))
-        self.posterior.mask = stateless.non_padding_mask(self.net, self.layout, mean)
-        self.estimator = WeightSampling() if estimator is None else estimator
         self.seed = operator.index(seed)
         if not -(2**127) <= self.seed < 2**127:
             raise ValueError(f"seed must have at most 128 bits with its sign, got {seed}")
+        std = init_std_of(init_std, mean)
+        self.posterior: Posterior = (
+            posterior.centred_on(mean, std, self.layout, self.seed)
+            if isinstance(posterior, PosteriorFamily)
+            else posterior.centred_on(mean, std)
+        )
+        self.posterior.mask = stateless.non_padding_mask(self.net, self.layout, mean)
+        self.estimator = WeightSampling() if estimator is None else estimator
         self._calls = make_counter()
         self._traces = TraceCache()
         self._paths = stateless.parameter_paths(self.net, self.layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
+from bayesify.distributions.posteriors import Delta, GaussianPosterior, Posterior
 from bayesify.training.convergence import ResidualMeter
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import Loader, pair_of
@@ -105,7 +105,7 @@ class EpochMeter:
 @torch.no_grad()
 def _std_median(posterior: Posterior) -> float | None:
     """The median std of the weights that are not pruned."""
-    if not isinstance(posterior, MeanFieldGaussian):
+    if not isinstance(posterior, GaussianPosterior):
         return None
     stds = posterior.full_std if posterior.mask is None else posterior.full_std[posterior.mask]
     return float(stds.median()) if stds.numel() else None

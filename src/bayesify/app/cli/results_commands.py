@@ -21,7 +21,7 @@ from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table
 from bayesify.app.runs.measure import evaluate as measured
 from bayesify.app.runs.predict import Predictions
 from bayesify.app.runs.train import use_threads
-from bayesify.distributions.posteriors import Delta, MeanFieldGaussian
+from bayesify.distributions.posteriors import Delta, GaussianPosterior
 from bayesify.pruning import prune as pruned
 from bayesify.pruning import snr_decibels
 
@@ -271,7 +271,7 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
     run = opened(folder)
     bnn = run.load_module()
     posterior = bnn.posterior
-    gaussian = isinstance(posterior, MeanFieldGaussian)
+    gaussian = isinstance(posterior, GaussianPosterior)
     decibels = snr_decibels(bnn) if gaussian else None
     # Two examples, so that their axis differs from those of size 1.
     summary = bnn.summary(torch.zeros(2, run.num_inputs))

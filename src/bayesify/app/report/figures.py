@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from bayesify.distributions.layout import ParameterLayout
-from bayesify.distributions.posteriors import Delta, MeanFieldGaussian
+from bayesify.distributions.posteriors import Delta, GaussianPosterior
 from bayesify.distributions.priors import Gaussian, Laplace, ScaleMixture, StudentT
 from bayesify.metrics import (
     expected_calibration_error,
@@ -240,7 +240,7 @@ def _weight_figures(
     posterior = bnn.posterior
     mask = slice(None) if posterior.mask is None else posterior.mask
     mean = posterior.mean[mask]
-    if not isinstance(posterior, MeanFieldGaussian):
+    if not isinstance(posterior, GaussianPosterior):
         return {"weight_densities": weight_densities({"this network": mean} | {**baseline_weights})}
 
     figures = {}
@@ -248,9 +248,7 @@ def _weight_figures(
     usable = (ratio.isfinite() & (std > 0)).nonzero().squeeze(-1)
     if len(usable):
         figures["snr"] = snr_density_and_cdf(ratio)
-    noise = NoiseKey(bnn.seed, Stream.PREDICTION, 0).normals(
-        range(1), bnn.layout.num_weights, dtype=mean.dtype, device=mean.device
-    )
+    noise = posterior.noise(NoiseKey(bnn.seed, Stream.PREDICTION, 0), range(1))
     if len(mean):
         figures["weight_densities"] = weight_densities(
             {

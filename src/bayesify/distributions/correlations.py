@@ -1,0 +1,277 @@
+"""Correlations: how the weights of a group vary together, given a scale for each of them.
+
+The deviation of n weights from their means is diag(scale) C, or for a matrix of weights
+A (scale * E) B^T, where E holds standard normals. C, A and B have no unit and their diagonals are
+1, so that an optimiser may use one learning rate for all of them; with zeros elsewhere the weights
+are independent with ``scale`` as standard deviations.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.distributions.precision import WideModule
+from bayesify.noise.keys import NoiseKey, Stream
+
+__all__ = ["Correlation", "Independent", "Kronecker", "LowRank", "Triangular"]
+
+
+class Correlation(WideModule, ABC):
+    """How n weights of a Gaussian posterior vary together.
+
+    Args:
+        num_weights: n, the number of weights.
+        num_shared: how many standard normals one sample needs beyond one for each weight.
+
+    Example:
+        >>> Independent(2).deviations(torch.tensor([1.0, 2.0]), torch.ones(1, 2))
+        tensor([[1., 2.]])
+    """
+
+    def __init__(self, num_weights: int, num_shared: int = 0) -> None:
+        super().__init__()
+        self.num_weights, self.num_shared = num_weights, num_shared
+
+    @property
+    def num_normals(self) -> int:
+        """How many standard normals one sample needs."""
+        return self.num_weights + self.num_shared
+
+    @abstractmethod
+    def deviations(self, scale: Tensor, noise: Tensor) -> Tensor:
+        """Transform normals of shape (S, num_normals) to w - mean, shape (S, n)."""
+
+    @abstractmethod
+    def std(self, scale: Tensor) -> Tensor:
+        """Return the standard deviation of each weight, shape (n,)."""
+
+    def given(self, scale: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Return shift and std, shapes (n,), given which the weights are independent Gaussians.
+
+        Args:
+            scale: the scale of each weight, shape (n,).
+            shared: the last ``num_shared`` normals of a sample.
+
+        Raises:
+            TypeError: there are no such normals.
+        """
+        raise TypeError(
+            "noise for each example needs weights that are independent given a few numbers, as "
+            "under MeanFieldGaussian or LowRankGaussian; use estimator=WeightSampling()"
+        )
+
+    @abstractmethod
+    def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:
+        """Return (sum of log std_i^2 - log det covariance) / 2 in nats, a scalar.
+
+        Args:
+            scale: the scale of each weight, shape (n,).
+            mask: False for weights that do not count, shape (n,), or None.
+        """
+
+
+class Independent(Correlation):
+    """No correlation: C is the identity.
+
+    Example:
+        >>> float(Independent(2).total_correlation(torch.ones(2), None))
+        0.0
+    """
+
+    def deviations(self, scale: Tensor, noise: Tensor) -> Tensor:
+        """See :meth:`Correlation.deviations`."""
+        return scale * noise
+
+    def std(self, scale: Tensor) -> Tensor:
+        """See :meth:`Correlation.std`."""
+        return scale
+
+    def given(self, scale: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """See :meth:`Correlation.given`; there are none."""
+        return torch.zeros_like(scale), scale
+
+    def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
+        """See :meth:`Correlation.total_correlation`."""
+        return scale.new_zeros(())
+
+
+class LowRank(Correlation):
+    """C = [I, F] with F of shape (n, rank): the covariance is diag(scale) (I + F F^T) diag(scale).
+
+    Example:
+        >>> correlation = LowRank(torch.tensor([[1.0], [0.0]]))
+        >>> correlation.std(torch.ones(2)).tolist()
+        [1.4142135381698608, 1.0]
+    """
+
+    def __init__(self, factor: Tensor) -> None:
+        num_weights, rank = factor.shape
+        super().__init__(num_weights, rank)
+        self.factor = nn.Parameter(factor)
+
+    @classmethod
+    def of_rank(cls, rank: int, like: Tensor, seed: int) -> LowRank:
+        """Begin with a small random F; at F = 0 its gradient would vanish.
+
+        Args:
+            rank: the number of columns of F, at least 1.
+            like: a tensor of shape (n,) with the dtype and device.
+            seed: the seed of F.
+        """
+        key = NoiseKey(seed, Stream.INITIALIZATION, 0)
+        size = like.numel() * rank
+        normals = key.normals(range(1), size, dtype=like.dtype, device=like.device)
+        return cls(normals.view(-1, rank) * (0.1 / math.sqrt(rank)))
+
+    def deviations(self, scale: Tensor, noise: Tensor) -> Tensor:
+        """See :meth:`Correlation.deviations`."""
+        own, shared = noise.split([self.num_weights, self.num_shared], dim=-1)
+        return torch.addcmul(scale * own, scale, shared @ self.factor.T)
+
+    def given(self, scale: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Correlation.given`; they are those of the columns of F."""
+        return scale * (self.factor @ shared), scale
+
+    def std(self, scale: Tensor) -> Tensor:
+        """See :meth:`Correlation.std`."""
+        spread: Tensor = (1.0 + self.factor.square().sum(dim=1)).sqrt()
+        return scale * spread
+
+    def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
+        """See :meth:`Correlation.total_correlation`; the determinant is that of I + F^T F."""
+        factor = self.factor if mask is None else self.factor[mask]
+        inner = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
+        inner = inner + factor.T @ factor
+        return 0.5 * (factor.square().sum(dim=1).log1p().sum() - _log_det(inner))
+
+
+class Triangular(Correlation):
+    """C is lower triangular, shape (n, n): any covariance.
+
+    Only the part of ``factor`` below the diagonal is used.
+
+    Example:
+        >>> Triangular(torch.tensor([[0.0, 9.0], [1.0, 0.0]])).std(torch.ones(2)).tolist()
+        [1.0, 1.4142135381698608]
+    """
+
+    def __init__(self, factor: Tensor) -> None:
+        super().__init__(len(factor))
+        self.factor = nn.Parameter(factor)
+
+    def deviations(self, scale: Tensor, noise: Tensor) -> Tensor:
+        """See :meth:`Correlation.deviations`."""
+        return scale * (noise @ _unit_lower(self.factor).T)
+
+    def std(self, scale: Tensor) -> Tensor:
+        """See :meth:`Correlation.std`."""
+        return scale * _unit_lower(self.factor).square().sum(dim=1).sqrt()
+
+    def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
+        """See :meth:`Correlation.total_correlation`; the determinant of C C^T is 1."""
+        factor = _unit_lower(self.factor)
+        if mask is not None:
+            factor = factor[mask]
+        total = 0.5 * factor.square().sum(dim=1).log().sum()
+        return total if mask is None else total - 0.5 * _log_det(factor @ factor.T)
+
+
+class Kronecker(Correlation):
+    """The weights of a layer, one row for each output: W - mean = A (scale * E) B^T.
+
+    A correlates the outputs and B the inputs, both lower triangular with ones on their diagonals.
+    It contains the matrix normal distribution (Louizos and Welling 2016, section 3), whose scale is
+    an outer product, and the mean field, whose A and B are identities.
+
+    Args:
+        shape: how many rows and columns W has.
+        rows: the part of A below its diagonal, shape (rows, rows); None where outputs stay
+            uncorrelated.
+        columns: the part of B below its diagonal, shape (columns, columns), or None.
+        bias: whether the last column, of biases, follows the others in the vector of weights.
+
+    Example:
+        >>> below = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+        >>> Kronecker((2, 2), below, below).std(torch.ones(4)).square()
+        tensor([1., 2., 2., 4.], grad_fn=<PowBackward0>)
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        rows: Tensor | None,
+        columns: Tensor | None,
+        *,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(shape[0] * shape[1])
+        self.shape, self.bias = shape, bias
+        self.rows = None if rows is None else nn.Parameter(rows)
+        self.columns = None if columns is None else nn.Parameter(columns)
+
+    def deviations(self, scale: Tensor, noise: Tensor) -> Tensor:
+        """See :meth:`Correlation.deviations`."""
+        return self._flat(self._spread(self._grid(scale * noise), _unit_lower))
+
+    def std(self, scale: Tensor) -> Tensor:
+        """See :meth:`Correlation.std`."""
+        squares = self._spread(self._grid(scale.square()), lambda each: _unit_lower(each).square())
+        return self._flat(squares).sqrt()
+
+    def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:
+        """See :meth:`Correlation.total_correlation`; the determinants of A and B are 1.
+
+        Raises:
+            TypeError: some of more than 4,096 weights do not count, for which there is no formula.
+        """
+        if mask is None or bool(mask.all()):
+            return torch.sum(self.std(scale).log() - scale.log())
+        if self.num_weights > _LARGEST_DENSE:
+            raise TypeError(
+                "the KL of a pruned MatrixGaussian must be that of a layer of at most "
+                f"{_LARGEST_DENSE:,} weights, got one of {self.num_weights:,}; predict with the "
+                "pruned network, or train with posterior=MeanFieldGaussian to prune and go on"
+            )
+        # Row i of the identity is weight i's noise, so that row i holds what noise i does to all.
+        each = torch.eye(self.num_weights, dtype=scale.dtype, device=scale.device)
+        factor = self.deviations(scale, each)[:, mask]
+        return self.std(scale)[mask].log().sum() - 0.5 * _log_det(factor.T @ factor)
+
+    def _spread(self, grid: Tensor, factor_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Multiply matrices (..., rows, columns) by A from the left and B^T from the right."""
+        if self.rows is not None:
+            grid = factor_of(self.rows) @ grid
+        return grid if self.columns is None else grid @ factor_of(self.columns).T
+
+    def _grid(self, vectors: Tensor) -> Tensor:
+        """Arrange vectors (..., n) as matrices (..., rows, columns)."""
+        rows, columns = self.shape
+        if not self.bias:
+            grid: Tensor = vectors.unflatten(-1, self.shape)
+            return grid
+        weight, bias = vectors.split([rows * (columns - 1), rows], dim=-1)
+        return torch.cat([weight.unflatten(-1, (rows, columns - 1)), bias.unsqueeze(-1)], dim=-1)
+
+    def _flat(self, matrices: Tensor) -> Tensor:
+        if not self.bias:
+            return matrices.flatten(-2)
+        return torch.cat([matrices[..., :-1].flatten(-2), matrices[..., -1]], dim=-1)
+
+
+#: The largest group whose covariance is computed as one matrix.
+_LARGEST_DENSE = 4096
+
+
+def _unit_lower(factor: Tensor) -> Tensor:
+    ones = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    return factor.tril(-1) + ones
+
+
+def _log_det(matrix: Tensor) -> Tensor:
+    """Return log det of a positive definite matrix."""
+    return 2.0 * torch.sum(torch.linalg.cholesky(matrix).diagonal().log())

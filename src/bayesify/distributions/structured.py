@@ -1,0 +1,445 @@
+"""Gaussian posteriors under which weights depend on each other, and the families of them."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.distributions.correlations import (
+    Correlation,
+    Independent,
+    Kronecker,
+    LowRank,
+    Triangular,
+)
+from bayesify.distributions.layout import ParameterLayout
+from bayesify.distributions.posteriors import GaussianPosterior, MeanFieldGaussian, WeightDraw
+from bayesify.distributions.softplus import inverse_softplus, softplus
+from bayesify.noise.keys import NoiseKey
+
+__all__ = [
+    "FullGaussian",
+    "LowRankGaussian",
+    "MatrixGaussian",
+    "PosteriorByGroup",
+    "PosteriorFamily",
+    "StructuredGaussian",
+]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Weights that depend on each other: their parameters, in the order of the layout, and how."""
+
+    names: tuple[str, ...]
+    correlation: Correlation
+
+
+class StructuredGaussian(GaussianPosterior):
+    """A Gaussian over groups of weights; within a group they depend on each other.
+
+    It is what a :class:`PosteriorFamily` makes. ``std`` holds the standard deviations of the
+    marginals.
+
+    Args:
+        mean: initial means, shape (D,).
+        std: initial standard deviations, positive: one number or a vector of shape (D,).
+        layout: the position of each parameter in the vector.
+        groups: the groups of parameters, of which each belongs to one.
+        family: what made it.
+
+    Example:
+        >>> layout = ParameterLayout.of(nn.Linear(3, 2))
+        >>> q = LowRankGaussian(rank=1).centred_on(torch.zeros(8), 0.1, layout, seed=0)
+        >>> q.std.detach()[:3], q.noise_size
+        (tensor([0.1000, 0.1000, 0.1000]), 9)
+    """
+
+    def __init__(
+        self,
+        mean: Tensor,
+        std: float | Tensor,
+        layout: ParameterLayout,
+        groups: Sequence[Group],
+        family: PosteriorFamily,
+    ) -> None:
+        super().__init__(mean, std)
+        self.family = family
+        self.correlations = nn.ModuleList(group.correlation for group in groups)
+        self._places = [_merged(layout.slice_of(name) for name in group.names) for group in groups]
+        with torch.no_grad():  # so that the standard deviations are those asked for
+            wanted = softplus(self.rho)
+            self.rho.copy_(inverse_softplus(wanted.square() / self.full_std))
+
+    @classmethod
+    def centred_on(cls, mean: Tensor, init_std: float | Tensor | None) -> Self:  # noqa: ARG003
+        """Raise TypeError: a family says which weights depend on each other."""
+        raise TypeError(
+            f"{cls.__name__} must be made by a family; write posterior=LowRankGaussian(rank=4), "
+            "MatrixGaussian(), FullGaussian() or PosteriorByGroup({...})"
+        )
+
+    @property
+    def noise_size(self) -> int:
+        """How many standard normals one weight sample needs."""
+        return sum(correlation.num_normals for correlation in self._correlations)
+
+    @property
+    def full_std(self) -> Tensor:
+        """Standard deviation of each weight, shape (D,), pruned weights included."""
+        scales = self._split(softplus(self.rho))
+        return self._join([c.std(s) for c, s in zip(self._correlations, scales, strict=True)])
+
+    def noise(self, key: NoiseKey, samples: range) -> Tensor:
+        """Draw the standard normals that :meth:`draw` needs, shape (S, ``noise_size``)."""
+        mean = self.mean
+        return key.normals(samples, self.noise_size, dtype=mean.dtype, device=mean.device)
+
+    def draw(self, noise: Tensor) -> WeightDraw:
+        """Transform standard normals of shape (S, ``noise_size``) to S weight vectors."""
+        scales = self._split(softplus(self.rho))
+        normals = noise.split([c.num_normals for c in self._correlations], dim=-1)
+        parts = zip(self._correlations, scales, normals, strict=True)
+        deviations = self._join([c.deviations(scale, part) for c, scale, part in parts])
+        return WeightDraw(self._masked(self.mean + deviations), noise)
+
+    @property
+    def num_shared(self) -> int:
+        """How many standard normals :meth:`moments_given` needs."""
+        return sum(correlation.num_shared for correlation in self._correlations)
+
+    def moments_given(
+        self, shared: Tensor, layout: ParameterLayout
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return mean and std of each parameter by its first name, given some of the noise.
+
+        Args:
+            shared: standard normals of shape (``num_shared``,), given which the weights are
+                independent.
+            layout: the layout of the parameters.
+
+        Raises:
+            TypeError: the weights of a group are not independent given a few numbers.
+        """
+        scales = self._split(softplus(self.rho))
+        parts = shared.split([c.num_shared for c in self._correlations])
+        given = [c.given(*each) for c, *each in zip(self._correlations, scales, parts, strict=True)]
+        shift, std = (self._join(each) for each in zip(*given, strict=True))
+        return (
+            layout.unflatten(self._masked(self.mean + shift)),
+            layout.unflatten(self._masked(std)),
+        )
+
+    def log_prob_of(self, draw: WeightDraw) -> Tensor:
+        """Return the log density of each weight of a draw under its marginal, in nats, (S, D)."""
+        marginals = MeanFieldGaussian.log_prob
+        return marginals(self, draw.weights)  # type: ignore[arg-type]
+
+    def total_correlation(self) -> Tensor:
+        """KL from q to the product of its marginals, in nats, over the unpruned weights."""
+        scales = self._split(softplus(self.rho))
+        masks = [None] * len(scales) if self.mask is None else self._split(self.mask)
+        parts = zip(self._correlations, scales, masks, strict=True)
+        return torch.stack([c.total_correlation(scale, mask) for c, scale, mask in parts]).sum()
+
+    def extra_repr(self) -> str:
+        """Show the family."""
+        return repr(self.family)
+
+    @property
+    def _correlations(self) -> list[Correlation]:
+        return list(self.correlations)  # type: ignore[arg-type]
+
+    def _split(self, vector: Tensor) -> list[Tensor]:
+        """Return the part of a vector of shape (D,) that belongs to each group."""
+        return [torch.cat([vector[place] for place in places]) for places in self._places]
+
+    def _join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Put the parts of the groups, shapes (..., n), together to vectors (..., D)."""
+        pieces: dict[int, Tensor] = {}
+        for part, places in zip(parts, self._places, strict=True):
+            sizes = [place.stop - place.start for place in places]
+            for place, piece in zip(places, part.split(sizes, dim=-1), strict=True):
+                pieces[place.start] = piece
+        return torch.cat([pieces[start] for start in sorted(pieces)], dim=-1)
+
+
+class PosteriorFamily(ABC):
+    """A family of Gaussian posteriors in which weights depend on each other.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> bnn = BayesianModule(nn.Linear(3, 2), posterior=FullGaussian())
+        >>> bnn.posterior.family
+        FullGaussian(max_weights=3000)
+    """
+
+    default_init_std: ClassVar[float] = MeanFieldGaussian.default_init_std
+
+    @abstractmethod
+    def divide(
+        self, layout: ParameterLayout, names: Sequence[str], like: Tensor, seed: int
+    ) -> list[Group]:
+        """Divide parameters into groups of weights that depend on each other.
+
+        Args:
+            layout: the position of each parameter in the flat vector.
+            names: the first names of the parameters that this family is for.
+            like: a vector with the dtype and device of the weights.
+            seed: the seed of initial values.
+        """
+
+    def centred_on(
+        self, mean: Tensor, init_std: float | Tensor | None, layout: ParameterLayout, seed: int
+    ) -> StructuredGaussian:
+        """Create a posterior centred on ``mean`` with std ``init_std``, by default 0.02."""
+        std = self.default_init_std if init_std is None else init_std
+        groups = self.divide(layout, layout.names, mean.detach(), seed)
+        return StructuredGaussian(mean, std, layout, groups, self)
+
+
+@dataclass(frozen=True)
+class LowRankGaussian(PosteriorFamily):
+    """A diagonal plus a covariance of low rank over all weights (Ong, Nott and Smith 2018).
+
+    The covariance is diag(scale) (I + F F^T) diag(scale) with F of shape (D, rank). A weight sample
+    costs ``rank`` multiplications for each weight more than under a mean field, and there are
+    ``rank`` parameters for each weight more.
+
+    Args:
+        rank: the number of directions in which all weights may vary together, at least 1.
+
+    Raises:
+        ValueError: the rank is below 1.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> bnn = BayesianModule(nn.Linear(3, 2), posterior=LowRankGaussian(rank=2))
+        >>> bnn.posterior.correlations[0].factor.shape
+        torch.Size([8, 2])
+    """
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+    def divide(
+        self, layout: ParameterLayout, names: Sequence[str], like: Tensor, seed: int
+    ) -> list[Group]:
+        """See :meth:`PosteriorFamily.divide`."""
+        weights = torch.cat([like[layout.slice_of(name)] for name in names])
+        return [Group(tuple(names), LowRank.of_rank(self.rank, weights, seed))]
+
+
+@dataclass(frozen=True)
+class MatrixGaussian(PosteriorFamily):
+    """By layer, W - mean = A (scale * E) B^T: outputs and inputs of a layer are correlated.
+
+    A and B are triangular with ones on their diagonals. With a scale of rank one it would be the
+    matrix normal distribution of Louizos and Welling (2016); with a scale for each weight it
+    contains the mean field too. The biases of a layer are a further column of its weights.
+    Parameters of one axis without such a layer are independent.
+
+    Args:
+        max_side: a layer with more outputs than this keeps these uncorrelated, and so for its
+            inputs (with the bias): a matrix of side n has n^2 parameters, and a sample multiplies
+            by it.
+
+    Raises:
+        ValueError: ``max_side`` is below 1.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> bnn = BayesianModule(nn.Linear(3, 2), posterior=MatrixGaussian())
+        >>> [(name, tuple(p.shape)) for name, p in bnn.posterior.correlations[0].named_parameters()]
+        [('rows', (2, 2)), ('columns', (4, 4))]
+    """
+
+    max_side: int = 1024
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+    def divide(
+        self,
+        layout: ParameterLayout,
+        names: Sequence[str],
+        like: Tensor,
+        seed: int,  # noqa: ARG002
+    ) -> list[Group]:
+        """See :meth:`PosteriorFamily.divide`."""
+        found: list[Group] = []
+        left = list(names)
+        while left:
+            name = left.pop(0)
+            shape = layout.shapes[layout.names.index(name)]
+            with_bias = _is_bias_of(layout, left[:1], name)
+            rows, columns = shape[:1].numel(), shape[1:].numel() + with_bias
+            # A vector without its layer has no second axis along which it could be correlated.
+            sides = (
+                [None, None] if len(shape) < 2 else [self._zeros(n, like) for n in (rows, columns)]
+            )
+            own = (name, left.pop(0)) if with_bias else (name,)
+            correlated = sides[0] is not None or sides[1] is not None
+            found.append(
+                Group(own, Kronecker((rows, columns), *sides, bias=with_bias))
+                if correlated
+                else Group(own, Independent(rows * columns))
+            )
+        return found
+
+    def _zeros(self, side: int, like: Tensor) -> Tensor | None:
+        return like.new_zeros(side, side) if 1 < side <= self.max_side else None
+
+
+@dataclass(frozen=True)
+class FullGaussian(PosteriorFamily):
+    """Any covariance over all weights, by its Cholesky factor of shape (D, D).
+
+    Args:
+        max_weights: the largest D that is accepted, since memory and time grow with D^2.
+
+    Raises:
+        ValueError: ``max_weights`` is below 1, or there are more weights.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> BayesianModule(nn.Linear(3, 2), posterior=FullGaussian(max_weights=7))
+        Traceback (most recent call last):
+            ...
+        ValueError: FullGaussian must be for at most max_weights=7 weights, got 8; ...
+    """
+
+    max_weights: int = 3000
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+    def divide(
+        self,
+        layout: ParameterLayout,
+        names: Sequence[str],
+        like: Tensor,
+        seed: int,  # noqa: ARG002
+    ) -> list[Group]:
+        """See :meth:`PosteriorFamily.divide`."""
+        size = _size(layout, names)
+        if size > self.max_weights:
+            raise ValueError(
+                f"FullGaussian must be for at most max_weights={self.max_weights:,} weights, got "
+                f"{size:,}; take LowRankGaussian(rank=4), PosteriorByGroup for a few layers, or "
+                f"FullGaussian(max_weights={size}), whose factor holds {size**2:,} numbers"
+            )
+        return [Group(tuple(names), Triangular(like.new_zeros(size, size)))]
+
+
+@dataclass(frozen=True, init=False)
+class PosteriorByGroup(PosteriorFamily):
+    """Different families for different parameters, chosen by name: for example a full last layer.
+
+    Parameters of different patterns are independent of each other.
+
+    Args:
+        groups: shell patterns over parameter names, and for each a family or ``MeanFieldGaussian``,
+            as a mapping or as pairs. The first pattern that matches decides.
+
+    Raises:
+        ValueError: there is no pattern.
+        TypeError: a pattern is not a string, or its value is not a family.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> net = nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 1))
+        >>> family = PosteriorByGroup({"2.*": FullGaussian(), "*": MeanFieldGaussian})
+        >>> BayesianModule(net, posterior=family).posterior.correlations
+        ModuleList(
+          (0): Triangular()
+          (1): Independent()
+        )
+    """
+
+    groups: tuple[tuple[str, PosteriorFamily | type[MeanFieldGaussian]], ...]
+
+    def __init__(
+        self,
+        groups: Mapping[str, PosteriorFamily | type[MeanFieldGaussian]]
+        | Iterable[tuple[str, PosteriorFamily | type[MeanFieldGaussian]]],
+    ) -> None:
+        pairs = tuple(groups.items() if isinstance(groups, Mapping) else groups)
+        if not pairs:
+            raise ValueError(
+                "PosteriorByGroup must have at least one pattern, got none; write "
+                'PosteriorByGroup({"*": LowRankGaussian()})'
+            )
+        for pattern, family in pairs:
+            if not isinstance(pattern, str):
+                raise TypeError(
+                    "PosteriorByGroup must hold patterns of parameter names such as '*.bias', got "
+                    f"{pattern!r}"
+                )
+            nested = isinstance(family, PosteriorByGroup)
+            if nested or not (family is MeanFieldGaussian or isinstance(family, PosteriorFamily)):
+                raise TypeError(
+                    "PosteriorByGroup must hold MeanFieldGaussian or families such as "
+                    f"FullGaussian(), got {family!r} for {pattern!r}; a deterministic parameter is "
+                    "excluded by BayesianModule(..., exclude=[...])"
+                )
+        object.__setattr__(self, "groups", pairs)
+
+    def divide(
+        self, layout: ParameterLayout, names: Sequence[str], like: Tensor, seed: int
+    ) -> list[Group]:
+        """See :meth:`PosteriorFamily.divide`."""
+        patterns = [pattern for pattern, _ in self.groups]
+        numbers = layout.first_matches(patterns, "PosteriorByGroup", "a family")
+        deciding = dict(zip(layout.names, numbers, strict=True))
+        found: list[Group] = []
+        for number, (_, family) in enumerate(self.groups):
+            own = [name for name in names if deciding[name] == number]
+            if isinstance(family, PosteriorFamily):
+                found += family.divide(layout, own, like, seed + number)
+            else:
+                found.append(Group(tuple(own), Independent(_size(layout, own))))
+        return found
+
+
+def _check_positive(family: PosteriorFamily) -> None:
+    """Convert the fields of a family to integers, and raise ValueError for one below 1."""
+    for each in fields(family):  # type: ignore[arg-type]
+        value = operator.index(getattr(family, each.name))
+        if value < 1:
+            raise ValueError(f"{each.name} must be at least 1, got {value}")
+        object.__setattr__(family, each.name, value)
+
+
+def _size(layout: ParameterLayout, names: Sequence[str]) -> int:
+    places = [layout.slice_of(name) for name in names]
+    return sum(place.stop - place.start for place in places)
+
+
+def _is_bias_of(layout: ParameterLayout, following: Sequence[str], name: str) -> bool:
+    """Return whether the next parameter is the bias of a layer's weight."""
+    owner, _, last = name.rpartition(".")
+    expected = f"{owner}.bias" if owner else "bias"
+    if last != "weight" or list(following) != [expected]:
+        return False
+    weight, bias = (layout.shapes[layout.names.index(each)] for each in (name, expected))
+    return bool(len(weight) > 1 and bias == weight[:1])
+
+
+def _merged(places: Iterable[slice]) -> tuple[slice, ...]:
+    """Join slices that follow each other."""
+    merged: list[slice] = []
+    for place in places:
+        if merged and merged[-1].stop == place.start:
+            merged[-1] = slice(merged[-1].start, place.stop)
+        else:
+            merged.append(place)
+    return tuple(merged)
