@@ -20,15 +20,20 @@ from bayesify import (
     CategoricalLikelihood,
     CensoredGaussianLikelihood,
     Delta,
+    FullGaussian,
     Gaussian,
     GaussianLikelihood,
     Laplace,
     Likelihood,
+    LowRankGaussian,
+    MatrixGaussian,
     MeanFieldGaussian,
     NegativeBinomialLikelihood,
     OrdinalLikelihood,
     PoissonLikelihood,
     Posterior,
+    PosteriorByGroup,
+    PosteriorFamily,
     Prior,
     ScaleMixture,
     StudentT,
@@ -41,7 +46,14 @@ PRIORS: dict[str, Prior] = {
     "scale-mixture": ScaleMixture(pi=0.6, std1=1.2, std2=0.05),
     "student-t": StudentT(df=4.0, scale=0.5),
 }
-POSTERIORS: dict[str, type[Posterior]] = {"mean-field": MeanFieldGaussian, "delta": Delta}
+POSTERIORS: dict[str, type[Posterior] | PosteriorFamily] = {
+    "mean-field": MeanFieldGaussian,
+    "delta": Delta,
+    "low-rank": LowRankGaussian(rank=2),
+    "matrix": MatrixGaussian(),
+    "full": FullGaussian(),
+    "by-group": PosteriorByGroup({"2.*": FullGaussian(), "*": MeanFieldGaussian}),
+}
 LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
     "categorical": CategoricalLikelihood,
     "gaussian": lambda: GaussianLikelihood(std=0.8),
@@ -60,6 +72,13 @@ LIKELIHOOD_PARAMETERS = {
     "censored": {"rho"},
     "negative-binomial": {"rho"},
     "ordinal": {"first", "gaps"},
+}
+#: The parameters of a posterior beyond ``mean`` and ``rho``.
+CORRELATIONS = {
+    "low-rank": {"0.factor"},
+    "matrix": {"0.rows", "0.columns", "1.rows", "1.columns"},
+    "full": {"0.factor"},
+    "by-group": {"0.factor"},
 }
 #: Those of classes, whose predictive distributions do not keep the weight samples unasked.
 OF_CLASSES = ("categorical", "ordinal")

@@ -359,11 +359,7 @@ def _check_architecture(
 
 def _weight_vectors(bnn: BayesianModule) -> list[str]:
     """Return the names of the entries of the state whose first axis is that of the weights."""
-    names = [
-        f"posterior.{name}"
-        for name, parameter in bnn.posterior.named_parameters()
-        if parameter.shape[:1] == (bnn.layout.num_weights,)
-    ]
+    names = [f"posterior.{name}" for name in bnn.posterior.names_by_weight()]
     return names if bnn.prior_mean is None else [*names, _PRIOR_MEAN]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.cases import LIKELIHOOD_PARAMETERS, Case, each_case, mlp, normals
+from tests.cases import CORRELATIONS, LIKELIHOOD_PARAMETERS, Case, each_case, mlp, normals
 from tests.loops import loop_over
 from torch import Tensor, nn
 
@@ -188,6 +188,7 @@ def test_a_posterior_has_its_own_memory(make: type[MeanFieldGaussian | Delta]) -
 def test_parameters_are_theta_the_likelihoods_and_the_rest(case: Case) -> None:
     names = {name for name, _ in case.bnn().named_parameters()}
     expected = {"posterior.mean"} if case.is_point else {"posterior.mean", "posterior.rho"}
+    expected |= {f"posterior.correlations.{name}" for name in CORRELATIONS.get(case.posterior, ())}
     learned = LIKELIHOOD_PARAMETERS.get(case.likelihood, set())
     assert names == expected | {f"likelihood.{name}" for name in learned}
 

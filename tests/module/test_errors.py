@@ -199,7 +199,11 @@ MODULE: list[Row] = [
     (lambda: bnn(prior=1.0), TypeError, "prior must be a .*Prior.*, got 1.0"),
     (lambda: bnn(estimator="flipout"), TypeError, "estimator must be an .*got 'flipout'"),
     (lambda: bnn(posterior="delta"), TypeError, "a class such as MeanField.*got 'delta'"),
-    (lambda: bnn(posterior=Q), TypeError, "a class such as MeanFieldGaussian or Delta, got Mean"),
+    (
+        lambda: bnn(posterior=Q),
+        TypeError,
+        "a class such as MeanFieldGaussian or Delta, or a family.*got Mean",
+    ),
     (lambda: bnn(init_std=0.0), ValueError, "std must be positive and finite, got 0.0"),
     (lambda: bnn().predict(X, 0), ValueError, "num_samples must be at least 1, got 0"),
     (lambda: bnn().predict(X, batch_size=0), ValueError, "batch_size must be at least 1, got 0"),

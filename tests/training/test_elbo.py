@@ -20,10 +20,8 @@ WEIGHTINGS = ("uniform", "geometric")
 
 def free_energy(bnn: BayesianModule, x: Tensor, y: Tensor, num_samples: int, tau: float) -> Tensor:
     """-sum of log p(y|x,w) + tau * complexity, by hand, at the noise of training step 0."""
-    noise = NoiseKey(bnn.seed, Stream.TRAINING, 0).normals(
-        range(num_samples), bnn.layout.num_weights, dtype=torch.float64
-    )
-    draw = bnn.posterior.draw(noise)
+    key = NoiseKey(bnn.seed, Stream.TRAINING, 0)
+    draw = bnn.posterior.draw(bnn.posterior.noise(key, range(num_samples)))
     log_lik = torch.zeros((), dtype=torch.float64)
     for weights in draw.weights:
         log_lik = log_lik + bnn.likelihood.log_prob(bnn.run_with(weights, x)[None], y).sum()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,9 @@ class Correlation(WideModule, ABC):
         >>> Independent(2).deviations(torch.tensor([1.0, 2.0]), torch.ones(1, 2))
         tensor([[1., 2.]])
     """
+
+    #: Whether the scale of a weight matters to no other weight.
+    scale_is_own: ClassVar[bool] = True
 
     def __init__(self, num_weights: int, num_shared: int = 0) -> None:
         super().__init__()
@@ -200,6 +204,8 @@ class Kronecker(Correlation):
         >>> Kronecker((2, 2), below, below).std(torch.ones(4)).square()
         tensor([1., 2., 2., 4.], grad_fn=<PowBackward0>)
     """
+
+    scale_is_own = False
 
     def __init__(
         self,

@@ -99,6 +99,10 @@ class Posterior(WideModule, ABC):
         over them is not log q(w), but its mean lacks only :meth:`total_correlation`.
         """
 
+    def names_by_weight(self) -> list[str]:
+        """Return the parameters whose rows belong to one weight each, and to nothing if pruned."""
+        return [name for name, p in self.named_parameters() if p.shape[:1] == self.mean.shape]
+
     def total_correlation(self) -> Tensor:
         """KL from q to the product of its marginals, in nats, a scalar of at least 0.
 

@@ -109,6 +109,13 @@ class StructuredGaussian(GaussianPosterior):
         deviations = self._join([c.deviations(scale, part) for c, scale, part in parts])
         return WeightDraw(self._masked(self.mean + deviations), noise)
 
+    def names_by_weight(self) -> list[str]:
+        """See :meth:`Posterior.names_by_weight`."""
+        names = super().names_by_weight()
+        if all(correlation.scale_is_own for correlation in self._correlations):
+            return names
+        return [name for name in names if name != "rho"]
+
     @property
     def num_shared(self) -> int:
         """How many standard normals :meth:`moments_given` needs."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bayesify.distributions.posteriors import WeightDraw
+from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
+from bayesify.distributions.structured import StructuredGaussian
 from bayesify.estimators import ForwardPass, stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of
@@ -412,6 +413,7 @@ def _likeness(bnn: BayesianModule) -> tuple[object, ...]:
     kind = type(bnn.weight_prior), type(bnn.likelihood)
     return (
         *(bnn.layout, str(bnn.net), _settings(bnn.net), bnn.estimator, bnn.output),
+        getattr(bnn.posterior, "family", None),
         *(mean.dtype, mean.device, *kind),
     )
 
@@ -435,14 +437,13 @@ def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
         raise ValueError("the objectives must be of different networks; wrap the net once for each")
     first = elbos[0].bnn
     for number, elbo in enumerate(elbos):
-        bnn, reason = elbo.bnn, why_own_code(elbo)
+        bnn = elbo.bnn
+        drawn = leaf_kind(bnn.estimator) == "weights"
+        known = (MeanFieldGaussian, StructuredGaussian) if drawn else (MeanFieldGaussian,)
+        reason = why_own_code(elbo, known)
         if reason is None and elbo.num_samples > 1:
             reason = f"its step takes {elbo.num_samples} weight samples, not one"
-        elif (
-            reason is None
-            and bnn.posterior.mask is not None
-            and leaf_kind(bnn.estimator) != "weights"
-        ):
+        elif reason is None and bnn.posterior.mask is not None and not drawn:
             reason = f"it is pruned, which {type(bnn.estimator).__name__} does not support here"
         if reason is not None:
             raise ValueError(f"network {number} cannot be trained with others at once: {reason}")

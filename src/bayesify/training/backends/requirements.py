@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam, Optimizer
 
-from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior
 from bayesify.distributions.priors import BlockPrior
 from bayesify.estimators.per_example import PerExampleEstimator
 from bayesify.estimators.weight_sampling import WeightSampling
@@ -20,10 +20,16 @@ from bayesify.training.optimizers import group_of
 __all__ = ["require", "signature", "why_no_closed_forms", "why_not_compiled", "why_own_code"]
 
 
-def why_own_code(elbo: ELBO) -> str | None:
+def why_own_code(
+    elbo: ELBO, posteriors: tuple[type[Posterior], ...] = (MeanFieldGaussian,)
+) -> str | None:
     """The reason why only ``ELBO.forward`` computes an objective, or None.
 
     Own classes, hooks and estimators may change it in a way that no other code knows.
+
+    Args:
+        elbo: the objective.
+        posteriors: the classes of posteriors that the other code knows.
 
     Example:
         >>> class Own(BayesianModule): pass
@@ -32,13 +38,18 @@ def why_own_code(elbo: ELBO) -> str | None:
     """
     bnn = elbo.bnn
     q = bnn.posterior
-    for owner, kind in ((elbo, ELBO), (bnn, BayesianModule), (q, MeanFieldGaussian)):
-        if type(owner) is not kind:
-            return f"the {_ROLES[kind]} is a {type(owner).__name__}"
+    owners = (
+        ("objective", elbo, (ELBO,)),
+        ("network", bnn, (BayesianModule,)),
+        ("posterior", q, posteriors),
+    )
+    for role, owner, kinds in owners:
+        if type(owner) not in kinds:
+            return f"the {role} is a {type(owner).__name__}"
         if any(getattr(owner, name) for name in _HOOKS):
-            return f"the {_ROLES[kind]} has hooks"
+            return f"the {role} has hooks"
         if "forward" in vars(owner):
-            return f"the {_ROLES[kind]} has a forward of its own"
+            return f"the {role} has a forward of its own"
     if elbo._compiled_call_impl is not None:
         return "the objective was compiled"
     if (
@@ -166,7 +177,6 @@ def _groups(elbo: ELBO, optimizer: Optimizer) -> list[dict[str, Any]]:
     return [group for group in found if group is not None]
 
 
-_ROLES = {ELBO: "objective", BayesianModule: "network", MeanFieldGaussian: "posterior"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 #: Settings of the optimiser that the kernel does not implement: they must be off.
 _PLAIN_SETTINGS: dict[type[Optimizer], tuple[str, ...]] = {
