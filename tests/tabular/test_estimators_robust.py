@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import ndtri
 from sklearn.datasets import make_friedman1
 
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
@@ -55,12 +56,12 @@ def with_a_moved_constant(x: Any) -> Any:
     ("change", "most"),
     [
         (with_cell, 1.1),
-        # Ranks become the scores of a normal, and the values here are uniform before exp.
-        (lambda x: np.exp(5.0 * x), 1.25),
+        (lambda x: np.exp(5.0 * x), 1.2),
+        (lambda x: np.exp(2.0 * ndtri(x)), 1.2),
         (with_a_moved_constant, 1.1),
         (with_gaps, 1.1),
     ],
-    ids=["one wild cell", "skewed", "constant in training", "gaps in training"],
+    ids=["one wild cell", "skewed", "lognormal", "constant in training", "gaps in training"],
 )
 def test_broken_columns_cost_little(
     clean: BayesianMLPRegressor, change: Callable[[Any], Any], most: float
@@ -161,6 +162,51 @@ def test_a_skewed_column_has_its_ranks_too() -> None:
     strange = column.encode(np.array([np.nan, np.inf, 1e300, 0.0]))
     assert (strange[:2, 1] == 0.0).all()
     assert strange[2:, 1].tolist() == pytest.approx([ranks.max(), ranks.min()])
+
+
+SHARES = (np.arange(400.0) + 0.5) / 400.0
+NORMAL, ORDER = ndtri(SHARES), np.random.default_rng(0).permutation(400)
+
+
+@pytest.mark.parametrize(
+    ("values", "shape"),
+    [
+        (np.exp(5.0 * SHARES), SHARES),
+        (-np.exp(5.0 - 5.0 * SHARES), SHARES),
+        (1e305 * np.exp(5.0 * SHARES), SHARES),
+        (1e-295 * np.exp(5.0 * SHARES), SHARES),
+        (np.exp(3.0 * NORMAL) - 7.0, NORMAL),
+        (np.sinh(2.0 * NORMAL), NORMAL),
+    ],
+    ids=["exp of uniform", "mirrored", "huge", "tiny", "lognormal", "heavy on both sides"],
+)
+def test_a_skewed_column_gets_the_shape_it_had_before(values: Any, shape: Any) -> None:
+    column = NumberColumn(name="x").fit(values[ORDER])
+    assert column.features == ("x", "x by rank")
+    found = column.encode(values)[:, 1]
+    # A uniform and a normal correlate by 0.977.
+    assert np.corrcoef(found, shape)[0, 1] > 0.995
+    assert (np.diff(found) >= 0.0).all()
+    assert found.mean() == pytest.approx(0.0, abs=1e-3)
+    assert found.std() == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("wild", [1e12, -1e12, 1e308, -1e308])
+def test_a_wild_value_does_not_move_the_logarithm(wild: float) -> None:
+    values = np.exp(5.0 * SHARES)
+    alone = NumberColumn(name="x").fit(values).encode(values)[1:, 1]
+    column = NumberColumn(name="x").fit(np.array([wild, *values[1:]]))
+    np.testing.assert_allclose(column.encode(values)[1:, 1], alone, atol=0.06)
+    assert np.abs(column.encode(np.array([wild]))).max() < 8.0
+
+
+def test_a_column_that_no_logarithm_mends_has_the_scores_of_its_ranks() -> None:
+    values = np.where(SHARES < 0.3, 0.0, np.where(SHARES < 0.6, 100.0 + SHARES, 1e4 + SHARES))
+    column = NumberColumn(name="x").fit(values)
+    found = column.encode(values)[:, 1]
+    assert len(np.unique(found)) > 10
+    tied = SHARES < 0.3
+    np.testing.assert_allclose(np.corrcoef(found[~tied], NORMAL[~tied])[0, 1], 1.0, atol=0.01)
 
 
 def test_statistics_of_a_column_count_weights_as_rows() -> None:

@@ -34,6 +34,7 @@ from bayesify.tabular.cells import (
 from bayesify.tabular.files import TableError
 from bayesify.tabular.number_form import NumberForm
 from bayesify.tabular.scaling import Scaling
+from bayesify.tabular.skew import scores_without_skew
 from bayesify.tabular.text_encoder import text_encoder
 
 __all__ = [
@@ -243,10 +244,10 @@ def facts_of(values: Floats) -> tuple[bool, tuple[float, ...]]:
 
 @dataclass(frozen=True, kw_only=True)
 class NumberColumn(RangedColumn):
-    """Numbers: standardised, and if they are far from normal also by their rank.
+    """Numbers: standardised, and if they are far from normal also with the skew removed.
 
-    The second input is the score that a value's rank has in a normal distribution. It tells apart
-    values that lie close together next to much larger ones.
+    The second input, a logarithm or the normal score of the rank, tells apart values that lie close
+    together next to much larger ones; see :func:`bayesify.tabular.skew.scores_without_skew`.
 
     Args:
         decimal_comma: whether 1.5 is written 1,5.
@@ -297,11 +298,11 @@ class NumberColumn(RangedColumn):
             return column
         finite = values[known]
         counts = np.ones(len(finite)) if weights is None else weights[known]
-        knots, scores = robust.normal_scores(finite, counts)
-        by_rank = np.interp(finite, knots, scores)
+        by_rank = np.interp(finite, *robust.normal_scores(finite, counts))
         inputs = column._standardised(finite)
         if robust.correlation(inputs, by_rank, counts) >= _NEARLY_NORMAL:
             return column
+        knots, scores = scores_without_skew(finite, counts)
         return dataclasses.replace(
             column, knots=tuple(knots.tolist()), scores=tuple(scores.tolist())
         )

@@ -12,7 +12,15 @@ import torch
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.cells import Floats
 
-__all__ = ["bounds", "correlation", "moderated", "normal_scores", "quantile"]
+__all__ = [
+    "bounds",
+    "correlation",
+    "moderated",
+    "normal_scores",
+    "quantile",
+    "quantiles",
+    "standardised_scores",
+]
 
 #: Central parts of the values whose width measures the spread: the first that is not empty.
 _PARTS = (0.25, 0.1, 0.05, 0.025, 0.01)
@@ -75,8 +83,18 @@ def quantile(values: Floats, weights: Floats, q: float) -> float:
         >>> quantile(np.array([3.0, 1.0, 2.0]), np.ones(3), 0.5)
         2.0
     """
+    return float(quantiles(values, weights, np.array([q]))[0])
+
+
+def quantiles(values: Floats, weights: Floats, q: Floats) -> Floats:
+    """Return several quantiles, each one of the values, shape of ``q``.
+
+    Example:
+        >>> quantiles(np.array([3.0, 1.0, 2.0]), np.ones(3), np.array([0.0, 0.5, 1.0])).tolist()
+        [1.0, 2.0, 3.0]
+    """
     order = np.argsort(values, kind="stable")
-    return float(_quantiles(values[order], np.cumsum(weights[order]), np.array([q]))[0])
+    return _quantiles(values[order], np.cumsum(weights[order]), q)
 
 
 def normal_scores(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
@@ -101,9 +119,21 @@ def normal_scores(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
     below, up_to = (padded[np.searchsorted(ordered, knots, side)] for side in ("left", "right"))
     middle = (below + up_to) / (2.0 * heights[-1])
     scores = torch.special.ndtri(torch.from_numpy(middle)).numpy()
+    return knots, standardised_scores(values, weights, knots, scores)
+
+
+def standardised_scores(values: Floats, weights: Floats, knots: Floats, scores: Floats) -> Floats:
+    """Return the scores of knots, shifted and scaled to mean 0 and variance 1 over the values.
+
+    Example:
+        >>> values = np.array([1.0, 2.0, 3.0])
+        >>> standardised_scores(values, np.ones(3), values[::2], np.array([0.0, 1.0])).round(3)
+        array([-1.225,  1.225])
+    """
     found = np.interp(values, knots, scores)
     mean = np.average(found, weights=weights)
-    return knots, (scores - mean) / math.sqrt(np.average((found - mean) ** 2, weights=weights))
+    deviation = math.sqrt(np.average((found - mean) ** 2, weights=weights))
+    return np.asarray((scores - mean) / deviation)
 
 
 def correlation(one: Floats, other: Floats, weights: Floats) -> float:
