@@ -56,17 +56,24 @@ class Predictions:
     conformal: Conformal | None = None
 
     @classmethod
-    def of(cls, run: Run, *, level: float, samples: int, class_names: Sequence[str]) -> Predictions:
-        """Prepare the predictions of a trained run.
+    def of(
+        cls,
+        run: Run,
+        bnn: BayesianModule,
+        *,
+        level: float,
+        samples: int,
+        class_names: Sequence[str],
+    ) -> Predictions:
+        """Prepare the predictions of a trained run by its network, pruned or not.
 
         Raises:
-            RunError: level or samples is out of its range, or there is no checkpoint.
+            RunError: level or samples is out of its range.
         """
         if not 0.0 < level < 1.0:
             raise RunError(f"level must lie strictly between 0 and 1, got {level}")
         if samples < 1:
             raise RunError(f"samples must be at least 1, got {samples}")
-        bnn = run.load_module()
         point = isinstance(bnn.posterior, Delta)
         units = (
             (0.0, 1.0) if run.table is None else (run.table.target.shift, run.table.target.scale)
