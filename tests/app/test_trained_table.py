@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from tests.app.cli.test_cli import bayesify, quick_runs
+from tests.app.cli.test_errors import check_refused
 from tests.app.cli.test_tables import QUICK, TABLES
 
 import bayesify as bf
-from bayesify.app.runs import RunError
+from bayesify.app.runs import Run, RunError
+from bayesify.app.runs.measure import in_units
+from bayesify.io import StorageError
+from bayesify.pruning import prune
 from bayesify.tabular.files import TableError
+from bayesify.tabular.new_table import NewTable
 
 
 @pytest.fixture(scope="module", params=TABLES)
@@ -62,6 +69,74 @@ def test_options_and_errors(place: Path) -> None:
         assert run.predict(frame, lenient=True)["outside_training"].all()
     with pytest.raises(TableError, match="lacks the column 'city'"):
         run.predict(frame.drop(columns="city"))
+
+
+def test_a_pruned_network_predicts(place: Path, tmp_path: Path) -> None:
+    """As the command line does and the library itself, with or without the run's checkpoint."""
+    small, out = tmp_path / "small.safetensors", tmp_path / "p.csv"
+    assert bayesify("prune", place / "run", "--fractions", "0.5", "--out", small).code == 0
+    table = place / "table.csv"
+    found = bf.open_run(place / "run", pruned=small).predict(table)
+    command = ("predict", place / "run", table, "--out", out, "--pruned", small)
+    said = bayesify(*command)
+    assert said.code == 0, said.err
+    written = pd.read_csv(out, keep_default_na=False)
+    run = Run.open(place / "run")
+    expected = prune(run.load_module(), 0.5)
+    assert run.table is not None
+    (rows,) = NewTable.open(table, run.table)
+    p = in_units(expected.predict(rows.inputs, 3), run.table.target.shift, run.table.target.scale)
+    name = "mean" if not run.class_names else f"p({run.class_names[0]})"
+    mean = p.mean[:, 0]
+    for answers in (found, written):
+        np.testing.assert_allclose(answers[name].astype(float), mean, rtol=1e-5)
+    whole = bf.open_run(place / "run").predict(table)
+    assert not np.allclose(found[name], whole[name], rtol=1e-5)
+
+    alone = Path(shutil.copytree(place / "run", tmp_path / "run"))
+    (alone / "checkpoint.safetensors").unlink()
+    pd.testing.assert_frame_equal(bf.open_run(alone, pruned=small).predict(table), found)
+    with pytest.raises(RunError, match="has no checkpoint yet"):
+        bf.open_run(alone)
+
+
+def test_a_file_that_is_not_the_pruned_network_of_the_run(place: Path, tmp_path: Path) -> None:
+    run, small = place / "run", tmp_path / "small.safetensors"
+    with pytest.raises(StorageError, match="there is no file"):
+        bf.open_run(run, pruned=small)
+    bnn = Run.open(run).load_module()
+    bf.save(bnn, small)
+    with pytest.raises(RunError, match="must hold a pruned network, got one with all its weights"):
+        bf.open_run(run, pruned=small)
+    with torch.no_grad():
+        bnn.posterior.mean.mul_(2.0)
+    bf.save(prune(bnn, 0.5), small)
+    said = bayesify(
+        *("predict", run, place / "table.csv", "--out", tmp_path / "p", "--pruned", small)
+    )
+    check_refused(said, "must hold weights of the run", "got others; write it with bayesify prune")
+    assert not (tmp_path / "p").exists()
+
+
+def test_what_is_no_table(place: Path) -> None:
+    run = bf.open_run(place / "run")
+    frame = pd.read_csv(place / "table.csv")
+    for wrong in (frame["size"], frame.iloc[0], frame.to_numpy(), {"size": [1.0]}, None):
+        message = f"must be a pandas DataFrame or the path of a file, got {type(wrong).__name__};"
+        with pytest.raises(TypeError, match=message):
+            run.predict(wrong)  # type: ignore[arg-type]
+    assert len(run.predict(frame.iloc[0].to_frame().T)) == 1
+    for empty in (frame.iloc[:0], pd.DataFrame()):
+        with pytest.raises(TableError, match="the data frame has no rows; give it one at least"):
+            run.predict(empty)
+    twice = pd.concat([frame, frame[["size"]]], axis=1)
+    with pytest.raises(TableError, match="has the column name 'size' more than once"):
+        run.predict(twice)
+    with pytest.raises(TableError, match=r"the column 'size' must hold numbers .* like '1000"):
+        run.predict(frame.assign(size=10**400))
+    with pytest.warns(UserWarning, match="did not have are ignored: 'new'"):
+        more = run.predict(frame.assign(new=1))
+    pd.testing.assert_frame_equal(more, run.predict(frame))
 
 
 def test_a_frame_of_mixed_types(place: Path) -> None:

@@ -152,6 +152,60 @@ def test_a_fold_may_lack_a_class_with_a_weight() -> None:
     assert model.predict_set(IRIS, 0.9, method="conformal").shape == (150, 3)
 
 
+def folds_of(count: int, cv: int, seed: int) -> list[tuple[Any, Any]]:
+    """The rows of each fold, and those that its model is trained on."""
+    order, size = np.random.default_rng(seed).permutation(count), count // cv
+    held = [order[k * size : (k + 1) * size] for k in range(cv)]
+    return [(fold, np.setdiff1d(order, fold)) for fold in held]
+
+
+def test_folds_are_trained_with_the_weights_of_their_rows() -> None:
+    weights = np.linspace(0.5, 1.5, 90)
+    weights[::9] = 0.0
+    model = regressor().fit(X, Y, weights).calibrate(X, Y, cv=3, sample_weight=weights)
+    for (held, rest), fold, scores in zip(
+        folds_of(90, 3, model.bnn_.seed), model.fold_models_, model.conformal_.scores, strict=True
+    ):
+        same = regressor().fit(X[rest], Y[rest], weights[rest])
+        mean, std = same.predict(X[held], return_std=True)
+        assert np.allclose(fold.predict(X), same.predict(X), rtol=1e-6)
+        # Rows of weight 0 too have a score, each row one.
+        assert np.allclose(np.sort(scores), np.sort(abs(Y[held] - mean) / std), rtol=1e-5)
+    plain = regressor().fit(X, Y, weights).calibrate(X, Y, cv=3)
+    assert not np.allclose(plain.fold_models_[0].predict(X), model.fold_models_[0].predict(X))
+
+
+def test_rows_of_weight_0_teach_the_folds_nothing() -> None:
+    wrong, weights = Y.copy(), np.ones(90)
+    wrong[::9], weights[::9] = 1e4, 0.0
+    model = regressor().fit(X, wrong, weights)
+    model.calibrate(X, wrong, cv=3, sample_weight=weights)
+    assert max(fold.target_scaling_.scale.item() for fold in model.fold_models_) < 10.0
+    model.calibrate(X, wrong, cv=3)
+    assert min(fold.target_scaling_.scale.item() for fold in model.fold_models_) > 1e3
+
+
+def test_a_class_of_weight_0_in_a_fold_may_have_a_class_weight() -> None:
+    labels, weights = NAMES[:60].copy(), np.ones(60)
+    labels[:3], weights[1:3] = "rare", 0.0
+    model = classifier().set_params(class_weight={"rare": 3.0})
+    model.fit(IRIS[:60], labels, weights)
+    model.calibrate(IRIS[:60], labels, cv=3, sample_weight=weights)
+    # The one row of weight 1 is held out once; the others of its class teach nothing.
+    assert sorted(len(fold.classes_) for fold in model.fold_models_) == [2, 3, 3]
+    assert model.predict_set(IRIS, 0.9, method="conformal").shape == (150, 3)
+
+
+def test_weights_of_folds_are_checked() -> None:
+    model = regressor().fit(X, Y)
+    with pytest.raises(ValueError, match="sample_weight must come with cv, whose models are"):
+        model.calibrate(X, Y, sample_weight=np.ones(90))
+    with pytest.raises(ValueError, match="one for each row"):
+        model.calibrate(X, Y, cv=3, sample_weight=np.ones(89))
+    with pytest.raises(ValueError, match="finite and at least 0"):
+        model.calibrate(X, Y, cv=3, sample_weight=-np.ones(90))
+
+
 def test_targets_of_a_data_frame_are_accepted() -> None:
     table = pd.DataFrame({"y": Y})
     model = regressor().fit(X, table["y"])

@@ -14,6 +14,7 @@ from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.softplus import inverse_softplus
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.tabular import (
+    Noise,
     Scaling,
     Silent,
     StreamingELBO,
@@ -282,16 +283,32 @@ def test_the_key_of_noise_is_of_the_seed() -> None:
     assert torch.equal(one.predict(x).mean, one.predict(x).mean)
 
 
+def spread_of_the_prior(recipe: TableRecipe, num_inputs: int, noise: Noise) -> float:
+    """Standard deviation of the mean of a row under the prior, over functions and rows."""
+    x = torch.randn(300, num_inputs, dtype=D, generator=torch.Generator().manual_seed(0))
+    bnn = recipe.module(num_inputs, 1, noise=noise, seed=0)
+    with torch.no_grad():  # the posterior becomes the prior
+        bnn.posterior.mean.zero_()
+        scales = bnn.layout.unflatten(bnn.posterior.rho)
+        priors = dict(bnn.prior.groups)
+        for name, part in scales.items():
+            std = priors.get(name, priors["*"]).std
+            part.copy_(inverse_softplus(torch.tensor(std, dtype=D)))
+    return bnn.predict(x, 400).epistemic.mean().sqrt().item()
+
+
 def test_functions_of_the_prior_vary_as_standardised_targets_do() -> None:
-    x = torch.randn(300, 40, dtype=D, generator=torch.Generator().manual_seed(0))
+    """With standard deviations of 1 / root F, as long as there is one hidden layer."""
     for hidden in ((20,), (500,)):
-        bnn = TableRecipe(hidden=hidden, prior_std=1.0).module(40, 1, noise="learned", seed=0)
-        with torch.no_grad():  # the posterior becomes the prior
-            bnn.posterior.mean.zero_()
-            scales = bnn.layout.unflatten(bnn.posterior.rho)
-            priors = dict(bnn.prior.groups)
-            for name, part in scales.items():
-                std = priors.get(name, priors["*"]).std
-                part.copy_(inverse_softplus(torch.tensor(std, dtype=D)))
-        spread = bnn.predict(x, 400).epistemic.mean().sqrt().item()
-        assert 1.0 < spread < 2.5
+        recipe = TableRecipe(hidden=hidden, prior_std=1.0)
+        assert 1.0 < spread_of_the_prior(recipe, 40, "learned") < 2.5
+
+
+@pytest.mark.parametrize("num_inputs", [1, 40, 400])
+@pytest.mark.parametrize("hidden", [None, (200, 200)])
+def test_functions_of_the_default_prior_vary_three_to_four_times_as_much(
+    num_inputs: int, hidden: tuple[int, ...] | None
+) -> None:
+    """As docs/scikit-learn.md says, whatever the number of inputs and of units."""
+    recipe = TableRecipe() if hidden is None else TableRecipe(hidden=hidden)
+    assert 3.0 < spread_of_the_prior(recipe, num_inputs, "input-dependent") < 4.0

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # pandas and matplotlib take their time to load
     import pandas as pd
 
     from bayesify.app.runs.folder import Run
+    from bayesify.module.bayesian import BayesianModule
 
 __all__ = ["TrainedTable", "open_run"]
 
@@ -23,9 +24,11 @@ class TrainedTable:
 
     Args:
         run: the run.
+        bnn: its network, pruned or not.
     """
 
     run: Run
+    bnn: BayesianModule
 
     def predict(
         self,
@@ -46,6 +49,7 @@ class TrainedTable:
             lenient: whether to read columns as in training even where their cells look otherwise.
 
         Raises:
+            TypeError: ``table`` is neither a data frame nor a path.
             TableError: the table cannot be read surely.
             RunError: ``level`` or ``samples`` is out of range, or a prediction is not finite.
         """
@@ -55,10 +59,17 @@ class TrainedTable:
         from bayesify.tabular.files import open_table, table_of
         from bayesify.tabular.new_table import NewTable
 
+        if not isinstance(table, pd.DataFrame | str | Path):
+            raise TypeError(
+                "table must be a pandas DataFrame or the path of a file, got "
+                f"{type(table).__name__}; make a frame of it with pandas.DataFrame, one row of a "
+                "frame with row.to_frame().T"
+            )
         run = self.run
         assert run.table is not None
         predictions = Predictions.of(
             run,
+            self.bnn,
             level=level,
             samples=run.config.test_samples if samples is None else samples,
             class_names=run.class_names,
@@ -77,16 +88,20 @@ class TrainedTable:
         return found if frame is None else found.set_axis(frame.index)
 
 
-def open_run(path: str | Path) -> TrainedTable:
+def open_run(path: str | Path, *, pruned: str | Path | None = None) -> TrainedTable:
     """Open the folder of a run that ``bayesify train FILE.csv --target NAME`` made.
 
     It needs the extra ``cli``.
 
     Args:
         path: the folder.
+        pruned: file of ``bayesify prune DIR --out FILE``, to predict with the pruned network. The
+            folder needs no checkpoint then.
 
     Raises:
-        RunError: there is no run, or it is not of a table.
+        RunError: there is no run, or it is not of a table or not trained, or ``pruned`` is a file
+            of another network.
+        StorageError: a file with weights is missing or damaged.
 
     Example:
         >>> open_run("no/such/folder")
@@ -101,4 +116,4 @@ def open_run(path: str | Path) -> TrainedTable:
         raise RunError(
             f"{path} must hold a run of a table, got one of images; use bayesify predict"
         )
-    return TrainedTable(run)
+    return TrainedTable(run, run.load_module() if pruned is None else run.load_pruned(Path(pruned)))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction.conformal import Conformal
-from bayesify.tabular.weights import Array
+from bayesify.tabular.weights import Array, checked_weights
 
 __all__ = ["Calibrated", "Method"]
 
@@ -32,7 +32,14 @@ class Calibrated(ABC):
     conformal_: Conformal
     fold_models_: list[Self]
 
-    def calibrate(self, X: Any, y: Any, *, cv: int | None = None) -> Self:  # noqa: N803
+    def calibrate(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        *,
+        cv: int | None = None,
+        sample_weight: Any = None,
+    ) -> Self:
         """Calibrate what ``method="conformal"`` returns; all other predictions stay as they are.
 
         The guarantee is for new rows that are exchangeable with these. ``fit`` and ``partial_fit``
@@ -44,18 +51,27 @@ class Calibrated(ABC):
             y: their targets or labels, as for ``fit``.
             cv: None, or the number of folds of CV+, which trains that many further models and
                 needs no rows of its own. All of them answer each ``method="conformal"``.
+            sample_weight: with ``cv`` the weights of the rows in ``fit``, with which the further
+                models are trained. They are of the training alone: each row has one score, and the
+                guarantee is for new rows drawn as these rows are, without weights. It holds if a
+                row's weight is exchangeable with the row, such as a function of it.
 
         Raises:
             ValueError: the input does not have the form of that of ``fit``, a label is none of the
-                model's classes, or cv is not a number of folds.
+                model's classes, cv is not a number of folds, or there are weights without ``cv``.
         """
         check_is_fitted(self)
+        if cv is None and sample_weight is not None:
+            raise ValueError(
+                "sample_weight must come with cv, whose models are trained with it, got cv=None; "
+                "leave it out: each calibration row counts once"
+            )
         targets = self._calibration_targets(X, y)
         models: list[Self] = []
         if cv is None:
             conformal = self._scored(self, X, targets)
         else:
-            models, conformal = self._cross_scored(X, targets, cv)
+            models, conformal = self._cross_scored(X, targets, cv, sample_weight)
         self.fold_models_, self.conformal_ = models, conformal
         return self
 
@@ -64,6 +80,7 @@ class Calibrated(ABC):
         X: Any,  # noqa: N803
         targets: Array,
         cv: Any,
+        sample_weight: Any,
     ) -> tuple[list[Self], Conformal]:
         """Train a model without each fold, and score the fold with it."""
         count = len(targets)
@@ -73,14 +90,17 @@ class Calibrated(ABC):
                 f"cv must be None or a number of folds from 2 to the number of rows, {count}, got "
                 f"{cv!r}"
             )
+        weights = None if sample_weight is None else checked_weights(sample_weight, count)
         # The theorem is for folds of one size: what is left over is trained on by every model.
         size = count // int(cv)
         order = np.random.default_rng(self.bnn_.seed).permutation(count)
         models, parts = [], []
         for start in range(0, size * int(cv), size):
             held, rest = order[start : start + size], np.delete(order, slice(start, start + size))
-            model: Self = self._fold_model(targets[rest]).fit(
-                _safe_indexing(X, rest), targets[rest]
+            own = None if weights is None else weights[rest]
+            trained_on = targets[rest] if own is None else targets[rest][own > 0.0]
+            model: Self = self._fold_model(trained_on).fit(
+                _safe_indexing(X, rest), targets[rest], own
             )
             models.append(model)
             parts.append(self._scored(model, _safe_indexing(X, held), targets[held]))

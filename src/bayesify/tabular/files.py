@@ -163,21 +163,23 @@ def table_of(frame: pd.DataFrame) -> TableFile:
         frame: the rows; its index is not read.
 
     Raises:
-        TableError: a column has no text.
+        TableError: there is no row.
 
     Example:
         >>> frame = pd.DataFrame({"x": [1.5, None], "y": [True, False]})
         >>> next(table_of(frame).chunks()).to_numpy().tolist()
         [['1.5', 'true'], ['', 'false']]
     """
+    if not len(frame):
+        raise TableError("the data frame has no rows; give it one at least")
     names, remarks = _numbered([str(name) for name in frame.columns])
     plain = frame.set_axis(list(names), axis=1)
     arrays = []
     for name in names:
         try:
             arrays.append(_as_text(pa.array(plain[name], from_pandas=True)))
-        except (pa.ArrowException, TypeError, ValueError):
-            # A column of several types, as a CSV file read by pandas may have.
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            # A column of several types, as a CSV file read by pandas may have, or of huge integers.
             cells = ["" if pd.isna(cell) is True else str(cell) for cell in plain[name]]
             arrays.append(pa.array(cells, pa.large_string()))
     return _Frame(Path("the data frame"), names, "", tuple(remarks), pa.table(arrays, list(names)))

@@ -209,6 +209,10 @@ class TableSchema:
         ]
         return np.stack(distances, axis=1)
 
+    def farthest(self, values: Sequence[Floats]) -> Floats:
+        """Return how far each row lies outside in its worst column, shape (N,)."""
+        return np.asarray(self.outside(values).max(axis=1), np.float64)
+
     def to_json(self) -> dict[str, Any]:
         """Return the schema as JSON."""
         return {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from bayesify.io import read_tensors, write_tensors
 from bayesify.tabular.table_data import TableData
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:  # pandas takes its time to load
 __all__ = ["STORED_NAME", "store_table", "stored_table"]
 
 STORED_NAME = "table.safetensors"
-_TENSORS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+_TENSORS = tuple(
+    f"{part}_{name}" for part in ("train", "test") for name in ("inputs", "targets", "distances")
+)
 
 
 def store_table(folder: Path, data: TableData, schema: TableSchema) -> None:
@@ -31,7 +35,10 @@ def store_table(folder: Path, data: TableData, schema: TableSchema) -> None:
 
 
 def stored_table(folder: Path, path: Path, schema: TableSchema) -> TableData | None:
-    """Return the table that :func:`store_table` wrote; None if there is none of this source.
+    """Return the table that :func:`store_table` wrote.
+
+    It is None if there is none, or one of another source, or one without the distances that the
+    run's predictions need.
 
     Args:
         folder: the folder of the run.
@@ -44,17 +51,25 @@ def stored_table(folder: Path, path: Path, schema: TableSchema) -> TableData | N
     if not (folder / STORED_NAME).exists():
         return None
     tensors, meta = read_tensors(folder / STORED_NAME)
+    target = schema.target
     if meta.get("source") != schema.source["sha256"]:
         return None
-    target = schema.target
+    for part in ("train", "test"):
+        if f"{part}_distances" not in tensors:
+            if target.marginal:
+                return None
+            tensors[f"{part}_distances"] = torch.zeros(len(tensors[f"{part}_inputs"]))
     return TableData(
-        path.name,
-        tensors["train_inputs"],
-        tensors["train_targets"],
-        tensors["test_inputs"],
-        tensors["test_targets"],
-        target.classes,
-        target.shift,
-        target.scale,
+        name=path.name,
+        train_inputs=tensors["train_inputs"],
+        train_targets=tensors["train_targets"],
+        train_distances=tensors["train_distances"],
+        test_inputs=tensors["test_inputs"],
+        test_targets=tensors["test_targets"],
+        test_distances=tensors["test_distances"],
+        class_names=target.classes,
+        shift=target.shift,
+        scale=target.scale,
+        marginal=target.marginal,
         test_texts=tuple(meta["texts"]),
     )

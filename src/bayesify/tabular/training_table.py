@@ -336,7 +336,7 @@ def _fitted(
     if note is not None:
         remarks.append(note)
     schema = dataclasses.replace(draft, columns=columns, target=target)
-    far = (schema.outside([each[test] for each in values]) > 0.0).any(axis=1)
+    far = schema.farthest([each[test] for each in values]) > 0.0
     split = {
         **draft.split,
         "train": len(train),
@@ -419,17 +419,20 @@ def _data(
         tensor = scaled.to(torch.float32).unsqueeze(-1)
     else:
         tensor = torch.from_numpy(np.nan_to_num(targets)).to(torch.int64)
-    inputs = [
-        torch.from_numpy(schema.encode([each[part] for each in values])) for part in (train, test)
-    ]
+    parts = [[each[part] for each in values] for part in (train, test)]
+    inputs = [torch.from_numpy(schema.encode(part)) for part in parts]
+    distances = [torch.from_numpy(schema.farthest(part)) for part in parts]
     return TableData(
         path.name,
         inputs[0],
         tensor[train],
+        distances[0],
         inputs[1],
         tensor[test],
+        distances[1],
         target.classes,
         target.shift,
         target.scale,
+        target.marginal,
         tuple(texts[test].tolist()) if len(texts) else (),
     )

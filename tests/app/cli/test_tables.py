@@ -319,3 +319,19 @@ def test_predictions_far_from_0_keep_their_digits(tmp_path: Path) -> None:
     for row in rows_of(out):
         std = float(row["std"])
         assert 2.0 * std < float(row["upper_95"]) - float(row["lower_95"]) < 6.0 * std
+
+
+@pytest.mark.parametrize("task", TABLES)
+def test_no_weight_of_a_baseline_is_called_random(tmp_path: Path, task: str) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(TABLES[task])
+    command = ["train", table, "--target", "price", "--epochs", "1", "--hidden", "4"]
+    said = bayesify(*command, "--baseline", "sgd", "--out", tmp_path / "plain")
+    assert said.code == 0, said.err
+    total = sum(p.numel() for p in Run.open(tmp_path / "plain").load_module().parameters())
+    for text in (said.err, bayesify("inspect", tmp_path / "plain").out):
+        assert f"{total:,} weights" in text
+        assert "random of" not in text
+    if task == "regression":  # its noise is a point estimate
+        said = bayesify(*command, "--out", tmp_path / "bayes")
+        assert re.search(r"[\d,]+ random of [\d,]+ weights", said.err)

@@ -47,6 +47,7 @@ def whole_table(place: Path) -> dict[str, float]:
         data,
         test_inputs=torch.cat([data.train_inputs, data.test_inputs]),
         test_targets=torch.cat([data.train_targets, data.test_targets]),
+        test_distances=torch.cat([data.train_distances, data.test_distances]),
     )
     metrics, _ = evaluate(run.load_module(), both, num_samples=3, with_train=False)
     return metrics["test"]

@@ -38,13 +38,15 @@ def number_data(train: list[float], test: list[float]) -> TableData:
     parts = [torch.tensor(part).unsqueeze(1) for part in (train, test)]
     x = [torch.zeros(len(part), 1) for part in parts]
     scaled = [(part - 10.0) / 4.0 for part in parts]
-    return TableData("t", x[0], scaled[0], x[1], scaled[1], (), 10.0, 4.0)
+    far = [torch.zeros(len(part)) for part in parts]
+    return TableData("t", x[0], scaled[0], far[0], x[1], scaled[1], far[1], (), 10.0, 4.0)
 
 
 def class_data(train: list[int], test: list[int]) -> TableData:
     parts = [torch.tensor(part) for part in (train, test)]
     x = [torch.zeros(len(part), 1) for part in parts]
-    return TableData("t", x[0], parts[0], x[1], parts[1], ("a", "b", "c"))
+    far = [torch.zeros(len(part)) for part in parts]
+    return TableData("t", x[0], parts[0], far[0], x[1], parts[1], far[1], ("a", "b", "c"))
 
 
 # --------------------------------------------------------------------------------------- baseline

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bayesify.app.runs import Run
+from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 
 __all__ = ["NOTHING_HELD_OUT", "duration", "measure_label", "reading", "summarise", "weights_of"]
@@ -52,10 +53,12 @@ def duration(seconds: float) -> str:
 
 
 def weights_of(bnn: BayesianModule) -> str:
-    """Return how many weights a network has, and how many of them are random if not all are."""
+    """Return how many weights a network has, and how many of them are random if some only are."""
     random = bnn.layout.num_weights
     rest = sum(parameter.numel() for parameter in bnn.net.parameters())
-    return f"{random:,} random of {random + rest:,} weights" if rest else f"{random:,} weights"
+    if not rest or isinstance(bnn.posterior, Delta):  # no weight of a plain network is random
+        return f"{random + rest:,} weights"
+    return f"{random:,} random of {random + rest:,} weights"
 
 
 @contextmanager

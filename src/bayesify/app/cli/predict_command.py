@@ -74,6 +74,13 @@ def predict(
             help=r"Weight samples to average over. \[default: as in training]", show_default=False
         ),
     ] = None,
+    pruned: Annotated[
+        Path | None,
+        typer.Option(
+            help="Predict with the pruned network in this file, which prune --out wrote.",
+            show_default=False,
+        ),
+    ] = None,
     lenient: Lenient = False,
     as_json: AsJson = False,
 ) -> None:
@@ -101,6 +108,7 @@ def predict(
     run = opened(folder)
     predictions = Predictions.of(
         run,
+        run.load_module() if pruned is None else run.load_pruned(pruned),
         level=level,
         samples=run.config.test_samples if samples is None else samples,
         class_names=run.class_names,

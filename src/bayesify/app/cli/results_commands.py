@@ -122,7 +122,9 @@ def _add_measures(table: Table, parts: Sequence[dict[str, float]], *, regression
 def _evaluate_new(run: Run, path: Path, num_samples: int, *, lenient: bool, as_json: bool) -> None:
     """Measure a run on a new table."""
     console = Console(stderr=True)
-    predictions = Predictions.of(run, level=0.95, samples=num_samples, class_names=run.class_names)
+    predictions = Predictions.of(
+        run, run.load_module(), level=0.95, samples=num_samples, class_names=run.class_names
+    )
     with console.status("measuring ..."):
         table = open_new(console, run, path, lenient=lenient)
         name = table.schema.target.name

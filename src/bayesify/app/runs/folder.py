@@ -248,6 +248,29 @@ class Run:
             )
         return bnn
 
+    def load_pruned(self, path: Path) -> BayesianModule:
+        """Load a network that ``bayesify prune --out`` wrote; the folder needs no checkpoint.
+
+        Raises:
+            StorageError: the file is missing, damaged or of another architecture.
+            RunError: it is not of this run, or not pruned.
+        """
+        bnn = bayesify_io.load(path, self._net())
+        mask = bnn.posterior.mask
+        if mask is None:
+            raise RunError(f"{path} must hold a pruned network, got one with all its weights")
+        if self.checkpoint.exists():
+            own = self.load_module().posterior.mean
+            same = bool((bnn.posterior.mean == own * mask).all())
+        else:
+            same = bnn.seed == self.config.seed
+        if not same:
+            raise RunError(
+                f"{path} must hold weights of the run {self.folder}, got others; write it with "
+                "bayesify prune DIR --out FILE"
+            )
+        return bnn
+
     def history(self) -> History:
         """Read the rows of ``history.csv``; epochs count from 1.
 

@@ -23,6 +23,7 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
 from bayesify.pruning import prune
+from bayesify.tabular.outside import widened
 from bayesify.tabular.table_data import TableData
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "RowMetrics",
     "evaluate",
     "in_units",
+    "predict_rows",
     "prune_table",
     "shown",
     "weights_left",
@@ -63,15 +65,17 @@ def evaluate(
     point = isinstance(bnn.posterior, Delta)
     samples = 1 if point else num_samples
     inputs, targets = shown(data)
-    predictive = in_units(bnn.predict(inputs, samples), *_units(data))
     held_out = len(data.test_inputs) > 0
+    predictive = in_units(_predicted(bnn, data, inputs, samples, train=not held_out), *_units(data))
     metrics: dict[str, Any] = {
         "test": _measured(bnn, predictive, data, inputs, targets) if held_out else None,
         "test_samples": samples if held_out else None,
     }
     if with_train:
         few = min(samples, FEW_SAMPLES)
-        predicted = in_units(bnn.predict(data.train_inputs, few), *_units(data))
+        predicted = in_units(
+            _predicted(bnn, data, data.train_inputs, few, train=True), *_units(data)
+        )
         metrics["train"] = _measured(bnn, predicted, data, data.train_inputs, data.train_targets)
         metrics["train_samples"] = few
     metrics["kl_nats"] = None if point else _kl(bnn)
@@ -169,7 +173,7 @@ def prune_table(
     for fraction in dict.fromkeys((0.0, *fractions)):
         small = prune(bnn, fraction) if fraction else bnn
         whole = small.mean_outputs(inputs)
-        averaged = small.predict(inputs, num_samples)
+        averaged = _predicted(small, data, inputs, num_samples, train=not len(data.test_inputs))
         rows.append(
             {
                 "fraction": fraction,
@@ -184,6 +188,29 @@ def prune_table(
     return rows
 
 
+def predict_rows(
+    bnn: BayesianModule,
+    inputs: Tensor,
+    distances: Tensor,
+    samples: int,
+    marginal: Sequence[float],
+) -> Predictive:
+    """Return the predictions for rows of a table, with less trust in those outside training's.
+
+    Every command predicts by it: a calibration, and metrics of held-out rows, are of the predictor
+    that new rows meet.
+
+    Args:
+        bnn: the network.
+        inputs: its inputs, shape (N, D).
+        distances: how far each row lies outside the training data, shape (N,).
+        samples: weight samples.
+        marginal: as ``Target.marginal``; nothing is widened without it.
+    """
+    predictive = bnn.predict(inputs, samples)
+    return widened(predictive, distances, torch.tensor(marginal)) if marginal else predictive
+
+
 def in_units(predictive: Predictive, shift: float, scale: float) -> Predictive:
     """Return a prediction of a standardised number in its own units; one of classes unchanged."""
     if not isinstance(predictive, GaussianPredictive):
@@ -195,6 +222,16 @@ def in_units(predictive: Predictive, shift: float, scale: float) -> Predictive:
 
 def _units(data: RunData) -> tuple[float, float]:
     return (data.shift, data.scale) if isinstance(data, TableData) else (0.0, 1.0)
+
+
+def _predicted(
+    bnn: BayesianModule, data: RunData, inputs: Tensor, samples: int, *, train: bool
+) -> Predictive:
+    """Return the predictions for the first examples of a part of the data."""
+    if not isinstance(data, TableData):
+        return bnn.predict(inputs, samples)
+    distances = (data.train_distances if train else data.test_distances)[: len(inputs)]
+    return predict_rows(bnn, inputs, distances, samples, data.marginal)
 
 
 def _error(predictive: Predictive, targets: Tensor) -> float:

@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 from bayesify.app.runs.folder import Run, RunData
-from bayesify.app.runs.measure import in_units
+from bayesify.app.runs.measure import in_units, predict_rows
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.plots.bands import Band, bands
@@ -48,7 +48,9 @@ def one_column(run: Run, data: RunData, bnn: BayesianModule) -> Figure | None:
     values = np.linspace(low - room, high + room, 200)
     axis = torch.from_numpy(column.encode(values))
     samples = 1 if isinstance(bnn.posterior, Delta) else run.config.test_samples
-    predictive = in_units(bnn.predict(axis, samples), data.shift, data.scale)
+    distances = torch.from_numpy(column.outside(values))
+    widened = predict_rows(bnn, axis, distances, samples, data.marginal)
+    predictive = in_units(widened, data.shift, data.scale)
     # Evenly spaced rows suffice as a sample, because rows are shuffled.
     shown = torch.linspace(0, len(data.train_inputs) - 1, _MOST_POINTS).long().unique()
     # The first input grows with the value, but not everywhere in proportion.

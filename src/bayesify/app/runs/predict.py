@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs.folder import Run, RunData, RunError
-from bayesify.app.runs.measure import RowMetrics, in_units
+from bayesify.app.runs.measure import RowMetrics, in_units, predict_rows
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive, Predictive
 from bayesify.prediction.conformal import Conformal, ConformalIntervals, ConformalSets
-from bayesify.tabular.outside import widened
+from bayesify.tabular.table_data import TableData
 
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.new_table import NewTable
@@ -56,17 +56,24 @@ class Predictions:
     conformal: Conformal | None = None
 
     @classmethod
-    def of(cls, run: Run, *, level: float, samples: int, class_names: Sequence[str]) -> Predictions:
-        """Prepare the predictions of a trained run.
+    def of(
+        cls,
+        run: Run,
+        bnn: BayesianModule,
+        *,
+        level: float,
+        samples: int,
+        class_names: Sequence[str],
+    ) -> Predictions:
+        """Prepare the predictions of a trained run by its network, pruned or not.
 
         Raises:
-            RunError: level or samples is out of its range, or there is no checkpoint.
+            RunError: level or samples is out of its range.
         """
         if not 0.0 < level < 1.0:
             raise RunError(f"level must lie strictly between 0 and 1, got {level}")
         if samples < 1:
             raise RunError(f"samples must be at least 1, got {samples}")
-        bnn = run.load_module()
         point = isinstance(bnn.posterior, Delta)
         units = (
             (0.0, 1.0) if run.table is None else (run.table.target.shift, run.table.target.scale)
@@ -77,6 +84,9 @@ class Predictions:
     def calibrate(self, data: RunData) -> None:
         """Calibrate the intervals, or sets of classes, on the run's held-out test part.
 
+        Its rows outside the training data are predicted as new ones are, with a widened
+        distribution: the guarantee is for one predictor.
+
         Raises:
             RunError: it is empty, or too small for the level.
         """
@@ -86,14 +96,18 @@ class Predictions:
                 f"{self.run.folder} must hold out test rows to calibrate on, got none "
                 "(--test-fraction 0); predict without --conformal, or train with a larger fraction"
             )
-        parts = [self.bnn.predict(chunk, self.samples) for chunk in inputs.split(_CHUNK_ROWS)]
-        mean = torch.cat([part.mean for part in parts])
+        distances = inputs.new_zeros(len(inputs))
+        if isinstance(data, TableData):
+            distances = data.test_distances
+            if not self.class_names:
+                targets = targets.double() * data.scale + data.shift
+        chunks = zip(inputs.split(_CHUNK_ROWS), distances.split(_CHUNK_ROWS), strict=True)
+        parts = [(p.mean, p.total.sqrt()) for p in (self._predictive(*each) for each in chunks)]
+        mean, std = (torch.cat(part) for part in zip(*parts, strict=True))
         try:
             if self.class_names:
                 self.conformal = ConformalSets.of(mean, targets)
             else:
-                # Scores do not depend on the units: those of the standardised target will do.
-                std = torch.cat([part.total for part in parts]).sqrt()
                 self.conformal = ConformalIntervals.of(mean, std, targets)
             self.conformal.guarantee(self.level)
         except ValueError as error:
@@ -193,13 +207,11 @@ class Predictions:
         return min(17, 10 + math.ceil(math.log10(max(1.0, distance))))
 
     def _predictive(self, inputs: Tensor, distances: Tensor) -> Predictive:
-        predictive = self.bnn.predict(inputs, self.samples)
-        table = self.run.table
-        if table is None:
-            return predictive
-        if table.target.marginal:
-            predictive = widened(predictive, distances, torch.tensor(table.target.marginal))
-        return in_units(predictive, table.target.shift, table.target.scale)
+        if self.run.table is None:
+            return self.bnn.predict(inputs, self.samples)
+        target = self.run.table.target
+        found = predict_rows(self.bnn, inputs, distances, self.samples, target.marginal)
+        return in_units(found, target.shift, target.scale)
 
     def _count(self, predictive: Predictive, rows: int) -> None:
         sums = {

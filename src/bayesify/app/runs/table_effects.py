@@ -177,6 +177,7 @@ def _some(run: Run, count: int, wanted: int) -> Tensor:
 
 
 def _predicted(bnn: BayesianModule, data: TableData, samples: int, rows: Tensor) -> Predictive:
+    # Of the network itself, without wider predictions for rows outside: it is what is explained.
     return in_units(bnn.predict(rows, samples, keep_samples=True), data.shift, data.scale)
 
 
