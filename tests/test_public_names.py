@@ -23,7 +23,15 @@ def test_the_docstring_names_what_there_is() -> None:
     named = set(re.findall(r"``(\w+)``", str(bayesify.__doc__)))
     assert named <= set(dir(bayesify))
     assert set(LAZY) < named
-    helpers = {"ELBOTerms", "Estimator", "Likelihood", "ParameterLayout", "Posterior", "Prior"}
+    helpers = {
+        "ELBOTerms",
+        "Estimator",
+        "Likelihood",
+        "ParameterLayout",
+        "Posterior",
+        "PosteriorFamily",
+        "Prior",
+    }
     assert set(bayesify.__all__) - named == helpers | {
         *("kl_divergence", "MissingKLWarning", "SharedNoiseWarning")
     }

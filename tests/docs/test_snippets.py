@@ -71,6 +71,7 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/prediction.md": lambda: classification(Parts()),
     "docs/backends.md": backends,
     "docs/which-prior.md": widths,
+    "docs/which-posterior.md": lambda: classification(Parts()),
     "docs/table-comparison.md": dict,
 }
 
