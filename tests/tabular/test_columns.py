@@ -218,7 +218,24 @@ def test_levels_by_frequency_with_one_input_for_the_rare() -> None:
     assert column.encode(values).tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 1], [0, 0, 0]]
     assert column.outside(values).tolist() == [0, 0, math.inf, math.inf]
     many = scanned([f"level {i % 300}" for i in range(3000)]).column()
-    assert len(many.features) == 51
+    assert len(many.features) == 257
+
+
+@pytest.mark.parametrize(
+    ("distinct", "rows", "dropped"),
+    [(200, 300, True), (151, 300, True), (150, 300, False), (51, 100, True), (50, 90, False)],
+)
+def test_free_text_is_told_from_categories_by_its_share_of_distinct_texts(
+    distinct: int, rows: int, dropped: bool
+) -> None:
+    scan = scanned([f"a remark of words, number {i % distinct}" for i in range(rows)])
+    assert (scan.reason_to_drop() is not None) == dropped
+
+
+def test_a_remark_that_is_made_once_has_no_input_of_its_own() -> None:
+    scan = scanned(["no remark"] * 700 + [f"a remark, number {i}" for i in range(300)])
+    assert scan.reason_to_drop() is None
+    assert scan.column().features == ("column = no remark", "column = another")
 
 
 def test_missing_values_are_outside_only_where_training_had_none() -> None:

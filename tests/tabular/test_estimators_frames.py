@@ -121,6 +121,34 @@ def test_polars_frames_are_read_as_those_of_pandas(kind: Any) -> None:
         model.predict(same.lazy())
 
 
+def levels_of(texts: list[str]) -> tuple[str, ...]:
+    table = pd.DataFrame({"text": texts, "x": np.arange(len(texts)) % 7})
+    model = BayesianMLPRegressor(steps=1).fit(table, np.arange(len(texts)) % 5)
+    return tuple(model.columns_[0].features)
+
+
+def test_the_levels_of_a_text_that_have_an_input_each() -> None:
+    few = [f"level {place:03}" for place in range(50)]
+    assert levels_of(few * 2) == levels_of([*few, *few[::-1], "level 000"])
+    assert len(levels_of(few)) == 50
+    many = [f"level {place:03}" for place in range(256)]
+    assert levels_of(many * 3) == tuple(f"text = {level}" for level in many)
+    # One row says little about its level.
+    once = [f"remark {place}" for place in range(100)]
+    assert levels_of(["nothing"] * 300 + once) == ("text = nothing", "text = another")
+
+
+def test_texts_beyond_the_levels_that_have_an_input_are_reported() -> None:
+    texts = [f"level {place}" for place in range(300)] * 2 + ["level 299"]
+    with pytest.warns(TableWarning, match=r"'text' has 300 levels: the 256 .* other 44 share one"):
+        assert len(levels_of(texts)) == 257
+    with pytest.warns(TableWarning, match="'text' is not used: .* free text"):
+        assert levels_of([f"a remark, number {place}" for place in range(200)]) == ()
+    remarks = [f"a remark, number {place % 200}" for place in range(300)]
+    with pytest.warns(TableWarning, match="'text' is not used: .* free text"):
+        assert levels_of(remarks) == ()
+
+
 def test_missing_values_are_information_in_arrays_too() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 2))

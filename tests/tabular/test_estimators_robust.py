@@ -125,6 +125,17 @@ def test_two_hundred_levels() -> None:
     assert not model.outside_scores(rows[new]).any()
 
 
+@pytest.mark.slow
+def test_two_hundred_levels_that_all_matter() -> None:
+    rng = np.random.default_rng(0)
+    level = rng.permutation(np.arange(4000) % 200)
+    rows = pd.DataFrame({"level": [f"level {place}" for place in level]})
+    y = 3.0 * rng.normal(size=200)[level] + 0.3 * rng.normal(size=4000)
+    model = BayesianMLPRegressor(random_state=0).fit(rows[:3000], y[:3000])
+    assert model.columns_[0].kept == 200
+    assert model.score(rows[3000:], y[3000:]) > 0.95
+
+
 def test_ordinary_columns_are_standardised_as_ever() -> None:
     rng = np.random.default_rng(0)
     for values in (rng.normal(3.0, 2.0, 500), rng.uniform(size=500), rng.integers(0, 2, 500) * 1.0):

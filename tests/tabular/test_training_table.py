@@ -48,6 +48,19 @@ def test_everything_in_one_table(path: Path) -> None:
     assert float(data.train_targets.std(correction=0)) == pytest.approx(1.0, abs=1e-6)
 
 
+def test_two_hundred_levels_have_an_input_each(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    level = rng.permutation(np.arange(4000) % 200)
+    target = rng.normal(size=200)[level] + 0.1 * rng.normal(size=4000)
+    pd.DataFrame({"level": [f"level {i}" for i in level], "y": target}).to_csv(path, index=False)
+    data, schema = fit_table(path, "y")
+    assert len(schema.features) == 200
+    assert not any("share one input" in remark for remark in schema.remarks)
+    weights = torch.linalg.lstsq(data.train_inputs, data.train_targets).solution
+    errors = data.test_targets - data.test_inputs @ weights
+    assert float(1.0 - errors.var() / data.test_targets.var()) > 0.98  # 0.99 is not noise
+
+
 def test_the_schema_gives_the_same_tensors_again(path: Path, tmp_path: Path) -> None:
     path.write_text(messy())
     data, schema = fit_table(path, "price", seed=3)

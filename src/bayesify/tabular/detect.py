@@ -20,15 +20,21 @@ from bayesify.tabular.cells import (
     by_value,
     is_missing,
 )
-from bayesify.tabular.columns import CategoryColumn, Column, DateColumn, FlagColumn, NumberColumn
+from bayesify.tabular.columns import (
+    FEW_LEVELS,
+    MOST_LEVELS,
+    CategoryColumn,
+    Column,
+    DateColumn,
+    FlagColumn,
+    NumberColumn,
+)
 from bayesify.tabular.files import TableError
 from bayesify.tabular.number_form import FormCounts, NumberForm
 from bayesify.tabular.schema import Target, label_of
 
 __all__ = ["ColumnScan", "find_target"]
 
-#: Levels of a category that have an input of their own; the rest share one.
-_MOST_LEVELS = 50
 _MOST_CLASSES = 1000
 #: Whole numbers with at most so many values, each in so many rows on average, are classes.
 _FEW_VALUES, _ROWS_EACH = 10, 5
@@ -160,7 +166,7 @@ class ColumnScan:
             return amounts
         if self.count > 1 and (
             self.all_different
-            or (len(self.texts) > _MOST_LEVELS and len(self.texts) > 0.5 * self.count)
+            or (len(self.texts) > FEW_LEVELS and len(self.texts) > 0.5 * self.count)
         ):
             return (
                 "it identifies rows or is free text: almost every row has a text of its own; "
@@ -198,7 +204,7 @@ class ColumnScan:
             self.remarks.append(f"{name}: {amounts}; they were taken for categories")
         levels = sorted(self.texts, key=lambda text: (-self.texts[text], text))
         repeated = sum(self.texts[level] > 1 for level in levels)
-        kept = len(levels) if len(levels) <= 2 else max(1, min(_MOST_LEVELS, repeated))
+        kept = len(levels) if len(levels) <= 2 else max(1, min(MOST_LEVELS, repeated))
         return CategoryColumn(name=name, levels=tuple(levels), kept=kept)
 
     def _remark_form(self, form: NumberForm) -> None:

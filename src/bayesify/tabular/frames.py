@@ -13,6 +13,8 @@ from pandas.api import types
 from bayesify.tabular.advice import TableWarning
 from bayesify.tabular.cells import Floats, Texts, by_value, is_missing
 from bayesify.tabular.columns import (
+    FEW_LEVELS,
+    MOST_LEVELS,
     CategoryColumn,
     Column,
     DateColumn,
@@ -24,8 +26,6 @@ from bayesify.tabular.detect import ColumnScan
 
 __all__ = ["columns_of", "frame_of", "number_columns", "values_of"]
 
-#: Levels of a category that have an input of their own; the rest share one.
-_MOST_LEVELS = 50
 _DAY = pd.Timedelta(days=1)
 
 
@@ -91,7 +91,7 @@ def columns_of(frame: pd.DataFrame) -> tuple[Column, ...]:
     and no, or levels.
 
     Warns:
-        TableWarning: a column is not used, or some of its cells are not.
+        TableWarning: a column or some of its cells are not used, or frequent levels share an input.
 
     Example:
         >>> frame = pd.DataFrame({"x": [1, None], "city": ["Rome", "Oslo"], "ok": [True, False]})
@@ -124,13 +124,20 @@ def _column(name: str, cells: pd.Series) -> tuple[Column, list[str]]:
         scan.update(texts)
         reason = scan.reason_to_drop()
         # Few texts can be levels, even if each is in one row.
-        if reason is not None and (scan.is_ambiguous or len(scan.texts) > _MOST_LEVELS):
+        if reason is not None and (scan.is_ambiguous or len(scan.texts) > FEW_LEVELS):
             reason = reason.partition(";")[0]  # what follows is for the command line
             return UnusedColumn(name=name), [f"the column {name!r} is not used: {reason}"]
         column = scan.column()
         if not isinstance(column, CategoryColumn):
             return column, scan.remarks
-    return _category(name, texts), []
+    category = _category(name, texts)
+    shared = len(category.levels) - category.kept
+    if kind == "text" and category.kept == MOST_LEVELS and shared:
+        return category, [
+            f"the column {name!r} has {len(category.levels):,} levels: the {MOST_LEVELS} most "
+            f"frequent have an input each, the other {shared:,} share one"
+        ]
+    return category, []
 
 
 def _kind(cells: pd.Series) -> str:
@@ -153,7 +160,11 @@ def _kind(cells: pd.Series) -> str:
 
 
 def _category(name: str, texts: Texts) -> CategoryColumn:
-    """Return a category with the levels of some cells, one input for each of at most 50."""
+    """Return a category with the levels of some cells.
+
+    Up to 50 levels have an input each. Of more levels, the 256 most frequent of those that occur
+    twice or more have one: one row says little about its level.
+    """
     codes, unique = by_value(texts)
     counts = np.bincount(codes, minlength=len(unique))
     levels = [
@@ -163,10 +174,12 @@ def _category(name: str, texts: Texts) -> CategoryColumn:
         )
         if not absent
     ]
-    if len(levels) <= _MOST_LEVELS:  # their order then does not depend on their number
+    repeated = sum(count < -1 for count, _ in levels)
+    kept = len(levels) if len(levels) <= FEW_LEVELS else min(MOST_LEVELS, repeated)
+    if kept == len(levels):  # their order then does not depend on how often they occur
         levels = [(0, level) for _, level in levels]
     ordered = tuple(level for _, level in sorted(levels))
-    kept = 0 if len(ordered) == 1 else min(_MOST_LEVELS, len(ordered))
+    kept = 0 if len(ordered) == 1 else kept
     return CategoryColumn(name=name, levels=ordered, kept=kept)
 
 
