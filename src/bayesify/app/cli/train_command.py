@@ -18,9 +18,10 @@ from bayesify.app.cli.formatting import duration, reading, summarise, weights_of
 from bayesify.app.cli.results_commands import read_data
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
-from bayesify.app.runs.defaults import is_image_folder
+from bayesify.app.runs.declarations import Declaration, option
+from bayesify.app.runs.defaults import is_image_folder, is_table_file
 from bayesify.app.runs.folder import check_is_free
-from bayesify.app.runs.settings import Declaration, declarations, is_table_file, option
+from bayesify.app.runs.settings import declarations
 from bayesify.app.runs.train import seconds_per_epoch, use_threads
 from bayesify.datasets import IMAGE_DATASETS, DataError, fit_image_folder
 from bayesify.module.bayesian import BayesianModule

@@ -1,8 +1,10 @@
 """Runs: settings, the folder with everything a run writes, training, measuring and predicting."""
 
+from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.finish import finish, rewrite_report
 from bayesify.app.runs.folder import Run, RunData, RunError
-from bayesify.app.runs.settings import ConfigError, RunConfig, renamed_settings
+from bayesify.app.runs.settings import RunConfig
+from bayesify.app.runs.stored_settings import renamed_settings
 from bayesify.app.runs.train import Trained, train
 
 __all__ = [

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 from bayesify.datasets import IMAGE_DATASETS
 from bayesify.tabular import TableRecipe
 
-__all__ = ["closed_forms_hold", "defaults_for", "is_image_folder"]
+__all__ = ["closed_forms_hold", "defaults_for", "is_image_folder", "is_table_file"]
 
 #: The optimizer of Blundell et al. 2015, each baseline with the better of the rates 0.1 and 0.02.
 _BASELINES: dict[str, dict[str, Any]] = {
@@ -83,6 +84,16 @@ def is_image_folder(dataset: str) -> bool:
         (False, True)
     """
     return dataset not in IMAGE_DATASETS
+
+
+def is_table_file(dataset: str) -> bool:
+    """Return whether the name of a data set is that of a file with a table.
+
+    Example:
+        >>> is_table_file("sales.csv"), is_table_file("mnist")
+        (True, False)
+    """
+    return PurePath(dataset).suffix.lower() in (".csv", ".tsv", ".txt", ".gz", ".parquet")
 
 
 def _was_searched(given: Mapping[str, Any]) -> bool:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from bayesify import io as bayesify_io
+from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.environment import commit, hardware, versions
-from bayesify.app.runs.settings import FORMAT, ConfigError, RunConfig
+from bayesify.app.runs.settings import RunConfig
+from bayesify.app.runs.stored_settings import FORMAT
 from bayesify.datasets import IMAGE_DATASETS, ImageSchema, load_image_folder, load_images
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import Delta

@@ -7,33 +7,41 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import PurePath
-from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
-from bayesify.app.runs.defaults import closed_forms_hold, defaults_for, is_image_folder
+from bayesify.app.runs.combinations import check_combination
+from bayesify.app.runs.declarations import ConfigError, Declaration, Rule, Setting, option
+from bayesify.app.runs.defaults import defaults_for
+from bayesify.app.runs.rules import (
+    BASELINE,
+    BAYES,
+    BAYESIAN_TABLE,
+    COUNT,
+    DIGITS,
+    DROPOUT,
+    FOLDER,
+    HELD_OUT,
+    HIDDEN_LAYERS,
+    MIXTURE,
+    NOT_NEGATIVE,
+    ONE_STD,
+    PART,
+    POSITIVE,
+    RANDOM_PART,
+    REGRESSION,
+    SGD,
+    TABLE,
+    WARMUP,
+)
+from bayesify.app.runs.stored_settings import FORMAT, renamed_settings
 from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
 from bayesify.estimators import Estimator, Flipout, LocalReparameterization, WeightSampling
 
-__all__ = [
-    "ESTIMATORS",
-    "FORMAT",
-    "ConfigError",
-    "Declaration",
-    "Rule",
-    "RunConfig",
-    "Setting",
-    "declarations",
-    "is_table_file",
-    "option",
-    "renamed_settings",
-]
+__all__ = ["ESTIMATORS", "RunConfig", "declarations"]
 
-#: Of ``config.json``. 2: dropout also without the dropout baseline. 3: ``backend``, not ``step``.
-FORMAT = 3
 ESTIMATORS: dict[str, Estimator] = {
     "sampling": WeightSampling(),
     "antithetic": WeightSampling(antithetic=True),
@@ -41,75 +49,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "local-per-position": LocalReparameterization(per_position=True),
     "flipout": Flipout(),
 }
-
-
-class ConfigError(ValueError):
-    """A setting is out of its range or contradicts another."""
-
-
-class Rule(NamedTuple):
-    """A condition, and the words for it in error messages.
-
-    Args:
-        words: complete "NAME must ..." (a range) or "it applies only to ..." (a kind of run).
-        holds: the condition, on the value or on the run's settings.
-    """
-
-    words: str
-    holds: Callable[[Any], bool]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The declaration of one setting, next to its type and default in ``RunConfig``.
-
-    Args:
-        help: for ``bayesify train --help``, which fills in ``{choices}`` and adds the defaults.
-        panel: heading of its group in that help.
-        range: what its value must satisfy.
-        applies: to which runs; None where to all.
-    """
-
-    help: str
-    panel: str | None = None
-    range: Rule | None = None
-    applies: Rule | None = None
-
-
-COUNT = Rule("be at least 1 and at most 2,147,483,647", lambda x: 1 <= x < 2**31)
-POSITIVE = Rule("be positive and finite", lambda x: 0.0 < x < math.inf)
-NOT_NEGATIVE = Rule("be at least 0 and finite", lambda x: 0.0 <= x < math.inf)
-PART = Rule("be at least 0 and below 1", lambda x: 0.0 <= x < 1.0)
-
-TABLE = Rule("tables", lambda run: run.target is not None)
-FOLDER = Rule("folders of images", lambda run: run.net == "resnet8")
-HELD_OUT = Rule("tables and folders of images", lambda run: run.net in ("table", "resnet8"))
-REGRESSION = Rule(
-    "regression on a table", lambda run: run.target is not None and run.task != "classification"
-)
-DIGITS = Rule("mnist and fashion-mnist", lambda run: run.net in ("mlp", "lenet5"))
-HIDDEN_LAYERS = Rule("--net mlp and tables", lambda run: run.net in ("mlp", "table"))
-DROPOUT = Rule(
-    "mnist and fashion-mnist without --baseline sgd",
-    lambda run: run.net in ("mlp", "lenet5") and run.baseline != "sgd",
-)
-BAYES = Rule("runs without --baseline", lambda run: run.baseline is None)
-RANDOM_PART = Rule(
-    "folders of images without --baseline",
-    lambda run: run.net == "resnet8" and run.baseline is None,
-)
-BAYESIAN_TABLE = Rule(
-    "tables without --baseline", lambda run: run.target is not None and run.baseline is None
-)
-BASELINE = Rule("--baseline", lambda run: run.baseline is not None)
-MIXTURE = Rule(
-    "--prior scale-mixture", lambda run: run.baseline is None and run.prior == "scale-mixture"
-)
-ONE_STD = Rule(
-    "--prior gaussian or laplace", lambda run: run.baseline is None and run.prior != "scale-mixture"
-)
-WARMUP = Rule("--kl-warmup above 0", lambda run: run.baseline is None and run.kl_warmup > 0.0)
-SGD = Rule("--optimizer sgd", lambda run: run.optimizer == "sgd")
 
 _TABLES, _BASELINES = "Tables", "Baselines"
 _POSTERIOR, _TRAINING = "Prior and posterior", "Training"
@@ -130,7 +69,7 @@ class RunConfig:
         (100,)
         >>> RunConfig.of("mnist", epochs=-1)
         Traceback (most recent call last):
-        bayesify.app.runs.settings.ConfigError: epochs must be at least 1 and at most
+        bayesify.app.runs.declarations.ConfigError: epochs must be at least 1 and at most
         2,147,483,647, got -1
     """
 
@@ -400,7 +339,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name, declared in declarations().items():
             declared.check(name, getattr(self, name))
-        _check_combination(self)
+        check_combination(self)
 
     @classmethod
     def of(cls, dataset: str, *, num_rows: int | None = None, **given: Any) -> RunConfig:
@@ -508,34 +447,6 @@ class RunConfig:
         return ESTIMATORS[self.estimator]
 
 
-class Declaration(NamedTuple):
-    """The declaration of a setting, with its type."""
-
-    setting: Setting
-    kind: Any
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The values that its type allows, if it is a ``Literal``."""
-        kinds = (self.kind, *get_args(self.kind))
-        return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise ConfigError where a value is of a wrong type, no choice, or out of range."""
-        if value is None and NoneType in get_args(self.kind):
-            return
-        if self.choices and value not in self.choices:
-            raise ConfigError(
-                f"{option(name)} must be one of {', '.join(self.choices)}, got {value}"
-            )
-        if not (self.choices or _is_of(self.kind, value)):
-            kind = getattr(self.kind, "__name__", str(self.kind))
-            raise ConfigError(f"{option(name)} must be of type {kind}, got {value!r}")
-        wanted = self.setting.range
-        if wanted is not None and not wanted.holds(value):
-            raise ConfigError(f"{option(name)} must {wanted.words}, got {value}")
-
-
 @cache
 def declarations() -> dict[str, Declaration]:
     """Return every setting's declaration by name, in the order of the fields.
@@ -551,101 +462,5 @@ def declarations() -> dict[str, Declaration]:
     }
 
 
-def option(name: str) -> str:
-    """Return a setting's name on the command line."""
-    return name.replace("_", "-")
-
-
-def renamed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return stored settings, some or all of a run's, under their names of today.
-
-    Example:
-        >>> renamed_settings({"epochs": 3, "step": "fused"})
-        {'epochs': 3, 'backend': 'compiled'}
-    """
-    renamed = dict(settings)
-    if "step" in renamed:
-        plain = "closed-form" if closed_forms_hold(settings) else "autograd"
-        backends = {"auto": "auto", "fused": "compiled", "plain": plain}
-        step = renamed.pop("step")
-        renamed["backend"] = backends.get(step, step)
-    return renamed
-
-
 def _tuples() -> list[str]:
     return [name for name, found in declarations().items() if get_origin(found.kind) is tuple]
-
-
-def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a value is of a field's type; a whole number is a number too, a truth value is not.
-
-    Example:
-        >>> _is_of(float | None, 3), _is_of(int, True), _is_of(tuple[int, ...], (1, "2"))
-        (True, False, False)
-    """
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_is_of(get_args(kind)[0], each) for each in value)
-    if get_args(kind):
-        return any(_is_of(part, value) for part in get_args(kind))
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, (int, float) if kind is float else kind)
-
-
-def _check_combination(run: RunConfig) -> None:
-    """Raise ConfigError where settings contradict each other."""
-    if run.target is None and is_table_file(run.dataset):
-        raise ConfigError(f"a table needs --target NAME, the column of {run.dataset} to predict")
-    if run.target is not None:
-        nets: tuple[str, ...] = ("table",)
-    else:
-        nets = ("resnet8",) if is_image_folder(run.dataset) else ("mlp", "lenet5")
-    if run.net not in nets:
-        raise ConfigError(f"net must be one of {', '.join(nets)}, got {run.net}")
-    if bool(run.text) != (run.encoder is not None):
-        raise ConfigError(
-            "columns of texts need --encoder with the folder or the name of a pretrained network"
-            if run.text
-            else "encoder reads texts; name their column by --text"
-        )
-    if run.net in ("table", "resnet8") and run.baseline == "dropout":
-        kind = "table" if run.net == "table" else "folder of images"
-        raise ConfigError(f"a {kind} has no dropout baseline; use --baseline sgd")
-    if not (run.hidden and all(COUNT.holds(units) for units in run.hidden)):
-        raise ConfigError(
-            f"hidden must be positive numbers of units such as 400,400, got "
-            f"{','.join(map(str, run.hidden)) or 'none'}"
-        )
-    if run.estimator == "local-per-position" and run.net not in ("lenet5", "resnet8"):
-        raise ConfigError(
-            f"estimator local-per-position needs --net lenet5 or a folder of images: net {run.net} "
-            "uses each weight once per example; use --estimator local"
-        )
-    try:
-        run.make_prior()
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if run.make_estimator().antithetic and run.train_samples % 2:
-        raise ConfigError(
-            f"estimator {run.estimator} takes weight samples in pairs, so train-samples must "
-            f"be even, got {run.train_samples}; use --train-samples 2"
-        )
-    if run.kl == "closed" and run.prior == "scale-mixture":
-        raise ConfigError(
-            "the scale mixture has no closed-form KL; use --kl auto, or --prior gaussian"
-        )
-    if run.kl_weighting == "geometric" and run.passes > 1:
-        raise ConfigError(
-            f"geometric weights divide the KL over one pass, got passes {run.passes}; add "
-            "--passes 1"
-        )
-
-
-def is_table_file(dataset: str) -> bool:
-    """Return whether the name of a data set is that of a file with a table.
-
-    Example:
-        >>> is_table_file("sales.csv"), is_table_file("mnist")
-        (True, False)
-    """
-    return PurePath(dataset).suffix.lower() in (".csv", ".tsv", ".txt", ".gz", ".parquet")

@@ -1,0 +1,64 @@
+"""Check that the settings of a run do not contradict each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bayesify.app.runs.declarations import ConfigError
+from bayesify.app.runs.defaults import is_image_folder, is_table_file
+from bayesify.app.runs.rules import COUNT
+
+__all__ = ["check_combination"]
+
+
+def check_combination(run: Any) -> None:
+    """Raise ConfigError where settings contradict each other.
+
+    Args:
+        run: a ``RunConfig``, which calls this when it is made.
+    """
+    if run.target is None and is_table_file(run.dataset):
+        raise ConfigError(f"a table needs --target NAME, the column of {run.dataset} to predict")
+    if run.target is not None:
+        nets: tuple[str, ...] = ("table",)
+    else:
+        nets = ("resnet8",) if is_image_folder(run.dataset) else ("mlp", "lenet5")
+    if run.net not in nets:
+        raise ConfigError(f"net must be one of {', '.join(nets)}, got {run.net}")
+    if bool(run.text) != (run.encoder is not None):
+        raise ConfigError(
+            "columns of texts need --encoder with the folder or the name of a pretrained network"
+            if run.text
+            else "encoder reads texts; name their column by --text"
+        )
+    if run.net in ("table", "resnet8") and run.baseline == "dropout":
+        kind = "table" if run.net == "table" else "folder of images"
+        raise ConfigError(f"a {kind} has no dropout baseline; use --baseline sgd")
+    if not (run.hidden and all(COUNT.holds(units) for units in run.hidden)):
+        raise ConfigError(
+            f"hidden must be positive numbers of units such as 400,400, got "
+            f"{','.join(map(str, run.hidden)) or 'none'}"
+        )
+    if run.estimator == "local-per-position" and run.net not in ("lenet5", "resnet8"):
+        raise ConfigError(
+            f"estimator local-per-position needs --net lenet5 or a folder of images: net {run.net} "
+            "uses each weight once per example; use --estimator local"
+        )
+    try:
+        run.make_prior()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if run.make_estimator().antithetic and run.train_samples % 2:
+        raise ConfigError(
+            f"estimator {run.estimator} takes weight samples in pairs, so train-samples must "
+            f"be even, got {run.train_samples}; use --train-samples 2"
+        )
+    if run.kl == "closed" and run.prior == "scale-mixture":
+        raise ConfigError(
+            "the scale mixture has no closed-form KL; use --kl auto, or --prior gaussian"
+        )
+    if run.kl_weighting == "geometric" and run.passes > 1:
+        raise ConfigError(
+            f"geometric weights divide the KL over one pass, got passes {run.passes}; add "
+            "--passes 1"
+        )

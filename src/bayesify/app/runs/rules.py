@@ -1,0 +1,64 @@
+"""Rules for settings: the ranges of their values, and the kinds of runs to which they apply."""
+
+from __future__ import annotations
+
+import math
+
+from bayesify.app.runs.declarations import Rule
+
+__all__ = [
+    "BASELINE",
+    "BAYES",
+    "BAYESIAN_TABLE",
+    "COUNT",
+    "DIGITS",
+    "DROPOUT",
+    "FOLDER",
+    "HELD_OUT",
+    "HIDDEN_LAYERS",
+    "MIXTURE",
+    "NOT_NEGATIVE",
+    "ONE_STD",
+    "PART",
+    "POSITIVE",
+    "RANDOM_PART",
+    "REGRESSION",
+    "SGD",
+    "TABLE",
+    "WARMUP",
+]
+
+COUNT = Rule("be at least 1 and at most 2,147,483,647", lambda x: 1 <= x < 2**31)
+POSITIVE = Rule("be positive and finite", lambda x: 0.0 < x < math.inf)
+NOT_NEGATIVE = Rule("be at least 0 and finite", lambda x: 0.0 <= x < math.inf)
+PART = Rule("be at least 0 and below 1", lambda x: 0.0 <= x < 1.0)
+
+TABLE = Rule("tables", lambda run: run.target is not None)
+FOLDER = Rule("folders of images", lambda run: run.net == "resnet8")
+HELD_OUT = Rule("tables and folders of images", lambda run: run.net in ("table", "resnet8"))
+REGRESSION = Rule(
+    "regression on a table", lambda run: run.target is not None and run.task != "classification"
+)
+DIGITS = Rule("mnist and fashion-mnist", lambda run: run.net in ("mlp", "lenet5"))
+HIDDEN_LAYERS = Rule("--net mlp and tables", lambda run: run.net in ("mlp", "table"))
+DROPOUT = Rule(
+    "mnist and fashion-mnist without --baseline sgd",
+    lambda run: run.net in ("mlp", "lenet5") and run.baseline != "sgd",
+)
+BAYES = Rule("runs without --baseline", lambda run: run.baseline is None)
+RANDOM_PART = Rule(
+    "folders of images without --baseline",
+    lambda run: run.net == "resnet8" and run.baseline is None,
+)
+BAYESIAN_TABLE = Rule(
+    "tables without --baseline", lambda run: run.target is not None and run.baseline is None
+)
+BASELINE = Rule("--baseline", lambda run: run.baseline is not None)
+MIXTURE = Rule(
+    "--prior scale-mixture", lambda run: run.baseline is None and run.prior == "scale-mixture"
+)
+ONE_STD = Rule(
+    "--prior gaussian or laplace", lambda run: run.baseline is None and run.prior != "scale-mixture"
+)
+WARMUP = Rule("--kl-warmup above 0", lambda run: run.baseline is None and run.kl_warmup > 0.0)
+SGD = Rule("--optimizer sgd", lambda run: run.optimizer == "sgd")
