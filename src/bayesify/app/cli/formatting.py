@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,11 +12,19 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from bayesify.app.runs import Run
+from bayesify.app.runs import ConfigError, Run
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 
-__all__ = ["NOTHING_HELD_OUT", "duration", "measure_label", "reading", "summarise", "weights_of"]
+__all__ = [
+    "NOTHING_HELD_OUT",
+    "duration",
+    "measure_label",
+    "reading",
+    "seconds_of",
+    "summarise",
+    "weights_of",
+]
 
 #: What is printed instead of the metrics of the test set.
 NOTHING_HELD_OUT = "no rows are held out, so that nothing tells how well it predicts new ones"
@@ -50,6 +60,23 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a time such as 90s, 30m or 2h.
+
+    Raises:
+        ConfigError: it is not of this form.
+
+    Example:
+        >>> seconds_of("90s"), seconds_of("1.5h")
+        (90.0, 5400.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+    if not 0.0 < seconds < math.inf:
+        raise ConfigError(f"tune must be a time such as 90s, 30m or 2h, got {text!r}")
+    return seconds
 
 
 def weights_of(bnn: BayesianModule) -> str:

@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.text import Text
 
 from bayesify.app.cli.epoch_table import EpochTable, HistoryWriter
-from bayesify.app.cli.formatting import duration, reading, summarise, weights_of
+from bayesify.app.cli.formatting import duration, reading, seconds_of, summarise, weights_of
 from bayesify.app.cli.results_commands import read_data
+from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
 from bayesify.app.runs.declarations import Declaration, option
 from bayesify.app.runs.defaults import is_image_folder, is_table_file
-from bayesify.app.runs.folder import check_is_free
+from bayesify.app.runs.folder import check_is_free, is_tuning
 from bayesify.app.runs.settings import declarations
 from bayesify.app.runs.train import seconds_per_epoch, use_threads
 from bayesify.datasets import IMAGE_DATASETS, DataError, fit_image_folder
@@ -128,6 +129,15 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the last checkpoint in --out.")
     ] = False,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a table: first search for better settings for this time, such as 90s, 30m or "
+            "2h, by held-out parts of the training rows. Settings that are given are kept.",
+            show_default=False,
+            rich_help_panel="Tables",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     **given: Any,
 ) -> None:
@@ -141,7 +151,13 @@ def train(
     The folder --out receives the settings, the history, a checkpoint after every epoch, the
     metrics, the figures and report.html. Ctrl-C stops after the current step. The same command
     with --resume then continues, with the same results as an uninterrupted run.
+
+    --tune 30m first searches the layers, the learning rate, the epochs, the prior, the noise and
+    the relevance of a table's network, by the nll of held-out training rows; the rows for testing
+    are not used. The defaults are the first trial, so that the chosen settings are never worse on
+    those rows.
     """
+    seconds = None if tune is None else seconds_of(tune)
     settings: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in given.items()
@@ -150,10 +166,14 @@ def train(
     if "hidden" in settings:
         settings["hidden"] = _widths(settings["hidden"])
     console = Console(stderr=True)
-    run, data, is_new = _prepare(console, dataset, out, settings, data_dir, resume=resume)
+    run, data, is_new = _prepare(
+        console, dataset, out, settings, data_dir, resume=resume, tuned=seconds is not None
+    )
+    use_threads(run)
+    if seconds is not None and is_new:
+        run = _tuned(console, run, data, settings, seconds, tune)
     # Built before the folder is created, so that an error here leaves no folder.
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
-    use_threads(run)
     if is_new:
         run = Run.create(out, run.config, data_dir=data_dir, table=run.table, images=run.images)
         if run.table is not None and isinstance(data, TableData):
@@ -179,6 +199,31 @@ def train(
     typer.echo(f"report: {report}")
 
 
+def _tuned(
+    console: Console,
+    run: Run,
+    data: RunData,
+    given: dict[str, Any],
+    seconds: float,
+    budget: str | None,
+) -> Run:
+    """Return a run with the settings that a search found."""
+    from bayesify.app.cli.tuning_progress import TuningBar
+    from bayesify.app.runs.tune import tune
+
+    assert isinstance(data, TableData)
+    with TuningBar(console, seconds) as bar:
+        try:
+            config, found = tune(run, data, given=given, seconds=seconds, progress=bar)
+        except KeyboardInterrupt:
+            bar.close()
+            command = f"{run.command} --tune {budget} --resume"
+            console.print(Text(f"stopped; resume with: {command}"), soft_wrap=True)
+            raise
+    console.print(Text(tuning_note(found)), soft_wrap=True)
+    return replace(run, config=config)
+
+
 def _widths(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
@@ -196,6 +241,7 @@ def _prepare(
     data_dir: str | None,
     *,
     resume: bool,
+    tuned: bool,
 ) -> tuple[Run, RunData, bool]:
     """Return the requested run, its data, and whether the run is new; write nothing.
 
@@ -216,15 +262,20 @@ def _prepare(
             raise ConfigError(
                 "data-dir is for mnist and fashion-mnist; give the path of the data themselves"
             )
+    if tuned and "target" not in given:
+        raise ConfigError("tune is for tables; leave it out, or name the --target of a table")
+    if tuned and "baseline" in given:
+        raise ConfigError("tune searches the settings of Bayesian networks; leave --baseline out")
     exists = (out / "config.json").exists()
-    if resume and not exists:
+    after_tuning = resume and tuned
+    if resume and not exists and not (after_tuning and is_tuning(out)):
         console.print(Text(f"nothing to resume in {out}: starting a new run"), soft_wrap=True)
     if not (resume and exists):
         config = RunConfig.of(dataset, **given)
         if config.net in ("mlp", "lenet5"):
             run = Run(out, config, data_dir)
             return run, read_data(run), True
-        check_is_free(out)
+        check_is_free(out, after_tuning=after_tuning)
         if config.target is None:
             return (*_read_folder(console, out, config), True)
         return (*_read_table(console, out, config, given), True)

@@ -19,6 +19,7 @@ from bayesify.app.report.table_parts import (
     number_parts,
     result_part,
 )
+from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs.folder import Run, RunData, as_test_row
 from bayesify.app.runs.measure import FRACTIONS, evaluate, prune_table, shown
 from bayesify.app.runs.one_column import one_column
@@ -73,6 +74,9 @@ def finish(run: Run, data: RunData, trained: Trained) -> tuple[dict[str, Any], P
         **_table_metrics(run, data, bnn),
         "notes": notes,
     }
+    tuning = run.tuning()
+    if tuning is not None:
+        metrics["tuning"] = tuning
     run.write_history(history)
     run.write_metrics(metrics)
     return metrics, _report(run, data, bnn, history, metrics, predictive)
@@ -290,6 +294,9 @@ def _table_notes(run: Run) -> list[str]:
         *(f"not used: {name}, for {reason}" for name, reason in run.table.dropped.items()),
         *run.table.remarks,
     ]
+    tuning = run.tuning()
+    if tuning is not None:
+        notes.insert(0, tuning_note(tuning))
     if run.config.task == "regression":
         notes.append(
             "the objective in the curves over epochs and the free energy are of the standardised "

@@ -32,9 +32,20 @@ from bayesify.training.history import History
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.schema import TableSchema
 
-__all__ = ["Run", "RunData", "RunError", "as_test_row", "check_is_free"]
+__all__ = [
+    "TUNING_STUDY",
+    "TUNING_SUMMARY",
+    "Run",
+    "RunData",
+    "RunError",
+    "as_test_row",
+    "check_is_free",
+    "is_tuning",
+]
 
 _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
+#: Written by a search of settings, before there is a run: an Optuna study, and what it chose.
+TUNING_STUDY, TUNING_SUMMARY = "tuning.db", "tuning.json"
 
 
 class RunData(Protocol):
@@ -78,8 +89,9 @@ class Run:
     """The folder of a run, with its settings.
 
     It holds ``config.json``, ``history.csv``, ``checkpoint.safetensors``, ``metrics.json``,
-    ``pruning.json``, ``report.html`` and the figures; for a table also ``table.json``, and
-    ``table.safetensors`` if it has texts; for a folder of images ``images.json``.
+    ``pruning.json``, ``report.html`` and the figures; for a table also ``table.json``,
+    ``table.safetensors`` if it has texts, and ``tuning.db`` and ``tuning.json`` if its settings
+    were searched; for a folder of images ``images.json``.
 
     Args:
         folder: path of the folder.
@@ -105,12 +117,12 @@ class Run:
         table: TableSchema | None = None,
         images: ImageSchema | None = None,
     ) -> Run:
-        """Create a run in a new or empty folder.
+        """Create a run in a new or empty folder, or in one with a finished search of its settings.
 
         Raises:
             RunError: the folder holds something already.
         """
-        check_is_free(folder)
+        check_is_free(folder, after_tuning=(folder / TUNING_SUMMARY).exists())
         run = cls(folder, config, data_dir, table, images)
         folder.mkdir(parents=True, exist_ok=True)
         # Written before config.json, so that a folder with config.json is complete.
@@ -320,6 +332,15 @@ class Run:
             raise RunError(f"{path} cannot be read: it must hold an object test and one train")
         return document
 
+    def tuning(self) -> dict[str, Any] | None:
+        """Read ``tuning.json``; None if the settings were not searched.
+
+        Raises:
+            RunError: the file cannot be read.
+        """
+        path = self.folder / TUNING_SUMMARY
+        return _read_json(path, f"{self.folder} holds no search") if path.exists() else None
+
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Replace ``metrics.json``."""
         self.write_json(_METRICS, metrics)
@@ -352,15 +373,30 @@ class Run:
         return mlp(self.num_inputs, config.hidden, len(self.class_names), **options)
 
 
-def check_is_free(folder: Path) -> None:
+def is_tuning(folder: Path) -> bool:
+    """Return whether a folder holds a search of settings and no run yet."""
+    return (folder / TUNING_STUDY).exists() and not (folder / _CONFIG).exists()
+
+
+def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
     """Check that a new run can be created in a folder.
+
+    Args:
+        folder: path of the folder.
+        after_tuning: whether it may hold a search of settings.
 
     Raises:
         RunError: it holds something already.
     """
+    if after_tuning and is_tuning(folder):
+        return
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        held = "another run" if (folder / _CONFIG).exists() else "other files"
-        mend = ", or continue that run with --resume" if held == "another run" else ""
+        held, mend = "other files", ""
+        if (folder / _CONFIG).exists():
+            held, mend = "another run", ", or continue that run with --resume"
+        elif is_tuning(folder):
+            held = "an unfinished search of settings"
+            mend = ", or continue that search with the same command and --resume"
         raise RunError(f"{folder} holds {held}; choose a new folder with --out{mend}")
 
 

@@ -6,6 +6,7 @@ import copy
 import time
 import warnings
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from bayesify.training.schedules import constant, cosine
 
 __all__ = [
     "Trained",
+    "fit_network",
     "make_elbo",
     "optimizer_factory",
     "precision_of",
@@ -54,9 +56,46 @@ def train(run: Run, data: RunData, callback: Callback) -> Trained:
     """
     config = run.config
     elbo = make_elbo(run.make_module(), config, data)
-    with warnings.catch_warnings(record=True) as caught, precision_of(config):
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
-        history = fit(
+        history = fit_network(elbo, config, data, checkpoint_dir=run.folder, callback=callback)
+    notes = [
+        _with_option_names(str(warning.message))
+        for warning in caught
+        if issubclass(warning.category, ConvergenceWarning)
+    ]
+    if config.baseline is None and config.temperature != 1.0:
+        notes.insert(
+            0,
+            f"tempered objective: the KL is multiplied by {config.temperature:g}, so that this is "
+            "not the ELBO",
+        )
+    note = free_energy_note(history[-1])
+    if note is not None and is_above_untrained(history[-1]):
+        notes.append(note)
+    return Trained(elbo.bnn, history, notes)
+
+
+def fit_network(
+    elbo: ELBO,
+    config: RunConfig,
+    data: RunData,
+    *,
+    checkpoint_dir: Path | None = None,
+    callback: Callback,
+) -> History:
+    """Train a network in place as the settings name it, with the errors and warnings of ``fit``.
+
+    Args:
+        elbo: from :func:`make_elbo`.
+        config: the settings.
+        data: its training data; the test data, if there are any, are measured after each epoch.
+        checkpoint_dir: resume from the checkpoint in this folder and write one after each epoch;
+            None for neither.
+        callback: as for ``fit``.
+    """
+    with precision_of(config):
+        return fit(
             elbo,
             Passes(
                 TensorLoader(
@@ -74,25 +113,10 @@ def train(run: Run, data: RunData, callback: Callback) -> Trained:
             kl_warmup_epochs=0 if config.baseline else config.kl_warmup * config.epochs,
             kl_warmup_power=config.kl_warmup_power,
             backend=config.backend,
-            checkpoint_dir=run.folder,
-            resume=True,
+            checkpoint_dir=checkpoint_dir,
+            resume=checkpoint_dir is not None,
             callback=callback,
         )
-    notes = [
-        _with_option_names(str(warning.message))
-        for warning in caught
-        if issubclass(warning.category, ConvergenceWarning)
-    ]
-    if config.baseline is None and config.temperature != 1.0:
-        notes.insert(
-            0,
-            f"tempered objective: the KL is multiplied by {config.temperature:g}, so that this is "
-            "not the ELBO",
-        )
-    note = free_energy_note(history[-1])
-    if note is not None and is_above_untrained(history[-1]):
-        notes.append(note)
-    return Trained(elbo.bnn, history, notes)
 
 
 def _with_option_names(text: str) -> str:
