@@ -13,7 +13,7 @@ from tests.cases import normals as numbers
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from bayesify import ELBO, BayesianModule, Gaussian, Laplace, Prior, ScaleMixture, prune
+from bayesify import ELBO, IVON, BayesianModule, Gaussian, Laplace, Prior, ScaleMixture, prune
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.noise.keys import NoiseKey
 from bayesify.noise.threefry import counter_key, normals
@@ -97,6 +97,9 @@ class Task:
         return ELBO(bnn, **{"num_data": num_data, "kl": kl, **dict(self.elbo)})
 
     def optimizer_of(self, elbo: ELBO) -> Optimizer:
+        if self.optimizer == "ivon":
+            h0 = None if "init_std" in dict(self.bnn) else 0.1
+            return IVON(elbo, lr=0.02, betas=(0.9, 0.99), h0=h0)
         rho = elbo.bnn.posterior.get_parameter("rho")
         others = [p for p in elbo.parameters() if p is not rho]
         make = self.optimizer if callable(self.optimizer) else OPTIMIZERS[self.optimizer]

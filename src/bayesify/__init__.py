@@ -24,7 +24,7 @@ Where to look next:
   ``LowRankGaussian``, ``MatrixGaussian``, ``FullGaussian``, by parameter ``PosteriorByGroup``
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once); for a loop of your own
-  ``make_step``, ``parameter_groups``
+  ``make_step``, ``parameter_groups``; a variational optimiser: ``IVON``
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; a table's run of the command line: ``open_run``
 * baselines: ``MCDropout``, ``DeepEnsemble``
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from bayesify.pruning import prune, snr
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
+    from bayesify.training.ivon import IVON
     from bayesify.training.optimizers import parameter_groups
     from bayesify.training.own_loop import make_step
     from bayesify.training.replicas import fit_replicas
@@ -112,6 +113,7 @@ _MODULES = {
     "pruning": ("prune", "snr"),
     "training.elbo": ("ELBO", "ELBOTerms"),
     "training.fit": ("fit",),
+    "training.ivon": ("IVON",),
     "training.optimizers": ("parameter_groups",),
     "training.own_loop": ("make_step",),
     "training.replicas": ("fit_replicas",),
@@ -165,6 +167,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "fit_replicas",
     "make_step",
     "parameter_groups",
+    "IVON",
     # use of a trained network
     "Predictive",
     "ConformalIntervals",

@@ -52,8 +52,8 @@ def make_step(elbo: ELBO, optimizer: Optimizer, *, backend: BackendName = "auto"
     """Return the step that ``fit`` makes, for a loop of one's own.
 
     It replaces ``zero_grad``, the objective, ``backward`` and ``optimizer.step``, and reads and
-    advances the optimiser's own state, so that schedulers and checkpoints work as ever. With Adam
-    or SGD one kernel does all but the network's passes.
+    advances the optimiser's own state, so that schedulers and checkpoints work as ever. With Adam,
+    SGD or IVON one kernel does all but the network's passes.
 
     Args:
         elbo: the objective.

@@ -40,6 +40,7 @@ from bayesify import (
     Prior,
     ScaleMixture,
 )
+from bayesify.distributions.softplus import inverse_softplus
 from bayesify.training.kernel.native import NativeKernel
 from bayesify.training.kernel.tensors import TensorKernel
 
@@ -224,6 +225,23 @@ TASKS = {
     "learned noise": Task(
         "gaussian", targets=reals, bnn=options(likelihood=GaussianLikelihood(0.7, learn_std=True))
     ),
+    "ivon": Task("gaussian", "ivon"),
+    "ivon, by group, pruned": Task(
+        "gaussian", "ivon", bnn=options(prior=by_group(Gaussian)), pruned=0.6
+    ),
+    "ivon, prior mean, pair": Task(
+        "gaussian", "ivon", bnn=options(prior_mean="initial"), elbo=options(num_samples=2)
+    ),
+    "ivon, warm-up": Task(
+        "gaussian", "ivon", kl_scale=lambda step: min(1.0, step / 12), elbo=options(temperature=0.5)
+    ),
+    "ivon, local": Task("gaussian", "ivon", bnn=LOCAL),
+    "ivon, words": Task("gaussian", "ivon", net=Words, inputs=tokens),
+    "ivon, learned noise": Task(
+        *("gaussian", "ivon"),
+        targets=reals,
+        bnn=options(likelihood=GaussianLikelihood(0.7, learn_std=True)),
+    ),
 }
 
 
@@ -233,6 +251,32 @@ def test_other_networks_and_objectives_agree(kind: str, name: str) -> None:
     # Where there is no one weight vector, the KL's value is an estimate by noise of its own.
     own = kind != "closed-form" and name in ("local, mixture", "flipout, mixture")
     check_agreement(kind, replace(TASKS[name], steps=20), kl=not own)
+
+
+@each_kind
+def test_stds_of_every_size_agree_in_float32(kind: str) -> None:
+    # The kernel computes rho from the precision by formulas of its own, in two ranges of std.
+    stds = torch.logspace(-4, 0.3, 863)
+    task = Task(
+        *("gaussian", "ivon", torch.float32),
+        bnn=options(init_std=stds, prior=Gaussian(30.0)),
+        inputs=lambda dtype: 1e-3 * numbers(STEPS * BATCH, INPUTS, seed=1).to(dtype),
+        steps=1,  # such wide weights move chaotically
+    )
+    expected, found = specified(task, counter=kind != "closed-form"), trained(kind, task)
+    start = inverse_softplus(stds)
+    rho = expected.state["posterior.rho"]
+    away = (found.state["posterior.rho"] - rho).abs() / (1.0 + rho.abs())
+    assert float(away.max()) < 1e-6
+    assert float((rho - start).abs().max()) > 1e-3
+
+
+@each_kind
+def test_fifty_steps_of_ivon_agree_in_float32(kind: str) -> None:
+    task = Task("gaussian", "ivon", torch.float32)
+    expected, found = specified(task, counter=kind != "closed-form"), trained(kind, task)
+    for name in ("posterior.mean", "posterior.rho"):
+        assert float((found.state[name] - expected.state[name]).abs().max()) < 1e-6
 
 
 def test_what_else_is_trained_is_trained() -> None:

@@ -21,6 +21,7 @@ from bayesify.training.backends.requirements import (
     why_not_compiled,
 )
 from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.ivon import IVON
 from bayesify.training.kernel.compiler import CompilerError
 from bayesify.training.kernel.formulas import leaf_kind
 
@@ -65,6 +66,8 @@ def make_backend(
         'fused objective (the optimizer is AdamW)'
     """
     check_backend(backend)
+    if isinstance(optimizer, IVON):
+        optimizer.check(elbo)
     elbo.bnn.estimator.check_num_samples(elbo.num_samples)
     if noise is not None and NOISE_OF.get(backend, noise) != noise:
         fitting = " or ".join(f'"{name}"' for name in NOISE_OF if NOISE_OF[name] == noise)

@@ -33,7 +33,7 @@ class CompiledBackend(LeafBackend):
 
     Args:
         elbo: the objective.
-        optimizer: Adam or SGD; ``why_not_compiled`` returns None for the two.
+        optimizer: Adam, SGD or IVON; ``why_not_compiled`` returns None for the two.
         compiled: False for the same numbers without a compiler, many times slower.
 
     Raises:

@@ -14,6 +14,7 @@ from bayesify.estimators.weight_sampling import WeightSampling
 from bayesify.module.bayesian import BayesianModule
 from bayesify.noise.keys import process_count
 from bayesify.training.elbo import ELBO
+from bayesify.training.ivon import IVON
 from bayesify.training.kernel.formulas import leaf_kind, prior_blocks, prior_form
 from bayesify.training.optimizers import group_of
 
@@ -182,4 +183,5 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _PLAIN_SETTINGS: dict[type[Optimizer], tuple[str, ...]] = {
     Adam: ("weight_decay", "amsgrad", "maximize", "differentiable"),
     SGD: ("weight_decay", "dampening", "nesterov", "maximize", "differentiable"),
+    IVON: (),
 }

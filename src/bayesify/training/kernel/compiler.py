@@ -31,7 +31,7 @@ _TRIES = (
 _TIMEOUT_S = 120
 _PRIORS = ("gaussian", "laplace", "scale-mixture")
 _LEAVES = ("weights", "stds", "variances")
-_OPTIMIZERS = ("sgd", "momentum", "adam", "none")
+_OPTIMIZERS = ("sgd", "momentum", "adam", "none", "ivon")
 
 
 class CompilerError(RuntimeError):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayesify.distributions.closed_forms import mean_magnitude_gradients
 from bayesify.distributions.priors import BlockPrior, Gaussian, Laplace, Prior, ScaleMixture
-from bayesify.distributions.softplus import softplus_ratio
+from bayesify.distributions.softplus import inverse_softplus, softplus_ratio
 from bayesify.estimators import Estimator
 from bayesify.estimators.per_example import PerExampleEstimator
 
@@ -27,6 +27,7 @@ __all__ = [
     "PriorForm",
     "Rates",
     "gradients",
+    "ivon_updated",
     "leaf_kind",
     "of_sample",
     "prior_blocks",
@@ -36,7 +37,7 @@ __all__ = [
 
 #: What the network runs on: sampled weights, or means with standard deviations or variances.
 LeafKind = Literal["weights", "stds", "variances"]
-OptimizerRule = Literal["sgd", "momentum", "adam"]
+OptimizerRule = Literal["sgd", "momentum", "adam", "ivon"]
 PriorKind = Literal["gaussian", "laplace", "scale-mixture"]
 Scalar = Tensor | float
 
@@ -83,7 +84,8 @@ class Gradients(NamedTuple):
 class Rates(NamedTuple):
     """The rates of an optimiser for one vector in one step; SGD uses ``lr`` and ``beta1`` only.
 
-    ``beta1`` is SGD's momentum; ``correction1`` and ``correction2`` are Adam's 1 - beta^t.
+    ``beta1`` is SGD's momentum; ``correction1`` and ``correction2`` are Adam's 1 - beta^t; ``ess``
+    is IVON's effective sample size, N / temperature.
     """
 
     lr: Scalar
@@ -92,6 +94,7 @@ class Rates(NamedTuple):
     eps: Scalar = 0.0
     correction1: Scalar = 1.0
     correction2: Scalar = 1.0
+    ess: Scalar = 1.0
 
 
 def leaf_kind(estimator: Estimator) -> LeafKind:
@@ -303,3 +306,55 @@ def updated(
         first = moments[0] * rates.beta1 + gradient
         return value - first * rates.lr, first
     return (value - gradient * rates.lr,)
+
+
+def ivon_updated(
+    values: tuple[Tensor, ...],
+    *,
+    in_mean: Tensor,
+    in_log_std: Tensor,
+    centred: Tensor,
+    delta: Scalar,
+    rates: Rates,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute one step of IVON (Shen et al. 2024, algorithm 1).
+
+    The paper's two estimates are those of the gradients of the loss ``nll + KL / ess``, less what
+    the KL adds to them. With std^2 = 1 / (ess (h + delta)) and a weight sample w::
+
+        g_hat = d nll / d w                  = d loss / d mean - delta * centred
+        h_hat = g_hat (w - mean) / std^2     = h + d loss / d log std / std^2
+
+    The second holds because d nll / d log std = g_hat (w - mean), and d KL / d log std =
+    std^2 / prior_std^2 - 1 = ess std^2 (delta - h - delta). Averages over examples and weight
+    samples pass through. h_hat, and h, may be negative; h + delta falls to no less than half, so stays positive.
+
+    Args:
+        values: mean, momentum and h.
+        in_mean: derivative of the loss in the mean.
+        in_log_std: derivative of the loss in the logarithm of the standard deviation.
+        centred: the mean less the prior's mean.
+        delta: the weight decay, 1 / (ess prior_std^2).
+        rates: lr, the two betas, 1 - beta1^t and ess.
+
+    Returns:
+        The new mean, rho, momentum and h.
+
+    Example:
+        >>> zero, one = torch.zeros(1), torch.ones(1)
+        >>> rates = Rates(lr=0.5, beta1=0.9, beta2=0.9, correction1=0.1, ess=100.0)
+        >>> mean, rho, momentum, h = ivon_updated((one, zero, one), in_mean=3 * one,
+        ...     in_log_std=zero, centred=one, delta=1.0, rates=rates)
+        >>> mean, momentum, h                # 1 - 0.5 (2 + 1) / (1 + 1), where g_hat is 2
+        (tensor([0.2500]), tensor([0.2000]), tensor([1.]))
+    """
+    mean, momentum, h = values
+    precision = h + delta  # of the posterior, per example
+    gradient = in_mean - delta * centred  # g_hat
+    excess = in_log_std * rates.ess * (1.0 - rates.beta2)  # (1 - beta2) (h_hat - h) / precision
+    momentum = momentum * rates.beta1 + gradient * (1.0 - rates.beta1)
+    # beta2 h + (1 - beta2) h_hat + (1 - beta2)^2 (h - h_hat)^2 / (2 (h + delta))
+    h = h + precision * (excess + 0.5 * excess * excess)
+    precision = h + delta
+    mean = mean - (momentum / rates.correction1 + delta * centred) / precision * rates.lr
+    return mean, inverse_softplus((precision * rates.ess).rsqrt()), momentum, h

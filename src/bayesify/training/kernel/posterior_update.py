@@ -14,6 +14,7 @@ from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.threefry import counter_key, normals
 from bayesify.training.convergence import StdResidual
 from bayesify.training.elbo import ELBO
+from bayesify.training.ivon import IVON
 from bayesify.training.kernel.formulas import OptimizerRule, Rates, leaf_kind, prior_blocks
 from bayesify.training.kernel.interface import Kernel, Recipe, SampleNoise, Vectors
 from bayesify.training.kernel.native import NativeKernel
@@ -28,7 +29,7 @@ class PosteriorUpdate:
 
     Args:
         elbo: the objective.
-        optimizer: Adam or SGD, whose state the kernel reads and writes.
+        optimizer: Adam, SGD or IVON, whose state the kernel reads and writes.
         leaf: the vector that the network runs on, shape (D,), written by the kernel.
         sources: for each weight sample of a step the index of its noise, and whether the sample
             has the negative of it.
@@ -204,11 +205,15 @@ class OptimizerState:
     def __init__(self, optimizer: Optimizer, parameter: Tensor) -> None:
         group = group_of(optimizer, parameter)
         assert group is not None
-        self._group: dict[str, Any] = group
+        self._optimizer, self._group = optimizer, group
         self._state: dict[str, Any] = optimizer.state[parameter]
         self.rule: OptimizerRule
         self.moments: tuple[Tensor, ...]
-        if isinstance(optimizer, Adam):
+        if isinstance(optimizer, IVON):
+            momentum, h = optimizer.state_of()
+            self._is_mean = parameter is optimizer.elbo.bnn.posterior.mean
+            self.rule, self.moments = "ivon", (momentum if self._is_mean else h,)
+        elif isinstance(optimizer, Adam):
             if not self._state:
                 on_device = group.get("fused") or group.get("capturable")
                 device = parameter.device if on_device else torch.device("cpu")
@@ -226,6 +231,8 @@ class OptimizerState:
 
     def next_rates(self) -> Rates:
         """Count one more step and return its rates."""
+        if isinstance(self._optimizer, IVON):  # those of the mean serve both
+            return self._optimizer.next_rates() if self._is_mean else Rates(0.0, 0.0)
         lr = float(self._group["lr"])
         if self.rule != "adam":
             return Rates(lr, float(self._group["momentum"]))

@@ -22,6 +22,7 @@ from bayesify.training.kernel.formulas import (
     PriorForm,
     Rates,
     gradients,
+    ivon_updated,
     of_sample,
     updated,
 )
@@ -298,12 +299,27 @@ def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_spread: Tensor | No
     if state.mask is not None:
         made = Gradients(*(torch.where(state.mask, each, 0.0) for each in made))
     state.residual.copy_(grouped(made.in_log_std, state.mean, std, state.mask))
-    for value, gradient, moments, rates in (
-        (state.mean, made.in_mean, state.of_mean, Rates(*both_rates[:half])),
-        (state.rho, made.in_rho, state.of_rho, Rates(*both_rates[half:])),
-    ):
-        new_values = updated(rule.optimizer, value, gradient, moments, rates)
-        for old, new in zip((value, *moments), new_values, strict=True):
+    of_mean, of_rho = Rates(*both_rates[:half]), Rates(*both_rates[half:])
+    new_values: tuple[Tensor, ...]
+    if rule.optimizer == "ivon":
+        mean, moments = state.mean, (*state.of_mean, *state.of_rho)
+        new_values = ivon_updated(
+            (mean, *moments),
+            in_mean=made.in_mean,
+            in_log_std=made.in_log_std,
+            centred=mean if state.prior_mean is None else mean - state.prior_mean,
+            delta=prior.numbers[0] / of_mean.ess,
+            rates=of_mean,
+        )
+        for old, new in zip((mean, state.rho, *moments), new_values, strict=True):
             old.copy_(new)
+    else:
+        for value, gradient, moments, rates in (
+            (state.mean, made.in_mean, state.of_mean, of_mean),
+            (state.rho, made.in_rho, state.of_rho, of_rho),
+        ):
+            new_values = updated(rule.optimizer, value, gradient, moments, rates)
+            for old, new in zip((value, *moments), new_values, strict=True):
+                old.copy_(new)
     state.step.add_(1)
     _fill_leaf(rule, state)

@@ -90,6 +90,25 @@ inline Real softplus(Real rho) {
   return std::max(rho, Real(0)) + e * log1p_ratio(e);
 }
 
+// rho with softplus(rho) = std, for std > 0, no denormal number: log(exp(std) - 1).
+[[maybe_unused]] inline float inverse_softplus(float std) {
+  const bool small = std < 0.5f;
+  float series = 2.4801587e-5f;  // of (exp(std) - 1) / std
+  series = series * std + 1.9841270e-4f;
+  series = series * std + 1.3888889e-3f;
+  series = series * std + 8.3333333e-3f;
+  series = series * std + 4.1666667e-2f;
+  series = series * std + 1.6666667e-1f;
+  series = series * std + 0.5f;
+  series = series * std + 1.0f;
+  const float within = small ? std * series : 1.0f - exp_negative(-std);
+  return log_positive(within) + (small ? 0.0f : std);
+}
+
+[[maybe_unused]] inline double inverse_softplus(double std) {
+  return std + std::log(-std::expm1(-std));
+}
+
 struct Spread {
   Real std;    // softplus(rho)
   Real ratio;  // d log std / d rho

@@ -9,7 +9,8 @@
 //   REAL       float or double
 //   PRIOR      0 Gaussian, 1 Laplace, 2 scale mixture
 //   EXACT      1 where the KL has a closed form, 0 where it is estimated at the sampled weight
-//   OPTIMIZER  0 SGD, 1 SGD with momentum, 2 Adam, 3 none: the gradients are written instead
+//   OPTIMIZER  0 SGD, 1 SGD with momentum, 2 Adam, 3 none: the gradients are written instead,
+//              4 IVON (PRIOR 0 and EXACT 1 only)
 //   LEAF       0 where the network runs on sampled weights, 1 on means and standard deviations,
 //              2 on means and variances
 //   SEVERAL    1 where the gradient is averaged over several weight samples (LEAF 0 only)
@@ -38,7 +39,7 @@ constexpr int64_t kChunk = 32 * kBlock;  // weights that a thread takes at a tim
 extern "C" {
 
 struct Rates {
-  double lr, beta1, beta2, eps, correction1, correction2;
+  double lr, beta1, beta2, eps, correction1, correction2, ess;
 };
 
 // Mirrored in native.py.
@@ -52,7 +53,8 @@ struct Step {
   const double* priors;         // three numbers of each
   Real *mean, *rho;
   Real* leaf;  // see LEAF
-  Real *mean_first, *mean_second, *rho_first, *rho_second;  // first: gradients if OPTIMIZER 3
+  // First: the gradients if OPTIMIZER 3; momentum and h if OPTIMIZER 4.
+  Real *mean_first, *mean_second, *rho_first, *rho_second;
   const Real* prior_mean;  // or null for zeros
   const uint8_t* mask;     // or null where nothing was pruned
   Real *sum_mean, *sum_log_std;  // over the samples before this one; read and written if SEVERAL
@@ -72,6 +74,32 @@ struct Step {
 }
 
 namespace {
+
+#if OPTIMIZER == 4
+// ivon_updated of formulas.py: mean and rho together.
+struct Newton {
+  explicit Newton(const Rates& rates)
+      : lr(Real(rates.lr)),
+        beta1(Real(rates.beta1)),
+        rest1(Real(1.0 - rates.beta1)),
+        ess(Real(rates.ess)),
+        part(Real(1.0 / rates.ess)),
+        rate(Real(rates.ess * (1.0 - rates.beta2))),
+        debias(Real(1.0 / rates.correction1)) {}
+
+  inline void operator()(Real* mean, Real* rho, Real* momentum, Real* h, Real in_mean,
+                         Real in_log_std, Real centred, Real prior_precision) const {
+    const Real delta = prior_precision * part, excess = in_log_std * rate;
+    *momentum = beta1 * *momentum + rest1 * (in_mean - delta * centred);
+    *h += (*h + delta) * (excess + Real(0.5) * excess * excess);
+    const Real precision = *h + delta;
+    *mean -= lr * (*momentum * debias + delta * centred) / precision;
+    *rho = inverse_softplus(Real(1) / std::sqrt(ess * precision));
+  }
+
+  Real lr, beta1, rest1, ess, part, rate, debias;
+};
+#endif
 
 // An optimiser's constants, in the precision of the vectors.
 struct Mover {
@@ -307,7 +335,9 @@ namespace {
 // `kResidual` is whether to sum the loss's derivatives in log std, which few steps ask for.
 template <bool kResidual>
 void update_all(Step* s) {
-#if OPTIMIZER != 3
+#if OPTIMIZER == 4
+  const Newton move(s->of_mean);
+#elif OPTIMIZER != 3
   const Mover move_mean(s->of_mean), move_rho(s->of_rho);
 #endif
   const Real kl_factor = Real(s->kl_factor);
@@ -366,7 +396,7 @@ void update_all(Step* s) {
       const Real *sum_mean = s->sum_mean + base, *sum_log_std = s->sum_log_std + base;
 #endif
       Real *mean_first = s->mean_first + base, *rho_first = s->rho_first + base;
-#if OPTIMIZER != 3
+#if OPTIMIZER < 3
       Real *mean_second = s->mean_second + base, *rho_second = s->rho_second + base;
 #endif
       if constexpr (kResidual) find_groups(s, base, size, group);
@@ -408,6 +438,9 @@ void update_all(Step* s) {
 #if OPTIMIZER == 3
         mean_first[j] = total_mean;
         rho_first[j] = in_log_std * q.ratio;
+#elif OPTIMIZER == 4
+        move(mean + j, rho + j, mean_first + j, rho_first + j, total_mean, in_log_std, centred,
+             NUMBER(0));
 #else
         mean[j] = move_mean(mean[j], total_mean, mean_first + j, mean_second + j);
         rho[j] = move_rho(rho[j], in_log_std * q.ratio, rho_first + j, rho_second + j);

@@ -1,0 +1,264 @@
+"""IVON, a variational optimiser: Newton's method on the ELBO for a Gaussian posterior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.adam import adam
+
+from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.distributions.softplus import inverse_softplus, softplus_ratio
+from bayesify.training.elbo import ELBO
+from bayesify.training.kernel.formulas import Rates, ivon_updated, prior_blocks
+
+__all__ = ["IVON"]
+
+
+class IVON(Optimizer):
+    """Improved variational online Newton (Shen et al. 2024, arXiv 2402.17641, algorithm 1).
+
+    The optimiser learns the posterior N(m, 1 / (ess (h + delta))) of each weight from the same
+    gradients that Adam would get, where m is the mean and h a running average of the curvature of
+    the mean nll. A step divides by the curvature, as Newton's method does, so that the learning
+    rate has no unit, and the standard deviations need no learning rate of their own.
+
+    The other numbers of the paper follow from the objective and cannot contradict it:
+
+    * ess, the effective sample size (lambda in the paper), is ``num_data / temperature``; it is N
+      for the ELBO. A cold posterior is ``ELBO(..., temperature=0.5)``, and is reported as such.
+    * delta, the weight decay, is ``1 / (ess * prior_std**2)``, for which the prior must be
+      Gaussian. Its mean may be anything, and its std may differ between parameters.
+    * the weight samples of a step are ``ELBO(..., num_samples=S)``; any gradient estimator will do.
+
+    The state is two vectors: the momentum, and h. Everything that takes a ``torch.optim.Optimizer``
+    takes this one: schedulers, gradient accumulation, ``DistributedDataParallel``, checkpoints.
+
+    Args:
+        elbo: the objective that is trained.
+        lr: alpha, the learning rate of the means; 1 would be a full Newton step.
+        betas: the factors of the running averages of gradient and curvature. The second sets how
+            fast the standard deviations move: over about 1 / (1 - beta2) steps.
+        h0: the initial h, positive, in nats per example: the standard deviations are set to
+            1 / sqrt(ess (h0 + delta)). None keeps those of the posterior, of a trained network
+            or of ``init_std``, and takes h from them.
+        deterministic_lr: learning rate of all other parameters, such as those of a layer that is
+            not random or a learned noise, for which the rule is Adam's.
+
+    Raises:
+        TypeError: ``elbo`` is not an ELBO.
+        ValueError: an argument is out of its range; or the objective has another posterior than
+            ``MeanFieldGaussian``, another prior than Gaussian, ``kl="monte-carlo"``, geometric
+            weights or temperature 0.
+
+    Example:
+        >>> import bayesify as bf
+        >>> bnn = bf.BayesianModule(torch.nn.Linear(3, 2), prior=bf.Gaussian(0.5))
+        >>> elbo = ELBO(bnn, num_data=100)
+        >>> optimizer = IVON(elbo, lr=0.1)
+        >>> optimizer.ess, round(optimizer.delta, 6)
+        (100.0, 0.04)
+        >>> x, y = torch.randn(8, 3), torch.randint(2, (8,))
+        >>> for _ in range(5):
+        ...     optimizer.zero_grad()
+        ...     elbo(x, y).loss.backward()
+        ...     _ = optimizer.step()
+        >>> sorted(optimizer.state[bnn.posterior.mean]), sorted(optimizer.state[bnn.posterior.rho])
+        (['momentum', 'step'], ['h'])
+    """
+
+    def __init__(
+        self,
+        elbo: ELBO,
+        lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.9999),
+        *,
+        h0: float | None = 0.1,
+        deterministic_lr: float = 1e-3,
+    ) -> None:
+        if not isinstance(elbo, ELBO):
+            raise TypeError(
+                f"IVON needs the objective, an ELBO, got {type(elbo).__name__}; write "
+                "IVON(ELBO(bnn, num_data=N), lr=...)"
+            )
+        for name, value in (("lr", lr), ("h0", h0), ("deterministic_lr", deterministic_lr)):
+            if value is not None and not (value > 0.0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"betas must be at least 0 and below 1, got {betas}")
+        self.elbo = elbo
+        posterior, delta = _checked(elbo), self.delta
+        own = [posterior.mean, posterior.rho]
+        groups: list[dict[str, Any]] = [{"params": own, "lr": lr, "betas": betas}]
+        others = [p for p in elbo.parameters() if p.requires_grad and all(p is not q for q in own)]
+        if others:
+            groups.append({"params": others, "lr": deterministic_lr, "betas": (0.9, 0.999)})
+        super().__init__(groups, {})
+        if h0 is not None:
+            with torch.no_grad():
+                precision = torch.as_tensor(h0 + delta).to(posterior.rho)
+                std = (self.ess * precision).rsqrt()
+                posterior.rho.copy_(inverse_softplus(std).expand_as(posterior.rho))
+
+    @property
+    def ess(self) -> float:
+        """The effective sample size, N / temperature."""
+        return self.elbo.num_data / self.elbo.temperature
+
+    @property
+    def delta(self) -> float | Tensor:
+        """The weight decay, 1 / (ess * prior_std^2); shape (D,) where it differs by weight.
+
+        Raises:
+            ValueError: the prior is not Gaussian any more.
+        """
+        bnn = self.elbo.bnn
+        blocks = prior_blocks(bnn.weight_prior, self.elbo.kl)
+        if blocks is None or blocks.kind != "gaussian":
+            raise ValueError(
+                "IVON needs a Gaussian prior, whose precision is its weight decay; use "
+                "prior=Gaussian(std), ByGroup of several, or another optimizer such as "
+                f"torch.optim.Adam, got {bnn.prior!r}"
+            )
+        precisions = [float(form.numbers[0]) / self.ess for form in blocks.forms]
+        if len(set(precisions)) == 1:
+            return precisions[0]
+        mean = bnn.posterior.mean
+        stops = torch.tensor([*blocks.starts[1:], mean.numel()])
+        sizes = (stops - torch.tensor(blocks.starts)).to(mean.device)
+        return mean.new_tensor(precisions).repeat_interleave(sizes)
+
+    def check(self, elbo: ELBO) -> None:
+        """Check that an objective is the one whose N and prior this optimiser has.
+
+        Raises:
+            ValueError: it is another one.
+        """
+        if elbo is not self.elbo:
+            raise ValueError(
+                "IVON must train the objective that it was made for, whose num_data and prior it "
+                "has, but got another one; make the optimizer anew: IVON(elbo, lr=...)"
+            )
+
+    def state_of(self) -> tuple[Tensor, Tensor]:
+        """Return momentum and h, each of shape (D,); before the first step they are created.
+
+        h is then that of the posterior as it is, 1 / (ess std^2) - delta.
+
+        Raises:
+            ValueError: the objective is not one that IVON can train any more.
+        """
+        posterior = _checked(self.elbo)
+        of_mean, of_rho = self.state[posterior.mean], self.state[posterior.rho]
+        if not of_mean:
+            of_mean["step"] = torch.zeros(())
+            of_mean["momentum"] = torch.zeros_like(posterior.mean)
+        if not of_rho:
+            precision = posterior.full_std.detach().square().mul_(self.ess).reciprocal_()
+            of_rho["h"] = precision.sub_(self.delta)
+        return of_mean["momentum"], of_rho["h"]
+
+    def next_rates(self) -> Rates:
+        """Count one more step of the posterior and return its rates."""
+        group, state = self.param_groups[0], self.state[self.elbo.bnn.posterior.mean]
+        state["step"] += 1
+        beta1, beta2 = map(float, group["betas"])
+        correction = 1.0 - beta1 ** float(state["step"])
+        return Rates(float(group["lr"]), beta1, beta2, correction1=correction, ess=self.ess)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all parameters that have a gradient.
+
+        Args:
+            closure: computes the loss and its gradients; None where they are there.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update_posterior()
+        for group in self.param_groups[1:]:
+            self._update_others(group)
+        return loss
+
+    def _update_posterior(self) -> None:
+        posterior = self.elbo.bnn.posterior
+        assert isinstance(posterior, MeanFieldGaussian)
+        mean, rho, prior_mean = posterior.mean, posterior.rho, self.elbo.bnn.prior_mean
+        if mean.grad is None or rho.grad is None:
+            return  # not a minibatch's, or the kernel has updated them
+        momentum, h = self.state_of()
+        new_values = ivon_updated(
+            (mean, momentum, h),
+            in_mean=mean.grad,
+            in_log_std=rho.grad / softplus_ratio(posterior.full_std),
+            centred=mean if prior_mean is None else mean - prior_mean,
+            delta=self.delta,
+            rates=self.next_rates(),
+        )
+        for old, new in zip((mean, rho, momentum, h), new_values, strict=True):
+            old.copy_(new)
+
+    def _update_others(self, group: dict[str, Any]) -> None:
+        """Update the deterministic parameters by Adam."""
+        held = [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter in held:
+            if not (state := self.state[parameter]):
+                state["step"] = torch.zeros(())
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        states = [self.state[parameter] for parameter in held]
+        beta1, beta2 = group["betas"]
+        adam(
+            held,
+            [parameter.grad for parameter in held],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=0.0,
+            eps=1e-8,
+            maximize=False,
+        )
+
+
+def _checked(elbo: ELBO) -> MeanFieldGaussian:
+    """Return the posterior of an objective that IVON can train; see its errors."""
+    posterior = elbo.bnn.posterior
+    if type(posterior) is not MeanFieldGaussian:
+        raise ValueError(
+            "IVON needs a MeanFieldGaussian posterior, whose standard deviations it learns, got "
+            f"{type(posterior).__name__}; use another optimizer such as torch.optim.Adam"
+        )
+    if not (posterior.mean.requires_grad and posterior.rho.requires_grad):
+        raise ValueError("IVON trains mean and rho together, but one of them is frozen; thaw both")
+    if elbo.kl == "monte-carlo":
+        raise ValueError(
+            'IVON needs the closed form of the KL, got kl="monte-carlo"; leave out kl in ELBO'
+        )
+    if elbo.kl_weighting != "uniform":
+        raise ValueError(
+            "IVON has one effective sample size for all minibatches, so the KL must be weighted "
+            f'alike in each, got kl_weighting="{elbo.kl_weighting}"; use "uniform"'
+        )
+    if elbo.temperature == 0.0:
+        raise ValueError(
+            "IVON needs a temperature above 0, got 0: the posterior would be a point; use "
+            "posterior=Delta with another optimizer"
+        )
+    return posterior
