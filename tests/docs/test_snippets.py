@@ -70,6 +70,7 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/objective.md": lambda: classification(Parts()),
     "docs/prediction.md": lambda: classification(Parts()),
     "docs/backends.md": backends,
+    "docs/ivon.md": lambda: classification(nn.Linear(4, 3)),
     "docs/which-prior.md": widths,
     "docs/which-posterior.md": lambda: classification(Parts()),
     "docs/table-comparison.md": dict,

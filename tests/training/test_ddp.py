@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bayesify import (
     ELBO,
+    IVON,
     BayesianModule,
     Estimator,
     Flipout,
@@ -91,9 +92,22 @@ def flat_gradient(elbo: ELBO) -> Tensor:
     return torch.cat([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
-def trained(model: nn.Module, elbo: ELBO, rank: int) -> Tensor:
-    """All parameters after some steps of Adam on this rank's data."""
-    optimizer = torch.optim.Adam(elbo.parameters(), lr=0.01)
+def adam(elbo: ELBO) -> torch.optim.Optimizer:
+    return torch.optim.Adam(elbo.parameters(), lr=0.01)
+
+
+def ivon(elbo: ELBO) -> torch.optim.Optimizer:
+    return IVON(elbo, lr=0.02, betas=(0.9, 0.99), h0=0.5)
+
+
+def trained(
+    model: nn.Module,
+    elbo: ELBO,
+    rank: int,
+    optimizer_of: Callable[[ELBO], torch.optim.Optimizer] = adam,
+) -> Tensor:
+    """All parameters after some steps on this rank's data."""
+    optimizer = optimizer_of(elbo)
     elbo.step = 0
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -121,6 +135,8 @@ def measure(rank: int) -> dict[str, Tensor]:
         with torch.no_grad():
             results[f"{key}-call"] = elbo.bnn(half_batch(0)[0])
         results[f"{key}-trained"] = trained(model, elbo, rank)
+    elbo = new_elbo("sampling", 1)
+    results["ivon-trained"] = trained(DistributedDataParallel(elbo), elbo, rank, ivon)
     alone = new_elbo("sampling", 1)
     results["trained-alone"] = trained(alone, alone, rank)
     for name in ("sampling", "local", "fused"):
@@ -266,6 +282,27 @@ def test_replicas_stay_bitwise_identical(name: str, samples: int, results: Resul
     assert distance(zero, start) > 0.1
     # Without DistributedDataParallel they part.
     assert distance(*(result["trained-alone"] for result in results)) > 0.01
+
+
+def test_ivon_takes_the_steps_of_the_averaged_gradients(results: Results) -> None:
+    elbo = new_elbo("sampling", 1)
+    optimizer, parameters = ivon(elbo), list(elbo.parameters())
+    for step in range(STEPS):
+        gradients = []
+        for rank in RANKS:
+            elbo.step = step
+            optimizer.zero_grad()
+            with mock.patch("bayesify.training.elbo.process_rank", return_value=rank):
+                elbo(*half_batch(rank, step)).loss.backward()
+            gradients.append([parameter.grad for parameter in parameters])
+        for parameter, zero, one in zip(parameters, *gradients, strict=True):
+            assert zero is not None
+            assert one is not None
+            parameter.grad = (zero + one) / 2
+        optimizer.step()
+    expected = torch.cat([parameter.detach() for parameter in parameters])
+    for result in results:
+        assert distance(result["ivon-trained"], expected) < 1e-10
 
 
 def test_nothing_hangs_when_a_process_fails() -> None:

@@ -75,7 +75,7 @@ class IVON(Optimizer):
         self,
         elbo: ELBO,
         lr: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.9999),
+        betas: tuple[float, float] = (0.9, 0.999),
         *,
         h0: float | None = 0.1,
         deterministic_lr: float = 1e-3,

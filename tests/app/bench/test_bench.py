@@ -171,8 +171,13 @@ def test_a_compiled_step_needs_four_vectors_more_than_the_plain_net() -> None:
         for row in found.rows
         if (row["path"], row["estimator"]) == ("compiled", "sampling")
     }
-    # rho, its moments, and the weights that the network runs on.
-    assert vectors == {"adam": pytest.approx(4, abs=0.01), "sgd": pytest.approx(3, abs=0.01)}
+    # rho, its moments, and the weights that the network runs on; of IVON, which is compared with
+    # Adam, rho and the weights.
+    assert vectors == {
+        "adam": pytest.approx(4, abs=0.01),
+        "sgd": pytest.approx(3, abs=0.01),
+        "ivon": pytest.approx(2, abs=0.01),
+    }
 
 
 def test_a_vector_that_a_step_keeps_shows(clock: Clock) -> None:

@@ -56,7 +56,7 @@ class Contestant:
         path: ``"plain-net"``, a backend of bayesify, ``"own-loop"``, ``"bayesify"`` (predictions),
             or a peer.
         estimator: gradient estimator, or ``"none"``.
-        optimizer: ``"adam"``, ``"sgd"`` (momentum 0.9), a peer's own, or ``"none"``.
+        optimizer: ``"adam"``, ``"sgd"`` (momentum 0.9), ``"ivon"``, a peer's own, or ``"none"``.
         build: builds network and optimizer, and returns a function that does one step.
         is_peer: whether another library does the work.
         against: optimizer of the plain network that it is compared with, if not the same.
@@ -96,7 +96,8 @@ def make_optimizer(name: str, parameters: Iterable[Any], lr: float = _RATE) -> O
 def contestants_of(case: Case, batch: int) -> list[Contestant]:
     """Return the plain network first, then bayesify.
 
-    Training is measured with Adam for every estimator, and with SGD for weight sampling.
+    Training is measured with Adam for every estimator, and with SGD and IVON for weight sampling;
+    IVON, whose prior is Gaussian, is compared with the plain network under Adam.
 
     Example:
         >>> from bayesify.app.bench.cases import CASES
@@ -112,13 +113,17 @@ def contestants_of(case: Case, batch: int) -> list[Contestant]:
         Contestant(PLAIN_NET, _NONE, name, partial(_plain_training, case, batch, name))
         for name in ("adam", "sgd")
     ]
-    for optimizer, estimators in (("adam", tuple(_ESTIMATORS)), ("sgd", ("sampling",))):
+    for optimizer, estimators, against in (
+        ("adam", tuple(_ESTIMATORS), None),
+        ("sgd", ("sampling",), None),
+        ("ivon", ("sampling",), "adam"),
+    ):
         for estimator in estimators:
             for kind in _BACKENDS:
                 build = partial(_training, case, batch, kind, estimator, optimizer)
-                entered.append(Contestant(kind, estimator, optimizer, build))
+                entered.append(Contestant(kind, estimator, optimizer, build, against=against))
         build = partial(_own_loop, case, batch, optimizer)
-        entered.append(Contestant(OWN_LOOP, "sampling", optimizer, build))
+        entered.append(Contestant(OWN_LOOP, "sampling", optimizer, build, against=against))
     return entered
 
 
@@ -149,10 +154,19 @@ def _plain_training(case: Case, batch: int, optimizer: str) -> Step:
     return step
 
 
+def _objective(case: Case, estimator: str, optimizer: str) -> tuple[bf.ELBO, Optimizer]:
+    bnn = bayesian(case, estimator)
+    if optimizer == "ivon":
+        bnn.prior = bf.Gaussian(0.1)
+        elbo = bf.ELBO(bnn, num_data=NUM_DATA)
+        return elbo, bf.IVON(elbo, lr=_RATE)
+    elbo = bf.ELBO(bnn, num_data=NUM_DATA)
+    return elbo, make_optimizer(optimizer, elbo.parameters())
+
+
 def _training(case: Case, batch: int, kind: BackendName, estimator: str, optimizer: str) -> Step:
     inputs, targets = case.data(batch)
-    elbo = bf.ELBO(bayesian(case, estimator), num_data=NUM_DATA)
-    backend = make_backend(elbo, make_optimizer(optimizer, elbo.parameters()), kind)
+    backend = make_backend(*_objective(case, estimator, optimizer), kind)
 
     def step() -> None:
         backend.step(inputs, targets, batch_index=0)
@@ -162,8 +176,7 @@ def _training(case: Case, batch: int, kind: BackendName, estimator: str, optimiz
 
 def _own_loop(case: Case, batch: int, optimizer: str) -> Step:
     inputs, targets = case.data(batch)
-    elbo = bf.ELBO(bayesian(case), num_data=NUM_DATA)
-    made = make_optimizer(optimizer, elbo.parameters())
+    elbo, made = _objective(case, "sampling", optimizer)
 
     def step() -> None:
         made.zero_grad(set_to_none=True)

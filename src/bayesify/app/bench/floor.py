@@ -20,7 +20,7 @@ __all__ = ["FLOOR", "floor_contestants", "floor_ms"]
 
 FLOOR = "floor"
 #: Vectors of the optimizer's state, for mean and rho together.
-_MOMENTS = {"adam": 4, "sgd": 2}
+_MOMENTS = {"adam": 4, "sgd": 2, "ivon": 2}
 #: Weights whose noise is timed, few enough for the cache of a CPU core.
 _FEW = 65_536
 
@@ -31,7 +31,7 @@ def floor_contestants(case: Case, batch: int) -> list[Contestant]:
     Example:
         >>> from bayesify.app.bench.cases import CASES
         >>> [each.estimator for each in floor_contestants(CASES["mlp-400"], 128)]
-        ['passes', 'noise', 'traffic of the noise', 'traffic', 'traffic']
+        ['passes', 'noise', 'traffic of the noise', 'traffic', 'traffic', 'traffic']
     """
     weights = bayesian(case).layout.num_weights
     parts = [

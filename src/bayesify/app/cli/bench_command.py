@@ -100,9 +100,9 @@ def bench(
 ) -> None:
     """Measure time and memory of a step, relative to the plain network in the same run.
 
-    Ratios are to the plain network with the same optimizer. "closed-form" and "compiled" are the
-    backends of training; "floor" is a lower bound for a compiled step, from its forward and
-    backward pass, memory traffic and noise. Ctrl-C shows the results so far.
+    Ratios are to the plain network with the same optimizer, and of IVON with Adam. "closed-form"
+    and "compiled" are the backends of training; "floor" is a lower bound for a compiled step, from
+    its forward and backward pass, memory traffic and noise. Ctrl-C shows the results so far.
 
     Rounds in which other processes use the processor are taken again. Rows that stay disturbed are
     marked, and --out and --figure refuse them.

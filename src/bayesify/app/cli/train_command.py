@@ -78,6 +78,7 @@ _SPECIAL: dict[str, list[dict[str, Any]]] = {
     "given --kl-warmup": [{"kl_warmup": 0.5}],
     "sgd baseline": [{"baseline": "sgd"}],
     "dropout baseline": [{"baseline": "dropout"}],
+    "ivon": [{"optimizer": "ivon"}],
     "antithetic": [{"estimator": "antithetic"}],
     "tables": [{"target": "y", "task": task} for task in ("classification", "regression")],
     "folders": [{"dataset": "photos"}],
@@ -89,7 +90,7 @@ def _defaults(name: str) -> str:
 
     Example:
         >>> _defaults("batch_size")
-        '256; sgd baseline 128; dropout baseline 128; tables 512; folders 64'
+        '256; sgd baseline 128; dropout baseline 128; ivon 128; tables 512; folders 64'
     """
     usual = _shown(getattr(RunConfig.of("mnist"), name))
     texts = [usual]

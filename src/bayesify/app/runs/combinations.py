@@ -6,7 +6,7 @@ from typing import Any
 
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.defaults import is_image_folder, is_table_file
-from bayesify.app.runs.rules import COUNT
+from bayesify.app.runs.rules import COUNT, DIGITS
 
 __all__ = ["check_combination"]
 
@@ -57,8 +57,27 @@ def check_combination(run: Any) -> None:
         raise ConfigError(
             "the scale mixture has no closed-form KL; use --kl auto, or --prior gaussian"
         )
+    if run.optimizer == "ivon":
+        _check_ivon(run)
     if run.kl_weighting == "geometric" and run.passes > 1:
         raise ConfigError(
             f"geometric weights divide the KL over one pass, got passes {run.passes}; add "
             "--passes 1"
         )
+
+
+def _check_ivon(run: Any) -> None:
+    """Raise ConfigError where IVON cannot train a run."""
+    if run.baseline is not None or not DIGITS.holds(run):
+        raise ConfigError(
+            "optimizer ivon trains mnist and fashion-mnist without --baseline; use --optimizer adam"
+        )
+    if run.prior != "gaussian":
+        raise ConfigError(
+            f"optimizer ivon needs --prior gaussian, whose precision is its weight decay, got "
+            f"{run.prior}"
+        )
+    if run.kl == "monte-carlo" or run.kl_weighting != "uniform":
+        raise ConfigError("optimizer ivon needs --kl auto and --kl-weighting uniform")
+    if run.temperature == 0.0:
+        raise ConfigError("optimizer ivon needs a temperature above 0; use --optimizer adam")

@@ -29,6 +29,11 @@ _EARLIER: dict[str, Any] = {
     **{"prior": "gaussian", **_EARLIER_MIXTURE, "lr": 1.5e-3, "rho_lr_scale": 1.5, "epochs": 25},
     **{"kl_warmup": 0.75, "kl_warmup_power": 1.0},
 }
+#: Of IVON, from short runs on training images held out: docs/ivon.md.
+_IVON: dict[str, Any] = {
+    **{"optimizer": "ivon", "prior": "gaussian", "prior_std": 0.1, "lr": 0.03, "batch_size": 128},
+    **{"epochs": 20, "kl_warmup": 0.0, "kl_warmup_power": 1.0},
+}
 #: Of a folder of images, and of one whose last layer alone is random: docs/image-folders.md.
 _FOLDER: dict[str, Any] = {**_EARLIER, "net": "resnet8", "batch_size": 64, "lr": 3e-3}
 _LAST_LAYER: dict[str, Any] = {
@@ -67,6 +72,8 @@ def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[
     elif given.get("baseline") is not None:
         # An unknown baseline is an error that the field's check reports.
         defaults = dict(_BASELINES.get(given["baseline"], {}))
+    elif given.get("optimizer") == "ivon":
+        defaults = dict(_IVON)
     else:
         defaults = {} if _was_searched(given) else dict(_EARLIER)
     if given.get("estimator") == "antithetic":

@@ -19,6 +19,7 @@ __all__ = [
     "MIXTURE",
     "NOT_NEGATIVE",
     "ONE_STD",
+    "OWN_RHO",
     "PART",
     "POSITIVE",
     "RANDOM_PART",
@@ -62,3 +63,7 @@ ONE_STD = Rule(
 )
 WARMUP = Rule("--kl-warmup above 0", lambda run: run.baseline is None and run.kl_warmup > 0.0)
 SGD = Rule("--optimizer sgd", lambda run: run.optimizer == "sgd")
+OWN_RHO = Rule(
+    "runs without --baseline or --optimizer ivon",
+    lambda run: run.baseline is None and run.optimizer != "ivon",
+)

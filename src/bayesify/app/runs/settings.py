@@ -28,6 +28,7 @@ from bayesify.app.runs.rules import (
     MIXTURE,
     NOT_NEGATIVE,
     ONE_STD,
+    OWN_RHO,
     PART,
     POSITIVE,
     RANDOM_PART,
@@ -199,7 +200,13 @@ class RunConfig:
         float, Setting("Mixture prior: the smaller std.", _POSTERIOR, POSITIVE, MIXTURE)
     ] = 0.01
     init_std: Annotated[
-        float, Setting("Std of the posterior at the start.", _POSTERIOR, POSITIVE, BAYES)
+        float,
+        Setting(
+            "Std of the posterior at the start; ivon begins with a curvature instead.",
+            _POSTERIOR,
+            POSITIVE,
+            OWN_RHO,
+        ),
     ] = 0.02
     mean_init_std: Annotated[
         float | None,
@@ -263,7 +270,14 @@ class RunConfig:
     test_samples: Annotated[
         int, Setting("Weight samples of the test predictions.", None, COUNT, BAYES)
     ] = 100
-    optimizer: Annotated[Literal["sgd", "adam"], Setting("{choices}.", _TRAINING)] = "adam"
+    optimizer: Annotated[
+        Literal["sgd", "adam", "ivon"],
+        Setting(
+            "{choices}; ivon learns the standard deviations from the curvature, for mnist and "
+            "fashion-mnist with --prior gaussian.",
+            _TRAINING,
+        ),
+    ] = "adam"
     lr: Annotated[
         float,
         Setting(
@@ -286,7 +300,7 @@ class RunConfig:
     ] = 0.0
     rho_lr_scale: Annotated[
         float,
-        Setting("Learning rate of rho as a multiple of --lr.", _TRAINING, POSITIVE, BAYES),
+        Setting("Learning rate of rho as a multiple of --lr.", _TRAINING, POSITIVE, OWN_RHO),
     ] = 1.5
     schedule: Annotated[
         Literal["cosine", "constant"],

@@ -21,6 +21,7 @@ from bayesify.training.backends import NonFiniteLossError, make_backend
 from bayesify.training.elbo import ELBO
 from bayesify.training.free_energy import free_energy_note, is_above_untrained
 from bayesify.training.history import History
+from bayesify.training.ivon import IVON
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import constant, cosine
@@ -107,9 +108,9 @@ def fit_network(
             if len(data.test_inputs)
             else None,
             epochs=config.epochs,
-            optimizer=optimizer_factory(config),
+            optimizer=optimizer_factory(config, elbo),
             scheduler=cosine if config.schedule == "cosine" else constant,
-            rho_lr_scale=config.rho_lr_scale if config.baseline is None else 1.0,
+            rho_lr_scale=1.0 if "rho_lr_scale" in config.idle() else config.rho_lr_scale,
             kl_warmup_epochs=0 if config.baseline else config.kl_warmup * config.epochs,
             kl_warmup_power=config.kl_warmup_power,
             backend=config.backend,
@@ -145,9 +146,16 @@ def precision_of(config: RunConfig) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16")
 
 
-def optimizer_factory(config: RunConfig) -> OptimizerFactory:
-    """Return a function that makes the optimizer that the settings name."""
+def optimizer_factory(config: RunConfig, elbo: ELBO) -> OptimizerFactory:
+    """Return a function that makes the optimizer that the settings name.
+
+    Args:
+        config: the settings.
+        elbo: the objective, from which IVON makes its own parameter groups.
+    """
     lr, decay = config.lr, config.weight_decay
+    if config.optimizer == "ivon":
+        return lambda _: IVON(elbo, lr=lr)
     if config.optimizer == "adam":
         return partial(torch.optim.Adam, lr=lr, weight_decay=decay, fused=True)
     return partial(torch.optim.SGD, lr=lr, momentum=config.momentum, weight_decay=decay, fused=True)
@@ -161,7 +169,7 @@ def use_threads(run: Run) -> None:
 def seconds_per_epoch(bnn: BayesianModule, config: RunConfig, data: RunData) -> float:
     """Return the seconds of an epoch, from the median of a few steps on a copy of the network."""
     elbo = make_elbo(copy.deepcopy(bnn), config, data)
-    optimizer = make_optimizer(elbo, optimizer_factory(config), 1.0)
+    optimizer = make_optimizer(elbo, optimizer_factory(config, elbo), 1.0)
     backend = make_backend(elbo, optimizer, config.backend)
     inputs = data.train_inputs[: config.batch_size]
     targets = data.train_targets[: config.batch_size]

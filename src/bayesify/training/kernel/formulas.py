@@ -327,7 +327,8 @@ def ivon_updated(
 
     The second holds because d nll / d log std = g_hat (w - mean), and d KL / d log std =
     std^2 / prior_std^2 - 1 = ess std^2 (delta - h - delta). Averages over examples and weight
-    samples pass through. h_hat, and h, may be negative; h + delta falls to no less than half, so stays positive.
+    samples pass through. h_hat may be negative, and so may h; but h + delta never falls below half
+    of what it was, and so stays positive.
 
     Args:
         values: mean, momentum and h.

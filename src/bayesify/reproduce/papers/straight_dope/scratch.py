@@ -139,12 +139,13 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         seed=job.seed,
     )
     train_accuracy = TrainAccuracy(bnn, data, context, config.epochs)
+    elbo = make_elbo(bnn, config, data)
     history = fit(
-        make_elbo(bnn, config, data),
+        elbo,
         TensorLoader(data.train_inputs, data.train_targets, config.batch_size, seed=job.seed),
         TensorLoader(data.test_inputs, data.test_targets, 2048, shuffle=False),
         epochs=config.epochs,
-        optimizer=optimizer_factory(config),
+        optimizer=optimizer_factory(config, elbo),
         rho_lr_scale=config.rho_lr_scale,
         kl_warmup_epochs=config.kl_warmup * config.epochs,
         checkpoint_dir=context.work,
