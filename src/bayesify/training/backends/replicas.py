@@ -441,6 +441,8 @@ def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
         drawn = leaf_kind(bnn.estimator) == "weights"
         known = (MeanFieldGaussian, StructuredGaussian) if drawn else (MeanFieldGaussian,)
         reason = why_own_code(elbo, known)
+        if type(elbo) is not ELBO:
+            reason = f"the objective is a {type(elbo).__name__}"
         if reason is None and elbo.num_samples > 1:
             reason = f"its step takes {elbo.num_samples} weight samples, not one"
         elif reason is None and bnn.posterior.mask is not None and not drawn:

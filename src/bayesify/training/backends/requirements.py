@@ -17,6 +17,7 @@ from bayesify.training.elbo import ELBO
 from bayesify.training.ivon import IVON
 from bayesify.training.kernel.formulas import leaf_kind, prior_blocks, prior_form
 from bayesify.training.optimizers import group_of
+from bayesify.training.pac_bayes import PACBayesObjective
 
 __all__ = ["require", "signature", "why_no_closed_forms", "why_not_compiled", "why_own_code"]
 
@@ -40,7 +41,7 @@ def why_own_code(
     bnn = elbo.bnn
     q = bnn.posterior
     owners = (
-        ("objective", elbo, (ELBO,)),
+        ("objective", elbo, (ELBO, PACBayesObjective)),  # which only has its own nll and factor
         ("network", bnn, (BayesianModule,)),
         ("posterior", q, posteriors),
     )
