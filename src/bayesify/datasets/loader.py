@@ -25,10 +25,12 @@ class TensorLoader:
         batch_size: examples per minibatch, at least 1.
         shuffle: permute the examples; if False they keep their order, and minibatches are views.
         seed: seed of the order, an integer of at most 128 bits with its sign.
+        has_bounds: whether targets are bounds, as for ``CensoredGaussianLikelihood``, and may be
+            infinite.
 
     Raises:
         ValueError: lengths differ, there is no example, ``batch_size`` is below 1, or values are
-            NaN or infinite.
+            NaN, or infinite where they must not be.
 
     Example:
         >>> loader = TensorLoader(torch.arange(5.0), torch.arange(5), batch_size=2, shuffle=False)
@@ -44,6 +46,7 @@ class TensorLoader:
         *,
         shuffle: bool = True,
         seed: int = 0,
+        has_bounds: bool = False,
     ) -> None:
         for name, tensor in (("inputs", inputs), ("targets", targets)):
             if tensor.dim() == 0:
@@ -58,7 +61,7 @@ class TensorLoader:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         _check_finite("inputs", inputs)
-        _check_finite("targets", targets)
+        _check_finite("targets", targets.nan_to_num(torch.nan, 0.0, 0.0) if has_bounds else targets)
         self.inputs = inputs
         self.targets = targets
         self.batch_size = batch_size

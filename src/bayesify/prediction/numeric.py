@@ -6,7 +6,7 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -173,6 +173,26 @@ class NumericPredictive(Predictive):
             per_sample = value.dim() == axes and len(value) > 1
             is_first = name == self._fields[0]
             fields[name] = select_samples(value, samples) if per_sample or is_first else value
+        return self._with(**fields)
+
+    def at(self, index: Any) -> Self:
+        """Return the distribution of some examples, or of some components of the targets.
+
+        Args:
+            index: as for a tensor of the shape of ``mean``, such as a mask (N,).
+
+        Example:
+            >>> from bayesify.prediction import GaussianPredictive
+            >>> means = torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]])
+            >>> GaussianPredictive(means, torch.tensor(1.0)).at((..., 0)).mean
+            tensor([2.])
+        """
+        places = (slice(None), *(index if isinstance(index, tuple) else (index,)))
+        fields = {}
+        for name in self._fields:
+            value = getattr(self, name)
+            # One number is for all.
+            fields[name] = value.expand(self._components.shape)[places] if value.dim() else value
         return self._with(**fields)
 
     @classmethod

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
+from bayesify.distributions.likelihoods import CategoricalLikelihood, OrdinalLikelihood
 from bayesify.prediction.conformal import ConformalSets, smallest_sets
 from bayesify.tabular.conformal import Method
 from bayesify.tabular.estimator import BayesianMLP
@@ -28,6 +30,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     Args:
         hidden_layer_sizes: units of each hidden layer (ReLU), in parallel to a linear path.
+        ordered: whether the classes have an order, such as grades, which takes fewer rows to
+            learn: True for that of the sorted labels, or all labels in their order, such as
+            ``["low", "middle", "high"]``; see ``bayesify.OrdinalLikelihood``.
         steps: gradient steps; None chooses by the number of rows.
         batch_size: rows a step; None is 512. A step uses all rows of a table with no more.
         learning_rate_init: of Adam at the start, falling to 0; None is the recipe's own.
@@ -42,7 +47,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         random_state: seed of everything random: None, an integer or a NumPy RandomState.
 
     Attributes:
-        classes_: the labels, sorted, shape (K,).
+        classes_: the labels, sorted, shape (K,), also if they have another order: that of the
+            columns of :meth:`predict_proba`, on which scikit-learn's metrics rely.
+        class_order_: the labels in the order of ``predictive``: that of ``ordered``, or sorted.
         bnn_: the ``bayesify.BayesianModule``, on encoded columns.
         class_prior_: the frequency of each class in training, by the rows' weights, shape (K,).
         columns_: what each column holds, and how it becomes inputs of the network.
@@ -63,9 +70,14 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         array([0, 0, 0])
         >>> model.predictive(X[:3]).epistemic.shape
         torch.Size([3])
+        >>> size = np.array(["small", "medium", "large"])[np.digitize(X[:, 2], [3.0, 5.0])]
+        >>> model = BayesianMLPClassifier(ordered=["small", "medium", "large"], random_state=0)
+        >>> model.fit(X, size).predict(X[[0, 60, 120]])
+        array(['small', 'medium', 'large'], dtype='<U6')
     """
 
     classes_: Array
+    class_order_: Array
     class_prior_: Array
     _class_counts: Array
 
@@ -73,6 +85,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self,
         hidden_layer_sizes: Any = (50, 50),
         *,
+        ordered: Any = False,
         steps: int | None = None,
         batch_size: int | None = None,
         learning_rate_init: float | None = None,
@@ -94,6 +107,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             n_iter_no_change=n_iter_no_change,
             random_state=random_state,
         )
+        self.ordered = ordered
         self.class_weight = class_weight
 
     def partial_fit(
@@ -139,6 +153,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         if not further:
             classes = labels[weights > 0.0]
         known = self.classes_ if classes is None else unique_labels(classes)
+        order = self._order(known)
+        known = np.sort(order)
         if not first and not np.array_equal(known, self.classes_):
             raise ValueError(
                 f"classes must be those of the first call, {self.classes_}, got {known}"
@@ -146,7 +162,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         unknown = np.setdiff1d(labels, known) if further else ()
         if len(unknown):
             raise ValueError(f"y must hold only the classes {known}, got {unknown} too")
-        self.classes_ = known
+        self.classes_, self.class_order_ = known, order
         # A label of weight 0 may be none of the classes; its row is left out.
         index = np.searchsorted(known, labels)
         if self.class_weight == "balanced" and further:
@@ -159,12 +175,16 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         factors = class_factors(self.class_weight, known, counts)
         counted = weights.copy()
         counted[used] *= factors[index[used]]
-        rows = DistinctRows.of(table, index[:, None], counted)
+        # In the order of the network's classes.
+        places = self._places[np.minimum(index, len(known) - 1)]
+        rows = DistinctRows.of(table, places[:, None], counted)
         if self.class_weight is None or sample_weight is not None:
             self._check_counts(sample_weight, weights, rows)
         if first:
             self._class_counts = np.zeros(len(known))
-            self._begin(rows, len(known), None)
+            likelihood = OrdinalLikelihood(len(known)) if self._is_ordered else None
+            outputs = len(known) if likelihood is None else 1
+            self._begin(rows, outputs, likelihood or CategoricalLikelihood())
         self._class_counts = self._class_counts + factors * counts
         self.class_prior_ = self._class_counts / self._class_counts.sum()
         stopping = self.early_stopping and not further
@@ -172,22 +192,66 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self._train(rows, targets, streaming=not first, early_stopping=stopping)
         return self
 
+    @property
+    def _is_ordered(self) -> bool:
+        return not isinstance(self.ordered, bool | np.bool_) or bool(self.ordered)
+
+    @property
+    def _places(self) -> npt.NDArray[np.int64]:
+        """Place of each of ``classes_`` among the network's classes, shape (K,)."""
+        return np.argsort(self.class_order_)
+
+    def _order(self, known: Array) -> Array:
+        """Return the labels in the order of the network's classes.
+
+        Args:
+            known: those of y or of ``classes``, sorted.
+
+        Raises:
+            ValueError: ``ordered`` is no list of distinct labels, or lacks one; or there is only
+                one class to order.
+        """
+        order: Array = known
+        if not isinstance(self.ordered, bool | np.bool_):
+            if isinstance(self.ordered, str) or np.ndim(self.ordered) != 1:
+                raise ValueError(
+                    "ordered must be True, False or all labels in their order such as "
+                    f'["low", "middle", "high"], got {self.ordered!r}'
+                )
+            order = np.asarray(self.ordered)
+            order = order.astype(object) if known.dtype == object else order
+            absent = [label for label in known.tolist() if label not in order.tolist()]
+            if absent or len(set(order.tolist())) < len(order):
+                raise ValueError(
+                    "ordered must have each class of y once, got "
+                    f"{order.tolist()}" + (f" without {absent}" if absent else "")
+                )
+        if self._is_ordered and len(order) < 2:
+            raise ValueError(f"ordered needs at least 2 classes, got one class, {order.tolist()}")
+        return order
+
     def _stored_targets(self) -> dict[str, Any]:
         return {
             "classes": self.classes_.tolist(),
+            "order": self._places.tolist(),
             "type": self.classes_.dtype.str,
             "counts": self._class_counts.tolist(),
         }
 
     def _restore_targets(self, stored: Mapping[str, Any]) -> int:
         self.classes_ = np.array(stored["classes"], dtype=np.dtype(stored["type"]))
+        # Files of earlier versions have no order.
+        places = stored.get("order", range(len(self.classes_)))
+        self.class_order_ = self.classes_[np.argsort(places)]
         self._class_counts = np.array(stored["counts"])
         self.class_prior_ = self._class_counts / self._class_counts.sum()
-        return len(self.classes_)
+        return 1 if self._is_ordered else len(self.classes_)
 
     @property
     def _marginal(self) -> Tensor:
-        return torch.from_numpy(self.class_prior_)
+        shares = np.empty(len(self.classes_))
+        shares[self._places] = self.class_prior_
+        return torch.from_numpy(shares)
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the most probable label of each row, shape (N,)."""
@@ -198,6 +262,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
         """Return the probability of each of ``classes_``, shape (N, K)."""
         probabilities = np.concatenate([batch.mean.numpy() for batch in self._batches(X)])
+        probabilities = probabilities[:, self._places]
         # Rounding may leave a mean over 1, which scikit-learn's metrics reject.
         normalised: Array = probabilities / probabilities.sum(axis=1, keepdims=True)
         return normalised

@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, Self
 
@@ -18,6 +18,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 from torch import Tensor
 
+from bayesify.distributions.likelihoods import Likelihood
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import Predictive
 from bayesify.tabular.advice import check_repeats, check_sum
@@ -25,6 +26,7 @@ from bayesify.tabular.cells import Floats
 from bayesify.tabular.columns import Column, NumberColumn, RangedColumn, UnusedColumn
 from bayesify.tabular.conformal import Calibrated
 from bayesify.tabular.frames import columns_of, frame_of, number_columns, values_of
+from bayesify.tabular.likelihoods import has_classes
 from bayesify.tabular.model import Noise, TableNet
 from bayesify.tabular.outside import widened
 from bayesify.tabular.recipe import Silent, TableRecipe
@@ -143,10 +145,18 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
             lr=self.learning_rate_init,
         )
 
-    def _begin(self, rows: DistinctRows, num_outputs: int, noise: Noise | None) -> None:
+    def _begin(
+        self,
+        rows: DistinctRows,
+        num_outputs: int,
+        likelihood: Likelihood,
+        *,
+        noise: Noise | None = None,
+        log_rates: Sequence[float] | None = None,
+    ) -> None:
         """Fit the columns, and build a new network for these rows."""
         self._check_settings()
-        self.recipe_ = self._recipe(len(rows.weights), has_classes=noise is None)
+        self.recipe_ = self._recipe(len(rows.weights), has_classes=has_classes(likelihood))
         values, weights = rows.inputs.numpy(), rows.weights.numpy()
         ranged = sum(isinstance(column, RangedColumn) for column in self.columns_)
         tail = tail_of(len(values), ranged)
@@ -156,7 +166,14 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         )
         num_inputs = sum(len(column.features) for column in self.columns_)
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        self.bnn_ = self.recipe_.module(max(1, num_inputs), num_outputs, noise=noise, seed=seed)
+        self.bnn_ = self.recipe_.module(
+            max(1, num_inputs),
+            num_outputs,
+            noise=noise,
+            likelihood=likelihood,
+            log_rates=log_rates,
+            seed=seed,
+        )
         self.history_, self.n_iter_ = [], 0
 
     def _train(

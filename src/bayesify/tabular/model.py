@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.distributions.by_group import ByGroup
-from bayesify.distributions.likelihoods import CategoricalLikelihood, GaussianLikelihood
+from bayesify.distributions.likelihoods import (
+    CategoricalLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+)
 from bayesify.distributions.posteriors import Delta
 from bayesify.distributions.priors import Prior
 from bayesify.estimators import Estimator
@@ -24,7 +28,7 @@ __all__ = ["Noise", "TableNet", "prior_by_inputs", "table_baseline", "table_modu
 
 #: Noise of numbers: one standard deviation for each target, or one predicted for each row.
 Noise = Literal["learned", "input-dependent"]
-_NOISE_NAME, _RELEVANCE_NAME = "noise", "log_relevance"
+_NOISE_NAME, _RELEVANCE_NAME, _RATES_NAME = "noise", "log_relevance", "log_rates"
 
 # softplus(_ONE) is 1, the standard deviation of a standardised target.
 _ONE = 0.5413248546129181
@@ -42,13 +46,17 @@ class TableNet(nn.Module):
     inverse softplus of the noise's standard deviation, as
     ``GaussianLikelihood(input_dependent=True)`` expects them. The latter is a parameter for each
     target, the same for every row; with ``noise="input-dependent"`` the network adds a departure
-    for each row.
+    for each row. For counts they are logarithms of means (N, K), with ``log_rates`` added.
 
     Args:
         num_features: F, columns of the inputs.
         hidden: units of each hidden layer (ReLU).
         num_outputs: K, classes or targets.
-        noise: noise of numbers, ``"learned"`` or ``"input-dependent"``; None for classes.
+        noise: noise of numbers, ``"learned"`` or ``"input-dependent"``; None for classes and
+            counts.
+        log_rates: the logarithm of the mean of each target's training counts, from which a
+            parameter starts; None for classes and other numbers.
+        relevance: whether to learn a factor of each input.
         seed: the initial values are a function of it.
 
     Example:
@@ -60,6 +68,7 @@ class TableNet(nn.Module):
 
     noise: Tensor | None
     log_relevance: Tensor | None
+    log_rates: Tensor | None
 
     def __init__(
         self,
@@ -68,12 +77,18 @@ class TableNet(nn.Module):
         num_outputs: int,
         *,
         noise: Noise | None = None,
+        log_rates: Sequence[float] | None = None,
         relevance: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
         if noise not in (None, "learned", "input-dependent"):
             raise ValueError(f'noise must be "learned", "input-dependent" or None, got {noise!r}')
+        if log_rates is not None and (noise is not None or len(log_rates) != num_outputs):
+            raise ValueError(
+                f"log_rates must be one number for each of {num_outputs} targets, without noise, "
+                f"got {len(log_rates)} and noise={noise!r}"
+            )
         width = 2 * num_outputs if noise == "input-dependent" else num_outputs
         # nn.Linear's own initial values would be drawn from the global generator.
         self.linear = nn.utils.skip_init(nn.Linear, num_features, width, bias=False)
@@ -81,6 +96,7 @@ class TableNet(nn.Module):
         self.hidden: nn.Sequential = mlp(num_features, hidden, width, seed=seed)
         self.log_relevance = nn.Parameter(torch.zeros(num_features)) if relevance else None
         self.noise = None if noise is None else nn.Parameter(torch.full((num_outputs,), _ONE))
+        self.log_rates = None if log_rates is None else nn.Parameter(torch.tensor(log_rates))
         self.input_dependent = noise == "input-dependent"
         if self.input_dependent:
             last = self.hidden[-1]
@@ -94,6 +110,8 @@ class TableNet(nn.Module):
         if self.log_relevance is not None:
             inputs = inputs * self.log_relevance.exp()
         outputs: Tensor = self.linear(inputs) + self.hidden(inputs)
+        if self.log_rates is not None:
+            return outputs + self.log_rates
         if self.noise is None:
             return outputs
         if not self.input_dependent:
@@ -105,6 +123,7 @@ class TableNet(nn.Module):
 def table_module(
     net: TableNet,
     *,
+    likelihood: Likelihood | None = None,
     prior_of: Callable[[float], Prior],
     init_std: float,
     estimator: Estimator,
@@ -114,7 +133,9 @@ def table_module(
     """Return the Bayesian module of a table, before training.
 
     Args:
-        net: its network; the noise decides the likelihood.
+        net: its network.
+        likelihood: likelihood of its outputs; None is the Gaussian one for a network with noise,
+            and that of classes without an order for others.
         prior_of: prior of the weights of a relative width. Networks of numbers or with
             ``relevance`` have :func:`prior_by_inputs`, others ``prior_of(1)`` for all weights.
         init_std: standard deviation of the posterior at the start.
@@ -131,10 +152,11 @@ def table_module(
         torch.Size([5, 1])
     """
     net = net.to(dtype)
-    by_inputs = net.noise is not None or net.log_relevance is not None
+    parts = (net.noise, net.log_relevance, net.log_rates)
+    by_inputs = any(each is not None for each in parts)
     bnn = BayesianModule(
         net,
-        likelihood=_likelihood(net),
+        likelihood=_usual(net) if likelihood is None else likelihood,
         prior=prior_by_inputs(net, prior_of) if by_inputs else prior_of(1.0),
         init_std=init_std,
         estimator=estimator,
@@ -144,11 +166,14 @@ def table_module(
     return bnn.to(dtype)
 
 
-def table_baseline(net: TableNet, *, seed: int) -> BayesianModule:
+def table_baseline(
+    net: TableNet, *, likelihood: Likelihood | None = None, seed: int
+) -> BayesianModule:
     """Return the plain network of a table, every weight a point estimate.
 
     Args:
         net: its network.
+        likelihood: as for :func:`table_module`.
         seed: seed of the module.
 
     Example:
@@ -157,22 +182,26 @@ def table_baseline(net: TableNet, *, seed: int) -> BayesianModule:
     """
     return BayesianModule(
         net,
-        likelihood=_likelihood(net),
+        likelihood=_usual(net) if likelihood is None else likelihood,
         posterior=Delta,
         exclude=_deterministic(net),
         seed=seed,
     )
 
 
-def _likelihood(net: TableNet) -> CategoricalLikelihood | GaussianLikelihood:
+def _usual(net: TableNet) -> Likelihood:
     return (
         CategoricalLikelihood() if net.noise is None else GaussianLikelihood(input_dependent=True)
     )
 
 
 def _deterministic(net: TableNet) -> tuple[str, ...] | None:
-    """Return the parameters without uncertainty: the common noise, the factors of the inputs."""
-    points = (_NOISE_NAME, net.noise), (_RELEVANCE_NAME, net.log_relevance)
+    """Return the parameters without uncertainty: noise, factors of inputs and rates of all rows."""
+    points = (
+        (_NOISE_NAME, net.noise),
+        (_RELEVANCE_NAME, net.log_relevance),
+        (_RATES_NAME, net.log_rates),
+    )
     return tuple(name for name, parameter in points if parameter is not None) or None
 
 

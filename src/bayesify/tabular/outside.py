@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
-from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.prediction import (
+    CategoricalPredictive,
+    CountPredictive,
+    GaussianPredictive,
+    Predictive,
+    StudentTPredictive,
+)
 from bayesify.prediction.averaging import entropy
 
 __all__ = ["doubt", "widened"]
@@ -14,6 +22,8 @@ __all__ = ["doubt", "widened"]
 _MOST_MIXED = 0.5
 #: Fewer weight samples cannot carry another variance of their means.
 _FEWEST_SAMPLES = 8
+#: So often those of few samples are repeated, where noise cannot carry it either.
+_COPIES = 32
 
 
 def doubt(distances: Tensor) -> Tensor:
@@ -34,15 +44,18 @@ def widened(predictive: Predictive, distances: Tensor, marginal: Tensor) -> Pred
 
     The network was not checked there, so that its prediction may be no better than that of the
     targets alone. With w = d / (1 + d) for a distance d, the variance of a number grows by w times
-    the variance of the training targets, as epistemic uncertainty; its mean stays. Classes: with
+    the variance of the training targets, as epistemic uncertainty; its mean stays. The logarithm
+    of a count's mean varies more by w times that of a log-normal variable with the mean and the
+    variance of the training counts; its mean stays too. Classes: with
     probability w / 2 the label is drawn by the training frequencies, and not by the network. Which
     of the two holds is lack of knowledge, so that what is added is epistemic.
 
     Args:
         predictive: of N rows.
         distances: how far each row lies outside, shape (N,), inf included.
-        marginal: variance of the training targets, a number or shape (K,); or the frequencies of
-            the classes in training, shape (K,).
+        marginal: variance of the training targets, a number or shape (K,); for counts the
+            ``spread`` of ``CountStatistics``; or the frequencies of the classes in training, shape
+            (K,).
 
     Example:
         >>> p = GaussianPredictive(torch.randn(100, 2), torch.tensor(0.5))
@@ -56,16 +69,41 @@ def widened(predictive: Predictive, distances: Tensor, marginal: Tensor) -> Pred
     share = doubt(distances)
     if isinstance(predictive, CategoricalPredictive):
         return _mixed(predictive, far, _MOST_MIXED * share, marginal)
-    assert isinstance(predictive, GaussianPredictive)
+    if isinstance(predictive, CountPredictive):
+        return _spread(predictive, far, share, marginal)
+    assert isinstance(predictive, GaussianPredictive | StudentTPredictive)
     means = predictive.means
     axes = (-1, *[1] * (means.dim() - 2))
     extra = (share.reshape(axes) * marginal).to(means).expand(means.shape[1:])
     if len(means) < _FEWEST_SAMPLES:
+        if isinstance(predictive, StudentTPredictive):
+            scale, df = (part.to(means) for part in (predictive.scale, predictive.df))
+            wide = (scale.square() + extra * (df - 2.0) / df).sqrt()
+            return dataclasses.replace(
+                predictive, scale=torch.where(far.reshape(axes), wide, scale.expand_as(means))
+            )
         noise = predictive.noise_std.to(means).expand_as(means)
         wide = torch.where(far.reshape(axes), (noise.square() + extra).sqrt(), noise)
         return GaussianPredictive(means, wide)
     moved = means + extra.sqrt() * _uncorrelated_scores(means)
-    return GaussianPredictive(torch.where(far.reshape(axes), moved, means), predictive.noise_std)
+    return dataclasses.replace(predictive, means=torch.where(far.reshape(axes), moved, means))
+
+
+def _spread(
+    predictive: CountPredictive, far: Tensor, share: Tensor, marginal: Tensor
+) -> CountPredictive:
+    """Return counts whose logarithmic means vary by ``share * marginal`` more, of equal means."""
+    rates = predictive.log_rates
+    if len(rates) < _FEWEST_SAMPLES:  # equal samples of one distribution are that distribution
+        predictive = predictive.subset([*range(len(rates))] * _COPIES)
+        rates = predictive.log_rates
+    axes = (-1, *[1] * (rates.dim() - 2))
+    extra = (share.reshape(axes) * marginal).to(rates).expand(rates.shape[1:])
+    moved = rates + extra.sqrt() * _uncorrelated_scores(rates)
+    moved = moved + (rates.logsumexp(0) - moved.logsumexp(0))
+    wide = torch.where(far.reshape(axes), moved, rates)
+    found: CountPredictive = dataclasses.replace(predictive, log_rates=wide)  # type: ignore[type-var]
+    return found
 
 
 def _uncorrelated_scores(means: Tensor) -> Tensor:
@@ -97,4 +135,4 @@ def _mixed(
     aleatoric = torch.where(far, (1.0 - share.to(log_mean)) * p.aleatoric, p.aleatoric)
     epistemic = torch.where(far, (entropy(log_mean) - aleatoric).clamp_min(0.0), p.epistemic)
     samples = None if p.log_samples is None else mix(p.log_samples)
-    return CategoricalPredictive(log_mean, aleatoric, epistemic, samples)
+    return type(p)(log_mean, aleatoric, epistemic, samples)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bayesify.datasets import Passes, TensorLoader
+from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likelihood
 from bayesify.distributions.priors import Gaussian
 from bayesify.estimators import LocalReparameterization
 from bayesify.module.bayesian import BayesianModule
@@ -136,14 +137,23 @@ class TableRecipe:
         return max(self.steps, 20 * math.ceil(num_rows / self.batch_size))
 
     def module(
-        self, num_features: int, num_outputs: int, *, noise: Noise | None, seed: int
+        self,
+        num_features: int,
+        num_outputs: int,
+        *,
+        noise: Noise | None,
+        likelihood: Likelihood | None = None,
+        log_rates: Sequence[float] | None = None,
+        seed: int,
     ) -> BayesianModule:
         """Return a Bayesian :class:`TableNet` in float64, before training.
 
         Args:
             num_features: columns of the inputs.
             num_outputs: K, classes or targets.
-            noise: noise of the targets; None for classes.
+            noise: noise of the targets; None for classes and counts.
+            likelihood: as for ``table_module``.
+            log_rates: of counts, as for :class:`TableNet`.
             seed: the initial values and all noise are functions of it.
         """
         net = TableNet(
@@ -151,11 +161,13 @@ class TableRecipe:
             self.hidden,
             num_outputs,
             noise=noise,
+            log_rates=log_rates,
             relevance=self.relevance,
             seed=seed,
         )
         return table_module(
             net,
+            likelihood=likelihood,
             prior_of=lambda width: Gaussian(width * self.prior_std),
             init_std=self.init_std,
             estimator=LocalReparameterization(),
@@ -183,7 +195,8 @@ class TableRecipe:
         Args:
             bnn: from :meth:`module`.
             inputs: standardised, float64, shape (N, F).
-            targets: class indices (N,), or standardised numbers (N, K) in float64.
+            targets: class indices (N,), or numbers (N, K) in float64: counts, others standardised;
+                bounds (N, K, 2) of censored numbers.
             weights: the number of times that each row counts, shape (N,), positive; None for once.
                 A row of weight 2 is the row twice; see :class:`WeightedLikelihood`.
             validation: inputs and targets whose error and nll are measured after each epoch, with
@@ -204,11 +217,14 @@ class TableRecipe:
                 validation = x, WeightedLikelihood.packed(y, counted)
         # The order within the only minibatch does not matter.
         several = len(inputs) > self.batch_size
-        once = TensorLoader(inputs, targets, self.batch_size, shuffle=several, seed=bnn.seed)
+        bounds = {"has_bounds": isinstance(plain, CensoredGaussianLikelihood)}
+        once = TensorLoader(
+            inputs, targets, self.batch_size, shuffle=several, seed=bnn.seed, **bounds
+        )
         loader = Passes(once, max(1, min(_STEPS_AN_EPOCH, self.steps) // len(once)))
         held_out = None
         if validation is not None:
-            held_out = TensorLoader(validation[0], validation[1], 4096, shuffle=False)
+            held_out = TensorLoader(validation[0], validation[1], 4096, shuffle=False, **bounds)
         objective = StreamingELBO if streaming else ELBO
         elbo = objective(bnn, num_data=len(inputs))
         epochs = math.ceil(self.steps / len(loader))

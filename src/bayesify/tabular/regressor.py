@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, Literal, Self, get_args, overload
 
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
 from torch import Tensor
 
-from bayesify.prediction import GaussianPredictive, Predictive
+from bayesify.prediction import (
+    GaussianPredictive,
+    LocationScalePredictive,
+    NumericPredictive,
+    Predictive,
+    StudentTPredictive,
+)
 from bayesify.prediction.conformal import ConformalIntervals
 from bayesify.tabular.advice import TableWarning, without_wild
+from bayesify.tabular.censoring import Limits, RecordedPredictive
 from bayesify.tabular.conformal import Method
 from bayesify.tabular.estimator import BayesianMLP, Rows
+from bayesify.tabular.likelihoods import (
+    COUNTS,
+    LARGEST_COUNT,
+    CountStatistics,
+    NumberLikelihood,
+    number_likelihood,
+    wrong_count,
+)
 from bayesify.tabular.model import Noise
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.weights import Array, DistinctRows, checked_weights
@@ -32,8 +50,18 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     Args:
         hidden_layer_sizes: units of each hidden layer (ReLU), in parallel to a linear path.
+        likelihood: distribution of a target given the row: ``"gaussian"``; ``"student-t"``, with
+            heavier tails, for targets with outliers; ``"poisson"`` for counts, whose variance is
+            their mean; ``"negative-binomial"`` for counts that vary more; ``"censored"``, a
+            Gaussian of which only numbers between ``censored_below`` and ``censored_above`` were
+            recorded. Counts are not standardised.
         noise: ``"input-dependent"``, a standard deviation that depends on the row, or
-            ``"learned"``, one for each target.
+            ``"learned"``, one for each target. None is ``"input-dependent"``; counts allow only
+            None, since their mean and likelihood give their variance.
+        censored_below: lower limit of a censored target: of a number recorded there or below it is
+            known only that it is at most the limit. None for no limit.
+        censored_above: upper limit, as ``censored_below``. All predictions are of the number
+            itself, which may lie beyond the limits.
         steps: gradient steps; None chooses by the number of rows.
         batch_size: rows a step; None is 512. A step uses all rows of a table with no more.
         learning_rate_init: of Adam at the start, falling to 0; None is the recipe's own.
@@ -47,7 +75,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     Attributes:
         bnn_: the ``bayesify.BayesianModule``, on encoded columns and standardised targets.
         columns_: what each column holds, and how it becomes inputs of the network.
-        target_scaling_: shift and scale of the targets, without wild ones.
+        target_scaling_: shift and scale of the targets, without wild ones; 0 and 1 for counts.
         recipe_: the settings of the training.
         relevance_: relative width of the prior for each column, shape (F,).
         history_: a row for each epoch; see ``bayesify.fit``.
@@ -66,9 +94,14 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         >>> lower, upper = model.predict_interval(X[:3], level=0.95)
         >>> bool((lower < mean).all() and (mean < upper).all())
         True
+        >>> visits = np.random.default_rng(0).poisson(np.exp(X[:, 2] * 20))
+        >>> counts = BayesianMLPRegressor(likelihood="poisson", random_state=0).fit(X, visits)
+        >>> counts.predict_interval(X[:1], level=0.9)
+        (array([1.]), array([7.]))
     """
 
     target_scaling_: Scaling
+    _count_spread: Tensor
     n_outputs_: int
     _target_shape: tuple[int, ...]
 
@@ -76,7 +109,10 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self,
         hidden_layer_sizes: Any = (50, 50),
         *,
-        noise: Noise = "input-dependent",
+        likelihood: NumberLikelihood = "gaussian",
+        noise: Noise | None = None,
+        censored_below: float | None = None,
+        censored_above: float | None = None,
         steps: int | None = None,
         batch_size: int | None = None,
         learning_rate_init: float | None = None,
@@ -97,12 +133,16 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             n_iter_no_change=n_iter_no_change,
             random_state=random_state,
         )
-        self.noise: Noise = noise
+        self.likelihood: NumberLikelihood = likelihood
+        self.noise: Noise | None = noise
+        self.censored_below = censored_below
+        self.censored_above = censored_above
 
     def __sklearn_tags__(self) -> Any:
         """Return the tags, with several targets at once."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
+        tags.target_tags.positive_only = self.likelihood in COUNTS
         return tags
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
@@ -123,26 +163,91 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, *, further: bool) -> Self:  # noqa: N803
         first = not (further and hasattr(self, "bnn_"))
-        if self.noise not in get_args(Noise):
-            raise ValueError(f'noise must be "learned" or "input-dependent", got {self.noise!r}')
+        noise, limits = self._checked_noise(), self._limits()
         table, numbers = self._table(X, y, first=first, sample_weight=sample_weight)
         shape = numbers.shape[1:]
         weights = checked_weights(sample_weight, len(table))
         rows = DistinctRows.of(table, numbers.reshape(len(table), -1), weights)
         self._check_counts(sample_weight, weights, rows)
-        numbers, note = without_wild(rows.targets.numpy(), rows.weights.numpy())
-        if note is not None:
-            warnings.warn(note, TableWarning, stacklevel=3)
-        tamed = torch.from_numpy(numbers)
+        ordinary = self._ordinary(rows, limits)
         if first:
             self._target_shape = shape
             self.n_outputs_ = rows.targets.shape[1]
-            self.target_scaling_ = Scaling.of(tamed, rows.weights)
-            self._begin(rows, self.n_outputs_, self.noise)
+            likelihood, log_rates = number_likelihood(self.likelihood), None
+            if self.likelihood in COUNTS:
+                found = CountStatistics.of(rows.targets, rows.weights)
+                log_rates, self._count_spread = found.log_rates.tolist(), found.spread
+                zero = torch.zeros(self.n_outputs_, dtype=torch.float64)
+                self.target_scaling_ = Scaling(zero, zero + 1.0)
+            else:
+                self.target_scaling_ = Scaling.of(ordinary, rows.weights)
+            self._begin(rows, self.n_outputs_, likelihood, noise=noise, log_rates=log_rates)
+        # The likelihoods of counts and of Student's t know values far from the others.
+        targets = ordinary if self.likelihood in ("gaussian", "censored") else rows.targets
+        if self.likelihood == "censored":
+            exact = limits.is_exact(rows.targets).unsqueeze(-1)
+            pairs = torch.stack([targets, targets], dim=-1).where(
+                exact, limits.bounds(rows.targets)
+            )
+            ends = [self.target_scaling_.standardised(each) for each in pairs.unbind(-1)]
+            targets = torch.stack(ends, dim=-1)
+        else:
+            targets = self.target_scaling_.standardised(targets)
         stopping = self.early_stopping and not further
-        targets = self.target_scaling_.standardised(tamed)
         self._train(rows, targets, streaming=not first, early_stopping=stopping)
         return self
+
+    def _checked_noise(self) -> Noise | None:
+        """Return the noise that the network predicts; None for counts."""
+        number_likelihood(self.likelihood)
+        if self.noise is not None and self.noise not in get_args(Noise):
+            raise ValueError(
+                f'noise must be "learned", "input-dependent" or None, got {self.noise!r}'
+            )
+        if self.likelihood not in COUNTS:
+            return self.noise or "input-dependent"
+        if self.noise is not None:
+            raise ValueError(
+                f"noise={self.noise!r} would do nothing with likelihood={self.likelihood!r}, where "
+                "the mean gives the variance; leave it out"
+            )
+        return None
+
+    def _limits(self) -> Limits:
+        """Return the limits of a censored target; those of other targets are open."""
+        given = (self.censored_below, self.censored_above)
+        if any(limit is not None and not _is_finite(limit) for limit in given):
+            raise ValueError(
+                "censored_below and censored_above must be finite numbers or None, got "
+                f"{given[0]!r} and {given[1]!r}"
+            )
+        if (self.likelihood == "censored") == (given == (None, None)):
+            raise ValueError(
+                'likelihood="censored" needs censored_below, censored_above or both'
+                if self.likelihood == "censored"
+                else "censored_below and censored_above would do nothing with "
+                f'likelihood={self.likelihood!r}; use likelihood="censored"'
+            )
+        below, above = given
+        return Limits(
+            -math.inf if below is None else float(below),
+            math.inf if above is None else float(above),
+        )
+
+    def _ordinary(self, rows: DistinctRows, limits: Limits) -> Tensor:
+        """Return the recorded targets without wild ones, of which a Gaussian warns."""
+        if self.likelihood in COUNTS:
+            return rows.targets
+        recorded = rows.targets.clamp(limits.below, limits.above)
+        if not bool(limits.is_exact(rows.targets).any(0).all()):
+            raise ValueError(
+                f"y must have numbers between the limits {limits.below} and {limits.above} for "
+                "each target, got none; correct the limits"
+            )
+        numbers, note = without_wild(recorded.numpy(), rows.weights.numpy())
+        if note is not None and self.likelihood != "student-t":
+            warnings.warn(note, TableWarning, stacklevel=4)
+        return torch.from_numpy(numbers)
 
     def _table(
         self,
@@ -161,6 +266,12 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             raise ValueError(
                 f"y must have the shape {('N', *self._target_shape)} of the first call, got shape "
                 f"{numbers.shape}"
+            )
+        wrong = wrong_count(numbers) if self.likelihood in COUNTS else None
+        if wrong is not None:
+            raise ValueError(
+                f"y must hold counts, integers from 0 to {LARGEST_COUNT:g}, for likelihood="
+                f'{self.likelihood!r}, got {wrong:g}; use likelihood="gaussian" for other numbers'
             )
         return table, numbers
 
@@ -202,9 +313,34 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     def _std(self, p: Predictive) -> Tensor:
         """Return the standard deviation, also if its square overflows."""
-        assert isinstance(p, GaussianPredictive)
         unit = self.target_scaling_.scale.reshape(self._target_shape)
-        return GaussianPredictive(p.means / unit, p.noise_std / unit).total.sqrt() * unit
+        if isinstance(p, StudentTPredictive):
+            p = StudentTPredictive(p.means / unit, p.scale / unit, p.df)
+        elif isinstance(p, GaussianPredictive):
+            p = GaussianPredictive(p.means / unit, p.noise_std / unit)
+        return p.total.sqrt() * unit
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
+        """Return R^2 of the predicted means, as all of scikit-learn's regressors do.
+
+        For a censored target, y and the prediction are those of the recorded number
+        min(max(number, censored_below), censored_above).
+
+        Args:
+            X: shape (N, F).
+            y: true targets, shape (N,) or (N, K).
+            sample_weight: weights of the rows, shape (N,).
+        """
+        limits = self._limits()
+        if limits.are_open:
+            return float(super().score(X, y, sample_weight))
+        parts = [
+            RecordedPredictive.of(p, limits).mean
+            for p in self._batches(X)
+            if isinstance(p, GaussianPredictive)
+        ]
+        recorded = np.clip(np.asarray(y, dtype=np.float64), limits.below, limits.above)
+        return float(r2_score(recorded, torch.cat(parts).numpy(), sample_weight=sample_weight))
 
     def predict_interval(
         self,
@@ -219,7 +355,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             level: probability, of each target on its own.
             method: ``"bayes"``, equal tails of the full predictive distribution, with noise and
                 uncertainty of the weights; or ``"conformal"``, mean and standard deviation with
-                the factor that :meth:`calibrate` found, whose coverage is guaranteed.
+                the factor that :meth:`calibrate` found, whose coverage is guaranteed: of a
+                censored target that of the recorded number.
 
         Raises:
             ValueError: ``level`` is not strictly between 0 and 1, there is no such method, or the
@@ -231,35 +368,44 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             ).unbind(-1)
             assert isinstance(self.conformal_, ConformalIntervals)
             low, high = self.conformal_.interval(mean, std, level)
+            if self.likelihood in COUNTS:
+                low = low.clamp_min(0.0)
             return low.numpy(), high.numpy()
         ends = [batch.interval(level) for batch in self._batches(X)]
-        lower, upper = (torch.cat(parts).numpy() for parts in zip(*ends, strict=True))
+        lower, upper = (torch.cat(parts).double().numpy() for parts in zip(*ends, strict=True))
         return lower, upper
 
     def _stored_targets(self) -> dict[str, Any]:
         scaling = self.target_scaling_
+        spread = self._count_spread.tolist() if self.likelihood in COUNTS else None
         return {
             "shape": list(self._target_shape),
             "shift": scaling.shift.tolist(),
             "scale": scaling.scale.tolist(),
+            **({} if spread is None else {"spread": spread}),
         }
 
     def _restore_targets(self, stored: Mapping[str, Any]) -> int:
         self._target_shape = tuple(stored["shape"])
         shift, scale = (torch.tensor(stored[n], dtype=torch.float64) for n in ("shift", "scale"))
         self.target_scaling_ = Scaling(shift, scale)
+        if self.likelihood in COUNTS:
+            self._count_spread = torch.tensor(stored["spread"], dtype=torch.float64)
         self.n_outputs_ = len(shift)
         return self.n_outputs_
 
     @property
     def _marginal(self) -> Tensor:
-        return torch.ones(())  # the variance of standardised targets
+        # The variance of standardised targets is 1.
+        return self._count_spread if self.likelihood in COUNTS else torch.ones(())
 
-    def _predictive(self, rows: Rows, *, keep_samples: bool = False) -> GaussianPredictive:
+    def _predictive(self, rows: Rows, *, keep_samples: bool = False) -> NumericPredictive:
         p = super()._predictive(rows, keep_samples=keep_samples)
-        assert isinstance(p, GaussianPredictive)
-        scaling = self.target_scaling_
-        means, stds = p.means * scaling.scale + scaling.shift, p.noise_std * scaling.scale
-        if not self._target_shape:
-            means, stds = means.squeeze(-1), stds.squeeze(-1)
-        return GaussianPredictive(means, stds)
+        assert isinstance(p, NumericPredictive)
+        if isinstance(p, LocationScalePredictive):
+            p = p.rescaled(self.target_scaling_.shift, self.target_scaling_.scale)
+        return p if self._target_shape else p.at((..., 0))
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -45,7 +45,11 @@ def write_estimator(model: Any, path: str | os.PathLike[str]) -> None:
         "names": None if names is None else names.tolist(),
         "num_features": model.n_features_in_,
         "recipe": _plain(dataclasses.asdict(model.recipe_)),
-        "net": {"num_features": net.linear.in_features, "noise": noise},
+        "net": {
+            "num_features": net.linear.in_features,
+            "noise": noise,
+            "counts": net.log_rates is not None,
+        },
         "history": model.history_,
         "num_steps": model.n_iter_,
         "targets": model._stored_targets(),
@@ -89,6 +93,8 @@ def read_estimator(kind: type[Any], path: str | os.PathLike[str]) -> Any:
             model.recipe_.hidden,
             outputs,
             noise=meta["net"]["noise"],
+            # Their values are among the tensors; files of earlier versions have none.
+            log_rates=[0.0] * outputs if meta["net"].get("counts") else None,
             relevance=model.recipe_.relevance,
         )
     except (KeyError, TypeError, ValueError, TableError) as error:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bayesify.distributions.likelihoods import Likelihood, LocationScaleLikelihood
+from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likelihood
 from bayesify.prediction import Predictive, SizedIterable
+from bayesify.tabular.likelihoods import has_classes
 
 __all__ = ["Array", "DistinctRows", "WeightedLikelihood", "checked_weights", "class_factors"]
 
@@ -40,11 +41,10 @@ class WeightedLikelihood(Likelihood):
         super().__init__()
         self.likelihood = likelihood
         self.error_name = likelihood.error_name
-        self._numbers = isinstance(likelihood, LocationScaleLikelihood)
 
     @staticmethod
     def packed(targets: Tensor, weights: Tensor) -> Tensor:
-        """Return targets (N,) or (N, K) with the weights (N,) as a last column, in float64.
+        """Return targets (N, ...) as (N, K) with the weights (N,) as a last column, in float64.
 
         Raises:
             ValueError: the lengths differ, or a weight is not positive and finite.
@@ -64,8 +64,11 @@ class WeightedLikelihood(Likelihood):
 
     def _unpacked(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         targets, weights = packed[..., :-1], packed[..., -1]
-        # Class indices are exact in float64.
-        return (targets if self._numbers else targets.squeeze(-1).long()), weights
+        if has_classes(self.likelihood):  # their indices are exact in float64
+            return targets.squeeze(-1).long(), weights
+        if isinstance(self.likelihood, CensoredGaussianLikelihood):
+            targets = targets.unflatten(-1, (-1, 2))
+        return targets, weights
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return weight times log p(y | output), in nats, shape (S, N)."""
@@ -206,7 +209,10 @@ def class_factors(class_weight: Any, classes: Array, counts: Array) -> Array:
     if class_weight is None:
         return np.ones(len(classes))
     if isinstance(class_weight, str) and class_weight == "balanced":
-        balanced: Array = counts.sum() / (len(classes) * counts)
+        # A class without rows has no part.
+        present = counts > 0.0
+        balanced: Array = np.zeros(len(classes))
+        balanced[present] = counts.sum() / (present.sum() * counts[present])
         return balanced
     if not isinstance(class_weight, Mapping):
         raise ValueError(
