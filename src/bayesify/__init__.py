@@ -30,7 +30,7 @@ Where to look next:
   ``split_for_prior``, ``PACBayesObjective``, ``certify``;
   a table's run of the command line: ``open_run``
 * baselines: ``MCDropout``, ``DeepEnsemble``
-* subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``sklearn``
+* subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``referee``, ``sklearn``
 """
 
 import importlib
@@ -73,10 +73,10 @@ if TYPE_CHECKING:
     from bayesify.module.bayesian import BayesianModule
     from bayesify.module.outputs import MissingKLWarning
     from bayesify.module.pretrained import RelativeStd, last_layer
+    from bayesify.module.pruning import prune, snr
     from bayesify.module.random_network import SharedNoiseWarning
     from bayesify.prediction import Predictive
     from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
-    from bayesify.pruning import prune, snr
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
     from bayesify.training.ivon import IVON
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 #: Everything is imported on first use, so that the command line can answer without PyTorch.
-_SUBPACKAGES = ("bandits", "datasets", "metrics", "plots", "sklearn")
+_SUBPACKAGES = ("bandits", "datasets", "metrics", "plots", "referee", "sklearn")
 _MODULES = {
     "baselines": ("DeepEnsemble", "MCDropout"),
     "distributions.by_group": ("ByGroup", "EmpiricalGaussian"),
@@ -113,10 +113,10 @@ _MODULES = {
     "module.bayesian": ("BayesianModule",),
     "module.outputs": ("MissingKLWarning",),
     "module.pretrained": ("RelativeStd", "last_layer"),
+    "module.pruning": ("prune", "snr"),
     "module.random_network": ("SharedNoiseWarning",),
     "prediction": ("Predictive",),
     "prediction.conformal": ("ConformalIntervals", "ConformalSets"),
-    "pruning": ("prune", "snr"),
     "training.elbo": ("ELBO", "ELBOTerms"),
     "training.fit": ("fit",),
     "training.ivon": ("IVON",),

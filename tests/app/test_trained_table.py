@@ -19,7 +19,7 @@ import bayesify as bf
 from bayesify.app.runs import Run, RunError
 from bayesify.app.runs.measure import in_units
 from bayesify.io import StorageError
-from bayesify.pruning import prune
+from bayesify.module.pruning import prune
 from bayesify.tabular.files import TableError
 from bayesify.tabular.new_table import NewTable
 
