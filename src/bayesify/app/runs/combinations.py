@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bayesify.app.runs.declarations import ConfigError
+from bayesify.app.runs.declarations import ConfigError, option
 from bayesify.app.runs.defaults import is_image_folder, is_table_file
-from bayesify.app.runs.rules import COUNT, DIGITS
+from bayesify.app.runs.rules import BAYESIAN_DIGITS, COUNT, DIGITS
 
 __all__ = ["check_combination"]
 
@@ -59,6 +59,8 @@ def check_combination(run: Any) -> None:
         )
     if run.optimizer == "ivon":
         _check_ivon(run)
+    if run.objective != "elbo" and BAYESIAN_DIGITS.holds(run):
+        _check_certified(run)
     if run.kl_weighting == "geometric" and run.passes > 1:
         raise ConfigError(
             f"geometric weights divide the KL over one pass, got passes {run.passes}; add "
@@ -81,3 +83,17 @@ def _check_ivon(run: Any) -> None:
         raise ConfigError("optimizer ivon needs --kl auto and --kl-weighting uniform")
     if run.temperature == 0.0:
         raise ConfigError("optimizer ivon needs a temperature above 0; use --optimizer adam")
+    if run.objective != "elbo":
+        raise ConfigError(f"optimizer ivon needs --objective elbo, got {run.objective}")
+
+
+def _check_certified(run: Any) -> None:
+    """Raise ConfigError where a PAC-Bayes bound would not be one."""
+    usual = {"prior": "gaussian", "kl_weighting": "uniform", "temperature": 1.0, "kl_warmup": 0.0}
+    for name, value in usual.items():
+        if getattr(run, name) != value:
+            raise ConfigError(
+                f"objective {run.objective} needs {option(name)} {value}, got {getattr(run, name)}"
+            )
+    if run.kl == "monte-carlo":
+        raise ConfigError(f"objective {run.objective} needs the exact KL; leave out --kl")

@@ -9,7 +9,9 @@ from bayesify.app.runs.declarations import Rule
 __all__ = [
     "BASELINE",
     "BAYES",
+    "BAYESIAN_DIGITS",
     "BAYESIAN_TABLE",
+    "CERTIFIED",
     "COUNT",
     "DIGITS",
     "DROPOUT",
@@ -42,6 +44,10 @@ REGRESSION = Rule(
 )
 DIGITS = Rule("mnist and fashion-mnist", lambda run: run.net in ("mlp", "lenet5"))
 HIDDEN_LAYERS = Rule("--net mlp and tables", lambda run: run.net in ("mlp", "table"))
+BAYESIAN_DIGITS = Rule(
+    "mnist and fashion-mnist without --baseline",
+    lambda run: run.net in ("mlp", "lenet5") and run.baseline is None,
+)
 DROPOUT = Rule(
     "mnist and fashion-mnist without --baseline sgd",
     lambda run: run.net in ("mlp", "lenet5") and run.baseline != "sgd",
@@ -54,6 +60,7 @@ RANDOM_PART = Rule(
 BAYESIAN_TABLE = Rule(
     "tables without --baseline", lambda run: run.target is not None and run.baseline is None
 )
+CERTIFIED = Rule("--objective f-quad, f-classic or f-lambda", lambda run: run.objective != "elbo")
 BASELINE = Rule("--baseline", lambda run: run.baseline is not None)
 MIXTURE = Rule(
     "--prior scale-mixture", lambda run: run.baseline is None and run.prior == "scale-mixture"

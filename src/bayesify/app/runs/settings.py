@@ -18,7 +18,9 @@ from bayesify.app.runs.defaults import defaults_for
 from bayesify.app.runs.rules import (
     BASELINE,
     BAYES,
+    BAYESIAN_DIGITS,
     BAYESIAN_TABLE,
+    CERTIFIED,
     COUNT,
     DIGITS,
     DROPOUT,
@@ -235,6 +237,28 @@ class RunConfig:
             BAYES,
         ),
     ] = "sampling"
+    objective: Annotated[
+        Literal["elbo", "f-quad", "f-classic", "f-lambda"],
+        Setting(
+            "What is minimised: {choices}. All but elbo are PAC-Bayes bounds, for bayesify "
+            "certify; dropout then is that of the prior's network.",
+            _TRAINING,
+            None,
+            BAYESIAN_DIGITS,
+        ),
+    ] = "elbo"
+    prior_part: Annotated[
+        float,
+        Setting(
+            "Fraction of the training images on which the prior of a PAC-Bayes bound is learned.",
+            _TRAINING,
+            Rule("be above 0 and below 1", lambda x: 0.0 < x < 1.0),
+            CERTIFIED,
+        ),
+    ] = 0.5
+    prior_epochs: Annotated[
+        int, Setting("Epochs of the training of that prior.", _TRAINING, COUNT, CERTIFIED)
+    ] = 15
     kl: Annotated[
         Literal["auto", "closed", "monte-carlo"],
         Setting("KL divergence: {choices}.", _TRAINING, None, BAYES),
