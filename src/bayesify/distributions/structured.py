@@ -6,7 +6,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,13 @@ __all__ = [
     "MatrixGaussian",
     "PosteriorByGroup",
     "PosteriorFamily",
+    "PosteriorName",
     "StructuredGaussian",
+    "named_posterior",
 ]
+
+#: Posteriors that are known by name to the command line and to the estimators of tables.
+PosteriorName = Literal["mean-field", "low-rank", "matrix"]
 
 
 @dataclass(frozen=True)
@@ -415,6 +420,29 @@ class PosteriorByGroup(PosteriorFamily):
             else:
                 found.append(Group(tuple(own), Independent(_size(layout, own))))
         return found
+
+
+def named_posterior(name: PosteriorName) -> type[MeanFieldGaussian] | PosteriorFamily:
+    """Return the posterior of a name, with the defaults of its family.
+
+    Raises:
+        ValueError: there is none of this name.
+
+    Example:
+        >>> named_posterior("low-rank")
+        LowRankGaussian(rank=4)
+    """
+    found: dict[str, type[MeanFieldGaussian] | PosteriorFamily] = {
+        "mean-field": MeanFieldGaussian,
+        "low-rank": LowRankGaussian(),
+        "matrix": MatrixGaussian(),
+    }
+    if name not in found:
+        raise ValueError(
+            f"posterior must be one of {', '.join(map(repr, found))}, got {name!r}; other families "
+            "are given to BayesianModule(..., posterior=...)"
+        )
+    return found[name]
 
 
 def _check_positive(family: PosteriorFamily) -> None:

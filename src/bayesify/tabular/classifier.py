@@ -14,6 +14,7 @@ from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
 from bayesify.distributions.likelihoods import CategoricalLikelihood, OrdinalLikelihood
+from bayesify.distributions.structured import PosteriorName
 from bayesify.prediction.conformal import ConformalSets, smallest_sets
 from bayesify.tabular.conformal import Method
 from bayesify.tabular.estimator import BayesianMLP
@@ -33,6 +34,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         ordered: whether the classes have an order, such as grades, which takes fewer rows to
             learn: True for that of the sorted labels, or all labels in their order, such as
             ``["low", "middle", "high"]``; see ``bayesify.OrdinalLikelihood``.
+        posterior: family of the posterior: ``"mean-field"``, or ``"low-rank"`` or ``"matrix"``
+            under which weights depend on each other, at several times the price.
         steps: gradient steps; None chooses by the number of rows.
         batch_size: rows a step; None is 512. A step uses all rows of a table with no more.
         learning_rate_init: of Adam at the start, falling to 0; None is the recipe's own.
@@ -86,6 +89,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         hidden_layer_sizes: Any = (50, 50),
         *,
         ordered: Any = False,
+        posterior: PosteriorName = "mean-field",
         steps: int | None = None,
         batch_size: int | None = None,
         learning_rate_init: float | None = None,
@@ -98,6 +102,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     ) -> None:
         super().__init__(
             hidden_layer_sizes,
+            posterior=posterior,
             steps=steps,
             batch_size=batch_size,
             learning_rate_init=learning_rate_init,

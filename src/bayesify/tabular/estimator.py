@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, va
 from torch import Tensor
 
 from bayesify.distributions.likelihoods import Likelihood
+from bayesify.distributions.structured import PosteriorName
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import Predictive
 from bayesify.tabular.advice import check_repeats, check_sum
@@ -55,6 +56,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         self,
         hidden_layer_sizes: Any = (50, 50),
         *,
+        posterior: PosteriorName = "mean-field",
         steps: int | None = None,
         batch_size: int | None = None,
         learning_rate_init: float | None = None,
@@ -65,6 +67,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         random_state: Any = None,
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
+        self.posterior: PosteriorName = posterior
         self.steps = steps
         self.batch_size = batch_size
         self.learning_rate_init = learning_rate_init
@@ -143,6 +146,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
             steps=self.steps,
             batch_size=self.batch_size,
             lr=self.learning_rate_init,
+            posterior=self.posterior,
         )
 
     def _begin(

@@ -20,6 +20,7 @@ from bayesify.distributions.likelihoods import (
 )
 from bayesify.distributions.posteriors import Delta
 from bayesify.distributions.priors import Prior
+from bayesify.distributions.structured import PosteriorName, named_posterior
 from bayesify.estimators import Estimator
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import mlp
@@ -127,6 +128,7 @@ def table_module(
     prior_of: Callable[[float], Prior],
     init_std: float,
     estimator: Estimator,
+    posterior: PosteriorName = "mean-field",
     seed: int,
     dtype: torch.dtype = torch.float32,
 ) -> BayesianModule:
@@ -140,6 +142,7 @@ def table_module(
             ``relevance`` have :func:`prior_by_inputs`, others ``prior_of(1)`` for all weights.
         init_std: standard deviation of the posterior at the start.
         estimator: gradient estimator.
+        posterior: the family of the posterior.
         seed: all noise is a function of it.
         dtype: floating-point type of all parameters.
 
@@ -158,6 +161,7 @@ def table_module(
         net,
         likelihood=_usual(net) if likelihood is None else likelihood,
         prior=prior_by_inputs(net, prior_of) if by_inputs else prior_of(1.0),
+        posterior=named_posterior(posterior),
         init_std=init_std,
         estimator=estimator,
         exclude=_deterministic(net),

@@ -16,7 +16,8 @@ from torch import Tensor
 from bayesify.datasets import Passes, TensorLoader
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likelihood
 from bayesify.distributions.priors import Gaussian
-from bayesify.estimators import LocalReparameterization
+from bayesify.distributions.structured import PosteriorName, named_posterior
+from bayesify.estimators import LocalReparameterization, WeightSampling
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.model import Noise, TableNet, table_module
 from bayesify.tabular.streaming import StreamingELBO
@@ -71,6 +72,7 @@ class TableRecipe:
             the root of their layer's inputs, see ``prior_by_inputs``.
         relevance: whether a prior's width is learned for each input, see :class:`TableNet`.
         kl_warmup: part of the steps over which the weight of the KL rises from 0 to 1.
+        posterior: the family of the posterior, see docs/which-posterior.md.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -95,6 +97,7 @@ class TableRecipe:
     prior_std: float = 1.5
     relevance: bool = True
     kl_warmup: float = 0.4
+    posterior: PosteriorName = "mean-field"
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -110,6 +113,7 @@ class TableRecipe:
             value = getattr(self, name)
             if not (value > 0.0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
+        named_posterior(self.posterior)
         if not 0.0 <= self.kl_warmup < 1.0:
             raise ValueError(f"kl_warmup must be at least 0 and below 1, got {self.kl_warmup}")
 
@@ -170,7 +174,11 @@ class TableRecipe:
             likelihood=likelihood,
             prior_of=lambda width: Gaussian(width * self.prior_std),
             init_std=self.init_std,
-            estimator=LocalReparameterization(),
+            # No estimator with noise for each example knows the correlations of a layer.
+            estimator=(
+                WeightSampling() if self.posterior == "matrix" else LocalReparameterization()
+            ),
+            posterior=self.posterior,
             seed=seed,
             dtype=torch.float64,
         )

@@ -14,6 +14,7 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from torch import Tensor
 
+from bayesify.distributions.structured import PosteriorName
 from bayesify.prediction import (
     GaussianPredictive,
     LocationScalePredictive,
@@ -62,6 +63,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             known only that it is at most the limit. None for no limit.
         censored_above: upper limit, as ``censored_below``. All predictions are of the number
             itself, which may lie beyond the limits.
+        posterior: family of the posterior: ``"mean-field"``, or ``"low-rank"`` or ``"matrix"``
+            under which weights depend on each other, at several times the price.
         steps: gradient steps; None chooses by the number of rows.
         batch_size: rows a step; None is 512. A step uses all rows of a table with no more.
         learning_rate_init: of Adam at the start, falling to 0; None is the recipe's own.
@@ -113,6 +116,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         noise: Noise | None = None,
         censored_below: float | None = None,
         censored_above: float | None = None,
+        posterior: PosteriorName = "mean-field",
         steps: int | None = None,
         batch_size: int | None = None,
         learning_rate_init: float | None = None,
@@ -124,6 +128,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     ) -> None:
         super().__init__(
             hidden_layer_sizes,
+            posterior=posterior,
             steps=steps,
             batch_size=batch_size,
             learning_rate_init=learning_rate_init,

@@ -57,6 +57,8 @@ def check_combination(run: Any) -> None:
         raise ConfigError(
             "the scale mixture has no closed-form KL; use --kl auto, or --prior gaussian"
         )
+    if run.posterior != "mean-field":
+        _check_structured(run)
     if run.optimizer == "ivon":
         _check_ivon(run)
     if run.objective != "elbo" and BAYESIAN_DIGITS.holds(run):
@@ -65,6 +67,22 @@ def check_combination(run: Any) -> None:
         raise ConfigError(
             f"geometric weights divide the KL over one pass, got passes {run.passes}; add "
             "--passes 1"
+        )
+
+
+def _check_structured(run: Any) -> None:
+    """Raise ConfigError where weights that depend on each other cannot be trained."""
+    if run.optimizer == "ivon" or run.objective != "elbo":
+        other = "optimizer ivon" if run.optimizer == "ivon" else f"objective {run.objective}"
+        raise ConfigError(f"{other} needs --posterior mean-field, got {run.posterior}")
+    if run.backend in ("compiled", "closed-form"):
+        raise ConfigError(
+            f"backend {run.backend} needs --posterior mean-field, got {run.posterior}; use "
+            "--backend auto"
+        )
+    if run.posterior == "matrix" and run.estimator not in ("sampling", "antithetic"):
+        raise ConfigError(
+            f"posterior matrix needs --estimator sampling or antithetic, got {run.estimator}"
         )
 
 

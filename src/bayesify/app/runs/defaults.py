@@ -88,6 +88,10 @@ def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[
         defaults = {} if _was_searched(given) else dict(_EARLIER)
     if given.get("estimator") == "antithetic":
         defaults["train_samples"] = 2
+    if given.get("posterior", "mean-field") != "mean-field":
+        defaults["backend"] = "autograd"  # the others are of the mean field
+    if given.get("posterior") == "matrix":
+        defaults["estimator"] = "sampling"
     if "kl_warmup" in given:  # the fields' own power was found with their length
         defaults["kl_warmup_power"] = 1.0
     return defaults

@@ -22,6 +22,7 @@ from bayesify.app.runs.stored_settings import FORMAT
 from bayesify.datasets import IMAGE_DATASETS, ImageSchema, load_image_folder, load_images
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import Delta
+from bayesify.distributions.structured import named_posterior
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import lenet5, mlp, resnet8
 from bayesify.module.pretrained import last_layer
@@ -244,7 +245,9 @@ class Run:
         if isinstance(net, TableNet):
             if config.baseline is not None:
                 return table_baseline(net, **common)
-            return table_module(net, prior_of=config.make_prior, **common)
+            return table_module(
+                net, prior_of=config.make_prior, posterior=config.posterior, **common
+            )
         common["likelihood"] = CategoricalLikelihood()
         if config.baseline is not None:
             return BayesianModule(net, posterior=Delta, **common)
@@ -252,6 +255,7 @@ class Run:
             common["include"] = last_layer(net)
         if config.objective != "elbo":
             common["prior_mean"] = "initial"
+        common["posterior"] = named_posterior(config.posterior)
         return BayesianModule(net, prior=config.make_prior(), **common)
 
     def load_module(self) -> BayesianModule:

@@ -41,6 +41,7 @@ from bayesify.app.runs.rules import (
 )
 from bayesify.app.runs.stored_settings import FORMAT, renamed_settings
 from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
+from bayesify.distributions.structured import PosteriorName
 from bayesify.estimators import Estimator, Flipout, LocalReparameterization, WeightSampling
 
 __all__ = ["ESTIMATORS", "RunConfig", "declarations"]
@@ -201,6 +202,16 @@ class RunConfig:
     std2: Annotated[
         float, Setting("Mixture prior: the smaller std.", _POSTERIOR, POSITIVE, MIXTURE)
     ] = 0.01
+    posterior: Annotated[
+        PosteriorName,
+        Setting(
+            "Family of the posterior: {choices}. Under all but mean-field weights depend on each "
+            "other; a step costs several times as much.",
+            _POSTERIOR,
+            None,
+            BAYES,
+        ),
+    ] = "mean-field"
     init_std: Annotated[
         float,
         Setting(
