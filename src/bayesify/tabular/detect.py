@@ -33,11 +33,13 @@ from bayesify.tabular.files import TableError
 from bayesify.tabular.number_form import FormCounts, NumberForm
 from bayesify.tabular.schema import Target, label_of
 
-__all__ = ["ColumnScan", "find_target"]
+__all__ = ["ColumnScan", "find_target", "may_be_counts"]
 
 _MOST_CLASSES = 1000
 #: Whole numbers with at most so many values, each in so many rows on average, are classes.
 _FEW_VALUES, _ROWS_EACH = 10, 5
+#: Greater integers are more often years, amounts or codes than counts.
+_LARGEST_SMALL = 100
 #: Distinct texts of a column that are counted; one with more holds identifiers or free text.
 _MOST_TEXTS = 100_000
 #: Share of its cells that must be numbers, or dates, in a column of numbers, or dates.
@@ -308,6 +310,19 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
             f"{'more than ' if scan.overflowed else ''}{len(labels):,}; use {mend}"
         )
     return Target(name, task, tuple(labels))
+
+
+def may_be_counts(target: Target) -> bool:
+    """Return whether a target holds more than two small integers from 0, and no other values.
+
+    Example:
+        >>> may_be_counts(Target("visits", "classification", classes=("0", "1", "2")))
+        True
+    """
+    if target.task == "regression":
+        return target.whole and target.typical[0] >= 0.0 and target.typical[-1] <= _LARGEST_SMALL
+    whole = all(re.fullmatch(r"\d{1,3}", label) for label in target.classes)
+    return whole and len(target.classes) > 2 and int(target.classes[-1]) <= _LARGEST_SMALL
 
 
 def _in_order(label: str) -> tuple[float, str]:

@@ -16,6 +16,7 @@ from bayesify.tabular.cells import Floats, Texts
 from bayesify.tabular.columns import Column, TextColumn
 from bayesify.tabular.drift import read_columns, target_column
 from bayesify.tabular.files import TableError, TableFile, open_table
+from bayesify.tabular.likelihoods import wrong_count
 from bayesify.tabular.schema import LARGEST_TARGET, OUTSIDE_RATE, TableSchema, texts_of
 
 __all__ = ["NewRows", "NewTable"]
@@ -176,7 +177,14 @@ class NewTable:
                 f"{LARGEST_TARGET:g} in size, got {values[place]:g} in row "
                 f"{self.rows + 1 + place:,}; correct or remove the row"
             )
-        return np.where(np.isfinite(values), values, np.nan)
+        found = np.where(np.isfinite(values), values, np.nan)
+        wrong = wrong_count(found[~np.isnan(found)]) if self.schema.target.has_counts else None
+        if wrong is not None:
+            raise TableError(
+                f"{self.file.path}: the target {self.target.name!r} must hold counts, as in "
+                f"training, got {wrong:g}; correct or remove the row"
+            )
+        return found
 
     @property
     def worst_column(self) -> str | None:

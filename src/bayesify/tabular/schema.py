@@ -15,9 +15,16 @@ import numpy as np
 import pandas as pd
 
 from bayesify import io as bayesify_io
+from bayesify.distributions.likelihoods import (
+    CategoricalLikelihood,
+    Likelihood,
+    OrdinalLikelihood,
+)
 from bayesify.tabular.cells import Floats, Texts, by_value, is_missing
+from bayesify.tabular.censoring import Limits
 from bayesify.tabular.columns import Column, Features, RangedColumn, column_from_json
 from bayesify.tabular.files import TableError
+from bayesify.tabular.likelihoods import COUNTS, number_likelihood
 from bayesify.tabular.number_form import NumberForm
 from bayesify.tabular.scaling import Scaling
 
@@ -61,6 +68,11 @@ class Target:
         unit: unit around every number, or sign of a currency or of percent.
         whole: whether the training targets are whole numbers.
         typical: minimum, quartiles and maximum of the training targets.
+        likelihood: of a regression, see ``tabular.likelihoods``; ``"ordinal"`` for classes in the
+            order of ``classes``; empty for others, and in runs of earlier versions.
+        log_rate: logarithm of the mean of the training counts.
+        below: lower limit of a censored number; None for no limit.
+        above: upper limit, as ``below``.
 
     Example:
         >>> target = Target("grade", "classification", classes=("bad", "good"))
@@ -79,6 +91,10 @@ class Target:
     unit: str = ""
     whole: bool = False
     typical: tuple[float, ...] = ()
+    likelihood: str = ""
+    log_rate: float = 0.0
+    below: float | None = None
+    above: float | None = None
 
     def parse(self, texts: Texts) -> Floats:
         """Return class indices or numbers, shape (N,); nan for a cell without one."""
@@ -102,6 +118,28 @@ class Target:
     def scaling(self) -> Scaling:
         """Scaling of the numbers of a regression."""
         return Scaling.of_numbers(self.shift, self.scale)
+
+    @property
+    def limits(self) -> Limits:
+        """Limits between which a number was recorded."""
+        below, above = self.below, self.above
+        return Limits(-math.inf if below is None else below, math.inf if above is None else above)
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether the targets are counts, which are not standardised."""
+        return self.likelihood in COUNTS
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the classes have an order."""
+        return self.likelihood == "ordinal"
+
+    def make_likelihood(self) -> Likelihood:
+        """Return the likelihood of the network's outputs."""
+        if self.task == "regression":
+            return number_likelihood(self.likelihood or "gaussian")
+        return OrdinalLikelihood(len(self.classes)) if self.is_ordered else CategoricalLikelihood()
 
     def to_json(self) -> dict[str, Any]:
         """Return the target as JSON."""

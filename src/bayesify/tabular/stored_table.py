@@ -72,4 +72,6 @@ def stored_table(folder: Path, path: Path, schema: TableSchema) -> TableData | N
         scale=target.scale,
         marginal=target.marginal,
         test_texts=tuple(meta["texts"]),
+        limits=target.limits,
+        likelihood=target.likelihood,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
+
+from bayesify.tabular.censoring import Limits
 
 __all__ = ["TableData"]
 
@@ -17,13 +19,14 @@ class TableData:
     name: str
     #: (N, D) float32.
     train_inputs: Tensor
-    #: (N,) int64 class indices, or (N, 1) float32 numbers, standardised.
+    #: (N,) int64 class indices, or (N, 1) float32 numbers: counts, others standardised; of censored
+    #: numbers (N, 1, 2) bounds.
     train_targets: Tensor
     #: How far each row lies outside the training data, (N,) float64; see ``outside.widened``.
     train_distances: Tensor
     #: (N_test, D) float32.
     test_inputs: Tensor
-    #: (N_test,) or (N_test, 1).
+    #: As ``train_targets``.
     test_targets: Tensor
     #: (N_test,) float64.
     test_distances: Tensor
@@ -36,5 +39,14 @@ class TableData:
     marginal: tuple[float, ...] = ()
     #: Cells of the first column of texts in the held-out rows, if the table has one.
     test_texts: tuple[str, ...] = ()
+    #: Limits between which numbers were recorded, in the unit of the target.
+    limits: Limits = field(default_factory=Limits)
+    #: Name of the likelihood, as in ``Target``.
+    likelihood: str = ""
     #: Inputs are not images.
     image_shape: None = None
+
+    def numbers(self, targets: Tensor) -> Tensor:
+        """Return some of the targets as recorded numbers in their own unit, float64, (N, 1)."""
+        recorded = targets if self.limits.are_open else self.limits.recorded(targets)
+        return recorded.double() * self.scale + self.shift

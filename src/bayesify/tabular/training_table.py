@@ -14,14 +14,17 @@ import torch
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.tabular.advice import without_wild
 from bayesify.tabular.cells import Floats, Texts
+from bayesify.tabular.censoring import Limits
 from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn, TextColumn, facts_of
 from bayesify.tabular.detect import ColumnScan, find_target
 from bayesify.tabular.files import TableError, TableFile, available_memory, open_table
+from bayesify.tabular.likelihoods import LARGEST_COUNT, CountStatistics, wrong_count
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.schema import (
     LARGEST_TARGET,
     TableSchema,
     Target,
+    label_of,
     tail_of,
     texts_of,
 )
@@ -43,6 +46,9 @@ def fit_table(
     target: str,
     *,
     task: str | None = None,
+    likelihood: str = "",
+    limits: Limits | None = None,
+    ordered: Sequence[str] = (),
     test_fraction: float = 0.2,
     seed: int = 0,
     drop: Sequence[str] = (),
@@ -58,6 +64,9 @@ def fit_table(
         path: a CSV file, perhaps gzipped, or a Parquet file.
         target: name of the column to predict.
         task: ``"classification"`` or ``"regression"``; None decides by what the target holds.
+        likelihood: of a regression, see ``tabular.likelihoods``; empty for the Gaussian one.
+        limits: limits of a censored number.
+        ordered: the classes in their order; none if they have no order.
         test_fraction: part of the rows that is held out, at least 0 and below 1; at most 50,000
             rows are.
         seed: the held-out rows are a function of it.
@@ -95,7 +104,7 @@ def fit_table(
             scan.update(texts_of(chunk, name))
     if not rows:
         raise TableError(f"{path} has no rows below its header")
-    found = find_target(scans[target], task)
+    found = _with_likelihood(find_target(scans[target], task), likelihood, limits, ordered)
 
     dropped = dict.fromkeys(drop, "asked for by --drop")
     columns: list[Column] = []
@@ -140,7 +149,7 @@ def fit_table(
             f"{'are' if absent > 1 else 'is'} left out"
         )
     if found.task == "regression":
-        remarks += _check_targets(path, target, targets)
+        remarks += _check_targets(path, target, targets, found)
     train, test = _split(targets, known, found.task, test_fraction, seed, path)
     draft, more = _fitted(draft, values, targets, train, test)
     schema = dataclasses.replace(draft, remarks=(*remarks, *more))
@@ -206,6 +215,33 @@ def _check_names(
                 raise TableError(f"--drop {name} contradicts --{option}; leave one out")
     if target in text:
         raise TableError(f"--text {target} contradicts --target; leave one out")
+
+
+def _with_likelihood(
+    target: Target, likelihood: str, limits: Limits | None, ordered: Sequence[str]
+) -> Target:
+    """Return the target with its likelihood.
+
+    Raises:
+        TableError: ``ordered`` is not the classes of the target, each once.
+    """
+    if target.task == "regression":
+        below, above = (limits.below, limits.above) if limits is not None else (-math.inf, math.inf)
+        return dataclasses.replace(
+            target,
+            likelihood=likelihood,
+            below=None if math.isinf(below) else below,
+            above=None if math.isinf(above) else above,
+        )
+    if not ordered:
+        return target
+    labels = tuple(label_of(label) for label in ordered)
+    if sorted(labels) != sorted(target.classes):
+        raise TableError(
+            f"--ordered must have each class of the target {target.name!r} once, which are "
+            f"{','.join(target.classes)}, got {','.join(labels)}"
+        )
+    return dataclasses.replace(target, classes=labels, likelihood="ordinal")
 
 
 def _text_column(scan: ColumnScan, encoder: str | None) -> Column:
@@ -352,9 +388,20 @@ def _scaled(target: Target, values: Floats) -> tuple[Target, str | None]:
         counts = np.bincount(values.astype(np.int64), minlength=len(target.classes))
         shares = tuple((counts / counts.sum()).tolist())
         return dataclasses.replace(target, marginal=shares), None
-    tamed, note = without_wild(values[:, None])
-    scaling = Scaling.of(torch.from_numpy(tamed))
     whole, typical = facts_of(values)
+    if target.has_counts:
+        found = CountStatistics.of(torch.from_numpy(values[:, None]))
+        counts_fitted = dataclasses.replace(
+            target,
+            log_rate=found.log_rates.item(),
+            marginal=(found.spread.item(),),
+            whole=whole,
+            typical=typical,
+        )
+        return counts_fitted, None
+    limits = target.limits
+    tamed, note = without_wild(np.clip(values, limits.below, limits.above)[:, None])
+    scaling = Scaling.of(torch.from_numpy(tamed))
     fitted = dataclasses.replace(
         target,
         shift=scaling.shift.item(),
@@ -363,14 +410,15 @@ def _scaled(target: Target, values: Floats) -> tuple[Target, str | None]:
         whole=whole,
         typical=typical,
     )
-    return fitted, note
+    return fitted, None if target.likelihood == "student-t" else note
 
 
-def _check_targets(path: Path, name: str, targets: Floats) -> list[str]:
+def _check_targets(path: Path, name: str, targets: Floats, target: Target) -> list[str]:
     """Return a remark if one number lies absurdly far from the others.
 
     Raises:
-        TableError: the squares of some overflow.
+        TableError: the squares of some overflow, one is no count where counts are asked for, or
+            all are censored.
     """
     places = np.flatnonzero(np.isfinite(targets))
     known = targets[places]
@@ -382,6 +430,23 @@ def _check_targets(path: Path, name: str, targets: Floats) -> list[str]:
             f"{path}: the target {name!r} must be at most {LARGEST_TARGET:g} in size, got "
             f"{known[worst]:g} in row {places[worst] + 1:,}; correct or remove the row"
         )
+    wrong = wrong_count(known) if target.has_counts else None
+    if wrong is not None:
+        raise TableError(
+            f"{path}: the target {name!r} must hold counts, integers from 0 to {LARGEST_COUNT:g}, "
+            f"for --likelihood {target.likelihood}, got {wrong:g} in row "
+            f"{places[int((known == wrong).argmax())] + 1:,}; use --likelihood gaussian for other "
+            "numbers"
+        )
+    limits = target.limits
+    censored = (known <= limits.below) | (known >= limits.above)
+    if censored.all():
+        raise TableError(
+            f"{path}: the target {name!r} must have numbers between its limits, got none; correct "
+            "--censored-below or --censored-above"
+        )
+    count = int(censored.sum())
+    share = [] if limits.are_open else [f"{count:,} of {len(known):,} targets are at a limit"]
     middle = float(np.median(known))
     spread = next(
         (
@@ -393,11 +458,12 @@ def _check_targets(path: Path, name: str, targets: Floats) -> list[str]:
     )
     far = int(np.abs(known - middle).argmax())
     if abs(known[far] - middle) <= _WILD * spread:
-        return []
+        return share
     return [
+        *share,
         f"the target {name!r} is {known[far]:g} in row {places[far] + 1:,}, where half of the rows "
         f"are within {spread:.3g} of each other: among the held-out rows it decides the error of "
-        "all; correct or remove it if it is wrong"
+        "all; correct or remove it if it is wrong",
     ]
 
 
@@ -412,11 +478,17 @@ def _data(
 ) -> TableData:
     target = schema.target
     if target.task == "regression":
-        if target.marginal:  # not in runs of earlier versions
-            targets = targets.copy()
+        limits, recorded = target.limits, targets
+        targets = np.clip(targets, limits.below, limits.above)
+        # Not in runs of earlier versions; the other likelihoods know values far from the others.
+        if target.marginal and target.likelihood in ("", "gaussian", "censored"):
             targets[train] = without_wild(targets[train][:, None])[0][:, 0]
-        scaled = target.scaling.standardised(torch.from_numpy(targets))
-        tensor = scaled.to(torch.float32).unsqueeze(-1)
+        numbers = torch.from_numpy(targets)
+        if not limits.are_open:
+            known = torch.from_numpy(recorded)
+            exact = limits.is_exact(known).unsqueeze(-1)
+            numbers = torch.stack([numbers] * 2, dim=-1).where(exact, limits.bounds(known))
+        tensor = target.scaling.standardised(numbers).to(torch.float32).unsqueeze(1)
     else:
         tensor = torch.from_numpy(np.nan_to_num(targets)).to(torch.int64)
     parts = [[each[part] for each in values] for part in (train, test)]
@@ -435,4 +507,6 @@ def _data(
         target.scale,
         target.marginal,
         tuple(texts[test].tolist()) if len(texts) else (),
+        target.limits,
+        target.likelihood,
     )

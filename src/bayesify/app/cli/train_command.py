@@ -164,6 +164,10 @@ def train(
         for name, value in given.items()
         if value is not None
     }
+    if "ordered" in settings:
+        settings["ordered"] = tuple(
+            label.strip() for text in settings["ordered"] for label in text.split(",")
+        )
     if "hidden" in settings:
         settings["hidden"] = _widths(settings["hidden"])
     console = Console(stderr=True)
@@ -322,6 +326,7 @@ def _read_table(
     console: Console, out: Path, config: RunConfig, given: dict[str, Any]
 ) -> tuple[Run, RunData]:
     """Read a table, print what was found in it, and return its run and data."""
+    from bayesify.tabular.detect import may_be_counts
     from bayesify.tabular.training_table import fit_table
 
     assert config.target is not None
@@ -330,6 +335,9 @@ def _read_table(
             Path(config.dataset),
             config.target,
             task=config.task,
+            likelihood=config.likelihood if config.likelihood != "gaussian" else "",
+            limits=config.limits(),
+            ordered=config.ordered,
             test_fraction=config.test_fraction,
             seed=config.seed,
             drop=config.drop,
@@ -343,6 +351,10 @@ def _read_table(
     config = RunConfig.of(config.dataset, num_rows=len(data.train_targets), **known)
     target = schema.target
     what = f"{len(target.classes)} classes" if target.classes else "a number"
+    if target.is_ordered:
+        what = f"{len(target.classes)} ordered classes, {' < '.join(target.classes)}"
+    elif target.likelihood:
+        what = f"{'a count' if target.has_counts else what}, likelihood {target.likelihood}"
     kinds: dict[str, int] = {}
     for column in schema.columns:
         kinds[column.kind] = kinds.get(column.kind, 0) + 1
@@ -355,6 +367,11 @@ def _read_table(
         *(f"not used: {name}, for {reason}" for name, reason in schema.dropped.items()),
         *(f"note: {remark}" for remark in schema.remarks),
     ]
+    if not {"likelihood", "ordered", "task"} & given.keys() and may_be_counts(target):
+        lines.append(
+            f"note: if {target.name} counts something, use --likelihood poisson, or "
+            "negative-binomial for counts that vary more"
+        )
     for line in lines:
         console.print(Text(line), soft_wrap=True)
     return Run(out, config, None, schema), data

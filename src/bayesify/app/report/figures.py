@@ -38,7 +38,7 @@ from bayesify.plots import (
     weight_posteriors,
 )
 from bayesify.plots.style import decibels
-from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.prediction import CategoricalPredictive, NumericPredictive, Predictive
 
 __all__ = ["build_figures", "regression_figures"]
 
@@ -112,7 +112,7 @@ def build_figures(
             figures |= _galleries(bnn, images, pictures, targets, predictive, class_names)
         if outside is not None and not isinstance(bnn.posterior, Delta):
             figures["out_of_distribution"] = _out_of_distribution(predictive, *outside)
-    if isinstance(predictive, GaussianPredictive) and truth is not None:
+    if isinstance(predictive, NumericPredictive) and truth is not None:
         figures |= regression_figures(predictive, truth[1], truth[0])
     if pruning:
         whole = error[1] if error is not None else _error_at_mean(bnn, images, targets)
@@ -201,7 +201,7 @@ def _out_of_distribution(inside: Predictive, name: str, outside: Predictive) -> 
 
 @torch.no_grad()
 def regression_figures(
-    predictive: GaussianPredictive, targets: Tensor, name: str = "target"
+    predictive: NumericPredictive, targets: Tensor, name: str = "target"
 ) -> dict[str, Figure]:
     """Draw the figures of a regression: intervals, selective prediction and predictions.
 
@@ -217,6 +217,7 @@ def regression_figures(
         ValueError: the shapes do not match, or the target has several parts.
 
     Example:
+        >>> from bayesify.prediction import GaussianPredictive
         >>> p = GaussianPredictive(torch.zeros(1, 4), torch.tensor(1.0))
         >>> list(regression_figures(p, torch.tensor([-2.0, -0.5, 0.5, 1.0])))
         ['interval_coverage', 'risk_coverage', 'predicted_against_true']

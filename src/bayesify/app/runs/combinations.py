@@ -6,7 +6,7 @@ from typing import Any
 
 from bayesify.app.runs.declarations import ConfigError, option
 from bayesify.app.runs.defaults import is_image_folder, is_table_file
-from bayesify.app.runs.rules import BAYESIAN_DIGITS, COUNT, DIGITS
+from bayesify.app.runs.rules import BAYESIAN_DIGITS, CENSORED, COUNT, DIGITS
 
 __all__ = ["check_combination"]
 
@@ -31,6 +31,12 @@ def check_combination(run: Any) -> None:
             if run.text
             else "encoder reads texts; name their column by --text"
         )
+    if CENSORED.holds(run) and (run.censored_below, run.censored_above) == (None, None):
+        raise ConfigError("likelihood censored needs --censored-below, --censored-above or both")
+    try:
+        run.limits()
+    except ValueError as error:
+        raise ConfigError(f"censored-below and censored-above: {error}") from error
     if run.net in ("table", "resnet8") and run.baseline == "dropout":
         kind = "table" if run.net == "table" else "folder of images"
         raise ConfigError(f"a {kind} has no dropout baseline; use --baseline sgd")

@@ -33,7 +33,7 @@ from bayesify.app.runs.train import Trained
 from bayesify.datasets import IMAGE_DATASETS, find_test_inputs
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
-from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.prediction import CategoricalPredictive, NumericPredictive, Predictive
 from bayesify.tabular.table_data import TableData
 from bayesify.training.history import History
 
@@ -198,7 +198,7 @@ def _table_parts(
     if isinstance(predictive, CategoricalPredictive):
         parts += class_parts(predictive, targets, data.class_names)
         parts.append(Part("reliability", figures=("reliability",)))
-    if isinstance(predictive, GaussianPredictive):
+    if isinstance(predictive, NumericPredictive):
         more, drawn = number_parts(predictive, targets, target, test)
         parts, figures = [*parts, *more], figures | drawn
     found = metrics["importance"]
@@ -244,7 +244,7 @@ def _truth(run: Run, data: RunData) -> tuple[str, Tensor] | None:
     """Return the name of a table's target, and its test values in its own unit."""
     if not isinstance(data, TableData) or run.config.task != "regression":
         return None
-    return run.config.target or "target", shown(data)[1].double() * data.scale + data.shift
+    return run.config.target or "target", data.numbers(shown(data)[1])
 
 
 def _least_certain_texts(data: RunData, predictive: Predictive) -> list[dict[str, Any]]:
@@ -260,9 +260,7 @@ def _least_certain_texts(data: RunData, predictive: Predictive) -> list[dict[str
         if names:
             true, predicted = names[int(target)], names[int(mean.argmax())]
         else:
-            true, predicted = (
-                f"{float(value):.5g}" for value in (target.double() * data.scale + data.shift, mean)
-            )
+            true, predicted = (f"{float(value):.5g}" for value in (data.numbers(target), mean))
         rows.append(
             {
                 "text": data.test_texts[place],
@@ -297,7 +295,12 @@ def _table_notes(run: Run) -> list[str]:
     tuning = run.tuning()
     if tuning is not None:
         notes.insert(0, tuning_note(tuning))
-    if run.config.task == "regression":
+    if not run.table.target.limits.are_open:
+        notes.append(
+            "all measures are of the number as it is recorded between its limits; bayesify predict "
+            "writes the mean of the number itself, which may lie beyond them"
+        )
+    if run.config.task == "regression" and not run.table.target.has_counts:
         notes.append(
             "the objective in the curves over epochs and the free energy are of the standardised "
             "target; all else is in the target's own unit"

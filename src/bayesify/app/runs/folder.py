@@ -62,7 +62,7 @@ class RunData(Protocol):
 
     @property
     def train_targets(self) -> Tensor:
-        """(N,) int64 class indices, or (N, 1) float32 standardised numbers."""
+        """(N,) int64 class indices, or numbers as in ``TableData``."""
 
     @property
     def test_inputs(self) -> Tensor:
@@ -243,6 +243,8 @@ class Run:
         if config.baseline is None:
             common |= {"init_std": config.init_std, "estimator": config.make_estimator()}
         if isinstance(net, TableNet):
+            assert self.table is not None
+            common["likelihood"] = self.table.target.make_likelihood()
             if config.baseline is not None:
                 return table_baseline(net, **common)
             return table_module(
@@ -371,11 +373,14 @@ class Run:
             shape = self.images.image_shape
             return resnet8(shape, len(self.images.classes), seed=config.seed)
         if self.table is not None:
+            target = self.table.target
+            has_noise = target.task == "regression" and not target.has_counts
             return TableNet(
                 self.num_inputs,
                 config.hidden,
-                len(self.class_names) or 1,
-                noise=config.noise if config.task == "regression" else None,
+                1 if target.is_ordered else len(self.class_names) or 1,
+                noise=config.noise if has_noise else None,
+                log_rates=[target.log_rate] if target.has_counts else None,
                 relevance=config.relevance == "learned",
                 seed=config.seed,
             )

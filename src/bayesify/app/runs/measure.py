@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,15 @@ from bayesify.metrics import (
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.pruning import prune
 from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.prediction import (
+    CategoricalPredictive,
+    CountPredictive,
+    GaussianPredictive,
+    NumericPredictive,
+    Predictive,
+    StudentTPredictive,
+)
+from bayesify.tabular.censoring import Limits, RecordedPredictive
 from bayesify.tabular.outside import widened
 from bayesify.tabular.table_data import TableData
 
@@ -34,6 +43,7 @@ __all__ = [
     "in_units",
     "predict_rows",
     "prune_table",
+    "recorded",
     "shown",
     "weights_left",
 ]
@@ -53,7 +63,8 @@ def evaluate(
     """Return the metrics of ``metrics.json``, and the averaged predictions of :func:`shown`.
 
     The metrics of the test set are None if no examples are held out. For a regression all are in
-    the target's own units, not those of the standardised target.
+    the target's own units, not those of the standardised target; of censored numbers they are those
+    of the recorded numbers.
 
     Args:
         bnn: the network.
@@ -66,16 +77,14 @@ def evaluate(
     samples = 1 if point else num_samples
     inputs, targets = shown(data)
     held_out = len(data.test_inputs) > 0
-    predictive = in_units(_predicted(bnn, data, inputs, samples, train=not held_out), *_units(data))
+    predictive = recorded(_predicted(bnn, data, inputs, samples, train=not held_out), data)
     metrics: dict[str, Any] = {
         "test": _measured(bnn, predictive, data, inputs, targets) if held_out else None,
         "test_samples": samples if held_out else None,
     }
     if with_train:
         few = min(samples, FEW_SAMPLES)
-        predicted = in_units(
-            _predicted(bnn, data, data.train_inputs, few, train=True), *_units(data)
-        )
+        predicted = recorded(_predicted(bnn, data, data.train_inputs, few, train=True), data)
         metrics["train"] = _measured(bnn, predicted, data, data.train_inputs, data.train_targets)
         metrics["train_samples"] = few
     metrics["kl_nats"] = None if point else _kl(bnn)
@@ -91,11 +100,15 @@ class RowMetrics:
         bnn: the network.
         shift: the target is ``shift + scale * standardised target``.
         scale: see ``shift``.
+        limits: limits between which a number was recorded; None for no limits.
     """
 
-    def __init__(self, bnn: BayesianModule, shift: float, scale: float) -> None:
+    def __init__(
+        self, bnn: BayesianModule, shift: float, scale: float, limits: Limits | None = None
+    ) -> None:
         self.rows = 0
         self._bnn, self._units = bnn, (shift, scale)
+        self._limits = Limits() if limits is None else limits
         self._sums: dict[str, float] = {}
         self._bins: Tensor | None = None
 
@@ -112,12 +125,16 @@ class RowMetrics:
         count = int(known.sum())
         if not count:
             return
-        at_mean = in_units(self._bnn.predict_mean(inputs[known]), *self._units).mean
+        limits = self._limits
+        at_mean = _within(
+            in_units(self._bnn.predict_mean(inputs[known]), *self._units), limits
+        ).mean
         truth = targets[known]
-        if isinstance(predictive, GaussianPredictive):
-            noise = predictive.noise_std.expand_as(predictive.means)
-            some = GaussianPredictive(predictive.means[:, known], noise[:, known])
-            found = _regression(some, at_mean, truth.unsqueeze(-1))
+        if isinstance(predictive, NumericPredictive):
+            some = _within(predictive.at(known), limits)
+            assert isinstance(some, NumericPredictive)
+            truth = truth.clamp(limits.below, limits.above).unsqueeze(-1)
+            found = _regression(some, at_mean, truth)
         else:
             assert isinstance(predictive, CategoricalPredictive)
             entropy = predictive.expected_entropy[known]
@@ -213,15 +230,26 @@ def predict_rows(
 
 def in_units(predictive: Predictive, shift: float, scale: float) -> Predictive:
     """Return a prediction of a standardised number in its own units; one of classes unchanged."""
-    if not isinstance(predictive, GaussianPredictive):
+    if isinstance(predictive, CountPredictive):  # counts are not standardised
+        wide: Predictive = replace(predictive, log_rates=predictive.log_rates.double())  # type: ignore[type-var]
+        return wide
+    if not isinstance(predictive, GaussianPredictive | StudentTPredictive):
         return predictive
     # In float64, because a target may be far from 0 in units of its spread.
-    wide = GaussianPredictive(predictive.means.double(), predictive.noise_std.double())
-    return wide.rescaled(shift, scale)
+    return replace(predictive, means=predictive.means.double()).rescaled(shift, scale)
 
 
-def _units(data: RunData) -> tuple[float, float]:
-    return (data.shift, data.scale) if isinstance(data, TableData) else (0.0, 1.0)
+def recorded(predictive: Predictive, data: RunData) -> Predictive:
+    """Return a prediction as the data's targets were recorded: in their units and limits."""
+    if not isinstance(data, TableData):
+        return predictive
+    return _within(in_units(predictive, data.shift, data.scale), data.limits)
+
+
+def _within(predictive: Predictive, limits: Limits) -> Predictive:
+    if limits.are_open or not isinstance(predictive, GaussianPredictive):
+        return predictive
+    return RecordedPredictive.of(predictive, limits)
 
 
 def _predicted(
@@ -235,22 +263,25 @@ def _predicted(
 
 
 def _error(predictive: Predictive, targets: Tensor) -> float:
-    if isinstance(predictive, GaussianPredictive):
-        return float((predictive.mean - targets).double().square().mean())
+    if isinstance(predictive, NumericPredictive):
+        mean = predictive.mean
+        if targets.dim() > mean.dim():  # bounds of censored numbers
+            targets = mean.clamp(*targets.unbind(-1))
+        return float((mean - targets).double().square().mean())
     return error_percent(predictive.mean, targets)
 
 
 def _measured(
     bnn: BayesianModule, predictive: Predictive, data: RunData, inputs: Tensor, targets: Tensor
 ) -> dict[str, float]:
-    shift, scale = _units(data)
-    at_mean = in_units(bnn.predict_mean(inputs), shift, scale).mean
-    if isinstance(predictive, GaussianPredictive):
-        return _regression(predictive, at_mean, targets.double() * scale + shift)
+    at_mean = recorded(bnn.predict_mean(inputs), data).mean
+    if isinstance(predictive, NumericPredictive):
+        assert isinstance(data, TableData)
+        return _regression(predictive, at_mean, data.numbers(targets))
     return classification_metrics(predictive, at_mean, targets)
 
 
-def _regression(predictive: GaussianPredictive, at_mean: Tensor, truth: Tensor) -> dict[str, float]:
+def _regression(predictive: NumericPredictive, at_mean: Tensor, truth: Tensor) -> dict[str, float]:
     whole = float((at_mean - truth).square().mean().sqrt())
     return {"rmse_mean_weights": whole, **regression_metrics(predictive, truth)}
 

@@ -56,7 +56,7 @@ def one_column(run: Run, data: RunData, bnn: BayesianModule) -> Figure | None:
     # The first input grows with the value, but not everywhere in proportion.
     known = np.linspace(low, high, 10 * _MOST_POINTS)
     x = np.interp(inputs[shown.numpy()], column.encode(known)[:, 0], known)
-    y = data.train_targets[shown].flatten().double() * data.scale + data.shift
+    y = data.numbers(data.train_targets[shown]).flatten()
     figure = bands(
         [
             Band(

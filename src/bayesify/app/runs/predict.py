@@ -18,8 +18,9 @@ from bayesify.app.runs.folder import Run, RunData, RunError
 from bayesify.app.runs.measure import RowMetrics, in_units, predict_rows
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
-from bayesify.prediction import CategoricalPredictive, Predictive
+from bayesify.prediction import CategoricalPredictive, CountPredictive, Predictive
 from bayesify.prediction.conformal import Conformal, ConformalIntervals, ConformalSets
+from bayesify.tabular.censoring import Limits
 from bayesify.tabular.table_data import TableData
 
 if TYPE_CHECKING:  # pandas takes its time to load
@@ -75,10 +76,10 @@ class Predictions:
         if samples < 1:
             raise RunError(f"samples must be at least 1, got {samples}")
         point = isinstance(bnn.posterior, Delta)
-        units = (
-            (0.0, 1.0) if run.table is None else (run.table.target.shift, run.table.target.scale)
-        )
-        measures = RowMetrics(bnn, *units)
+        measures = RowMetrics(bnn, 0.0, 1.0)
+        if run.table is not None:
+            target = run.table.target
+            measures = RowMetrics(bnn, target.shift, target.scale, target.limits)
         return cls(run, bnn, level, 1 if point else samples, class_names, measures)
 
     def calibrate(self, data: RunData) -> None:
@@ -108,6 +109,8 @@ class Predictions:
             if self.class_names:
                 self.conformal = ConformalSets.of(mean, targets)
             else:
+                if targets.dim() > mean.dim():
+                    targets = Limits.recorded(targets)
                 self.conformal = ConformalIntervals.of(mean, std, targets)
             self.conformal.guarantee(self.level)
         except ValueError as error:
@@ -170,6 +173,8 @@ class Predictions:
                 std = predictive.total.sqrt()
                 if isinstance(self.conformal, ConformalIntervals):
                     low, high = self.conformal.interval(predictive.mean, std, self.level)
+                    if isinstance(predictive, CountPredictive):
+                        low = low.clamp_min(0.0)
                 else:
                     low, high = predictive.interval(self.level)
                 numbers = [part.squeeze(-1) for part in (predictive.mean, std, low, high)]

@@ -5,22 +5,27 @@ from __future__ import annotations
 import math
 
 from bayesify.app.runs.declarations import Rule
+from bayesify.tabular.likelihoods import COUNTS
 
 __all__ = [
     "BASELINE",
     "BAYES",
     "BAYESIAN_DIGITS",
     "BAYESIAN_TABLE",
+    "CENSORED",
     "CERTIFIED",
+    "CLASSES",
     "COUNT",
     "DIGITS",
     "DROPOUT",
+    "FINITE",
     "FOLDER",
     "HELD_OUT",
     "HIDDEN_LAYERS",
     "MIXTURE",
     "NOT_NEGATIVE",
     "ONE_STD",
+    "OWN_NOISE",
     "OWN_RHO",
     "PART",
     "POSITIVE",
@@ -42,6 +47,17 @@ HELD_OUT = Rule("tables and folders of images", lambda run: run.net in ("table",
 REGRESSION = Rule(
     "regression on a table", lambda run: run.target is not None and run.task != "classification"
 )
+CLASSES = Rule(
+    "classification of a table", lambda run: run.target is not None and run.task != "regression"
+)
+OWN_NOISE = Rule(
+    "regression on a table with a likelihood of other numbers than counts",
+    lambda run: REGRESSION.holds(run) and run.likelihood not in COUNTS,
+)
+CENSORED = Rule(
+    "--likelihood censored", lambda run: REGRESSION.holds(run) and run.likelihood == "censored"
+)
+FINITE = Rule("be finite", math.isfinite)
 DIGITS = Rule("mnist and fashion-mnist", lambda run: run.net in ("mlp", "lenet5"))
 HIDDEN_LAYERS = Rule("--net mlp and tables", lambda run: run.net in ("mlp", "table"))
 BAYESIAN_DIGITS = Rule(

@@ -20,16 +20,20 @@ from bayesify.app.runs.rules import (
     BAYES,
     BAYESIAN_DIGITS,
     BAYESIAN_TABLE,
+    CENSORED,
     CERTIFIED,
+    CLASSES,
     COUNT,
     DIGITS,
     DROPOUT,
+    FINITE,
     FOLDER,
     HELD_OUT,
     HIDDEN_LAYERS,
     MIXTURE,
     NOT_NEGATIVE,
     ONE_STD,
+    OWN_NOISE,
     OWN_RHO,
     PART,
     POSITIVE,
@@ -43,6 +47,8 @@ from bayesify.app.runs.stored_settings import FORMAT, renamed_settings
 from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
 from bayesify.distributions.structured import PosteriorName
 from bayesify.estimators import Estimator, Flipout, LocalReparameterization, WeightSampling
+from bayesify.tabular.censoring import Limits
+from bayesify.tabular.likelihoods import NumberLikelihood
 
 __all__ = ["ESTIMATORS", "RunConfig", "declarations"]
 
@@ -89,13 +95,40 @@ class RunConfig:
         Literal["classification", "regression"] | None,
         Setting("{choices}; if absent, the values of the target decide.", _TABLES, None, TABLE),
     ] = None
+    likelihood: Annotated[
+        NumberLikelihood,
+        Setting(
+            "Distribution of a number given the row: {choices}; poisson and negative-binomial are "
+            "for counts, student-t for outliers.",
+            _TABLES,
+            None,
+            REGRESSION,
+        ),
+    ] = "gaussian"
+    censored_below: Annotated[
+        float | None,
+        Setting("Lower limit at which a censored number is recorded.", _TABLES, FINITE, CENSORED),
+    ] = None
+    censored_above: Annotated[
+        float | None,
+        Setting("Upper limit at which a censored number is recorded.", _TABLES, FINITE, CENSORED),
+    ] = None
+    ordered: Annotated[
+        tuple[str, ...],
+        Setting(
+            "All classes in their order, such as low,middle,high, if they have one.",
+            _TABLES,
+            None,
+            CLASSES,
+        ),
+    ] = ()
     noise: Annotated[
         Literal["learned", "input-dependent"],
         Setting(
             "Noise of a regression: {choices}; learned is one std for all rows.",
             _TABLES,
             None,
-            REGRESSION,
+            OWN_NOISE,
         ),
     ] = "learned"
     relevance: Annotated[
@@ -402,6 +435,12 @@ class RunConfig:
         Raises:
             ConfigError: a setting is out of range, or is given where it would do nothing.
         """
+        if given.get("target") is not None and given.get("task") is None:
+            # These settings tell what the target is.
+            if "likelihood" in given:
+                given["task"] = "regression"
+            elif given.get("ordered"):
+                given["task"] = "classification"
         defaults = defaults_for({"dataset": dataset, **given}, num_rows)
         config = cls(dataset=dataset, **{**defaults, **given})
         for name in config.idle():
@@ -490,6 +529,11 @@ class RunConfig:
         if self.prior == "laplace":
             return Laplace(width * self.prior_std / math.sqrt(2.0))
         return ScaleMixture(self.pi, width * self.std1, width * self.std2)
+
+    def limits(self) -> Limits:
+        """Return the limits of a censored target; open ones for others."""
+        below, above = self.censored_below, self.censored_above
+        return Limits(-math.inf if below is None else below, math.inf if above is None else above)
 
     def make_estimator(self) -> Estimator:
         """Return the estimator that the settings name."""

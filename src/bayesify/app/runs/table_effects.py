@@ -11,12 +11,18 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs.folder import Run
-from bayesify.app.runs.measure import in_units
+from bayesify.app.runs.measure import in_units, recorded
 from bayesify.distributions.posteriors import Delta
 from bayesify.metrics import classification_metrics, regression_metrics
 from bayesify.module.bayesian import BayesianModule
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.prediction import (
+    CategoricalPredictive,
+    GaussianPredictive,
+    NegativeBinomialPredictive,
+    PoissonPredictive,
+    Predictive,
+)
 from bayesify.tabular.effects import (
     Importance,
     PartialDependence,
@@ -24,6 +30,7 @@ from bayesify.tabular.effects import (
     partial_dependence,
     permutation_importance,
 )
+from bayesify.tabular.likelihoods import COUNTS
 from bayesify.tabular.table_data import TableData
 
 if TYPE_CHECKING:  # pandas takes its time to load
@@ -54,7 +61,7 @@ def baseline(data: TableData) -> dict[str, Any]:
         For classes ``prediction``, the most frequent one in training, its ``error`` in percent, and
         ``nll`` and ``brier`` of the training rows' shares. For numbers ``prediction``, the mean of
         the training rows, its ``rmse``, and ``nll`` and ``crps`` of the Gaussian with their mean
-        and standard deviation.
+        and standard deviation; of counts those of the likelihood with their mean and variance.
     """
     targets = targets_in_units(data)
     if data.class_names:
@@ -65,16 +72,32 @@ def baseline(data: TableData) -> dict[str, Any]:
         name = data.class_names[int(counts.argmax())]
         error = {"error": found["error_predictive"]}
         return {"prediction": name, **error, "nll": found["nll"], "brier": found["brier"]}
-    means = torch.full((1, *targets.shape), data.shift, dtype=torch.float64)
-    std = torch.tensor(data.scale, dtype=torch.float64)
-    found = regression_metrics(GaussianPredictive(means, std), targets)
-    return {"prediction": data.shift, **{name: found[name] for name in ("rmse", "nll", "crps")}}
+    every, numbers = _same_number(data, targets), data.numbers(data.train_targets)
+    found = regression_metrics(every, targets)
+    return {
+        "prediction": float(numbers.mean()) if data.likelihood in COUNTS else data.shift,
+        **{name: found[name] for name in ("rmse", "nll", "crps")},
+    }
+
+
+def _same_number(data: TableData, targets: Tensor) -> Predictive:
+    """Return the distribution of all targets alike with mean and variance of the training rows."""
+    if data.likelihood in COUNTS:
+        counts = data.train_targets.double()
+        mean = counts.mean().clamp_min(0.5 / len(counts))
+        rates = mean.log().expand(1, *targets.shape)
+        dispersion = (counts.var(correction=0) - mean) / mean.square()
+        if data.likelihood == "poisson" or dispersion <= 0.0:
+            return PoissonPredictive(rates)
+        return NegativeBinomialPredictive(rates, dispersion)
+    means = torch.zeros((1, *targets.shape), dtype=torch.float64)
+    return recorded(GaussianPredictive(means, torch.ones((), dtype=torch.float64)), data)
 
 
 def targets_in_units(data: TableData) -> Tensor:
     """Return the held-out targets: class indices, or numbers in their own unit."""
     targets = data.test_targets
-    return targets if data.class_names else targets.double() * data.scale + data.shift
+    return targets if data.class_names else data.numbers(targets)
 
 
 def importance(run: Run, data: TableData, bnn: BayesianModule) -> dict[str, Any] | None:
@@ -112,7 +135,7 @@ def importance(run: Run, data: TableData, bnn: BayesianModule) -> dict[str, Any]
         columns = {name: places for name, places in columns.items() if name in kept}
     with _one_thread():
         found = permutation_importance(
-            partial(_predicted, bnn, data, samples),
+            partial(_recorded, bnn, data, samples),
             *(inputs, targets, columns),
             repeats=_REPEATS,
             level=_LEVEL,
@@ -181,8 +204,12 @@ def _predicted(bnn: BayesianModule, data: TableData, samples: int, rows: Tensor)
     return in_units(bnn.predict(rows, samples, keep_samples=True), data.shift, data.scale)
 
 
+def _recorded(bnn: BayesianModule, data: TableData, samples: int, rows: Tensor) -> Predictive:
+    return recorded(bnn.predict(rows, samples, keep_samples=True), data)
+
+
 def _predicted_at_mean(bnn: BayesianModule, data: TableData, rows: Tensor) -> Predictive:
-    return in_units(bnn.predict_mean(rows), data.shift, data.scale)
+    return recorded(bnn.predict_mean(rows), data)
 
 
 def _as_json(importance: Importance, loss: str) -> dict[str, Any]:

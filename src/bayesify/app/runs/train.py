@@ -16,6 +16,7 @@ from torch import Tensor
 from bayesify.app.runs.folder import Run, RunData
 from bayesify.app.runs.settings import RunConfig
 from bayesify.datasets import Passes, TensorLoader
+from bayesify.distributions.likelihoods import CensoredGaussianLikelihood
 from bayesify.module.bayesian import BayesianModule
 from bayesify.training import ConvergenceWarning, fit
 from bayesify.training.backends import NonFiniteLossError, make_backend
@@ -101,16 +102,21 @@ def fit_network(
             None for neither.
         callback: as for ``fit``.
     """
+    bounds = {"has_bounds": isinstance(elbo.bnn.likelihood, CensoredGaussianLikelihood)}
     with precision_of(config):
         return fit(
             elbo,
             Passes(
                 TensorLoader(
-                    data.train_inputs, data.train_targets, config.batch_size, seed=config.seed
+                    data.train_inputs,
+                    data.train_targets,
+                    config.batch_size,
+                    seed=config.seed,
+                    **bounds,
                 ),
                 config.passes,
             ),
-            TensorLoader(data.test_inputs, data.test_targets, 2048, shuffle=False)
+            TensorLoader(data.test_inputs, data.test_targets, 2048, shuffle=False, **bounds)
             if len(data.test_inputs)
             else None,
             epochs=config.epochs,
