@@ -395,7 +395,7 @@ def test_an_order_helps_where_rows_are_few() -> None:
             found.append(log_loss(truth, model.predict_proba(new), labels=model.classes_))
         differences.append(found[1] - found[0])
     print("nll of classes without order minus ordered:", np.round(differences, 4))
-    assert np.mean(differences) > 0.0
+    assert np.mean(differences) > 0.03
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from bayesify.tabular.censoring import Limits
@@ -48,5 +49,10 @@ class TableData:
 
     def numbers(self, targets: Tensor) -> Tensor:
         """Return some of the targets as recorded numbers in their own unit, float64, (N, 1)."""
-        recorded = targets if self.limits.are_open else self.limits.recorded(targets)
-        return recorded.double() * self.scale + self.shift
+        if self.limits.are_open:
+            return targets.double() * self.scale + self.shift
+        numbers = self.limits.recorded(targets).double() * self.scale + self.shift
+        lower, upper = targets.unbind(-1)
+        # Exactly the limits: those in float32 are rounded.
+        numbers = torch.where(lower.isinf(), self.limits.below, numbers)
+        return torch.where(upper.isinf(), self.limits.above, numbers)
