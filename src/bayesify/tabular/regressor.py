@@ -207,7 +207,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         number_likelihood(self.likelihood)
         if self.noise is not None and self.noise not in get_args(Noise):
             raise ValueError(
-                f'noise must be "learned", "input-dependent" or None, got {self.noise!r}'
+                f'noise must be "learned" or "input-dependent", or None, got {self.noise!r}'
             )
         if self.likelihood not in COUNTS:
             return self.noise or "input-dependent"
