@@ -57,8 +57,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             Gaussian of which only numbers between ``censored_below`` and ``censored_above`` were
             recorded. Counts are not standardised.
         noise: ``"input-dependent"``, a standard deviation that depends on the row, or
-            ``"learned"``, one for each target. None is ``"input-dependent"``; counts allow only
-            None, since their mean and likelihood give their variance.
+            ``"learned"``, one for each target. Counts have neither, and allow only the default:
+            their mean and likelihood give their variance.
         censored_below: lower limit of a censored target: of a number recorded there or below it is
             known only that it is at most the limit. None for no limit.
         censored_above: upper limit, as ``censored_below``. All predictions are of the number
@@ -113,7 +113,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         hidden_layer_sizes: Any = (50, 50),
         *,
         likelihood: NumberLikelihood = "gaussian",
-        noise: Noise | None = None,
+        noise: Noise = "input-dependent",
         censored_below: float | None = None,
         censored_above: float | None = None,
         posterior: PosteriorName = "mean-field",
@@ -139,7 +139,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             random_state=random_state,
         )
         self.likelihood: NumberLikelihood = likelihood
-        self.noise: Noise | None = noise
+        self.noise: Noise = noise
         self.censored_below = censored_below
         self.censored_above = censored_above
 
@@ -205,13 +205,11 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     def _checked_noise(self) -> Noise | None:
         """Return the noise that the network predicts; None for counts."""
         number_likelihood(self.likelihood)
-        if self.noise is not None and self.noise not in get_args(Noise):
-            raise ValueError(
-                f'noise must be "learned" or "input-dependent", or None, got {self.noise!r}'
-            )
+        if self.noise not in get_args(Noise):
+            raise ValueError(f'noise must be "learned" or "input-dependent", got {self.noise!r}')
         if self.likelihood not in COUNTS:
-            return self.noise or "input-dependent"
-        if self.noise is not None:
+            return self.noise
+        if self.noise != "input-dependent":
             raise ValueError(
                 f"noise={self.noise!r} would do nothing with likelihood={self.likelihood!r}, where "
                 "the mean gives the variance; leave it out"
