@@ -282,6 +282,7 @@ def test_nothing_to_search(tmp_path: Path) -> None:
     run, data = a_run(tmp_path)
     with pytest.raises(ConfigError, match="nothing to search"):
         tune(run, data, given=(*TINY, *LEVERS), seconds=1.0)
+    assert not run.folder.exists()
 
 
 def test_too_few_rows() -> None:

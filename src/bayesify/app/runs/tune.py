@@ -119,6 +119,8 @@ def tune(
     """
     data = replace(data, test_inputs=data.test_inputs[:0], test_targets=data.test_targets[:0])
     parts = validation_parts(len(data.train_targets), run.config.seed)
+    if not ((run.folder / TUNING_STUDY).exists() or levers(run.config, given)):
+        raise ConfigError("tune has nothing to search: every setting is given; leave it out")
     with _quiet(), _study(run, given) as study:
         search = _Search(run, data, parts, study, seconds, progress)
         search.start()
@@ -177,8 +179,6 @@ class _Search:
         self._study, self._budget, self._progress = study, seconds, progress
         self._ranges = levers(run.config, study.user_attrs["given"])
         self._default = default_values(run.config, self._ranges)
-        if not self._ranges:
-            raise ConfigError("tune has nothing to search: every setting is given; leave it out")
         for trial in self._trials(TrialState.RUNNING):  # the process was killed
             study.tell(trial.number, state=TrialState.FAIL)
 
