@@ -13,41 +13,20 @@ from typing import Any, NamedTuple
 # First, because it names the missing extra where matplotlib is not installed.
 from bayesify.plots import Record  # isort: skip
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from jinja2.filters import do_filesizeformat
 from matplotlib.figure import Figure
 
-from bayesify.app.report.parts import Part, Table, fixed
+from bayesify.app.report.parts import Part
+from bayesify.app.report.run_tables import (
+    KeyNumber,
+    key_numbers,
+    metric_table,
+    parts_table,
+    pruning_table,
+    text_table,
+)
 from bayesify.io import atomic_write
 
 __all__ = ["write_report"]
-
-#: Name, unit and decimals of each known metric; None are by its size.
-_METRICS = {
-    "error_predictive": ("error, averaged prediction", "%", 2),
-    "error_mean_weights": ("error, mean weights", "%", 2),
-    "nll": ("negative log likelihood", "nats per example", 4),
-    "brier": ("Brier score", "0 best, 2 worst", 4),
-    "ece": ("expected calibration error", "0 best, 1 worst", 4),
-    "rmse": ("RMSE, averaged prediction", "", None),
-    "rmse_mean_weights": ("RMSE, mean weights", "", None),
-    "crps": ("CRPS", "", None),
-    "mean_std": ("predicted standard deviation", "", None),
-    **{f"coverage_{p}": (f"coverage of {p} % intervals", "%", 1) for p in (50, 80, 90, 95)},
-    **{f"width_{p}": (f"width of {p} % intervals", "", None) for p in (50, 80, 90, 95)},
-}
-
-#: Heading, unit after the number, note and decimals of each metric among the key numbers.
-_TILES = {
-    "error_predictive": ("test error", " %", "averaged prediction", 2),
-    "error_mean_weights": ("test error", " %", "mean weights", 2),
-    "rmse": ("test RMSE", "", "averaged prediction", None),
-    "rmse_mean_weights": ("test RMSE", "", "mean weights", None),
-    "nll": ("negative log likelihood", "", "nats per example", 4),
-    "crps": ("CRPS", "", "unit of the target", None),
-    "coverage_95": ("coverage of 95 % intervals", " %", "of the test targets", 1),
-    "brier": ("Brier score", "", "0 best, 2 worst", 4),
-    "ece": ("calibration error (ECE)", "", "0 best, 1 worst", 4),
-}
 
 #: Heading and caption of each known figure.
 _CAPTIONS = {
@@ -216,7 +195,7 @@ def write_report(
         summary=_summary(metrics, history),
         result=[_embedded(part, figures, images) for part in parts if part.name == _RESULT],
         notes=notes,
-        tiles=_tiles(metrics),
+        tiles=key_numbers(metrics),
         parts=[
             _embedded(part, figures, images)
             for part in (
@@ -243,14 +222,6 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-
-
-class KeyNumber(NamedTuple):
-    """One key number."""
-
-    heading: str
-    value: str
-    note: str
 
 
 class EmbeddedFigure(NamedTuple):
@@ -327,21 +298,21 @@ def _in_order(
     named = {name for part in first for name in part.figures}
     own = {name: Part(name, figures=(name,)) for name in figures if name not in named}
     if pruning:
-        table = _pruning_table(pruning, is_regression="rmse" in (metrics.get("test") or {}))
+        table = pruning_table(pruning, is_regression="rmse" in (metrics.get("test") or {}))
         drawn = ("pruning",) if "pruning" in own else ()
         own["pruning"] = Part("pruning", "Pruning", tables=(table,), figures=drawn)
     # Those of the network come after what a table's owner wants to know; pruning is the last.
     last = [name for name in _NETWORK if name in own] if first else ["pruning"][: "pruning" in own]
     middle = [part for name, part in own.items() if name not in last]
     network = [own[name] for name in last]
-    measures = _parts_table(metrics)
+    measures = parts_table(metrics)
     tables = [
         *(
             [
                 Part(
                     "texts",
                     "Least certain test texts",
-                    tables=(_text_table(texts),),
+                    tables=(text_table(texts),),
                     caption=_TEXT_CAPTION,
                 )
             ]
@@ -363,7 +334,7 @@ def _comparison(
 ) -> list[Part]:
     if not others:
         return []
-    table = _metric_table({title: metrics, **others}, "test")
+    table = metric_table({title: metrics, **others}, "test")
     return [Part("comparison", "Comparison on the test data", tables=(table,))]
 
 
@@ -374,74 +345,6 @@ def _summary(metrics: Mapping[str, Any], history: Sequence[Record]) -> str:
     if speeds:
         parts.append(f"{sum(speeds) / len(speeds):,.0f} examples per second in training")
     return ", ".join(parts)
-
-
-def _tiles(metrics: Mapping[str, Any]) -> list[KeyNumber]:
-    test = metrics.get("test") or {}
-    tiles = [
-        KeyNumber(heading, fixed(test[key], digits) + suffix, note)
-        for key, (heading, suffix, note, digits) in _TILES.items()
-        if test.get(key) is not None
-    ]
-    if metrics.get("kl_nats"):
-        tiles.append(KeyNumber("KL from the prior", f"{metrics['kl_nats']:,.0f}", "nats"))
-    if metrics.get("free_energy") is not None:
-        untrained = metrics.get("free_energy_untrained")
-        note = "nats per example"
-        if untrained is not None:
-            note += f"; with untrained means {fixed(untrained, 2)}"
-        tiles.append(KeyNumber("free energy", fixed(metrics["free_energy"], 2), note))
-    if metrics.get("num_weights") is not None:
-        tiles.append(KeyNumber("weights", f"{metrics['num_weights']:,}", ""))
-    if metrics.get("seconds_train") is not None:
-        tiles.append(KeyNumber("training time", _duration(metrics["seconds_train"]), ""))
-    return tiles
-
-
-def _pruning_table(rows: Sequence[Record], *, is_regression: bool) -> Table:
-    loss, unit, digits = ("RMSE", "", None) if is_regression else ("error", " (%)", 2)
-    columns: dict[str, tuple[str, Any]] = {
-        "fraction": ("removed", lambda value: f"{100 * value:.4g} %"),
-        "weights_left": ("weights left", lambda value: f"{value:,.0f}"),
-        "error_mean_weights": (f"{loss}, mean weights{unit}", lambda value: fixed(value, digits)),
-        "error_predictive": (f"{loss}, averaged{unit}", lambda value: fixed(value, digits)),
-        "file_bytes": ("size on disk", do_filesizeformat),
-    }
-    used = [key for key in columns if any(row.get(key) is not None for row in rows)]
-    return Table(
-        [columns[key][0] for key in used],
-        [
-            [columns[key][1](row[key]) if row.get(key) is not None else "" for key in used]
-            for row in rows
-        ],
-    )
-
-
-def _text_table(rows: Sequence[Record]) -> Table:
-    heads = ("text", "true", "predicted", "total", "epistemic")
-    cells = [
-        [*(str(row[head]) for head in heads[:3]), *(f"{row[head]:#.3g}" for head in heads[3:])]
-        for row in rows
-    ]
-    return Table(heads, cells, has_texts=True)
-
-
-def _parts_table(metrics: Mapping[str, Any]) -> Table:
-    return _metric_table({part: metrics for part in ("test", "train") if metrics.get(part)})
-
-
-def _metric_table(runs: Mapping[str, Mapping[str, Any]], part: str | None = None) -> Table:
-    """Tabulate metrics with one column per run; None takes the part named like the column."""
-    parts = {name: run.get(part or name) or {} for name, run in runs.items()}
-    keys = dict.fromkeys((*_METRICS, *(key for values in parts.values() for key in values)))
-    rows = []
-    for key in keys:
-        name, unit, digits = _METRICS.get(key, (key.replace("_", " "), "", 4))
-        values = [values.get(key) for values in parts.values()]
-        if any(value is not None for value in values):
-            label = f"{name} ({unit})" if unit else name
-            rows.append([label, *("" if v is None else fixed(v, digits) for v in values)])
-    return Table(["", *parts], rows)
 
 
 def _command(config: Mapping[str, Any]) -> str:
@@ -457,12 +360,3 @@ def _settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{name}", ", ".join(map(str, value))
         else:
             yield f"{prefix}{name}", str(value)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
