@@ -8,7 +8,8 @@ from torch import nn
 
 from bayesify import ELBO, IVON, BayesianModule, Gaussian
 from bayesify.app.runs import ConfigError, RunConfig
-from bayesify.app.runs.train import optimizer_factory
+from bayesify.app.runs.train import with_option_names, optimizer_factory
+from bayesify.training.convergence import residual_advice
 
 
 def objective() -> ELBO:
@@ -72,3 +73,15 @@ def test_settings_that_ivon_cannot_have(options: dict[str, object], message: str
 def test_ivon_on_a_table_is_an_error() -> None:
     with pytest.raises(ConfigError, match="mnist and fashion-mnist"):
         RunConfig.of("a.csv", target="y", task="classification", optimizer="ivon", lr=0.01)
+
+
+def test_advice_names_options_that_the_optimizer_has() -> None:
+    for residual in (-0.9, 0.9):
+        advice = residual_advice({"std_residual": residual})
+        assert advice is not None
+        for optimizer in ("adam", "ivon"):
+            config = RunConfig.of("mnist", optimizer=optimizer)
+            text = with_option_names(advice, config)
+            assert "IVON" not in text
+            assert ("--rho-lr-scale" in text) == (optimizer == "adam")
+            assert ("--init-std" in text) == (optimizer == "adam" and residual > 0)

@@ -245,9 +245,9 @@ def residual_advice(row: Mapping[str, float | None]) -> str | None:
     return (
         f"the posterior's standard deviations have not converged: they are still {direction}, so "
         "that uncertainty and pruning reflect where they started; first train longer with the KL "
-        f"at its full weight, then raise rho_lr_scale{mend}, and watch the held-out nll, since the "
-        f"bound of a wide network can under-fit; d free energy / d log std{weights} is "
-        f"{residual:+.2f} nats a weight, 0 at the optimum"
+        f"at its full weight, then raise rho_lr_scale (with IVON, lower beta2){mend}, and watch "
+        "the held-out nll, since the bound of a wide network can under-fit; "
+        f"d free energy / d log std{weights} is {residual:+.2f} nats a weight, 0 at the optimum"
     )
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "seconds_per_epoch",
     "train",
     "use_threads",
+    "with_option_names",
 ]
 
 #: Steps that are timed for the estimate, the first two of which pay for memory and threads.
@@ -68,7 +69,7 @@ def train(run: Run, data: RunData, callback: Callback) -> Trained:
         warnings.simplefilter("always", ConvergenceWarning)
         history = fit_network(elbo, config, data, checkpoint_dir=run.folder, callback=callback)
     notes = [
-        _with_option_names(str(warning.message))
+        with_option_names(str(warning.message), config)
         for warning in caught
         if issubclass(warning.category, ConvergenceWarning)
     ]
@@ -181,8 +182,15 @@ def prior_indices(config: RunConfig, data: RunData) -> Tensor:
     return split_for_prior(len(data.train_targets), config.prior_part, seed=config.seed)
 
 
-def _with_option_names(text: str) -> str:
-    """Return a message of the library with the names of the command line's options."""
+def with_option_names(text: str, config: RunConfig) -> str:
+    """Return a message of the library with the names of the command line's options.
+
+    Advice for another optimizer, or on a setting that it has not, is left out.
+    """
+    text = text.replace(" (with IVON, lower beta2)", "")
+    if config.optimizer == "ivon":
+        text = text.replace(", then raise rho_lr_scale", "")
+        text = text.replace(" or start from a smaller init_std", "")
     for name in ("rho_lr_scale", "init_std"):
         text = text.replace(name, f"--{name.replace('_', '-')}")
     return text
