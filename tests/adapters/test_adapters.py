@@ -74,6 +74,20 @@ def test_only_a_is_random_and_only_the_adapter_is_trained() -> None:
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
+def test_ivon_trains_a_by_its_curvature_and_the_rest_by_adam() -> None:
+    bnn = bayesian_adapter(lora())
+    elbo = bf.ELBO(bnn, num_data=N)
+    optimizer = bf.IVON(elbo, lr=0.02, betas=(0.9, 0.99), deterministic_lr=0.02)
+    before = {name: each.detach().clone() for name, each in bnn.named_parameters()}
+    loader = [{**INPUTS, "labels": TARGETS}]
+    history = bf.fit(elbo, loader, epochs=30, optimizer=optimizer)
+    assert history[-1]["nll"] < 0.95 * history[0]["nll"]
+    parameters = dict(bnn.named_parameters())
+    moved = {name for name, each in before.items() if not torch.equal(each, parameters[name])}
+    assert {"posterior.mean", "posterior.rho"} <= moved
+    assert any("lora_B" in name for name in moved)
+
+
 @pytest.mark.parametrize(
     ("random", "count"), [(("A",), 64), (("B",), 64), (("A", "B", "modules_to_save"), 128 + 27)]
 )

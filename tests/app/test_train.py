@@ -8,7 +8,7 @@ from torch import nn
 
 from bayesify import ELBO, IVON, BayesianModule, Gaussian
 from bayesify.app.runs import ConfigError, RunConfig
-from bayesify.app.runs.train import with_option_names, optimizer_factory
+from bayesify.app.runs.train import optimizer_factory, with_option_names
 from bayesify.training.convergence import residual_advice
 
 

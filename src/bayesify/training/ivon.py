@@ -14,7 +14,7 @@ from torch.optim.adam import adam
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.softplus import inverse_softplus, softplus_ratio
 from bayesify.training.elbo import ELBO
-from bayesify.training.kernel.formulas import Rates, ivon_updated, prior_blocks
+from bayesify.training.kernel.formulas import PriorBlocks, Rates, ivon_updated, prior_blocks
 
 __all__ = ["IVON"]
 
@@ -91,7 +91,7 @@ class IVON(Optimizer):
         if not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"betas must be at least 0 and below 1, got {betas}")
         self.elbo = elbo
-        posterior, delta = _checked(elbo), self.delta
+        posterior, delta = _posterior_of(elbo), self.delta
         own = [posterior.mean, posterior.rho]
         groups: list[dict[str, Any]] = [{"params": own, "lr": lr, "betas": betas}]
         others = [p for p in elbo.parameters() if p.requires_grad and all(p is not q for q in own)]
@@ -116,18 +116,11 @@ class IVON(Optimizer):
         Raises:
             ValueError: the prior is not Gaussian any more.
         """
-        bnn = self.elbo.bnn
-        blocks = prior_blocks(bnn.weight_prior, self.elbo.kl)
-        if blocks is None or blocks.kind != "gaussian":
-            raise ValueError(
-                "IVON needs a Gaussian prior, whose precision is its weight decay; use "
-                "prior=Gaussian(std), ByGroup of several, or another optimizer such as "
-                f"torch.optim.Adam, got {bnn.prior!r}"
-            )
+        blocks = _gaussian_blocks(self.elbo)
         precisions = [float(form.numbers[0]) / self.ess for form in blocks.forms]
         if len(set(precisions)) == 1:
             return precisions[0]
-        mean = bnn.posterior.mean
+        mean = self.elbo.bnn.posterior.mean
         stops = torch.tensor([*blocks.starts[1:], mean.numel()])
         sizes = (stops - torch.tensor(blocks.starts)).to(mean.device)
         return mean.new_tensor(precisions).repeat_interleave(sizes)
@@ -152,7 +145,7 @@ class IVON(Optimizer):
         Raises:
             ValueError: the objective is not one that IVON can train any more.
         """
-        posterior = _checked(self.elbo)
+        posterior = _posterior_of(self.elbo)
         of_mean, of_rho = self.state[posterior.mean], self.state[posterior.rho]
         if not of_mean:
             of_mean["step"] = torch.zeros(())
@@ -161,6 +154,10 @@ class IVON(Optimizer):
             precision = posterior.full_std.detach().square().mul_(self.ess).reciprocal_()
             of_rho["h"] = precision.sub_(self.delta)
         return of_mean["momentum"], of_rho["h"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs, which is made with its objective."""
+        return {**super().__getstate__(), "elbo": self.elbo}
 
     def next_rates(self) -> Rates:
         """Count one more step of the posterior and return its rates."""
@@ -193,11 +190,10 @@ class IVON(Optimizer):
         return loss
 
     def _update_posterior(self) -> None:
-        posterior = self.elbo.bnn.posterior
-        assert isinstance(posterior, MeanFieldGaussian)
-        mean, rho, prior_mean = posterior.mean, posterior.rho, self.elbo.bnn.prior_mean
+        posterior, prior_mean = _posterior_of(self.elbo), self.elbo.bnn.prior_mean
+        mean, rho = posterior.mean, posterior.rho
         if mean.grad is None or rho.grad is None:
-            return  # not a minibatch's, or the kernel has updated them
+            return  # the kernel has updated them
         momentum, h = self.state_of()
         new_values = ivon_updated(
             (mean, momentum, h),
@@ -212,7 +208,17 @@ class IVON(Optimizer):
 
     def _update_others(self, group: dict[str, Any]) -> None:
         """Update the deterministic parameters by Adam."""
-        held = [parameter for parameter in group["params"] if parameter.grad is not None]
+        posterior = _posterior_of(self.elbo)
+        held = [
+            parameter
+            for parameter in group["params"]
+            if parameter.grad is not None
+            # Some code moves rho to a group of its own.
+            and parameter is not posterior.mean
+            and parameter is not posterior.rho
+        ]
+        if not held:
+            return
         for parameter in held:
             if not (state := self.state[parameter]):
                 state["step"] = torch.zeros(())
@@ -237,7 +243,19 @@ class IVON(Optimizer):
         )
 
 
-def _checked(elbo: ELBO) -> MeanFieldGaussian:
+def _gaussian_blocks(elbo: ELBO) -> PriorBlocks:
+    """Return the prior of each block of weights; raise ValueError if one is not Gaussian."""
+    blocks = prior_blocks(elbo.bnn.weight_prior, elbo.kl)
+    if blocks is None or blocks.kind != "gaussian":
+        raise ValueError(
+            "IVON needs a Gaussian prior, whose precision is its weight decay; use "
+            "prior=Gaussian(std), ByGroup of several, or another optimizer such as "
+            f"torch.optim.Adam, got {elbo.bnn.prior!r}"
+        )
+    return blocks
+
+
+def _posterior_of(elbo: ELBO) -> MeanFieldGaussian:
     """Return the posterior of an objective that IVON can train; see its errors."""
     posterior = elbo.bnn.posterior
     if type(posterior) is not MeanFieldGaussian:
@@ -261,4 +279,5 @@ def _checked(elbo: ELBO) -> MeanFieldGaussian:
             "IVON needs a temperature above 0, got 0: the posterior would be a point; use "
             "posterior=Delta with another optimizer"
         )
+    _gaussian_blocks(elbo)
     return posterior
