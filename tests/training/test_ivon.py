@@ -251,8 +251,8 @@ def test_sampled_noise_leads_to_the_fixed_point() -> None:
 
 def test_a_cold_posterior_is_narrower_by_the_root_of_the_temperature() -> None:
     model = correlated_regression()
-    # The likelihood counts 1 / temperature = 4 times; half the std of the prior is 4 times as precise:
-    # the mean stays, and each std is half as large.
+    # The likelihood counts 1 / temperature = 4 times, and half the prior's std is 4 times the
+    # precision: the mean stays, and each std is half as large.
     mean, std = at_fixed_point(model._replace(prior_std=0.5 * model.prior_std), temperature=0.25)
     check_optimum(model, (mean, 2.0 * std), 1e-6, 1e-6)
 

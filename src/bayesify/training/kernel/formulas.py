@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayesify.distributions.closed_forms import mean_magnitude_gradients
 from bayesify.distributions.priors import BlockPrior, Gaussian, Laplace, Prior, ScaleMixture
-from bayesify.distributions.softplus import inverse_softplus, softplus_ratio
+from bayesify.distributions.softplus import softplus_ratio
 from bayesify.estimators import Estimator
 from bayesify.estimators.per_example import PerExampleEstimator
 
@@ -358,4 +358,7 @@ def ivon_updated(
     h = h + precision * (excess + 0.5 * excess * excess)
     precision = h + delta
     mean = mean - (momentum / rates.correction1 + delta * centred) / precision * rates.lr
-    return mean, inverse_softplus((precision * rates.ess).rsqrt()), momentum, h
+    std = (precision * rates.ess).rsqrt()
+    # inverse_softplus in the dtype of std, which is faster than in float64; exp must not overflow.
+    rho = torch.where(std > 20.0, std, std.clamp_max(20.0).expm1_().log_())
+    return mean, rho, momentum, h
