@@ -31,7 +31,7 @@ _EARLIER: dict[str, Any] = {
 }
 #: Of IVON, from short runs on training images held out: docs/ivon.md.
 _IVON: dict[str, Any] = {
-    **{"optimizer": "ivon", "prior": "gaussian", "prior_std": 0.1, "lr": 0.03, "batch_size": 128},
+    **{"optimizer": "ivon", "prior": "gaussian", "prior_std": 0.1, "lr": 0.01, "batch_size": 128},
     **{"epochs": 20, "kl_warmup": 0.0, "kl_warmup_power": 1.0},
 }
 #: Of a folder of images, and of one whose last layer alone is random: docs/image-folders.md.
