@@ -1,4 +1,4 @@
-"""Metrics of predictions: error, log loss, calibration, intervals and selective prediction."""
+"""Metrics of predictions: error, log loss, calibration, intervals, abstention, distances."""
 
 from bayesify.metrics.calibration import (
     Reliability,
@@ -8,6 +8,13 @@ from bayesify.metrics.calibration import (
     reliability,
 )
 from bayesify.metrics.classification import brier, classification_metrics, error_percent, nll
+from bayesify.metrics.distances import (
+    agreement,
+    quantile_grid,
+    total_variation,
+    wasserstein,
+    wasserstein_of_samples,
+)
 from bayesify.metrics.regression import (
     crps,
     interval_coverage,
@@ -21,6 +28,7 @@ __all__ = [
     "Reliability",
     "RiskCoverage",
     "adaptive_calibration_error",
+    "agreement",
     "binary_kl",
     "binary_kl_inverse",
     "brier",
@@ -33,8 +41,12 @@ __all__ = [
     "interval_width",
     "nll",
     "ood_auroc",
+    "quantile_grid",
     "regression_metrics",
     "reliability",
     "risk_coverage",
     "sampled_error",
+    "total_variation",
+    "wasserstein",
+    "wasserstein_of_samples",
 ]

@@ -32,6 +32,7 @@ from bayesify.reproduce.papers.clinc150 import experiment as clinc150
 from bayesify.reproduce.papers.clinc150 import tuning as clinc150_tuning
 from bayesify.reproduce.papers.pyro_local import notebook
 from bayesify.reproduce.papers.rahmanto import prior_grid, widths
+from bayesify.reproduce.papers.referee import experiment as referee
 from bayesify.reproduce.papers.straight_dope import gluon, scratch
 from bayesify.reproduce.papers.tables import experiment as tables
 
@@ -77,6 +78,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         clinc150,
         tables,
         certificates,
+        referee,
     )
 }
 
