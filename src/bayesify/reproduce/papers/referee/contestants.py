@@ -14,12 +14,18 @@ from torch import nn
 
 from bayesify import (
     ELBO,
+    IVON,
     BayesianModule,
     DeepEnsemble,
     Delta,
     Estimator,
+    FullGaussian,
     LocalReparameterization,
+    LowRankGaussian,
+    MatrixGaussian,
     MCDropout,
+    MeanFieldGaussian,
+    PosteriorFamily,
     Predictive,
     WeightSampling,
     fit,
@@ -61,15 +67,18 @@ def _train(
     config: Mapping[str, Any],
     context: Context,
     kl_warmup: float = 0.0,
+    *,
+    ivon: bool = False,
 ) -> BayesianModule:
     inputs, targets = problem.train_inputs, problem.train_targets
     loader = TensorLoader(inputs, targets, len(inputs), shuffle=False)
     epochs = max(1, config["steps"] // _STEPS_AN_EPOCH)
+    elbo = ELBO(bnn, num_data=len(inputs))
     fit(
-        ELBO(bnn, num_data=len(inputs)),
+        elbo,
         Passes(loader, min(_STEPS_AN_EPOCH, config["steps"])),
         epochs=epochs,
-        optimizer=partial(torch.optim.Adam, lr=config["lr"]),
+        optimizer=IVON(elbo) if ivon else partial(torch.optim.Adam, lr=config["lr"]),
         scheduler=cosine,
         kl_warmup_epochs=kl_warmup * epochs,
         checkpoint_dir=context.work,
@@ -79,23 +88,46 @@ def _train(
     return bnn
 
 
-def _mean_field(
+def _variational(
     problem: Problem,
     config: Mapping[str, Any],
     seed: int,
     context: Context,
     *,
-    estimator: Callable[[], Estimator],
+    estimator: Callable[[], Estimator] = WeightSampling,
+    posterior: type[MeanFieldGaussian] | PosteriorFamily = MeanFieldGaussian,
+    ivon: bool = False,
 ) -> Predictive:
     bnn = random_network(
         make_network(problem, config, seed),
         config,
+        posterior=posterior,
         init_std=config["init_std"],
         estimator=estimator(),
         seed=seed,
     )
-    _train(bnn, problem, config, context, config["kl_warmup"])
+    _train(bnn, problem, config, context, config["kl_warmup"], ivon=ivon)
     return bnn.predict(problem.test_inputs, config["test_samples"])
+
+
+def _mixture(
+    problem: Problem, config: Mapping[str, Any], seed: int, context: Context
+) -> Predictive:
+    """Return the mixture of mean-field posteriors that began with different initial values."""
+    count, members = config["members"], []
+    for member in range(count):
+        own = derived_seed(seed, Stream.INITIALIZATION, member)
+        part = context.part(f"member-{member}", member, count)
+        bnn = random_network(
+            make_network(problem, config, own),
+            config,
+            init_std=config["init_std"],
+            estimator=LocalReparameterization(),
+            seed=own,
+        )
+        members.append(_train(bnn, problem, config, part, config["kl_warmup"]))
+    ensemble = DeepEnsemble(members)
+    return ensemble.predict(problem.test_inputs, config["test_samples"] // count)
 
 
 def _point(
@@ -132,8 +164,15 @@ def _ensemble(
 
 #: All contestants by the name in files and tables.
 CONTESTANTS: Mapping[str, Contestant] = {
-    "mean-field-sampling": partial(_mean_field, estimator=WeightSampling),
-    "mean-field-local": partial(_mean_field, estimator=LocalReparameterization),
+    "mean-field-sampling": _variational,
+    "mean-field-local": partial(_variational, estimator=LocalReparameterization),
+    "mean-field-ivon": partial(_variational, estimator=LocalReparameterization, ivon=True),
+    "low-rank": partial(
+        _variational, posterior=LowRankGaussian(10), estimator=LocalReparameterization
+    ),
+    "matrix": partial(_variational, posterior=MatrixGaussian()),
+    "full": partial(_variational, posterior=FullGaussian()),
+    "mean-field-mixture": _mixture,
     "plain": _plain,
     "mc-dropout": _mc_dropout,
     "ensemble": _ensemble,
