@@ -24,7 +24,8 @@ Where to look next:
   ``LowRankGaussian``, ``MatrixGaussian``, ``FullGaussian``, by parameter ``PosteriorByGroup``
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once); for a loop of your own
-  ``make_step``, ``parameter_groups``; a variational optimiser: ``IVON``
+  ``make_step``, ``parameter_groups``; a variational optimiser: ``IVON``; examples that arrive in
+  parts: ``StreamingELBO``
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; certified error: ``learn_prior_mean``,
   ``split_for_prior``, ``PACBayesObjective``, ``certify``, ``Certificate``;
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from bayesify.training.own_loop import make_step
     from bayesify.training.pac_bayes import PACBayesObjective
     from bayesify.training.replicas import fit_replicas
+    from bayesify.training.streaming import StreamingELBO
 
 __version__ = "0.1.0"
 
@@ -125,6 +127,7 @@ _MODULES = {
     "training.own_loop": ("make_step",),
     "training.pac_bayes": ("PACBayesObjective",),
     "training.replicas": ("fit_replicas",),
+    "training.streaming": ("StreamingELBO",),
 }
 
 __all__ = [  # noqa: RUF022 (in the order in which they are used)
@@ -171,6 +174,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     # training
     "ELBO",
     "ELBOTerms",
+    "StreamingELBO",
     "PACBayesObjective",
     "learn_prior_mean",
     "split_for_prior",

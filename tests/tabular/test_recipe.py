@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Normal, kl_divergence
 
 import bayesify as bf
 from bayesify.distributions.posteriors import MeanFieldGaussian
@@ -17,7 +16,6 @@ from bayesify.tabular import (
     Noise,
     Scaling,
     Silent,
-    StreamingELBO,
     TableNet,
     TableRecipe,
     WeightedLikelihood,
@@ -119,20 +117,6 @@ def one_weight(mean: float = 0.0, std: float = 1.0) -> bf.BayesianModule:
     )
 
 
-def test_the_kl_of_streaming_is_that_between_two_gaussians() -> None:
-    bnn = bf.BayesianModule(nn.Linear(3, 2, dtype=D))
-    elbo = StreamingELBO(bnn, num_data=1)
-    q = bnn.posterior
-    assert isinstance(q, MeanFieldGaussian)
-    before = Normal(q.mean.detach().clone(), q.std.detach().clone())
-    with torch.no_grad():
-        q.mean.add_(torch.linspace(-1.0, 1.0, 8, dtype=D))
-        q.rho.add_(torch.linspace(-3.0, 3.0, 8, dtype=D))
-    kl, penalty = elbo.complexity(None, 0, range(1))
-    torch.testing.assert_close(kl, kl_divergence(Normal(q.mean, q.std), before).sum())
-    assert penalty == 0.0
-
-
 def streamed(parts: int, *, plain: bool = False) -> tuple[float, float]:
     """Mean and std of a weight, learned from 40 examples in this number of parts."""
     generator = torch.Generator().manual_seed(3)
@@ -161,12 +145,6 @@ def test_data_in_parts_give_the_exact_posterior_of_all() -> None:
 def test_forgetting_the_parts_before_is_caught() -> None:
     shift, growth = streamed(2, plain=True)
     assert abs(growth) > 0.3 or abs(shift) > 1.0
-
-
-def test_streaming_needs_a_spread() -> None:
-    bnn = bf.BayesianModule(nn.Linear(3, 2), posterior=bf.Delta)
-    with pytest.raises(TypeError, match="needs a MeanFieldGaussian posterior, got Delta"):
-        StreamingELBO(bnn, num_data=1)
 
 
 @pytest.mark.parametrize("noise", ["learned", "input-dependent"])

@@ -8,14 +8,12 @@ from bayesify.tabular.advice import TableWarning
 from bayesify.tabular.model import Noise, TableNet, prior_by_inputs, table_baseline, table_module
 from bayesify.tabular.recipe import Silent, TableRecipe
 from bayesify.tabular.scaling import Scaling
-from bayesify.tabular.streaming import StreamingELBO
 from bayesify.tabular.weights import WeightedLikelihood
 
 __all__ = [
     "Noise",
     "Scaling",
     "Silent",
-    "StreamingELBO",
     "TableNet",
     "TableRecipe",
     "TableWarning",

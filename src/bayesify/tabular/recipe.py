@@ -20,7 +20,6 @@ from bayesify.distributions.structured import PosteriorName, named_posterior
 from bayesify.estimators import LocalReparameterization, WeightSampling
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.model import Noise, TableNet, table_module
-from bayesify.tabular.streaming import StreamingELBO
 from bayesify.tabular.weights import WeightedLikelihood
 from bayesify.training import fit
 from bayesify.training.backends import why_no_closed_forms
@@ -28,6 +27,7 @@ from bayesify.training.elbo import ELBO
 from bayesify.training.history import EpochRow, History
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import cosine
+from bayesify.training.streaming import StreamingELBO
 
 __all__ = ["Silent", "TableRecipe"]
 

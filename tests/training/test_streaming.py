@@ -1,0 +1,165 @@
+"""Examples that arrive in parts: the posterior after one part is the prior of the next."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
+
+import bayesify as bf
+from bayesify.datasets import Passes, TensorLoader
+from bayesify.training.schedules import cosine
+
+D = torch.float64
+
+
+def regression(num_data: int = 64) -> tuple[Tensor, Tensor]:
+    """Three orthogonal columns in each half of the examples: the exact posterior factorises."""
+    generator = torch.Generator().manual_seed(4)
+    half = num_data // 2
+    x = torch.cat(
+        [torch.linalg.qr(torch.randn(half, 3, generator=generator, dtype=D)).Q for _ in range(2)]
+    )
+    x *= torch.tensor([1.0, 2.0, 3.0], dtype=D)
+    noise = torch.randn(num_data, 1, generator=generator, dtype=D)
+    return x, x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=D) + noise
+
+
+def untrained(num_outputs: int = 1, **settings: object) -> bf.BayesianModule:
+    """y = x w + noise of std 1, with the prior N(0, 1) of each weight."""
+    net = nn.Linear(3, num_outputs, bias=False, dtype=D)
+    nn.init.zeros_(net.weight)
+    return bf.BayesianModule(
+        net,
+        likelihood=bf.GaussianLikelihood(std=1.0),
+        prior=bf.Gaussian(1.0),
+        init_std=0.5,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def gaussian(bnn: bf.BayesianModule) -> bf.MeanFieldGaussian:
+    assert isinstance(bnn.posterior, bf.MeanFieldGaussian)
+    return bnn.posterior
+
+
+def train(elbo: bf.ELBO, x: Tensor, y: Tensor) -> None:
+    bf.fit(
+        elbo,
+        Passes(TensorLoader(x, y, len(x), shuffle=False), 200),
+        epochs=2,
+        optimizer=partial(torch.optim.Adam, lr=0.05),
+        scheduler=cosine,
+        backend="autograd",
+    )
+
+
+def distance(bnn: bf.BayesianModule, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Largest error of a mean in exact standard deviations, and of a std relative to it."""
+    precision = 1.0 + x.square().sum(0)
+    exact, std = (x.T @ y).squeeze() / precision, precision.rsqrt()
+    q = gaussian(bnn)
+    return (
+        float(((q.mean.detach() - exact) / std).abs().max()),
+        float((q.std.detach() / std - 1.0).abs().max()),
+    )
+
+
+def in_two_parts(objective: type[bf.ELBO]) -> tuple[float, float]:
+    x, y = regression()
+    bnn = untrained(estimator=bf.LocalReparameterization())
+    train(bf.ELBO(bnn, num_data=32, num_samples=4), x[:32], y[:32])
+    train(objective(bnn, num_data=32, num_samples=4), x[32:], y[32:])
+    return distance(bnn, x, y)
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_two_halves_give_the_exact_posterior_of_all_examples() -> None:
+    shift, growth = in_two_parts(bf.StreamingELBO)
+    assert shift < 0.05
+    assert growth < 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_forgetting_the_first_half_is_caught() -> None:
+    shift, growth = in_two_parts(bf.ELBO)
+    assert shift > 0.05
+    assert growth > 0.03
+
+
+def test_the_optimum_is_the_exact_posterior() -> None:
+    x, y = regression()
+    bnn = untrained()
+    q = gaussian(bnn)
+
+    def at_exact(count: int) -> None:
+        precision = 1.0 + x[:count].square().sum(0)
+        std = precision.rsqrt()
+        with torch.no_grad():
+            q.mean.copy_((x[:count].T @ y[:count]).squeeze() / precision)
+            q.rho.copy_(torch.log(torch.expm1(std)))
+
+    at_exact(32)
+    elbo = bf.StreamingELBO(bnn, num_data=32)
+    at_exact(64)
+    # The expected nll of a linear model in closed form; its gradient and that of the KL cancel.
+    kl, _ = elbo.complexity(None, 0, range(1))
+    a, b = x[32:], y[32:]
+    nll = 0.5 * ((b - a @ q.mean.unsqueeze(-1)).square().sum() + (a.square() @ q.std**2).sum())
+    of_nll = torch.autograd.grad(nll, [q.mean, q.rho])
+    of_kl = torch.autograd.grad(kl, [q.mean, q.rho])
+    for one, other in zip(of_nll, of_kl, strict=True):
+        torch.testing.assert_close(one, -other, atol=1e-10, rtol=0.0)
+        assert float((one + 0.5 * other).abs().max()) > 1e-2  # half of the KL is caught
+
+
+def test_the_kl_is_that_between_two_gaussians_without_pruned_weights() -> None:
+    bnn = bf.prune(untrained(4), fraction=0.25)
+    before = Normal(gaussian(bnn).mean.detach().clone(), gaussian(bnn).full_std.detach().clone())
+    elbo = bf.StreamingELBO(bnn, num_data=1)
+    q = gaussian(bnn)
+    with torch.no_grad():
+        q.mean.add_(torch.linspace(-1.0, 1.0, 12, dtype=D))
+        q.rho.add_(torch.linspace(-3.0, 3.0, 12, dtype=D))
+    kl, penalty = elbo.complexity(None, 0, range(1))
+    each = kl_divergence(Normal(q.mean, q.full_std), before)
+    assert q.mask is not None
+    assert int(q.mask.sum()) == 9
+    torch.testing.assert_close(kl, each[q.mask].sum())
+    assert penalty == 0.0
+
+
+def test_it_trains_a_convolutional_network_on_classes() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    bnn = bf.BayesianModule(net)
+    x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 3
+    elbo = bf.StreamingELBO(bnn, num_data=6)
+    before = gaussian(bnn).mean.detach().clone()
+    assert elbo(x, y).kl.item() == 0.0
+    optimizer = torch.optim.SGD(elbo.parameters(), lr=0.1)
+    elbo(x, y).loss.backward()
+    optimizer.step()
+    terms = elbo(x, y)
+    assert not torch.equal(gaussian(bnn).mean, before)
+    assert terms.kl.item() > 0.0
+    torch.testing.assert_close(terms.loss, terms.nll + terms.kl / 6)
+
+
+def test_half_precision_does_not_overflow() -> None:
+    bnn = bf.BayesianModule(nn.Linear(300, 300, bias=False)).half()
+    elbo = bf.StreamingELBO(bnn, num_data=1)
+    with torch.no_grad():
+        gaussian(bnn).mean.add_(0.1)
+    kl = elbo.complexity(None, 0, range(1))[0]
+    assert kl.dtype == torch.float32
+    assert 0.5 * 90_000 * 20 < kl.item() < 0.5 * 90_000 * 30
+
+
+def test_it_needs_a_mean_field_posterior() -> None:
+    for posterior in (bf.Delta, bf.LowRankGaussian(1)):
+        with pytest.raises(TypeError, match="needs a MeanFieldGaussian posterior, got "):
+            bf.StreamingELBO(bf.BayesianModule(nn.Linear(3, 1), posterior=posterior), num_data=1)
