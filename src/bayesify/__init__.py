@@ -29,7 +29,7 @@ Where to look next:
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; certified error: ``learn_prior_mean``,
   ``split_for_prior``, ``PACBayesObjective``, ``certify``, ``Certificate``;
-  a table's run of the command line: ``open_run``
+  what to label next: ``acquire``; a table's run of the command line: ``open_run``
 * baselines: ``MCDropout``, ``DeepEnsemble``
 * subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``referee``, ``sklearn``
 """
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         WeightSampling,
     )
     from bayesify.io import load, save
+    from bayesify.module.acquire import acquire
     from bayesify.module.bayesian import BayesianModule
     from bayesify.module.outputs import MissingKLWarning
     from bayesify.module.pretrained import RelativeStd, last_layer
@@ -111,6 +112,7 @@ _MODULES = {
     "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
     "app.trained_table": ("open_run",),
     "io": ("load", "save"),
+    "module.acquire": ("acquire",),
     "training.certificate": ("Certificate", "certify"),
     "module.bayesian": ("BayesianModule",),
     "module.outputs": ("MissingKLWarning",),
@@ -189,6 +191,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "ConformalSets",
     "certify",
     "Certificate",
+    "acquire",
     "snr",
     "prune",
     "save",

@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["AveragedProbabilities", "average_probabilities", "entropy", "join_averages"]
+__all__ = [
+    *("AveragedProbabilities", "accumulation_dtype", "average_probabilities", "entropy"),
+    "join_averages",
+]
 
 
 class AveragedProbabilities(NamedTuple):
@@ -65,7 +68,7 @@ def average_probabilities(
             if log_samples is None:
                 log_samples = sample.new_empty((count, *sample.shape))
             log_samples[index] = sample
-        probs = sample.to(_accumulation_dtype(sample)).exp()
+        probs = sample.to(accumulation_dtype(sample)).exp()
         if log_sum is None:
             dtype = sample.dtype
             log_sum = sample.to(torch.promote_types(dtype, torch.float32), copy=True)
@@ -110,7 +113,7 @@ def join_averages(parts: Sequence[AveragedProbabilities]) -> AveragedProbabiliti
 
 def entropy(log_probs: Tensor) -> Tensor:
     """Compute the entropy in nats over the last axis; log p may be -inf."""
-    return _normalise(log_probs.to(_accumulation_dtype(log_probs)).exp())[1].to(log_probs.dtype)
+    return _normalise(log_probs.to(accumulation_dtype(log_probs)).exp())[1].to(log_probs.dtype)
 
 
 def _normalise(probs: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,6 +139,6 @@ def _scatter(tensor: Tensor, index: Tensor, value: Tensor | float) -> Tensor:
     return filled
 
 
-def _accumulation_dtype(tensor: Tensor) -> torch.dtype:
-    # Apple's GPUs have no float64.
+def accumulation_dtype(tensor: Tensor) -> torch.dtype:
+    """Return float64, or float32 on Apple's GPUs, which have no float64."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64

@@ -1,0 +1,118 @@
+"""Active learning: choose the unlabelled examples whose labels are worth asking for."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.inputs import Inputs, count_examples
+from bayesify.noise.keys import Stream, derived_seed
+from bayesify.prediction import BernoulliPredictive, CategoricalPredictive
+from bayesify.prediction.acquisition import batch_bald, epig
+
+__all__ = ["Acquisition", "acquire"]
+
+Acquisition = Literal["batch-bald", "bald", "epig", "entropy", "random"]
+
+
+def acquire(
+    bnn: BayesianModule,
+    pool: Inputs,
+    num: int,
+    method: Acquisition = "batch-bald",
+    *,
+    targets: Inputs | None = None,
+    num_samples: int = 100,
+    max_memory: int | str | None = None,
+    seed: int | None = None,
+) -> Tensor:
+    """Choose ``num`` examples of a pool to be labelled next.
+
+    Label them, move them from the pool to the training data, train anew, and ask again.
+
+    ========================  ==================================================================
+    method                    chooses
+    ========================  ==================================================================
+    ``"batch-bald"``          the batch that says most about the weights, see ``batch_bald``
+    ``"bald"``                the largest mutual information of label and weights, each alone
+    ``"epig"``                the largest information about predictions at ``targets``, see ``epig``
+    ``"entropy"``             the largest entropy, noise of the labels included: a baseline
+    ``"random"``              at random: the baseline to beat
+    ========================  ==================================================================
+
+    Args:
+        bnn: a trained classifier.
+        pool: the inputs of N unlabelled examples, as for ``BayesianModule.predict``.
+        num: the number of examples to choose, from 1 to N.
+        method: as above.
+        targets: for ``"epig"``, some hundred inputs such as those that will be predicted.
+        num_samples: S, weight samples of the prediction. ``"batch-bald"`` and ``"epig"`` hold the
+            S * N * K probabilities of the pool; from a large pool take a random part.
+        max_memory: as for ``BayesianModule.predict``, for each prediction.
+        seed: of the weight samples and of random choices; None stands for the seed of the module.
+
+    Returns:
+        Indices into the pool, int64, shape (num,), on the CPU, the first choice first.
+
+    Raises:
+        TypeError: the likelihood is not of classes or binary labels.
+        ValueError: ``method`` is unknown, ``num`` is out of range, or ``targets`` are missing, or
+            given for another method.
+
+    Example:
+        >>> from torch import nn
+        >>> net = nn.Linear(3, 2)
+        >>> _ = nn.init.zeros_(net.weight)
+        >>> bnn = BayesianModule(net, init_std=1.0)
+        >>> x = torch.tensor([[0.0, 0.0, 0.0], [5.0, 0.0, 0.0], [5.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
+        >>> acquire(bnn, x, 2).sort().values
+        tensor([1, 3])
+    """
+    if method not in get_args(Acquisition):
+        raise ValueError(
+            f"method must be one of {', '.join(get_args(Acquisition))}, got {method!r}"
+        )
+    if (method == "epig") is (targets is None):
+        raise ValueError(
+            'targets must be given for method="epig" and for no other: the inputs whose '
+            f"predictions matter; got method={method!r} "
+            f"{'without' if targets is None else 'with'} targets"
+        )
+    count = count_examples(pool)
+    if not 1 <= num <= count:
+        raise ValueError(
+            f"num must lie from 1 to {count}, the number of examples in the pool, got {num}"
+        )
+    seed = bnn.seed if seed is None else seed
+    if method == "random":
+        generator = torch.Generator().manual_seed(derived_seed(seed, Stream.ACTING, 0))
+        return torch.randperm(count, generator=generator)[:num]
+    predict = partial(
+        bnn.predict,
+        num_samples=num_samples,
+        keep_samples=method in ("batch-bald", "epig"),
+        max_memory=max_memory,
+        seed=seed,
+    )
+    predictive = predict(pool)
+    if not isinstance(predictive, CategoricalPredictive | BernoulliPredictive):
+        raise TypeError(
+            "acquire needs a likelihood of classes or binary labels, got "
+            f"{type(bnn.likelihood).__name__}; for numbers rank by bnn.predict(pool).epistemic"
+        )
+    if method == "batch-bald":
+        return batch_bald(predictive, num, seed=seed)[0].cpu()
+    if targets is not None:
+        scores = epig(predictive, predict(targets))
+    else:
+        scores = predictive.epistemic if method == "bald" else predictive.total
+    if scores.numel() != count:
+        raise ValueError(
+            f"method={method!r} needs one label an example, got scores of shape "
+            f"{tuple(scores.shape)}"
+        )
+    return scores.flatten().topk(num).indices.cpu()
