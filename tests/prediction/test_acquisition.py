@@ -261,3 +261,14 @@ def test_acquire_refuses_what_it_cannot_rank() -> None:
     several = bf.BayesianModule(nn.Linear(3, 2), likelihood=bf.BernoulliLikelihood())
     with pytest.raises(ValueError, match="one label an example"):
         bf.acquire(several, pool, 1, "bald")
+
+
+def test_the_members_of_an_ensemble_are_weight_samples() -> None:
+    members = []
+    for seed in range(3):
+        bnn, pool = classifier()
+        bnn.seed = seed
+        members.append(bnn)
+    p = bf.DeepEnsemble(members).predict(pool, 4, keep_samples=True)
+    indices, gains = batch_bald(p, 3)
+    assert float(gains.sum()) == pytest.approx(enumerated(p, indices.tolist()), abs=1e-5)

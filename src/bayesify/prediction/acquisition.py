@@ -67,7 +67,8 @@ def batch_bald(
     log_probs = _log_probs_of(predictive, "the predictive distribution")
     _check_count("num", num, log_probs.shape[1])
     labels = _ChosenLabels(log_probs, num_configurations, seed)
-    indices, gains = [], []
+    indices: list[int] = []
+    gains: list[Tensor] = []
     for _ in range(num):
         information = labels.information(log_probs)
         information[indices] = -math.inf
