@@ -201,8 +201,8 @@ class Kronecker(Correlation):
 
     Example:
         >>> below = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
-        >>> Kronecker((2, 2), below, below).std(torch.ones(4)).square()
-        tensor([1., 2., 2., 4.], grad_fn=<PowBackward0>)
+        >>> Kronecker((2, 2), below, below).std(torch.ones(4)).square().round(decimals=4).tolist()
+        [1.0, 2.0, 2.0, 4.0]
     """
 
     scale_is_own = False

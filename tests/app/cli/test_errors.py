@@ -68,7 +68,7 @@ BAD_OPTIONS = {
     "--kl-warmup nan": "kl-warmup must be at least 0 and",
     "--kl-warmup-power 0": "kl-warmup-power must be positive and finite, got 0.0",
     "--kl-warmup 0 --kl-warmup-power 2": "kl-warmup-power would do nothing here",
-    "--optimizer lbfgs": "optimizer must be one of sgd, adam, got lbfgs",
+    "--optimizer lbfgs": "optimizer must be one of sgd, adam, ivon, got lbfgs",
     "--schedule foo": "schedule must be one of cosine, constant, got foo",
     "--baseline foo": "baseline must be one of sgd, dropout, got foo",
     "--baseline sgd --prior laplace": "prior would do nothing here",

@@ -98,7 +98,9 @@ def test_no_text_is_read_twice(
     run = Path(shutil.copytree(place / "run", tmp_path / "run"))
     again = as_json("evaluate", run)
     with monkeypatch.context() as patch:
-        patch.setattr("bayesify.tabular.columns.text_encoder", lambda _: pytest.fail("it was read"))
+        patch.setattr(
+            "bayesify.tabular.columns.texts.text_encoder", lambda _: pytest.fail("it was read")
+        )
         assert as_json("evaluate", run) == again
         as_json("report", run)
     (run / "table.safetensors").unlink()
