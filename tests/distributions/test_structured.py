@@ -342,3 +342,28 @@ def test_errors_say_what_to_do() -> None:
         BayesianModule(mlp(), posterior=PosteriorByGroup({"9.*": FullGaussian()}))
     with pytest.raises(TypeError, match="must be made by a family; write posterior=LowRank"):
         BayesianModule(mlp(), posterior=StructuredGaussian)
+
+
+@each_family
+def test_autocast_does_not_change_the_distribution(family: PosteriorFamily) -> None:
+    pruned = prune(wide(family), fraction=0.5).float()
+    for bnn in (wide(family).float(), pruned):
+        q = bnn.posterior
+        noise = q.noise(NoiseKey(0, Stream.TRAINING, 0), range(3))
+        expected = q.draw(noise).weights, q.std, q.total_correlation()
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.clear_autocast_cache()
+            got = q.draw(noise).weights, q.std, q.total_correlation()
+        for narrow, exact in zip(got, expected, strict=True):
+            assert torch.equal(narrow, exact)
+
+
+def test_autocast_does_not_change_the_moments_given_some_noise() -> None:
+    bnn = wide(LowRankGaussian(3)).float()
+    q, shared = bnn.posterior, normals(3, seed=1, dtype=torch.float32)
+    assert isinstance(q, StructuredGaussian)
+    means, _ = q.moments_given(shared, bnn.layout)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.clear_autocast_cache()
+        narrow, _ = q.moments_given(shared, bnn.layout)
+    assert all(torch.equal(narrow[name], means[name]) for name in means)

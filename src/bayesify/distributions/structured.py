@@ -99,7 +99,8 @@ class StructuredGaussian(GaussianPosterior):
     def full_std(self) -> Tensor:
         """Standard deviation of each weight, shape (D,), pruned weights included."""
         scales = self._split(softplus(self.rho))
-        return self._join([c.std(s) for c, s in zip(self._correlations, scales, strict=True)])
+        with self._without_autocast():
+            return self._join([c.std(s) for c, s in zip(self._correlations, scales, strict=True)])
 
     def noise(self, key: NoiseKey, samples: range) -> Tensor:
         """Draw the standard normals that :meth:`draw` needs, shape (S, ``noise_size``)."""
@@ -111,7 +112,8 @@ class StructuredGaussian(GaussianPosterior):
         scales = self._split(softplus(self.rho))
         normals = noise.split([c.num_normals for c in self._correlations], dim=-1)
         parts = zip(self._correlations, scales, normals, strict=True)
-        deviations = self._join([c.deviations(scale, part) for c, scale, part in parts])
+        with self._without_autocast():
+            deviations = self._join([c.deviations(scale, part) for c, scale, part in parts])
         return WeightDraw(self._masked(self.mean + deviations), noise)
 
     def names_by_weight(self) -> list[str]:
@@ -141,7 +143,9 @@ class StructuredGaussian(GaussianPosterior):
         """
         scales = self._split(softplus(self.rho))
         parts = shared.split([c.num_shared for c in self._correlations])
-        given = [c.given(*each) for c, *each in zip(self._correlations, scales, parts, strict=True)]
+        of_groups = zip(self._correlations, scales, parts, strict=True)
+        with self._without_autocast():
+            given = [c.given(*each) for c, *each in of_groups]
         shift, std = (self._join(each) for each in zip(*given, strict=True))
         return (
             layout.unflatten(self._masked(self.mean + shift)),
@@ -158,11 +162,16 @@ class StructuredGaussian(GaussianPosterior):
         scales = self._split(softplus(self.rho))
         masks = [None] * len(scales) if self.mask is None else self._split(self.mask)
         parts = zip(self._correlations, scales, masks, strict=True)
-        return torch.stack([c.total_correlation(scale, mask) for c, scale, mask in parts]).sum()
+        with self._without_autocast():
+            return torch.stack([c.total_correlation(scale, mask) for c, scale, mask in parts]).sum()
 
     def extra_repr(self) -> str:
         """Show the family."""
         return repr(self.family)
+
+    def _without_autocast(self) -> torch.autocast:
+        # Rounded to bfloat16, products would not be those of the KL's covariance.
+        return torch.autocast(self.mean.device.type, enabled=False)
 
     @property
     def _correlations(self) -> list[Correlation]:
