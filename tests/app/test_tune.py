@@ -166,10 +166,33 @@ def test_the_use_of_test_rows_is_noticed(tmp_path: Path) -> None:
     def leaking(run: Run, data: TableData) -> Any:
         inputs = torch.cat([data.train_inputs, data.test_inputs])
         targets = torch.cat([data.train_targets, data.test_targets])
-        return searched(run, replace(data, train_inputs=inputs, train_targets=targets), 1)
+        distances = torch.cat([data.train_distances, data.test_distances])
+        leaked = replace(
+            data, train_inputs=inputs, train_targets=targets, train_distances=distances
+        )
+        return searched(run, leaked, 1)
 
     with pytest.raises(AssertionError):
         check_test_rows_unused(leaking, tmp_path)
+
+
+def test_rows_outside_are_those_of_the_part(tmp_path: Path) -> None:
+    # How far a row lies outside goes with the row, in each part of the training rows.
+    _, data = a_run(tmp_path)
+    far = torch.full_like(data.test_distances, torch.inf)
+    found = []
+    for name, distances in (("near", data.test_distances), ("far", far)):
+        (tmp_path / name).mkdir()
+        run, _ = a_run(tmp_path / name)
+        _, summary = searched(run, replace(data, test_distances=distances), 1)
+        found.append(summary["nll_default"])
+    assert found[0] == found[1]
+    (tmp_path / "train").mkdir()
+    run, _ = a_run(tmp_path / "train")
+    distances = torch.zeros_like(data.train_distances)
+    distances[-1] = torch.inf
+    _, summary = searched(run, replace(data, train_distances=distances), 1)
+    assert summary["nll_default"] != found[0]
 
 
 def interrupt(_: int) -> None:

@@ -117,7 +117,12 @@ def tune(
             trial 0 is not finite.
         NonFiniteLossError: trial 0 diverged.
     """
-    data = replace(data, test_inputs=data.test_inputs[:0], test_targets=data.test_targets[:0])
+    data = replace(
+        data,
+        test_inputs=data.test_inputs[:0],
+        test_targets=data.test_targets[:0],
+        test_distances=data.test_distances[:0],
+    )
     parts = validation_parts(len(data.train_targets), run.config.seed)
     if not ((run.folder / TUNING_STUDY).exists() or levers(run.config, given)):
         raise ConfigError("tune has nothing to search: every setting is given; leave it out")
@@ -280,6 +285,7 @@ class _Search:
                 data,
                 test_inputs=self._data.train_inputs[held],
                 test_targets=self._data.train_targets[held],
+                test_distances=self._data.train_distances[held],
             )
             measured, _ = evaluate(
                 elbo.bnn, data, num_samples=run.config.test_samples, with_train=False
@@ -298,6 +304,7 @@ class _Search:
             self._data,
             train_inputs=self._data.train_inputs[rows],
             train_targets=self._data.train_targets[rows],
+            train_distances=self._data.train_distances[rows],
         )
 
     def _best(self) -> FrozenTrial:
