@@ -367,3 +367,9 @@ def test_autocast_does_not_change_the_moments_given_some_noise() -> None:
         torch.clear_autocast_cache()
         narrow, _ = q.moments_given(shared, bnn.layout)
     assert all(torch.equal(narrow[name], means[name]) for name in means)
+
+
+@pytest.mark.parametrize("family", [LowRankGaussian(3), FullGaussian()], ids=repr)
+def test_a_tiny_initial_std_in_float32(family: PosteriorFamily) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2), posterior=family, init_std=1e-30)
+    torch.testing.assert_close(bnn.posterior.std, torch.full((8,), 1e-30), rtol=1e-4, atol=0.0)

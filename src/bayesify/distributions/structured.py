@@ -80,7 +80,7 @@ class StructuredGaussian(GaussianPosterior):
         self._places = [_merged(layout.slice_of(name) for name in group.names) for group in groups]
         with torch.no_grad():  # so that the standard deviations are those asked for
             wanted = softplus(self.rho)
-            self.rho.copy_(inverse_softplus(wanted.square() / self.full_std))
+            self.rho.copy_(inverse_softplus(wanted * (wanted / self.full_std)))
 
     @classmethod
     def centred_on(cls, mean: Tensor, init_std: float | Tensor | None) -> Self:  # noqa: ARG003
