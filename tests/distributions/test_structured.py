@@ -373,3 +373,10 @@ def test_autocast_does_not_change_the_moments_given_some_noise() -> None:
 def test_a_tiny_initial_std_in_float32(family: PosteriorFamily) -> None:
     bnn = BayesianModule(nn.Linear(3, 2), posterior=family, init_std=1e-30)
     torch.testing.assert_close(bnn.posterior.std, torch.full((8,), 1e-30), rtol=1e-4, atol=0.0)
+
+
+def test_the_error_of_an_embedding_with_padding_names_it() -> None:
+    net = nn.Sequential(nn.Embedding(500, 10, padding_idx=0), nn.Flatten(), nn.Linear(20, 2))
+    elbo = ELBO(BayesianModule(net, posterior=MatrixGaussian()), num_data=2)
+    with pytest.raises(TypeError, match=r"an embedding's padding row, .* by PosteriorByGroup"):
+        elbo(torch.ones(2, 2, dtype=torch.long), torch.zeros(2, dtype=torch.long))

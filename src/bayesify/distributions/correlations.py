@@ -239,9 +239,10 @@ class Kronecker(Correlation):
             return torch.sum(self.std(scale).log() - scale.log())
         if self.num_weights > _LARGEST_DENSE:
             raise TypeError(
-                "the KL of a pruned MatrixGaussian must be that of a layer of at most "
-                f"{_LARGEST_DENSE:,} weights, got one of {self.num_weights:,}; predict with the "
-                "pruned network, or train with posterior=MeanFieldGaussian to prune and go on"
+                "the KL of a MatrixGaussian of which weights are pruned, or are an embedding's "
+                f"padding row, must be that of a layer of at most {_LARGEST_DENSE:,} weights, "
+                f"got one of {self.num_weights:,}; predict with the pruned network, "
+                "or train the layer with MeanFieldGaussian, by PosteriorByGroup"
             )
         # Row i of the identity is weight i's noise, so that row i holds what noise i does to all.
         each = torch.eye(self.num_weights, dtype=scale.dtype, device=scale.device)

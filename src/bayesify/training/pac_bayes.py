@@ -203,8 +203,8 @@ def check_certifiable(bnn: BayesianModule) -> None:
     parts = prior.priors if isinstance(prior, BlockPrior) else (prior,)
     if not isinstance(bnn.posterior, MeanFieldGaussian):
         raise ValueError(
-            f"a PAC-Bayes bound needs a posterior with a KL, got {type(bnn.posterior).__name__}; "
-            "use MeanFieldGaussian"
+            "a PAC-Bayes bound needs a posterior with a KL, and is written for a mean field, got "
+            f"{type(bnn.posterior).__name__}; use MeanFieldGaussian"
         )
     if any(isinstance(part, EmpiricalGaussian) for part in parts):
         raise ValueError(
