@@ -208,6 +208,9 @@ def test_partial_fit_raises_clear_errors() -> None:
     model.partial_fit(X3, [0, 1, 0], classes=[0, 1])
     with pytest.raises(ValueError, match="classes must be those of the first call"):
         model.partial_fit(X3, [0, 1, 0], classes=[0, 1, 2])
+    structured = BayesianMLPRegressor(steps=2, posterior="low-rank").partial_fit(X3, X3)
+    with pytest.raises(TypeError, match='partial_fit with posterior="mean-field"'):
+        structured.partial_fit(X3, X3)
     regressor = BayesianMLPRegressor(steps=2).partial_fit(X3, X3)
     with pytest.raises(ValueError, match="of the first call, got shape"):
         regressor.partial_fit(X3, X3[:, 0])

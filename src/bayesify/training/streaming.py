@@ -52,7 +52,8 @@ class StreamingELBO(ELBO):
         if not isinstance(posterior, MeanFieldGaussian):
             raise TypeError(
                 "StreamingELBO needs a MeanFieldGaussian posterior, got "
-                f"{type(posterior).__name__}; create the network with posterior=MeanFieldGaussian"
+                f"{type(posterior).__name__}; create the network with posterior=MeanFieldGaussian, "
+                'or the estimator of partial_fit with posterior="mean-field"'
             )
         self.register_buffer("mean_before", posterior.mean.detach().clone())
         self.register_buffer("std_before", posterior.full_std.detach().clone())
