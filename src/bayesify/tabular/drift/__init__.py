@@ -1,0 +1,12 @@
+"""Find how each column of a new table is written, and refuse what cannot be read surely.
+
+A column is read in the format of training. Where that does not read a share of the cells, or where
+another format fits training's values far better, another reading is chosen if it is unambiguous;
+otherwise the table is refused.
+"""
+
+from bayesify.tabular.drift.reading import Reading
+from bayesify.tabular.drift.table_readings import read_columns
+from bayesify.tabular.drift.target import target_column
+
+__all__ = ["Reading", "read_columns", "target_column"]

@@ -1,0 +1,85 @@
+"""Count the cells of a column, and those that the format of training does not read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from bayesify.tabular.cells import Texts, by_value, is_missing
+from bayesify.tabular.columns import CategoryColumn, Column
+from bayesify.tabular.drift.target import Labels
+
+__all__ = ["ColumnCells"]
+
+#: Share of unreadable cells above which a column is refused, if there are at least two.
+_MOST_UNREAD = 0.2
+#: A category is refused if more than half of at least so many cells have levels that are new.
+_FEWEST_LEVELS = 5
+#: Distinct cells of a column by which a format is chosen; all cells are then checked by it.
+_MOST_TEXTS = 10_000
+
+
+@dataclass
+class ColumnCells:
+    """Cells of a column: counts of all of them, and the first distinct texts.
+
+    Args:
+        column: training's column.
+        known: number of cells with a value.
+        unread: number of those that training's format does not read.
+        sizes: the first distinct cells and how often they occur.
+        unread_texts: the first distinct cells that are not read.
+        is_whole: whether ``sizes`` has every cell with a value.
+        fate: what happens to one cell that is not read, and to several.
+    """
+
+    column: Column
+    known: int = 0
+    unread: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+    unread_texts: dict[str, int] = field(default_factory=dict)
+    is_whole: bool = True
+    fate: tuple[str, str] = ("lies outside", "lie outside")
+
+    def update(self, cells: Texts) -> None:
+        """Count the next cells."""
+        codes, unique = by_value(cells)
+        counts = np.bincount(codes, minlength=len(unique))
+        present = ~is_missing(unique)
+        texts, counts = unique[present], counts[present]
+        unread = ~np.isfinite(self.column.parse(texts)) if len(texts) else np.zeros(0, np.bool_)
+        self.known += int(counts.sum())
+        self.unread += int(counts[unread].sum())
+        _keep(self.unread_texts, texts[unread], counts[unread])
+        self.is_whole &= _keep(self.sizes, texts, counts)
+
+    @property
+    def texts(self) -> Texts:
+        """Distinct cells."""
+        return np.array(list({**self.sizes, **self.unread_texts}), dtype=object)
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How often each of :attr:`texts` occurs."""
+        return np.array(list({**self.sizes, **self.unread_texts}.values()), dtype=np.int64)
+
+    @property
+    def many_unread(self) -> bool:
+        """Whether too many cells are not read by training's format."""
+        if isinstance(self.column, CategoryColumn) and not isinstance(self.column, Labels):
+            return self.known >= _FEWEST_LEVELS and self.unread > 0.5 * self.known
+        every = 0 < self.known == self.unread
+        return every or (self.unread > 1 and self.unread > _MOST_UNREAD * self.known)
+
+
+def _keep(kept: dict[str, int], texts: Texts, counts: npt.NDArray[np.int64]) -> bool:
+    for text, count in zip(texts, counts.tolist(), strict=True):
+        if text in kept:
+            kept[text] += count
+        elif len(kept) < _MOST_TEXTS:
+            kept[text] = count
+        else:
+            return False
+    return True

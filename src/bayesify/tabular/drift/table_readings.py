@@ -1,0 +1,96 @@
+"""Read every column of a new table, from all of its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bayesify.tabular.columns import (
+    CategoryColumn,
+    Column,
+    DateColumn,
+    FlagColumn,
+    NumberColumn,
+    TextColumn,
+)
+from bayesify.tabular.drift.column_cells import ColumnCells
+from bayesify.tabular.drift.date_readings import date_reading
+from bayesify.tabular.drift.number_readings import number_reading
+from bayesify.tabular.drift.reading import Reading, as_in_training, refused, shown
+from bayesify.tabular.drift.word_readings import category_reading, words_reading
+from bayesify.tabular.files import TableError, TableFile
+from bayesify.tabular.schema import texts_of
+
+__all__ = ["read_columns"]
+
+
+def read_columns(
+    file: TableFile, columns: Sequence[Column], target: Column | None = None
+) -> list[Reading]:
+    """Return how each column of a new table is read, from all of its cells; the target's is last.
+
+    Args:
+        file: the new table.
+        columns: training's columns, fitted; the table must have them all.
+        target: the target's, from :func:`target_column`; None if it is not read.
+
+    Raises:
+        TableError: the file has no rows, or cannot be read.
+    """
+    checked = {c.name: ColumnCells(c) for c in columns if not isinstance(c, TextColumn)}
+    if target is not None:
+        checked[target.name] = ColumnCells(target, fate=("is not measured", "are not measured"))
+    rows = 0
+    for chunk in file.chunks():
+        rows += len(chunk)
+        for name, cells in checked.items():
+            cells.update(texts_of(chunk, name))
+    if not rows:
+        raise TableError(f"{file.path} has no rows below its header")
+    readings = [
+        _reading(checked[column.name], decimal_commas=file.has_decimal_commas)
+        if column.name in checked
+        else Reading(column)
+        for column in (*columns, *([] if target is None else [target]))
+    ]
+    # A format that was found by the first cells must read the others too.
+    unsure = [
+        each
+        for each in readings
+        if each.column.name in checked
+        and not checked[each.column.name].is_whole
+        and each.column is not checked[each.column.name].column
+    ]
+    if not unsure:
+        return readings
+    again = {each.column.name: ColumnCells(each.column) for each in unsure}
+    for chunk in file.chunks():
+        for name, cells in again.items():
+            cells.update(texts_of(chunk, name))
+    return [_verified(each, checked, again) for each in readings]
+
+
+def _verified(
+    reading: Reading, checked: dict[str, ColumnCells], again: dict[str, ColumnCells]
+) -> Reading:
+    name = reading.column.name
+    if name not in again or not again[name].unread or isinstance(reading.column, CategoryColumn):
+        return reading
+    if reading.error:  # the other format, for which training's was doubted, is impossible
+        return as_in_training(checked[name])
+    return refused(checked[name], f"cells like {shown(again[name].unread_texts)}")
+
+
+def _reading(cells: ColumnCells, *, decimal_commas: bool) -> Reading:
+    column = cells.column
+    if not cells.known:
+        return Reading(column)
+    if isinstance(column, NumberColumn):
+        return number_reading(column, cells, decimal_commas=decimal_commas)
+    if isinstance(column, DateColumn):
+        return date_reading(column, cells)
+    if not cells.unread:
+        return Reading(column)
+    if isinstance(column, FlagColumn):
+        return words_reading(column, cells) or as_in_training(cells)
+    assert isinstance(column, CategoryColumn)
+    return category_reading(column, cells)

@@ -1,0 +1,90 @@
+"""Read words for yes and no, and levels in another case or spacing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from bayesify.tabular.cells import FLAG_WORDS, Floats, Texts
+from bayesify.tabular.columns import CategoryColumn, Column, FlagColumn
+from bayesify.tabular.drift.column_cells import ColumnCells
+from bayesify.tabular.drift.reading import Reading, as_in_training, written
+from bayesify.tabular.schema import label_of
+
+__all__ = ["category_reading", "words_reading"]
+
+_NO_WORDS = {words[0] for words in FLAG_WORDS} | {"0", "0.0"}
+_YES_WORDS = {words[1] for words in FLAG_WORDS} | {"1", "1.0"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Words(FlagColumn):
+    """Words for no and yes of several languages, and 0 and 1."""
+
+    def _parse(self, texts: Texts) -> Floats:
+        values = {**dict.fromkeys(_NO_WORDS, 0.0), **dict.fromkeys(_YES_WORDS, 1.0)}
+        return np.array([values.get(text.lower(), math.nan) for text in texts])
+
+
+def words_reading(column: Column, cells: ColumnCells) -> Reading | None:
+    """Return the reading by words for no and yes, if every cell is one."""
+    found = {text.lower() for text in cells.texts}
+    if not found <= _NO_WORDS | _YES_WORDS:
+        return None
+    pairs = [
+        f"{' and '.join(map(repr, sorted(found & words)))} as {meaning!r}"
+        for words, meaning in ((_NO_WORDS, "no"), (_YES_WORDS, "yes"))
+        if found & words
+    ]
+    remark = f"{column.name}: {', '.join(pairs)}, where training has {written(column)}"
+    return Reading(_Words(name=column.name, words=("no", "yes")), remark)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Folded(CategoryColumn):
+    """Levels in whatever case and with whatever blanks they are written."""
+
+    def _parse(self, texts: Texts) -> Floats:
+        places = {_folded(level): float(place) for place, level in enumerate(self.levels)}
+        return np.array([places.get(_folded(text), math.inf) for text in texts])
+
+
+def _folded(text: str) -> str:
+    return " ".join(label_of(text).casefold().split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WordLabels(CategoryColumn):
+    """Classes that are words for no and yes, written by other such words."""
+
+    def _parse(self, texts: Texts) -> Floats:
+        no = 0.0 if self.levels[0].lower() in _NO_WORDS else 1.0
+        places = {**dict.fromkeys(_NO_WORDS, no), **dict.fromkeys(_YES_WORDS, 1.0 - no)}
+        return np.array([places.get(text.lower(), math.inf) for text in texts])
+
+
+def category_reading(column: CategoryColumn, cells: ColumnCells) -> Reading:
+    """Return how levels are read: in any case and spacing, or other words for yes and no."""
+    fields = {each.name: getattr(column, each.name) for each in dataclasses.fields(column)}
+    levels = {level.lower() for level in column.levels}
+    if len(levels) == 2 and all(len(levels & words) == 1 for words in (_NO_WORDS, _YES_WORDS)):
+        words = words_reading(column, cells)
+        if words is not None:
+            return Reading(_WordLabels(**fields), words.remark)
+    if len({_folded(level) for level in column.levels}) < len(column.levels):
+        return as_in_training(cells)
+    folded = _Folded(**fields)
+    read = np.isfinite(folded.parse(cells.texts))
+    unread = int(cells.counts[~read].sum())
+    if unread >= cells.unread:
+        return as_in_training(cells)
+    rest = dict(zip(cells.texts[~read], cells.counts[~read].tolist(), strict=True))
+    left = dataclasses.replace(cells, unread=unread, unread_texts=rest)
+    reading = as_in_training(left)
+    if reading.error:
+        return reading
+    remark = f"{column.name}: levels read in any case and spacing, where training has "
+    return Reading(folded, remark + written(column).removeprefix("levels such as "))
