@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("adapters", "adapters.md", "stored_tables", ()),
         ("conformal", "conformal.md", "table", ("methods",)),
         ("conformal", "conformal.md", "table", ("scores",)),
+        ("tabular", "scikit-learn.md", "table", ()),
         ("table_recipe", "adr/0008-recipe-for-tables.md", "table", ()),
     ],
 )

@@ -381,7 +381,7 @@ def test_tables_mark_the_best_and_leave_what_is_missing() -> None:
     assert any(line.startswith("| energy | **1.00 +- 0.00** |") for line in lines)
     ranks = next(line for line in lines if line.startswith(f"| {title} | - | - | **1.0** |"))
     # Its width is twice the median of 1, 2 and 4.
-    assert ranks.endswith("| 95.0 | 95.0 | 2.00 | 2.0 | 0.010 |")
+    assert ranks.endswith("| 95.0 | 95.0 | 2.00 |")
     assert "| 90.0 +- 0.0" not in text
     assert "decision sets" not in text
 
@@ -390,7 +390,7 @@ def test_the_table_states_what_it_rests_on() -> None:
     text = experiment.table(RESULTS)
     assert "over 2 random splits" in text
     assert "Packages: MAPIE 1.0, bayesify 1.0, scikit-learn 1.0." in text
-    assert "under a mean load of 1.5" in text
+    assert "seconds" not in text, "measured while the machine had other work"
     assert "Without results here: random forest," in text
 
 

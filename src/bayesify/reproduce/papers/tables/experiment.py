@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from bayesify.io import StorageError, atomic_write
@@ -92,14 +91,11 @@ def table(results: Sequence[Result]) -> str:
     packages = sorted({result["metrics"]["package"] for result in results})
     missing = [model.title for name, model in MODELS.items() if not _has(results, name)]
     splits = max(len(result["metrics"]["fit_seconds"]) for result in results)
-    loads = [result["load"] for result in results if result.get("load") is not None]
-    load = f"{mean(loads):.1f}" if loads else "unknown size"
     head = (
         f"Mean +- standard error over {splits} random splits, in which the test rows overlap. The "
         "best mean is in bold; rank 1 is the best, and equal means share their ranks. nll in nats. "
-        "Width of intervals: relative to the models' median on each set, geometric mean. CPU "
-        f"seconds on one thread, median, under a mean load of {load}. Packages: "
-        f"{', '.join(packages)}."
+        "Width of intervals: relative to the models' median on each set, geometric mean. "
+        f"Packages: {', '.join(packages)}."
     )
     if missing:
         head += f" Without results here: {', '.join(missing)}."
@@ -132,7 +128,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 EXPERIMENT = Experiment(
     name="tables",
     source="the estimators for tables next to models that people use, all at their defaults",
-    reported="nothing: nll, CRPS, errors, intervals and seconds on 31 sets",
+    reported="nothing: nll, CRPS, errors and intervals on 31 sets",
     seeds=(0,),
     memory_mb=1500,
     jobs=jobs,

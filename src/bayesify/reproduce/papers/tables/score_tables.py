@@ -119,16 +119,14 @@ def score_tables(results: Sequence[Result]) -> str:
 
 
 def _ranks(results: Sequence[Result], kind: Kind, group: Group) -> list[str]:
-    """Return the lines of a table of mean ranks, coverage, width and seconds."""
+    """Return the lines of a table of mean ranks, coverage and width."""
     ranks = {
         score.title: mean_ranks(values_of(results, kind, group, score.name), more=score.more)
         for score in RANKED[kind]
     }
-    coverage, width, fit, predict = (
-        values_of(results, kind, group, name)
-        for name in ("coverage", "width", "fit_seconds", "predict_seconds")
-    )
-    models = [name for name in MODELS if any(name in of_set for of_set in fit.values())]
+    # Seconds are stored and not shown: the machine had other work, which slows models unequally.
+    fits = values_of(results, kind, group, "fit_seconds")
+    models = [name for name in MODELS if any(name in of_set for of_set in fits.values())]
     if not models:
         return []
     count = max(number for _, number in ranks.values())
@@ -142,15 +140,14 @@ def _ranks(results: Sequence[Result], kind: Kind, group: Group) -> list[str]:
         ]
     if kind == "numbers":
         heads += ["coverage, mean", "coverage, lowest", "width"]
-        relative = _relative_widths(width)
+        coverage = values_of(results, kind, group, "coverage")
+        relative = _relative_widths(values_of(results, kind, group, "width"))
         covered = {model: _by_set(coverage, model) for model in models}
         columns += [
             [f"{mean(covered[model]):.1f}" for model in models],
             [f"{min(covered[model]):.1f}" for model in models],
             [f"{relative[model]:.2f}" for model in models],
         ]
-    heads += ["CPU seconds, fit", "prediction"]
-    columns += [[_seconds(of, model) for model in models] for of in (fit, predict)]
     titles = [MODELS[model].title for model in models]
     return [
         f"**{_TITLES[group]}: {kind}.** Mean ranks over {count} sets.",
@@ -175,12 +172,6 @@ def _relative_widths(width: Values) -> dict[str, float]:
         for model, value in means.items():
             logs.setdefault(model, []).append(math.log(value / middle))
     return {model: math.exp(mean(found)) for model, found in logs.items()}
-
-
-def _seconds(values: Values, model: str) -> str:
-    """Return the median over sets and splits: the first fit of a process also imports packages."""
-    seconds = median(median(of_set[model]) for of_set in values.values() if model in of_set)
-    return f"{seconds:.3f}" if seconds < 0.1 else f"{seconds:.1f}"
 
 
 def _number(value: float | None, digits: int) -> str:
