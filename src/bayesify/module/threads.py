@@ -1,4 +1,4 @@
-"""One thread for the small passes that several threads make no faster."""
+"""Number of threads for a block, and one thread for small passes, which more make no faster."""
 
 from __future__ import annotations
 
@@ -12,12 +12,29 @@ from torch import Tensor, nn
 from bayesify.module.inputs import WHOLE, Inputs, arguments_of, count_examples
 from bayesify.module.random_network import RandomNetwork
 
-__all__ = ["one_thread_if_small", "rows_in_pass", "rows_of"]
+__all__ = ["num_threads", "one_thread_if_small", "rows_in_pass", "rows_of"]
 
 # Multiply-adds of a pass; docs/benchmarks.md has the measurements. Below, two threads save a fifth
 # of the time of a step on an idle machine; where another program uses a core they wait for each
 # other in every operation, and take two to five times as long.
 _SMALL = 2**25
+
+
+@contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    """Use this number of threads within the block; restore the number afterwards.
+
+    Example:
+        >>> with num_threads(1):
+        ...     torch.get_num_threads()
+        1
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -39,15 +56,15 @@ def one_thread_if_small(network: RandomNetwork, num_rows: float) -> Iterator[Non
         ...     torch.get_num_threads()
         1
     """
-    before = torch.get_num_threads()
-    if before == 1 or num_rows * _num_weights(network) >= _SMALL or not _is_perceptron(network):
+    if (
+        torch.get_num_threads() == 1
+        or num_rows * _num_weights(network) >= _SMALL
+        or not _is_perceptron(network)
+    ):
         yield
         return
-    torch.set_num_threads(1)
-    try:
+    with num_threads(1):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def rows_of(inputs: Inputs) -> int:

@@ -35,6 +35,7 @@ from bayesify.app.bench.tables import by_group, cells_of, headings_of
 from bayesify.app.runs import ConfigError, RunError
 from bayesify.app.runs.environment import commit, hardware, versions
 from bayesify.io import atomic_write
+from bayesify.module.threads import num_threads
 
 __all__ = ["bench"]
 
@@ -124,7 +125,7 @@ def bench(
     groups = _groups(cases, batch, found)
     console = Console(stderr=True)
     started = time.perf_counter()
-    with _threads(count):
+    with num_threads(count):
         watch = Watch()
         about = estimated_seconds(groups, rounds=rounds)
         is_busy = watch.is_disturbed
@@ -192,16 +193,6 @@ def _groups(cases: list[Case], batches: list[int] | None, peers: list[Peer]) -> 
         for case in cases
         for batch in batches or case.batches
     ]
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

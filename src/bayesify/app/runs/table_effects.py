@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from bayesify.app.runs.measure import in_units, recorded
 from bayesify.distributions.posteriors import Delta
 from bayesify.metrics import classification_metrics, regression_metrics
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.threads import num_threads
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import (
     CategoricalPredictive,
@@ -123,17 +123,18 @@ def importance(run: Run, data: TableData, bnn: BayesianModule) -> dict[str, Any]
     rows = _some(run, held_out, count)
     inputs, targets = data.test_inputs[rows], targets_in_units(data)[rows]
     seed = run.config.seed
+    # One thread: the tensors are small, and two threads are slower.
     if len(columns) > _MOST_COLUMNS:
         few = slice(_ENOUGH_ROWS)
         at_mean = partial(_predicted_at_mean, bnn, data)
-        with _one_thread():
+        with num_threads(1):
             found = permutation_importance(
                 at_mean, inputs[few], targets[few], columns, repeats=1, seed=seed
             )
         best = sorted(found, key=lambda each: -each.nll.rise)[:_MOST_COLUMNS]
         kept = {each.column for each in best}
         columns = {name: places for name, places in columns.items() if name in kept}
-    with _one_thread():
+    with num_threads(1):
         found = permutation_importance(
             partial(_recorded, bnn, data, samples),
             *(inputs, targets, columns),
@@ -175,21 +176,10 @@ def column_effects(
     for name in names:
         for grid in grids_of(by_name[name], places[name], data.train_inputs.numpy()):
             values = torch.from_numpy(grid.inputs)
-            with _one_thread():
+            with num_threads(1):
                 effect = partial_dependence(predict, data.test_inputs[rows], grid.places, values)
             found.append((grid, effect))
     return found
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread within the block: the tensors are small, and two threads are slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _some(run: Run, count: int, wanted: int) -> Tensor:

@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
 
 from bayesify.app.runs.environment import commit, hardware, load_average, versions
 from bayesify.io import StorageError, atomic_write
+from bayesify.module.threads import num_threads
 from bayesify.reproduce.harness.experiment import (
     Context,
     Experiment,
@@ -161,7 +161,7 @@ class JobRunner:
 
         context = replace(self._context, work=self._work(job), on_progress=on_progress)
         try:
-            with _one_thread(), _collected_warnings() as notes:
+            with num_threads(1), _collected_warnings() as notes:
                 metrics = self._experiment.run(job, context)
                 where = hardware()
         except StorageError as error:
@@ -219,13 +219,3 @@ def _collected_warnings() -> Iterator[set[str]]:
         yield notes
     messages = (str(warning.message) for warning in caught)
     notes.update(text for text in messages if "(Triggered internally at" not in text)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
