@@ -11,7 +11,6 @@ the split as their seed, and one thread. Results go to ``results/conformal/SET.j
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable
@@ -19,23 +18,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from records import RESULTS
+from records import resumed, store_rows, stored
 from show_reproductions import DOCS, insert
 from sklearn import datasets
 from torch import Tensor
 
-from bayesify.app.runs.environment import commit, hardware, versions
 from bayesify.datasets import load_regression, standard_splits
-from bayesify.io import atomic_write
 from bayesify.prediction import GaussianPredictive
 from bayesify.prediction.conformal import ConformalIntervals
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
-FOLDER = RESULTS / "conformal"
 PAGE = DOCS / "conformal.md"
 NUMBERS = ("yacht", "energy", "concrete", "wine")
 CLASSES = ("wine-classes", "digits")
 SPLITS, FOLDS, HELD_OUT, LEVEL = 20, 5, 0.2, 0.9
+CONFIG = {"level": LEVEL, "folds": FOLDS, "held_out": HELD_OUT}
 #: Methods of the first table; what else is stored compares scores of split conformal prediction.
 METHODS = ("bayes", "split", "cv+")
 SCORES = {
@@ -148,40 +145,14 @@ def measure(name: str, split: int) -> list[dict[str, Any]]:
     return rows
 
 
-def stored(name: str) -> dict[str, Any]:
-    """Return what is stored of a set, or a document without rows."""
-    path = FOLDER / f"{name}.json"
-    if path.exists():
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return document
-    return {
-        "experiment": "conformal",
-        "quick": False,
-        "config": {"set": name, "level": LEVEL, "folds": FOLDS, "held_out": HELD_OUT},
-        "seed": "the split",
-        "commit": commit(),
-        "hardware": hardware(),
-        "versions": versions(),
-        "metrics": {"rows": []},
-        "seconds": 0.0,
-    }
-
-
 def run(name: str, splits: int) -> None:
     """Measure the splits of a set that are not stored yet."""
-    document = stored(name)
-    if document["commit"] != commit():
-        raise SystemExit(
-            f"{FOLDER / name}.json holds results of {document['commit']}, but the code is that of "
-            f"{commit()}; remove the file, or check out that commit"
-        )
-    rows = document["metrics"]["rows"]
-    for split in sorted(set(range(splits)) - {row["split"] for row in rows}):
+    document = resumed("conformal", name, CONFIG)
+    there = {row["split"] for row in document["metrics"]["rows"]}
+    for split in sorted(set(range(splits)) - there):
         started = time.perf_counter()
-        rows += measure(name, split)
-        document["seconds"] += time.perf_counter() - started
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        atomic_write(FOLDER / f"{name}.json", json.dumps(document, indent=1) + "\n")
+        rows = measure(name, split)
+        store_rows(document, rows, time.perf_counter() - started)
         print(f"{name}: split {split}", flush=True)
 
 
@@ -205,7 +176,7 @@ def table(part: str) -> str:
     ]
     machines = set()
     for name in (*NUMBERS, *CLASSES):
-        document = stored(name)
+        document = stored("conformal", name, CONFIG)
         rows = document["metrics"]["rows"]
         splits = len({row["split"] for row in rows})
         if not splits:
@@ -233,8 +204,6 @@ def main() -> None:
         for part in ("methods", "scores"):
             insert(PAGE, f"conformal-{part}", table(part))
         return
-    if str(commit()).endswith("-dirty"):
-        raise SystemExit("results must be of a commit, but the code in src differs; commit it")
     torch.set_num_threads(1)
     for name in options.only or (*NUMBERS, *CLASSES):
         run(name, options.splits)

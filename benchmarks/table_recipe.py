@@ -11,25 +11,22 @@ Results go to ``results/table-recipe/SET.json``.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from records import RESULTS
+from records import resumed, store_rows, stored
 from show_reproductions import DOCS, insert
 
-from bayesify.app.runs.environment import commit, hardware, versions
-from bayesify.io import atomic_write
 from bayesify.reproduce.papers.tables.evaluation import evaluate
 from bayesify.reproduce.papers.tables.sets import SETS
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from bayesify.tabular import TableRecipe
 
-FOLDER = RESULTS / "table-recipe"
 PAGE = DOCS / "adr" / "0008-recipe-for-tables.md"
+CONFIG = {"part": "validation"}
 NAMES = tuple(name for name, each in SETS.items() if each.group == "development")
 #: The recipe before, for numbers and for classes.
 BEFORE = TableRecipe(
@@ -68,45 +65,18 @@ def make(name: str, candidate: str, seed: int) -> Any:
     return Candidate(random_state=seed, **options)
 
 
-def stored(name: str) -> dict[str, Any]:
-    """Return what is stored of a set, or a document without rows."""
-    path = FOLDER / f"{name}.json"
-    if path.exists():
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return document
-    return {
-        "experiment": "table-recipe",
-        "quick": False,
-        "config": {"set": name, "part": "validation"},
-        "seed": "the split",
-        "commit": commit(),
-        "hardware": hardware(),
-        "versions": versions(),
-        "metrics": {"rows": []},
-        "seconds": 0.0,
-    }
-
-
 def run(name: str, splits: int) -> None:
     """Measure the candidates on a set that are not stored yet."""
-    document = stored(name)
-    if document["commit"] != commit():
-        raise SystemExit(
-            f"{FOLDER / name}.json holds results of {document['commit']}, but the code is that of "
-            f"{commit()}; remove the file, or check out that commit"
-        )
-    rows = document["metrics"]["rows"]
-    there = {(row["candidate"], row["split"]) for row in rows}
+    document = resumed("table-recipe", name, CONFIG)
+    there = {(row["candidate"], row["split"]) for row in document["metrics"]["rows"]}
     for split in range(splits):
         for candidate in CANDIDATES:
             if (candidate, split) in there or not applies(name, candidate):
                 continue
             started = time.perf_counter()
             found = evaluate(lambda seed: make(name, candidate, seed), name, split, "validation")  # noqa: B023
-            rows.append({"candidate": candidate, "split": split, **found})
-            document["seconds"] += time.perf_counter() - started
-            FOLDER.mkdir(parents=True, exist_ok=True)
-            atomic_write(FOLDER / f"{name}.json", json.dumps(document, indent=1) + "\n")
+            row = {"candidate": candidate, "split": split, **found}
+            store_rows(document, [row], time.perf_counter() - started)
             print(f"{name}: {candidate}, split {split}: nll {found['nll']:.3f}", flush=True)
 
 
@@ -120,7 +90,7 @@ def table() -> str:
     lines = [f"| set | {' | '.join(CANDIDATES)} |", f"|---|{'---|' * len(CANDIDATES)}"]
     machines = set()
     for name in NAMES:
-        document = stored(name)
+        document = stored("table-recipe", name, CONFIG)
         rows = document["metrics"]["rows"]
         if not rows:
             continue
@@ -148,8 +118,6 @@ def main() -> None:
     if options.show:
         insert(PAGE, "table-recipe", table())
         return
-    if str(commit()).endswith("-dirty"):
-        raise SystemExit("results must be of a commit, but the code in src differs; commit it")
     for name in options.only or NAMES:
         run(name, options.splits)
 
