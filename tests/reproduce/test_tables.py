@@ -20,6 +20,7 @@ from bayesify.prediction import CategoricalPredictive, GaussianPredictive
 from bayesify.reproduce import Context, Job, find_experiment
 from bayesify.reproduce.papers.tables import experiment, models, sets
 from bayesify.reproduce.papers.tables.evaluation import (
+    Scores,
     class_scores,
     evaluate,
     number_scores,
@@ -29,7 +30,7 @@ from bayesify.reproduce.papers.tables.models import MODELS, OURS, TableModel
 from bayesify.reproduce.papers.tables.peers import ConstantNoise
 from bayesify.reproduce.papers.tables.rank_figure import rank_figure
 from bayesify.reproduce.papers.tables.score_tables import mean_ranks, score_tables, values_of
-from bayesify.reproduce.papers.tables.sets import SETS, SPLITS, TableSet, find_set, parts
+from bayesify.reproduce.papers.tables.sets import SETS, SPLITS, Kind, TableSet, find_set, parts
 
 IN_REPOSITORY = {"concrete", "energy", "yacht", "wine", "mushroom"}
 AT_HAND = [name for name, table in SETS.items() if set(table.datasets) <= IN_REPOSITORY]
@@ -197,21 +198,26 @@ def noisy_classes(rng: np.random.Generator) -> Any:
     return x, (rng.uniform(size=400) < 1.0 / (1.0 + np.exp(-3.0 * x[:, 0]))).astype(int)
 
 
-def installed(model: TableModel) -> None:
+def scores_of(
+    name: str, kind: Kind, load: Callable[[Context], Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[TableModel, Scores]:
+    """A model, and its scores on a set that is generated for a test."""
+    model = MODELS[name]
     if find_spec(MODULES.get(model.package, model.package)) is None:
         pytest.skip(f"needs {model.package}")
+    monkeypatch.setitem(SETS, "made", TableSet("made", kind, "development", load))
+    make = model.make(kind)
+    assert make is not None
+    return model, evaluate(make, "made", 0)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODELS)
 def test_each_model_of_numbers_knows_the_noise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = MODELS[name]
-    installed(model)
-    load: Callable[[Context], Any] = lambda _: noisy_line(np.random.default_rng(0))  # noqa: E731
-    monkeypatch.setitem(SETS, "line", TableSet("line", "numbers", "development", load))
-    assert model.numbers is not None
-    found = evaluate(model.numbers, "line", 0)
+    model, found = scores_of(
+        name, "numbers", lambda _: noisy_line(np.random.default_rng(0)), monkeypatch
+    )
     assert found["rmse"] is not None
     assert 0.4 < found["rmse"] < 0.7  # the noise is 0.5
     assert found["coverage"] is not None
@@ -229,12 +235,9 @@ def test_each_model_of_numbers_knows_the_noise(name: str, monkeypatch: pytest.Mo
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.classes])
 def test_each_model_of_classes_predicts_odds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = MODELS[name]
-    installed(model)
-    load: Callable[[Context], Any] = lambda _: noisy_classes(np.random.default_rng(0))  # noqa: E731
-    monkeypatch.setitem(SETS, "odds", TableSet("odds", "classes", "development", load))
-    assert model.classes is not None
-    found = evaluate(model.classes, "odds", 0)
+    _, found = scores_of(
+        name, "classes", lambda _: noisy_classes(np.random.default_rng(0)), monkeypatch
+    )
     assert found["accuracy"] is not None
     assert found["accuracy"] > 70.0
     assert found["nll"] is not None

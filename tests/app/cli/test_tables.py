@@ -46,12 +46,18 @@ TABLES = {"regression": messy(), "classification": classes()}
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a table and the run ``run`` made from it, which no test changes."""
     place = tmp_path_factory.mktemp("tables")
-    (place / "table.csv").write_text(TABLES[request.param])
+    said = trained(place, TABLES[request.param])
+    (place / "said.txt").write_text(said.err)
+    return place
+
+
+def trained(place: Path, table: str) -> Said:
+    """Write ``table.csv`` and train ``run`` from it."""
+    (place / "table.csv").write_text(table)
     with quick_runs():
         said = bayesify("train", place / "table.csv", "--target", "price", *_out(place), *QUICK)
     assert said.code == 0, said.err
-    (place / "said.txt").write_text(said.err)
-    return place
+    return said
 
 
 def _out(place: Path) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.app.cli.test_cli import bayesify, quick_runs
 from tests.app.cli.test_errors import check_refused
-from tests.app.cli.test_tables import QUICK
+from tests.app.cli.test_tables import QUICK, trained
 from tests.tabular.test_training_table import messy
 
 
@@ -121,11 +121,7 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("made")
-    (place / "table.csv").write_text(messy())
-    with quick_runs():
-        out = ("--out", place / "run")
-        said = bayesify("train", place / "table.csv", "--target", "price", *out, *QUICK)
-    assert said.code == 0, said.err
+    trained(place, messy())
     return place
 
 

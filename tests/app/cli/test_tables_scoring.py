@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.app.cli.test_cli import as_json, bayesify, quick_runs
 from tests.app.cli.test_errors import check_refused
-from tests.app.cli.test_tables import QUICK, TABLES
+from tests.app.cli.test_tables import QUICK, TABLES, trained
 
 from bayesify.app.runs import Run
 from bayesify.app.runs.measure import evaluate
@@ -27,10 +27,7 @@ def quick() -> Iterator[None]:
 @pytest.fixture(scope="module", params=TABLES)
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("scored")
-    (place / "table.csv").write_text(TABLES[request.param])
-    with quick_runs():
-        out = ("--out", place / "run")
-        assert bayesify("train", place / "table.csv", "--target", "price", *out, *QUICK).code == 0
+    trained(place, TABLES[request.param])
     return place
 
 
