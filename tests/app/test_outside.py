@@ -21,6 +21,7 @@ from bayesify.app.runs.predict import Predictions
 from bayesify.io import read_tensors, write_tensors
 from bayesify.prediction.conformal import Conformal
 from bayesify.tabular.new_table import NewTable
+from bayesify.tabular.schema import TableSchema
 from bayesify.tabular.stored_table import store_table, stored_table
 from bayesify.tabular.table_data import TableData
 from bayesify.tabular.training_table import fit_table
@@ -222,13 +223,19 @@ def test_that_identity_notices_faults(
 # ----------------------------------------------------------------------------------------- storing
 
 
-def test_distances_are_stored_with_a_table_of_texts(place: Place, tmp_path: Path) -> None:
+def stored_with_texts(place: Place, folder: Path) -> tuple[TableData, TableSchema]:
+    """The data of a run, stored in a folder as if the rows had texts."""
     run = Run.open(place.run)
     data, schema = run.load_data(), run.table
     assert isinstance(data, TableData)
     assert schema is not None
     texts = tuple("text" for _ in data.test_inputs)
-    store_table(tmp_path, dataclasses.replace(data, test_texts=texts), schema)
+    store_table(folder, dataclasses.replace(data, test_texts=texts), schema)
+    return data, schema
+
+
+def test_distances_are_stored_with_a_table_of_texts(place: Place, tmp_path: Path) -> None:
+    data, schema = stored_with_texts(place, tmp_path)
     same = stored_table(tmp_path, place.held_out, schema)
     assert same is not None
     assert same.test_distances.equal(data.test_distances)
@@ -238,12 +245,7 @@ def test_distances_are_stored_with_a_table_of_texts(place: Place, tmp_path: Path
 
 def test_a_stored_table_without_distances_is_read_again(place: Place, tmp_path: Path) -> None:
     """Runs of earlier versions store none; theirs are needed only if predictions are widened."""
-    run = Run.open(place.run)
-    data, schema = run.load_data(), run.table
-    assert isinstance(data, TableData)
-    assert schema is not None
-    texts = tuple("text" for _ in data.test_inputs)
-    store_table(tmp_path, dataclasses.replace(data, test_texts=texts), schema)
+    _, schema = stored_with_texts(place, tmp_path)
     path = tmp_path / "table.safetensors"
     tensors, meta = read_tensors(path)
     write_tensors(path, {k: t for k, t in tensors.items() if "distances" not in k}, meta)
