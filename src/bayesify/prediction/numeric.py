@@ -11,7 +11,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from bayesify.prediction.predictive import Predictive, check_joinable, select_samples
+from bayesify.prediction.predictive import (
+    Predictive,
+    check_joinable,
+    select_samples,
+    sum_components,
+)
 
 __all__ = ["NumericPredictive"]
 
@@ -161,9 +166,8 @@ class NumericPredictive(Predictive):
             ValueError: the targets do not have the shape of ``mean``.
         """
         self._check_targets(targets)
-        log_probs = self._log_probs(targets)
-        joint = log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
-        return joint.logsumexp(0) - math.log(len(log_probs))
+        joint = sum_components(self._log_probs(targets))
+        return joint.logsumexp(0) - math.log(len(joint))
 
     def subset(self, samples: Sequence[int] | Tensor) -> Self:
         """See ``Predictive.subset``."""

@@ -45,6 +45,16 @@ def stack_samples(tensors: SizedIterable) -> Tensor:
     return stack
 
 
+def sum_components(log_probs: Tensor) -> Tensor:
+    """Sum over the components of each target, from shape (S, N, ...) to (S, N).
+
+    Example:
+        >>> sum_components(torch.ones(2, 3)).shape, sum_components(torch.ones(2, 3, 4, 5)).shape
+        (torch.Size([2, 3]), torch.Size([2, 3]))
+    """
+    return log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
+
+
 @dataclass(frozen=True, eq=False)
 class Abstention:
     """Predictions together with a mask of those whose uncertainty is below a threshold.

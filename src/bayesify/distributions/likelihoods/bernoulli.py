@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from bayesify.distributions.likelihoods.likelihood import Likelihood
 from bayesify.prediction import BernoulliPredictive, Predictive, SizedIterable
 from bayesify.prediction.bernoulli import check_labels
+from bayesify.prediction.predictive import sum_components
 
 __all__ = ["BernoulliLikelihood"]
 
@@ -32,8 +33,7 @@ class BernoulliLikelihood(Likelihood):
         """Return the labels' log probability, in nats, summed over the labels, shape (S, N)."""
         self._check(outputs, targets)
         sign = 2.0 * targets.to(outputs.dtype) - 1.0
-        log_probs = F.logsigmoid(sign * outputs)
-        return log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
+        return sum_components(F.logsigmoid(sign * outputs))
 
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
         """Return the probability of 1 averaged over the weight samples."""

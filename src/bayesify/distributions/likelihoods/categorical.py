@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bayesify.distributions.likelihoods.likelihood import Likelihood
 from bayesify.prediction import CategoricalPredictive, Predictive, SizedIterable
+from bayesify.prediction.predictive import sum_components
 
 __all__ = ["CategoricalLikelihood"]
 
@@ -53,7 +54,7 @@ class CategoricalLikelihood(Likelihood):
         log_probs = outputs.log_softmax(-1).gather(-1, index).squeeze(-1)
         if counted is not None:
             log_probs = log_probs.where(counted, 0.0)
-        return log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
+        return sum_components(log_probs)
 
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
         """Return the class probabilities averaged over the weight samples."""

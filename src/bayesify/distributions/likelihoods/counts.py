@@ -22,6 +22,7 @@ from bayesify.prediction.counts import (
     negative_binomial_log_prob,
     poisson_log_prob,
 )
+from bayesify.prediction.predictive import sum_components
 
 __all__ = ["NegativeBinomialLikelihood", "PoissonLikelihood"]
 
@@ -39,8 +40,7 @@ class CountLikelihood(Likelihood):
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the log probability, in nats, summed over the components, shape (S, N)."""
         self._check(outputs, targets)
-        log_probs = self._log_probs(_log_rates(outputs), targets)
-        return log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
+        return sum_components(self._log_probs(_log_rates(outputs), targets))
 
     def predictive(
         self,

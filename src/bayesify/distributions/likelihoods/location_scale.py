@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayesify.distributions.likelihoods.likelihood import Likelihood
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import Predictive, SizedIterable, stack_samples
+from bayesify.prediction.predictive import sum_components
 
 __all__ = ["LocationScaleLikelihood"]
 
@@ -84,8 +85,7 @@ class LocationScaleLikelihood(Likelihood):
         locations = self._locations(outputs)
         self._check(locations, targets)
         scale = self._predicted_scale(outputs) if self.input_dependent else self._scale.to(outputs)
-        log_probs = self._log_probs(locations, scale, targets)
-        return log_probs.flatten(2).sum(-1) if log_probs.dim() > 2 else log_probs
+        return sum_components(self._log_probs(locations, scale, targets))
 
     def predictive(
         self,
