@@ -43,6 +43,7 @@ _LEVEL, _QUANTILES, _DIGITS = 0.9, 50, 5
 #: Draws of the referee whose mixture is stored; quantiles of all would take minutes.
 _MOST_DRAWS = 1000
 _QUICK_PROBLEMS = ("toy", "yacht")
+_QUICK_CONTESTANTS = ("mean-field-local", "low-rank", "full", "plain", "ensemble")
 _QUICK: dict[str, Any] = {"steps": 200, "test_samples": 50, "members": 2}
 _QUICK_SAMPLER: dict[str, Any] = {"chains": 2, "warmup": 30, "samples": 30, "max_tree_depth": 5}
 _SECONDS = {"toy": 60.0, "yacht": 300.0, "energy": 600.0, "concrete": 900.0, "mnist-160": 1200.0}
@@ -56,7 +57,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
             if quick and problem not in _QUICK_PROBLEMS:
                 continue
             datasets = () if settings["dataset"] is None else (settings["dataset"],)
-            for name in (REFEREE, *CONTESTANTS):
+            for name in (REFEREE, *(_QUICK_CONTESTANTS if quick else CONTESTANTS)):
                 own = _QUICK_SAMPLER if quick else _SAMPLER
                 if name != REFEREE:
                     own = {**PROTOCOL, **(_QUICK if quick else {})}
