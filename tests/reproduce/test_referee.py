@@ -53,9 +53,19 @@ def test_problems_have_the_sizes_that_are_stated() -> None:
     assert table.scale > 1.0
 
 
-@pytest.mark.parametrize("name", ["yacht-plain", "toy-mc-dropout", "yacht-ensemble"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("yacht-plain", "toy-mc-dropout", "yacht-ensemble", "toy-mean-field-ivon", "toy-matrix"),
+        *("yacht-low-rank", "yacht-full", "toy-mean-field-mixture"),
+    ],
+)
 def test_a_contestant_is_measured(name: str) -> None:
-    metrics = EXPERIMENT.run(quick_job(name, steps=100), Context())
+    (job,) = [job for job in EXPERIMENT.jobs((0,), False) if job.name == name]
+    short = {"steps": 100, "test_samples": 50, "members": 2}
+    metrics = EXPERIMENT.run(
+        Job(name, 0, {**job.config, **short}, job.seconds, job.datasets), Context()
+    )
     stored = torch.tensor(metrics["prediction"])
     if name.startswith("yacht"):
         assert stored.shape == (31, 50)
