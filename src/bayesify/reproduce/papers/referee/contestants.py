@@ -78,7 +78,8 @@ def _train(
         elbo,
         Passes(loader, min(_STEPS_AN_EPOCH, config["steps"])),
         epochs=epochs,
-        optimizer=IVON(elbo) if ivon else partial(torch.optim.Adam, lr=config["lr"]),
+        # h0=None: it begins with the same standard deviations as the others.
+        optimizer=IVON(elbo, h0=None) if ivon else partial(torch.optim.Adam, lr=config["lr"]),
         scheduler=cosine,
         kl_warmup_epochs=kl_warmup * epochs,
         checkpoint_dir=context.work,
