@@ -28,9 +28,9 @@ LIBRARY = (
     "distributions",
     "estimators",
     "module",
-    "pruning",
     "io",
     "training",
+    "referee",
     "baselines",
     "metrics",
     "plots",
@@ -118,7 +118,7 @@ def test_a_wrong_import_is_caught() -> None:
             {"noise": "from bayesify.training import elbo"},
             r"noise imports bayesify\.training\.elbo",
         ),
-        ({"pruning": "from bayesify import ELBO"}, "pruning imports bayesify, but"),
+        ({"baselines": "from bayesify import ELBO"}, "baselines imports bayesify, but"),
         ({"training.loop": "from bayesify.app.cli import main"}, "'app' comes after 'training'"),
         ({"app.runs.new": "import bayesify.reproduce"}, "'reproduce' comes after 'app'"),
         ({"magic": "import torch"}, "magic is in no ring: add 'magic'"),
@@ -161,7 +161,7 @@ def test_modules_say_what_they_are() -> None:
 
 HEAVY = (
     *("matplotlib", "typer", "rich", "pandas", "sklearn", "torchmetrics"),
-    *("transformers", "lightning", "peft"),
+    *("transformers", "lightning", "peft", "pyro"),
 )
 PROBE = """
 import json, random, sys

@@ -27,7 +27,7 @@ Where to look next:
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; a table's run of the command line: ``open_run``
 * baselines: ``MCDropout``, ``DeepEnsemble``
-* subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``sklearn``
+* subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``referee``, ``sklearn``
 """
 
 import importlib
@@ -62,10 +62,10 @@ if TYPE_CHECKING:
     from bayesify.module.bayesian import BayesianModule
     from bayesify.module.outputs import MissingKLWarning
     from bayesify.module.pretrained import RelativeStd, last_layer
+    from bayesify.module.pruning import prune, snr
     from bayesify.module.random_network import SharedNoiseWarning
     from bayesify.prediction import Predictive
     from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
-    from bayesify.pruning import prune, snr
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
     from bayesify.training.optimizers import parameter_groups
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 #: Everything is imported on first use, so that the command line can answer without PyTorch.
-_SUBPACKAGES = ("bandits", "datasets", "metrics", "plots", "sklearn")
+_SUBPACKAGES = ("bandits", "datasets", "metrics", "plots", "referee", "sklearn")
 _MODULES = {
     "baselines": ("DeepEnsemble", "MCDropout"),
     "distributions.by_group": ("ByGroup", "EmpiricalGaussian"),
@@ -94,10 +94,10 @@ _MODULES = {
     "module.bayesian": ("BayesianModule",),
     "module.outputs": ("MissingKLWarning",),
     "module.pretrained": ("RelativeStd", "last_layer"),
+    "module.pruning": ("prune", "snr"),
     "module.random_network": ("SharedNoiseWarning",),
     "prediction": ("Predictive",),
     "prediction.conformal": ("ConformalIntervals", "ConformalSets"),
-    "pruning": ("prune", "snr"),
     "training.elbo": ("ELBO", "ELBOTerms"),
     "training.fit": ("fit",),
     "training.optimizers": ("parameter_groups",),

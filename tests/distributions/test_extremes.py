@@ -26,7 +26,7 @@ from bayesify import (
 )
 from bayesify.distributions.kl import has_closed_form
 from bayesify.distributions.softplus import inverse_softplus, log_softplus
-from bayesify.pruning import snr_decibels
+from bayesify.module.pruning import snr_decibels
 
 RHOS = (-1000.0, -120.0, -104.0, -103.0, -100.0, -90.0, -16.0, -15.9, 0.0, 20.0, 41.0, 100.0, 1e4)
 LIMITS = (-100.0, 100.0)

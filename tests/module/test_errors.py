@@ -29,8 +29,8 @@ from bayesify import (
 )
 from bayesify.distributions.kl import minibatch_weight
 from bayesify.module import networks
+from bayesify.module.pruning import snr_decibels
 from bayesify.prediction import CategoricalPredictive, GaussianPredictive
-from bayesify.pruning import snr_decibels
 
 X = torch.zeros(5, 3, dtype=torch.float64)
 Y = torch.zeros(5, dtype=torch.int64)

@@ -24,8 +24,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, T
 from bayesify import ELBO, BayesianModule, Delta, Gaussian, GaussianLikelihood, fit
 from bayesify.datasets import TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.module.pruning import prune
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.pruning import prune
 from bayesify.training import ConvergenceWarning
 from bayesify.training.convergence import STD_RESIDUAL_LIMIT, std_residual
 from bayesify.training.minibatches import minibatches

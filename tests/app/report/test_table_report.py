@@ -23,8 +23,8 @@ from bayesify.app.report.table_parts import (
 )
 from bayesify.app.runs import Run
 from bayesify.app.runs.table_effects import baseline, column_effects, importance, targets_in_units
+from bayesify.module.pruning import prune
 from bayesify.prediction import CategoricalPredictive, GaussianPredictive
-from bayesify.pruning import prune
 from bayesify.tabular.effects import PartialDependence
 from bayesify.tabular.grids import Grid
 from bayesify.tabular.table_data import TableData

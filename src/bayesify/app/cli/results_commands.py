@@ -22,8 +22,8 @@ from bayesify.app.runs.measure import evaluate as measured
 from bayesify.app.runs.predict import Predictions
 from bayesify.app.runs.train import use_threads
 from bayesify.distributions.posteriors import Delta, MeanFieldGaussian
-from bayesify.pruning import prune as pruned
-from bayesify.pruning import snr_decibels
+from bayesify.module.pruning import prune as pruned
+from bayesify.module.pruning import snr_decibels
 
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.new_table import NewTable

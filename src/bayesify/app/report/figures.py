@@ -20,6 +20,7 @@ from bayesify.metrics import (
     risk_coverage,
 )
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.pruning import snr_decibels
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.plots import (
     Record,
@@ -38,7 +39,6 @@ from bayesify.plots import (
 )
 from bayesify.plots.style import decibels
 from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
-from bayesify.pruning import snr_decibels
 
 __all__ = ["build_figures", "regression_figures"]
 

@@ -20,9 +20,9 @@ from bayesify.metrics import (
     reliability,
 )
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.pruning import prune
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
-from bayesify.pruning import prune
 from bayesify.tabular.table_data import TableData
 
 __all__ = [

@@ -23,7 +23,7 @@ from bayesify.distributions.by_group import ByGroup, EmpiricalGaussian
 from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import mlp
-from bayesify.pruning import prune
+from bayesify.module.pruning import prune
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Experiment, Job, Result
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.blundell.classifiers import SAMPLES, averaged, outputs_of, scores

@@ -19,8 +19,8 @@ from bayesify.datasets import ImageData
 from bayesify.distributions.posteriors import Delta
 from bayesify.metrics import error_percent, nll
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.pruning import prune
 from bayesify.prediction import CategoricalPredictive
-from bayesify.pruning import prune
 from bayesify.reproduce.harness.experiment import Context
 from bayesify.reproduce.harness.image_runs import settings_of, trained
 from bayesify.training.history import History

@@ -20,8 +20,8 @@ from bayesify.datasets import ImageData, load_images
 from bayesify.distributions.posteriors import Delta
 from bayesify.metrics import classification_metrics
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.pruning import snr_decibels
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.pruning import snr_decibels
 from bayesify.reproduce.harness.experiment import Context, Job, Result
 from bayesify.reproduce.harness.image_runs import (
     curve,

@@ -19,7 +19,7 @@ from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.priors import Prior
 from bayesify.io import StorageError, atomic_write
 from bayesify.module.bayesian import BayesianModule
-from bayesify.pruning import prune
+from bayesify.module.pruning import prune
 from bayesify.reproduce.harness.experiment import (
     Context,
     EpochProgress,

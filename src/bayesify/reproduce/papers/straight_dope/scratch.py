@@ -29,7 +29,7 @@ from bayesify.datasets import TensorLoader, load_images
 from bayesify.distributions.priors import Prior
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import mlp
-from bayesify.pruning import prune
+from bayesify.module.pruning import prune
 from bayesify.reproduce.harness.experiment import (
     Context,
     Experiment,

@@ -30,7 +30,7 @@ from bayesify import (
 )
 from bayesify.distributions.posteriors import Posterior
 from bayesify.distributions.softplus import inverse_softplus
-from bayesify.pruning import snr_decibels
+from bayesify.module.pruning import snr_decibels
 
 SIZE = 44
 CASE = Case("gaussian", "mean-field", "categorical")

@@ -1,0 +1,135 @@
+"""Draws of a network's weights from its posterior: predictions and convergence diagnostics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayesify.estimators import stateless
+from bayesify.module.batching import Batching
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.inputs import Inputs
+from bayesify.module.sampling import SampledOutputs
+from bayesify.prediction import NumericPredictive, Predictive, stack_samples
+from bayesify.referee.density import as_float64
+from bayesify.referee.pyro import pyro_module
+
+__all__ = ["PosteriorDraws"]
+
+
+@dataclass(frozen=True, eq=False)
+class PosteriorDraws:
+    """Draws from the posterior of a network's random weights, by chain; made by ``hmc``.
+
+    Args:
+        bnn: the model, in float64; its variational posterior is not used.
+        weights: the flat weight vectors, shape (chains, draws, D), float64.
+        acceptance: mean acceptance probability of each chain after warm-up, shape (chains,).
+        divergences: number of draws of each chain whose trajectory diverged, shape (chains,).
+        step_size: the step size of each chain, shape (chains,).
+        num_gradients: gradients computed for each chain, warm-up included, shape (chains,).
+
+    Example:
+        >>> import bayesify as bf
+        >>> likelihood = bf.GaussianLikelihood(1.0)
+        >>> bnn = bf.BayesianModule(torch.nn.Linear(1, 1), likelihood=likelihood).double()
+        >>> weights, one = torch.randn(2, 100, 2).double(), torch.ones(2)
+        >>> draws = PosteriorDraws(bnn, weights, one, one, one, one)
+        >>> x = torch.zeros(5, 1)
+        >>> draws.predict(x).mean.shape, draws.r_hat(x).shape
+        (torch.Size([5, 1]), torch.Size([5, 1]))
+    """
+
+    bnn: BayesianModule
+    weights: Tensor
+    acceptance: Tensor
+    divergences: Tensor
+    step_size: Tensor
+    num_gradients: Tensor
+
+    @torch.no_grad()
+    def predict(
+        self,
+        inputs: Inputs,
+        num_samples: int | None = None,
+        *,
+        keep_samples: bool = False,
+        batch_size: int | None = None,
+    ) -> Predictive:
+        """Predict with the mixture over the draws of all chains.
+
+        Args:
+            inputs: as for ``BayesianModule.predict``; floating tensors are converted to float64.
+            num_samples: the number of draws, evenly spaced over the chains; None stands for all.
+            keep_samples: whether the result holds the prediction of every draw.
+            batch_size: the number of examples in one forward pass; None chooses a fast one.
+
+        Returns:
+            A :class:`Predictive` over N examples, in float64.
+
+        Raises:
+            ValueError: ``num_samples`` is not from 1 to the number of draws, ``batch_size`` is
+                below 1, or there are no examples.
+        """
+        draws = self.weights.flatten(0, 1)
+        count = len(draws) if num_samples is None else num_samples
+        if not 1 <= count <= len(draws):
+            raise ValueError(
+                f"num_samples must lie from 1 to {len(draws)}, the number of draws, got {count}"
+            )
+        chosen = draws[torch.arange(count, device=draws.device) * len(draws) // count]
+        with stateless.evaluation_mode(self.bnn.net):
+            outputs = self._outputs(chosen, inputs, batch_size)
+            return self.bnn.likelihood.predictive(outputs, keep_samples=keep_samples)
+
+    def r_hat(self, inputs: Inputs) -> Tensor:
+        """Return the split R-hat of each prediction, which tends to 1 as the chains agree.
+
+        The predictions of numbers are the network's outputs, those of classes the probabilities.
+        The weights themselves have many equivalent modes, such as permutations of hidden units,
+        and chains need not agree on them. Where R-hat is above 1.05, take more draws or a longer
+        warm-up. Gelman et al., Bayesian Data Analysis (2013), eq. 11.4, with split chains.
+
+        Args:
+            inputs: as for :meth:`predict`.
+
+        Returns:
+            The shape of one draw's prediction, (N, ...); 1 where all draws are equal.
+        """
+        found: Tensor = pyro_module("pyro.ops.stats").split_gelman_rubin(self._predictions(inputs))
+        return found.nan_to_num(nan=1.0, posinf=torch.inf)
+
+    def effective_sample_size(self, inputs: Inputs) -> Tensor:
+        """Return the number of independent draws that estimate each prediction as well.
+
+        Gelman et al., Bayesian Data Analysis (2013), section 11.5.
+
+        Args:
+            inputs: as for :meth:`predict`.
+
+        Returns:
+            The shape of :meth:`r_hat`; the number of draws where all draws are equal.
+        """
+        predictions = self._predictions(inputs)
+        found: Tensor = pyro_module("pyro.ops.stats").effective_sample_size(predictions)
+        return found.nan_to_num(nan=float(self.weights[..., 0].numel()))
+
+    @torch.no_grad()
+    def _predictions(self, inputs: Inputs) -> Tensor:
+        """Return the predictions of every draw, shape (chains, draws, N, ...)."""
+        with stateless.evaluation_mode(self.bnn.net):
+            outputs = stack_samples(self._outputs(self.weights.flatten(0, 1), inputs, None))
+        predictive = self.bnn.likelihood.predictive(outputs, keep_samples=True)
+        samples = outputs if isinstance(predictive, NumericPredictive) else predictive.samples
+        assert samples is not None
+        return samples.unflatten(0, self.weights.shape[:2])
+
+    def _outputs(self, weights: Tensor, inputs: Inputs, batch_size: int | None) -> SampledOutputs:
+        wide, count = as_float64(inputs), len(weights)
+        batching = Batching.of(self.bnn, wide, {}, num_samples=count, batch_size=batch_size)
+        # Cloned, as the network may edit its weights in place.
+        return SampledOutputs(
+            self.bnn, wide, lambda rows: weights[rows.start : rows.stop].clone(), count, batching
+        )
