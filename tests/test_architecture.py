@@ -161,7 +161,7 @@ def test_modules_say_what_they_are() -> None:
 
 HEAVY = (
     *("matplotlib", "typer", "rich", "pandas", "sklearn", "torchmetrics"),
-    *("transformers", "lightning", "peft", "pyro"),
+    *("transformers", "lightning", "peft", "jax", "numpyro"),
 )
 PROBE = """
 import json, random, sys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 import bayesify as bf
 from bayesify.referee import PosteriorDraws, hmc
 
-ops = pytest.importorskip("pyro.ops.stats")
+diagnostics = pytest.importorskip("numpyro.diagnostics")
 
 #: Family-wise rate of false alarms of each check of exactness.
 FALSE_ALARMS = 1e-3
@@ -57,7 +58,8 @@ def check_exact(draws: PosteriorDraws, mean: Tensor, covariance: Tensor) -> None
         for j in range(i + 1)
     ]
     stacked = torch.stack(moments, -1)
-    errors = stacked.flatten(0, 1).std(0) / ops.effective_sample_size(stacked).sqrt()
+    sizes = torch.from_numpy(diagnostics.effective_sample_size(stacked.numpy()))
+    errors = stacked.flatten(0, 1).std(0) / sizes.sqrt()
     z = stacked.flatten(0, 1).mean(0) / errors
     p_values = torch.special.erfc(z.abs() / math.sqrt(2.0))
     assert p_values.min() > FALSE_ALARMS / len(moments), f"z = {z.tolist()}"
@@ -108,6 +110,7 @@ def test_a_prior_twice_as_wide_is_caught() -> None:
         check_exact(short, *exact_posterior())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "prior_mean"), [(3.0, 0.0), (1.0, 1.5)])
 def test_temperature_and_centre_of_the_prior(temperature: float, prior_mean: float) -> None:
     bnn = linear_model(prior_mean=torch.full((3,), prior_mean))
@@ -135,13 +138,14 @@ def test_too_large_a_step_is_seen() -> None:
     assert (wild.step_size == 30.0).all()
 
 
+@pytest.mark.slow
 def test_point_estimates_are_held_and_pruned_weights_stay_zero() -> None:
     inputs, targets = regression_data()
     settings = {"num_chains": 1, "num_warmup": 50, "num_samples": 10}
     learned = linear_model(likelihood=bf.GaussianLikelihood(NOISE, learn_std=True))
     before = {name: value.clone() for name, value in learned.state_dict().items()}
     held = hmc(learned, (inputs, targets), **settings)
-    assert float(held.bnn.likelihood.std) == pytest.approx(NOISE, rel=1e-6)
+    assert held.bnn.likelihood.std.item() == pytest.approx(NOISE, rel=1e-6)
     after = learned.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     pruned = bf.prune(linear_model(), fraction=1 / 3)
@@ -156,6 +160,8 @@ def test_point_estimates_are_held_and_pruned_weights_stay_zero() -> None:
     assert hmc(only_bias, (inputs, targets), **settings).weights.shape == (1, 10, 1)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*trajectories diverged")  # chains are short here
 def test_classes_and_noise_by_example() -> None:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(15, 2, generator=generator)
@@ -170,6 +176,7 @@ def test_classes_and_noise_by_example() -> None:
     assert numbers.r_hat(inputs).shape == (15, 1, 2)  # of mean and noise
 
 
+@pytest.mark.slow
 def test_the_draws_are_a_function_of_the_seed() -> None:
     settings = {"num_chains": 1, "num_warmup": 10, "num_samples": 5}
     bnn, parts = linear_model(), []
@@ -181,9 +188,8 @@ def test_the_draws_are_a_function_of_the_seed() -> None:
     assert torch.equal(first.weights, again.weights)
     assert not torch.equal(first.weights, other.weights)
     assert torch.equal(torch.get_rng_state(), state)
-    assert parts == sorted(parts[:15]) * 3
-    assert parts[14] == 1.0
-    assert int(first.num_gradients) >= 15
+    assert parts == [1.0] * 3
+    assert int(first.num_steps) >= 1
 
 
 @pytest.mark.parametrize(
@@ -214,16 +220,7 @@ def test_errors_of_types() -> None:
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyro.infer.mcmc", None)
-    monkeypatch.setitem(__import__("sys").modules, "pyro", None)
+    for name in ("numpyro", "numpyro.infer"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'bayesify\[referee\]'"):
         hmc(linear_model(), regression_data())
-
-
-@pytest.mark.slow
-def test_the_compiled_gradient_gives_the_same_chain() -> None:
-    settings = {"num_chains": 1, "num_warmup": 5, "num_samples": 5}
-    eager, compiled = (
-        hmc(linear_model(), regression_data(), **settings, compiled=each) for each in (False, True)
-    )
-    torch.testing.assert_close(eager.weights, compiled.weights)

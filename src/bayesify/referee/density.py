@@ -1,12 +1,9 @@
-"""The unnormalised posterior density of a network's random weights, and its gradient."""
+"""The unnormalised posterior density of a network's random weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples
@@ -74,27 +71,6 @@ class PosteriorDensity:
         centred = weights if bnn.prior_mean is None else weights - bnn.prior_mean
         # A pruned weight is 0 whatever the free weights are, so that it adds a constant.
         return -log_likelihood / self._temperature - bnn.weight_prior.log_prob(centred).sum()
-
-    def gradient(self, *, compiled: bool) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Return a function of the free weights: the gradient of U, shape (F,), and U.
-
-        Args:
-            compiled: whether ``torch.compile`` compiles it.
-        """
-        if not compiled:
-            return self._autograd
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        # Traced to plain operators first: the compiler need not follow the code of the library.
-        traced = make_fx(grad_and_value(self))(self.centre)
-        return torch.no_grad()(torch.compile(traced))
-
-    def _autograd(self, free: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            variable = free.detach().requires_grad_()
-            energy = self(variable)
-            (gradient,) = torch.autograd.grad(energy, variable)
-        return gradient, energy.detach()
 
 
 def as_float64(inputs: Inputs) -> Inputs:

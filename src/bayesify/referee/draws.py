@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from bayesify.module.inputs import Inputs
 from bayesify.module.sampling import SampledOutputs
 from bayesify.prediction import NumericPredictive, Predictive, stack_samples
 from bayesify.referee.density import as_float64
-from bayesify.referee.pyro import pyro_module
+from bayesify.referee.to_jax import import_optional
 
 __all__ = ["PosteriorDraws"]
 
@@ -29,7 +30,7 @@ class PosteriorDraws:
         acceptance: mean acceptance probability of each chain after warm-up, shape (chains,).
         divergences: number of draws of each chain whose trajectory diverged, shape (chains,).
         step_size: the step size of each chain, shape (chains,).
-        num_gradients: gradients computed for each chain, warm-up included, shape (chains,).
+        num_steps: mean number of steps (gradients) of a draw in each chain, shape (chains,).
 
     Example:
         >>> import bayesify as bf
@@ -47,7 +48,7 @@ class PosteriorDraws:
     acceptance: Tensor
     divergences: Tensor
     step_size: Tensor
-    num_gradients: Tensor
+    num_steps: Tensor
 
     @torch.no_grad()
     def predict(
@@ -98,8 +99,7 @@ class PosteriorDraws:
         Returns:
             The shape of one draw's prediction, (N, ...); 1 where all draws are equal.
         """
-        found: Tensor = pyro_module("pyro.ops.stats").split_gelman_rubin(self._predictions(inputs))
-        return found.nan_to_num(nan=1.0, posinf=torch.inf)
+        return self._diagnostic("split_gelman_rubin", inputs).nan_to_num(1.0, posinf=torch.inf)
 
     def effective_sample_size(self, inputs: Inputs) -> Tensor:
         """Return the number of independent draws that estimate each prediction as well.
@@ -112,9 +112,13 @@ class PosteriorDraws:
         Returns:
             The shape of :meth:`r_hat`; the number of draws where all draws are equal.
         """
-        predictions = self._predictions(inputs)
-        found: Tensor = pyro_module("pyro.ops.stats").effective_sample_size(predictions)
-        return found.nan_to_num(nan=float(self.weights[..., 0].numel()))
+        count = float(self.weights[..., 0].numel())
+        return self._diagnostic("effective_sample_size", inputs).nan_to_num(count)
+
+    def _diagnostic(self, name: str, inputs: Inputs) -> Tensor:
+        function = getattr(import_optional("numpyro.diagnostics"), name)
+        with np.errstate(divide="ignore", invalid="ignore"):  # where all draws are equal
+            return torch.as_tensor(function(self._predictions(inputs).numpy()))
 
     @torch.no_grad()
     def _predictions(self, inputs: Inputs) -> Tensor:
@@ -122,9 +126,11 @@ class PosteriorDraws:
         with stateless.evaluation_mode(self.bnn.net):
             outputs = stack_samples(self._outputs(self.weights.flatten(0, 1), inputs, None))
         predictive = self.bnn.likelihood.predictive(outputs, keep_samples=True)
-        samples = outputs if isinstance(predictive, NumericPredictive) else predictive.samples
-        assert samples is not None
-        return samples.unflatten(0, self.weights.shape[:2])
+        samples: Tensor | None = predictive.samples
+        if samples is None or isinstance(predictive, NumericPredictive):
+            samples = outputs
+        chains, draws, _ = self.weights.shape
+        return samples.reshape(chains, draws, *samples.shape[1:])
 
     def _outputs(self, weights: Tensor, inputs: Inputs, batch_size: int | None) -> SampledOutputs:
         wide, count = as_float64(inputs), len(weights)

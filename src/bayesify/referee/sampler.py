@@ -6,19 +6,19 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs
-from bayesify.noise.keys import NoiseKey, Stream, seed_global_generators
+from bayesify.noise.keys import NoiseKey, Stream, derived_seed
 from bayesify.referee.density import PosteriorDensity
 from bayesify.referee.draws import PosteriorDraws
-from bayesify.referee.pyro import pyro_module
-from bayesify.training.minibatches import kept_generators
+from bayesify.referee.to_jax import import_optional, to_jax
 
 __all__ = ["hmc"]
 
@@ -35,7 +35,6 @@ def hmc(
     step_size: float | None = None,
     target_acceptance: float = 0.8,
     max_tree_depth: int = 10,
-    compiled: bool = False,
     seed: int = 0,
     on_progress: Callable[[float], None] | None = None,
 ) -> PosteriorDraws:
@@ -48,10 +47,11 @@ def hmc(
     of the network. Pruned weights stay 0. Dropout and batch normalisation are in evaluation mode.
     The variational posterior is not used and no chain begins in it, so that the draws can judge it.
 
-    The sampler is Pyro's no-U-turn sampler (Hoffman and Gelman 2014), in float64, with a step size
-    and a diagonal mass matrix adapted in warm-up. A draw takes up to ``2 ** max_tree_depth``
-    gradients over all examples: this is for networks of up to a few thousand weights. Check
-    ``r_hat`` of the predictions before trusting the draws.
+    The sampler is NumPyro's no-U-turn sampler (Hoffman and Gelman 2014), in float64 on the CPU,
+    with a step size and a diagonal mass matrix adapted in warm-up. The density is translated to
+    JAX, which knows linear layers and the common activations. A draw takes up to
+    ``2 ** max_tree_depth`` gradients over all examples: this is for networks of up to a few
+    thousand weights. Check ``r_hat`` of the predictions before trusting the draws.
 
     Args:
         bnn: the model; it is copied.
@@ -64,16 +64,15 @@ def hmc(
         step_size: a fixed step size, with a unit mass matrix; None adapts both.
         target_acceptance: the acceptance probability to which the step size is adapted.
         max_tree_depth: logarithm to base 2 of the largest number of gradients in a draw.
-        compiled: whether ``torch.compile`` compiles the gradient. That takes about 20 seconds and
-            makes a gradient of a small network several times faster.
         seed: seed of the starting points and of the sampler.
-        on_progress: called with the part of all transitions that is done, from 0 to 1.
+        on_progress: called after each chain with the part of all chains that is done.
 
     Returns:
         The draws and their diagnostics.
 
     Raises:
-        ModuleNotFoundError: Pyro is not installed; it is in the extra ``referee``.
+        ModuleNotFoundError: NumPyro is not installed; it is in the extra ``referee``.
+        NotImplementedError: the network uses an operator that is not translated to JAX.
         TypeError: ``bnn`` is not a ``BayesianModule``, ``data`` is not a pair, or the prior has no
             density of its own (``EmpiricalGaussian``).
         ValueError: a number is out of its range, inputs and targets do not belong together, or the
@@ -105,89 +104,68 @@ def hmc(
             "data must be a pair (inputs, targets) of all training examples, got "
             f"{type(data).__name__}; join the minibatches of a loader"
         )
-    nuts = pyro_module("pyro.infer.mcmc").NUTS
-    # Not the caller's network: its dtype changes, and so may its buffers.
-    model = copy.deepcopy(bnn).double()
-    chains = []
-    with kept_generators(), stateless.evaluation_mode(model.net):
+    jax, infer = import_optional("jax"), import_optional("numpyro.infer")
+    # Not the caller's network, as its dtype changes.
+    model = copy.deepcopy(bnn).cpu().double()
+    found: dict[str, list[Tensor]] = {name: [] for name in ("weights", *_DIAGNOSTICS, "step_size")}
+    with stateless.evaluation_mode(model.net), jax.enable_x64(True):
         density = PosteriorDensity(model, *data, temperature=temperature)
-        gradient = density.gradient(compiled=compiled)
-        for chain in range(num_chains):
-            potential = _Potential(gradient)
-            kernel = nuts(
-                potential_fn=potential,
-                step_size=1.0 if step_size is None else step_size,
-                adapt_step_size=step_size is None,
-                adapt_mass_matrix=step_size is None,
-                target_accept_prob=target_acceptance,
-                max_tree_depth=max_tree_depth,
-            )
-            key = NoiseKey(seed, Stream.INITIALIZATION, chain)
-            noise = key.normals(range(1), len(density.centre), dtype=torch.float64)[0]
-            start = density.centre + init_std * noise.to(density.centre)
-            if not math.isfinite(float(gradient(start)[1])):
-                raise ValueError(
-                    "the log density must be finite where a chain begins, got a value that is not; "
-                    "lower init_std, and check inputs and targets for nan"
-                )
-            seed_global_generators(seed, Stream.TRAINING, chain)
-            draws, total = [], num_warmup + num_samples
-            kernel.initial_params = state = {"weights": start}
-            kernel.setup(num_warmup)
-            for number in range(total):
-                state = kernel.sample(state)
-                if number >= num_warmup:
-                    draws.append(state["weights"].detach().clone())
-                if on_progress is not None:
-                    on_progress((chain + (number + 1) / total) / num_chains)
-            chains.append(
-                _Chain(
-                    torch.stack(draws),
-                    float(kernel.logging()["acc. prob"]),
-                    len(kernel.diagnostics()["divergences"]),
-                    float(kernel.step_size),
-                    potential.num_gradients,
-                )
-            )
-    diverged = sum(chain.divergences for chain in chains)
+        key = NoiseKey(seed, Stream.INITIALIZATION, 0)
+        noise = key.normals(range(num_chains), len(density.centre), dtype=torch.float64)
+        starts = density.centre + init_std * noise
+        with torch.no_grad():
+            for start in starts:
+                if not bool(density(start).isfinite()):
+                    raise ValueError(
+                        "the log density must be finite where a chain begins, got a value that is "
+                        "not; lower init_std, and check inputs and targets for nan"
+                    )
+        kernel = infer.NUTS(
+            potential_fn=to_jax(density, density.centre),
+            step_size=1.0 if step_size is None else step_size,
+            adapt_step_size=step_size is None,
+            adapt_mass_matrix=step_size is None,
+            target_accept_prob=target_acceptance,
+            max_tree_depth=max_tree_depth,
+        )
+        mcmc = infer.MCMC(
+            kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False
+        )
+        for chain, start in enumerate(starts):
+            # Chain by chain: together, all would take as many steps as the one that takes the most.
+            random = jax.random.key(derived_seed(seed, Stream.TRAINING, chain))
+            mcmc.run(random, init_params=start.numpy(), extra_fields=tuple(_DIAGNOSTICS))
+            found["weights"].append(_tensor(mcmc.get_samples()))
+            for name, values in mcmc.get_extra_fields().items():
+                found[name].append(_tensor(values).double().mean())
+            found["step_size"].append(_tensor(mcmc.last_state.adapt_state.step_size))
+            if on_progress is not None:
+                on_progress((chain + 1) / num_chains)
+    stacked = {name: torch.stack(values) for name, values in found.items()}
+    diverged = round(float(stacked["diverging"].sum()) * num_samples)
     if diverged:
         warnings.warn(
-            f"{diverged} of {num_chains * num_samples} trajectories diverged: the draws may "
-            "miss a part of the posterior; raise target_acceptance, or lower step_size",
+            f"{diverged} of {num_chains * num_samples} trajectories diverged: the draws may miss a "
+            "part of the posterior; raise target_acceptance, or lower step_size",
             UserWarning,
             stacklevel=2,
         )
     return PosteriorDraws(
-        model,
-        density.full(torch.stack([chain.weights for chain in chains])),
-        *(torch.tensor(values) for values in list(zip(*chains, strict=True))[1:]),
+        bnn=model,
+        weights=density.full(stacked["weights"]),
+        acceptance=stacked["accept_prob"],
+        divergences=(stacked["diverging"] * num_samples).round().long(),
+        step_size=stacked["step_size"],
+        num_steps=stacked["num_steps"],
     )
 
 
-class _Chain(NamedTuple):
-    """The free weights of the draws, shape (draws, F), and the diagnostics of one chain."""
-
-    weights: Tensor
-    acceptance: float
-    divergences: int
-    step_size: float
-    num_gradients: int
+#: What NumPyro reports of each draw.
+_DIAGNOSTICS = ("accept_prob", "diverging", "num_steps")
 
 
-class _Potential:
-    """The potential energy as Pyro calls it, from a function that computes the gradient too."""
-
-    def __init__(self, gradient: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
-        self._gradient, self.num_gradients = gradient, 0
-
-    def __call__(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Return U, a scalar whose gradient in the weights is the one that was computed."""
-        weights = state["weights"]
-        gradient, energy = self._gradient(weights.detach())
-        self.num_gradients += 1
-        if not weights.requires_grad:
-            return energy
-        return energy + (weights - weights.detach()) @ gradient
+def _tensor(array: Any) -> Tensor:
+    return torch.from_numpy(np.array(array))
 
 
 def _check_numbers(
