@@ -68,6 +68,7 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/estimators.md": lambda: classification(Parts()),
     "docs/likelihoods.md": dict,
     "docs/objective.md": lambda: classification(Parts()),
+    "docs/referee.md": dict,
     "docs/prediction.md": lambda: classification(Parts()),
     "docs/backends.md": backends,
     "docs/which-prior.md": widths,

@@ -1,4 +1,4 @@
-"""Metrics of predictions: error, log loss, calibration, intervals and selective prediction."""
+"""Metrics of predictions: error, log loss, calibration, intervals, abstention, distances."""
 
 from bayesify.metrics.calibration import (
     Reliability,
@@ -8,6 +8,13 @@ from bayesify.metrics.calibration import (
     reliability,
 )
 from bayesify.metrics.classification import brier, classification_metrics, error_percent, nll
+from bayesify.metrics.distances import (
+    agreement,
+    quantile_grid,
+    total_variation,
+    wasserstein,
+    wasserstein_of_samples,
+)
 from bayesify.metrics.regression import (
     crps,
     interval_coverage,
@@ -20,6 +27,7 @@ __all__ = [
     "Reliability",
     "RiskCoverage",
     "adaptive_calibration_error",
+    "agreement",
     "brier",
     "calibration_error",
     "classification_metrics",
@@ -30,7 +38,11 @@ __all__ = [
     "interval_width",
     "nll",
     "ood_auroc",
+    "quantile_grid",
     "regression_metrics",
     "reliability",
     "risk_coverage",
+    "total_variation",
+    "wasserstein",
+    "wasserstein_of_samples",
 ]

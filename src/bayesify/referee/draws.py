@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 import torch
@@ -49,6 +52,48 @@ class PosteriorDraws:
     divergences: Tensor
     step_size: Tensor
     num_steps: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the chains of several draws from one posterior, such as those of other seeds.
+
+        Raises:
+            ValueError: there is none, or their numbers of draws or of weights differ.
+        """
+        if len({part.weights.shape[1:] for part in parts}) != 1:
+            raise ValueError(
+                "parts must be at least one, all with the same numbers of draws and weights, got "
+                f"{[tuple(part.weights.shape) for part in parts]}"
+            )
+        states = [part.state() for part in parts]
+        return cls.of_state(
+            parts[0].bnn, {name: torch.cat([each[name] for each in states]) for name in states[0]}
+        )
+
+    @classmethod
+    def of_state(cls, bnn: BayesianModule, state: Mapping[str, Tensor]) -> Self:
+        """Return the draws that :meth:`state` describes, of the same model."""
+        return cls(copy.deepcopy(bnn).double(), **state)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all tensors but those of the model, by name, for a safetensors file."""
+        names = (field.name for field in fields(self) if field.name != "bnn")
+        return {name: getattr(self, name) for name in names}
+
+    def halves(self) -> tuple[Self, Self]:
+        """Return the first and the second half of the chains, whose distance is Monte Carlo error.
+
+        Raises:
+            ValueError: there is a single chain.
+        """
+        count = len(self.weights) // 2
+        if not count:
+            raise ValueError("halves need at least two chains, got one")
+        first, second = (
+            {name: value[part] for name, value in self.state().items()}
+            for part in (slice(None, count), slice(count, None))
+        )
+        return type(self)(self.bnn, **first), type(self)(self.bnn, **second)
 
     @torch.no_grad()
     def predict(

@@ -31,6 +31,7 @@ from bayesify.reproduce.papers.clinc150 import experiment as clinc150
 from bayesify.reproduce.papers.clinc150 import tuning as clinc150_tuning
 from bayesify.reproduce.papers.pyro_local import notebook
 from bayesify.reproduce.papers.rahmanto import prior_grid, widths
+from bayesify.reproduce.papers.referee import experiment as referee
 from bayesify.reproduce.papers.straight_dope import gluon, scratch
 from bayesify.reproduce.papers.tables import experiment as tables
 
@@ -75,6 +76,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         clinc150_tuning,
         clinc150,
         tables,
+        referee,
     )
 }
 

@@ -1,0 +1,1 @@
+"""Approximate posteriors judged by Hamiltonian Monte Carlo on the same model."""
