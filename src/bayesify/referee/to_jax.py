@@ -147,6 +147,13 @@ def _operators() -> dict[Any, Callable[..., Any]]:
     def average(x: Any, axes: list[int] | None = None, keepdims: bool = False) -> Any:
         return jnp.mean(x, None if not axes else tuple(axes), keepdims=keepdims)
 
+    def layer_norm(x: Any, shape: list[int], weight: Any, bias: Any, eps: float) -> Any:
+        axes = tuple(range(-len(shape), 0))
+        centred = x - x.mean(axes, keepdims=True)
+        scaled = centred * jax.lax.rsqrt(jnp.square(centred).mean(axes, keepdims=True) + eps)
+        scaled = scaled if weight is None else scaled * weight
+        return (scaled if bias is None else scaled + bias,)
+
     def gelu(x: Any, approximate: str = "none") -> Any:
         return jax.nn.gelu(x, approximate=approximate == "tanh")
 
@@ -235,6 +242,7 @@ def _operators() -> dict[Any, Callable[..., Any]]:
         _aten.mm.default: operator.matmul,
         _aten.bmm.default: operator.matmul,
         _aten.addmm.default: addmm,
+        _aten.native_layer_norm.default: layer_norm,
         _aten.relu.default: jax.nn.relu,
         _aten.tanh.default: jnp.tanh,
         _aten.sigmoid.default: jax.nn.sigmoid,

@@ -1,4 +1,4 @@
-"""How far approximate posteriors are from Hamiltonian Monte Carlo on the same small model.
+"""Approximate posteriors compared with Hamiltonian Monte Carlo on the same small models.
 
 Each job stores its predictive distribution of the test inputs, as class probabilities or quantiles;
 the distances are computed from the stored ones. So jobs are independent of each other.

@@ -24,7 +24,7 @@ class Panel(NamedTuple):
 
 @styled
 def distance_figure(panels: Sequence[Panel]) -> Figure:
-    """Draw each seed as a small point and their mean as a large one, on a logarithmic axis.
+    """Draw each seed as a small point and their mean as a large one.
 
     The grey band ends at the distance between two halves of the referee's own draws.
 
@@ -48,10 +48,8 @@ def distance_figure(panels: Sequence[Panel]) -> Figure:
         for row, values in enumerate(panel.distances.values()):
             ax.plot(values, [row] * len(values), "o", ms=3, color=COLOURS["sky"])
             ax.plot(mean(values), row, "o", ms=6, color=COLOURS["blue"])
-        ax.set_xscale("log")
-        least = min(panel.floor, *(min(values) for values in panel.distances.values()))
-        ax.set_xlim(left=0.7 * least if least > 0.0 else None)
-        ax.axvspan(ax.get_xlim()[0], panel.floor, color=COLOURS["grey"], alpha=0.2, lw=0)
+        ax.axvspan(0.0, panel.floor, color=COLOURS["grey"], alpha=0.2, lw=0)
+        ax.set_xlim(0.0, 1.05 * max(panel.floor, *map(max, panel.distances.values())))
         count = len(panel.distances)
         ax.set(title=panel.title, xlabel=panel.label, ylim=(count - 0.5, -0.5))
         ax.set_yticks(range(count), list(panel.distances))
