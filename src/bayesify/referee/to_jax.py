@@ -1,6 +1,6 @@
 """Translation of a PyTorch function of one vector to JAX, operator by operator.
 
-NumPyro's sampler is compiled by JAX as a whole, which makes a step of it some twenty times faster
+NumPyro's sampler is compiled by JAX as a whole, which makes a step of it several times faster
 than one that calls PyTorch. ``torch.export`` writes the function in PyTorch's core operators; here
 is what those of small networks, priors and likelihoods are in JAX.
 """

@@ -97,7 +97,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
 def _sample(
     problem: Problem, config: Mapping[str, Any], seed: int, context: Context
 ) -> PosteriorDraws:
-    """Run the chains; each finished one is kept in the job's folder until the job is done."""
+    """Run the chains; each that is finished is kept in the job's folder until the job is done."""
     bnn = random_network(make_network(problem, config, seed), config, seed=seed)
     chains = []
     for chain in range(config["chains"]):
