@@ -45,7 +45,7 @@ _MOST_DRAWS = 1000
 _QUICK_PROBLEMS = ("toy", "yacht")
 _QUICK: dict[str, Any] = {"steps": 200, "test_samples": 50, "members": 2}
 _QUICK_SAMPLER: dict[str, Any] = {"chains": 2, "warmup": 30, "samples": 30, "max_tree_depth": 5}
-_SECONDS = {"toy": 300.0, "yacht": 450.0, "energy": 900.0, "concrete": 1200.0, "mnist-160": 1200.0}
+_SECONDS = {"toy": 60.0, "yacht": 300.0, "energy": 600.0, "concrete": 900.0, "mnist-160": 1200.0}
 
 
 def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
