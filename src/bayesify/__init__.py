@@ -25,7 +25,9 @@ Where to look next:
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once); for a loop of your own
   ``make_step``, ``parameter_groups``
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
-  ``ConformalIntervals``, ``ConformalSets``; a table's run of the command line: ``open_run``
+  ``ConformalIntervals``, ``ConformalSets``; certified error: ``learn_prior_mean``,
+  ``split_for_prior``, ``PACBayesObjective``, ``certify``;
+  a table's run of the command line: ``open_run``
 * baselines: ``MCDropout``, ``DeepEnsemble``
 * subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``sklearn``
 """
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
         WeightSampling,
     )
     from bayesify.io import load, save
+    from bayesify.metrics.certificate import Certificate, certify
     from bayesify.module.bayesian import BayesianModule
     from bayesify.module.outputs import MissingKLWarning
     from bayesify.module.pretrained import RelativeStd, last_layer
@@ -68,8 +71,10 @@ if TYPE_CHECKING:
     from bayesify.pruning import prune, snr
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
+    from bayesify.training.learned_prior import learn_prior_mean, split_for_prior
     from bayesify.training.optimizers import parameter_groups
     from bayesify.training.own_loop import make_step
+    from bayesify.training.pac_bayes import PACBayesObjective
     from bayesify.training.replicas import fit_replicas
 
 __version__ = "0.1.0"
@@ -91,6 +96,7 @@ _MODULES = {
     "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
     "app.trained_table": ("open_run",),
     "io": ("load", "save"),
+    "metrics.certificate": ("Certificate", "certify"),
     "module.bayesian": ("BayesianModule",),
     "module.outputs": ("MissingKLWarning",),
     "module.pretrained": ("RelativeStd", "last_layer"),
@@ -100,8 +106,10 @@ _MODULES = {
     "pruning": ("prune", "snr"),
     "training.elbo": ("ELBO", "ELBOTerms"),
     "training.fit": ("fit",),
+    "training.learned_prior": ("learn_prior_mean", "split_for_prior"),
     "training.optimizers": ("parameter_groups",),
     "training.own_loop": ("make_step",),
+    "training.pac_bayes": ("PACBayesObjective",),
     "training.replicas": ("fit_replicas",),
 }
 
@@ -144,6 +152,9 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     # training
     "ELBO",
     "ELBOTerms",
+    "PACBayesObjective",
+    "learn_prior_mean",
+    "split_for_prior",
     "fit",
     "fit_replicas",
     "make_step",
@@ -152,6 +163,8 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "Predictive",
     "ConformalIntervals",
     "ConformalSets",
+    "certify",
+    "Certificate",
     "snr",
     "prune",
     "save",

@@ -7,6 +7,13 @@ from bayesify.metrics.calibration import (
     expected_calibration_error,
     reliability,
 )
+from bayesify.metrics.certificate import (
+    Certificate,
+    binary_kl,
+    binary_kl_inverse,
+    certify,
+    sampled_error,
+)
 from bayesify.metrics.classification import brier, classification_metrics, error_percent, nll
 from bayesify.metrics.regression import (
     crps,
@@ -17,11 +24,15 @@ from bayesify.metrics.regression import (
 from bayesify.metrics.selective import RiskCoverage, ood_auroc, risk_coverage
 
 __all__ = [
+    "Certificate",
     "Reliability",
     "RiskCoverage",
     "adaptive_calibration_error",
+    "binary_kl",
+    "binary_kl_inverse",
     "brier",
     "calibration_error",
+    "certify",
     "classification_metrics",
     "crps",
     "error_percent",
@@ -33,4 +44,5 @@ __all__ = [
     "regression_metrics",
     "reliability",
     "risk_coverage",
+    "sampled_error",
 ]

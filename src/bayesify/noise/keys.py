@@ -47,7 +47,7 @@ class Stream(IntEnum):
     Example:
         >>> [stream.name for stream in Stream]
         ['INITIALIZATION', 'TRAINING', 'PREDICTION', 'CALL', 'SHUFFLE', 'DROPOUT', 'DIVERGENCE',
-         'ACTING', 'ENVIRONMENT']
+         'ACTING', 'ENVIRONMENT', 'CERTIFICATE']
     """
 
     INITIALIZATION = 0
@@ -59,6 +59,7 @@ class Stream(IntEnum):
     DIVERGENCE = 6
     ACTING = 7
     ENVIRONMENT = 8
+    CERTIFICATE = 9
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from bayesify.reproduce.harness.experiment import (
 from bayesify.reproduce.harness.result_files import read_result, read_results, stored_result
 from bayesify.reproduce.harness.run_experiment import Outcome, reproduce
 from bayesify.reproduce.papers import (
+    certificates,
     estimator_comparison,
     koca_dittmann,
     mnist_ood,
@@ -75,6 +76,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         clinc150_tuning,
         clinc150,
         tables,
+        certificates,
     )
 }
 

@@ -114,6 +114,7 @@ def trained_parts(elbo: ELBO, optimizer: Optimizer) -> tuple[dict[str, Tensor], 
         "model": model_meta(elbo.bnn),
         "objective": objective_meta(elbo),
         "step": elbo.step,
+        "running": elbo.running,
         "optimizer": {
             "type": type(optimizer).__name__,
             "groups": optimizer_state["param_groups"],
@@ -144,6 +145,7 @@ def load_trained(
     check_same(path, "grouping of parameters", _members(optimizer.param_groups), _members(groups))
     elbo.bnn.load_state_dict(state)
     elbo.step = meta["step"]
+    elbo.running = meta.get("running", {})  # older checkpoints are of the ELBO, which has none
     optimizer.load_state_dict({"state": _optimizer_state(tensors, meta), "param_groups": groups})
 
 
@@ -156,6 +158,7 @@ def objective_meta(elbo: ELBO) -> dict[str, Any]:
         "temperature": elbo.temperature,
         "num_samples": elbo.num_samples,
         "num_batches": elbo.num_batches,
+        **elbo.config,
     }
 
 

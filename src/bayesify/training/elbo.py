@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -218,6 +218,20 @@ class ELBO(nn.Module):
             num_data=self.num_data,
         )
         return kl_scale * self.temperature * weight / self.num_data
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings of an objective other than the ELBO, as JSON."""
+        return {}
+
+    @property
+    def running(self) -> dict[str, float]:
+        """What an objective other than the ELBO carries from step to step, as JSON."""
+        return {}
+
+    @running.setter
+    def running(self, values: dict[str, float]) -> None:
+        """Restore it from a checkpoint; the ELBO has nothing."""
 
     @property
     def step(self) -> int:

@@ -436,6 +436,8 @@ def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
     first = elbos[0].bnn
     for number, elbo in enumerate(elbos):
         bnn, reason = elbo.bnn, why_own_code(elbo)
+        if type(elbo) is not ELBO:
+            reason = f"the objective is a {type(elbo).__name__}"
         if reason is None and elbo.num_samples > 1:
             reason = f"its step takes {elbo.num_samples} weight samples, not one"
         elif (

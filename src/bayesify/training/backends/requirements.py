@@ -16,6 +16,7 @@ from bayesify.noise.keys import process_count
 from bayesify.training.elbo import ELBO
 from bayesify.training.kernel.formulas import leaf_kind, prior_blocks, prior_form
 from bayesify.training.optimizers import group_of
+from bayesify.training.pac_bayes import PACBayesObjective
 
 __all__ = ["require", "signature", "why_no_closed_forms", "why_not_compiled", "why_own_code"]
 
@@ -33,7 +34,7 @@ def why_own_code(elbo: ELBO) -> str | None:
     bnn = elbo.bnn
     q = bnn.posterior
     for owner, kind in ((elbo, ELBO), (bnn, BayesianModule), (q, MeanFieldGaussian)):
-        if type(owner) is not kind:
+        if type(owner) not in (kind, PACBayesObjective):  # which only has its own nll and factor
             return f"the {_ROLES[kind]} is a {type(owner).__name__}"
         if any(getattr(owner, name) for name in _HOOKS):
             return f"the {_ROLES[kind]} has hooks"

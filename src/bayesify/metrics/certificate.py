@@ -1,0 +1,382 @@
+"""Risk certificates: a bound on the error of a randomised classifier on new examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from bayesify.distributions.kl import kl_divergence
+from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.estimators import LocalReparameterization, stateless
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.inputs import Inputs, arguments_of, count_examples
+from bayesify.module.pass_memory import UnfusedAttention
+from bayesify.noise.keys import NoiseKey, Stream, derived_seed
+from bayesify.training.backends.leaf import LeafPosterior
+from bayesify.training.pac_bayes import check_certifiable
+
+__all__ = ["Certificate", "binary_kl", "binary_kl_inverse", "certify", "sampled_error"]
+
+#: Examples of one forward pass, where each has weights of its own.
+_ROWS = 2048
+#: Weights that are drawn at once, where each example has a whole vector of them.
+_WEIGHTS = 2**20
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A bound on the error of a randomised classifier, which draws weights for each prediction.
+
+    With probability ``confidence`` over the draw of the ``num_examples`` examples of the bound and
+    of the ``num_samples`` weight samples, at most ``error_bound`` percent of new examples are
+    misclassified. Print it for the guarantee in words.
+
+    Attributes:
+        error_bound: the certified error, in percent.
+        error: the error on the examples of the bound, in percent, estimated by weight samples.
+        error_sampling_bound: the upper bound on that error's expectation over the weights.
+        kl: KL(q || p) of posterior and prior, in nats.
+        num_examples: n, the examples of the bound.
+        num_samples: m, the weight samples.
+        delta: the probability with which the PAC-Bayes bound may fail.
+        delta_sampling: the probability with which the bound on the sampling error may fail.
+        num_candidates: the certificates among which this one was chosen.
+    """
+
+    error_bound: float
+    error: float
+    error_sampling_bound: float
+    kl: float
+    num_examples: int
+    num_samples: int
+    delta: float
+    delta_sampling: float
+    num_candidates: int = 1
+
+    @property
+    def confidence(self) -> float:
+        """1 - delta - delta_sampling."""
+        return 1.0 - self.delta - self.delta_sampling
+
+    def __str__(self) -> str:
+        chosen = (
+            f" It holds for all {self.num_candidates} candidates at once."
+            if self.num_candidates > 1
+            else ""
+        )
+        return (
+            f"With probability {self.confidence:.4g} over the data, at most {self.error_bound:.2f} "
+            "% of new examples like these are misclassified by the randomised classifier, which "
+            f"draws new weights for each prediction (n = {self.num_examples:,}, KL = {self.kl:.1f} "
+            f"nats, {self.error:.2f} % observed).{chosen} It does not cover the mean weights, "
+            "averaged predictions, or examples of another distribution."
+        )
+
+
+def binary_kl(q: float, p: float) -> float:
+    """Compute KL(Bernoulli(q) || Bernoulli(p)) in nats.
+
+    Example:
+        >>> binary_kl(0.5, 0.5), round(binary_kl(0.0, 0.5), 6), binary_kl(0.5, 1.0)
+        (0.0, 0.693147, inf)
+    """
+    total = 0.0
+    for a, b, difference in ((q, p, p - q), (1.0 - q, 1.0 - p, q - p)):
+        if a > 0.0:
+            # log(b / a) from the difference, which does not cancel where a and b are close.
+            total -= a * math.log1p(difference / a) if b > 0.0 else -math.inf
+    return max(total, 0.0)
+
+
+def binary_kl_inverse(
+    q: float, divergence: float, side: Literal["upper", "lower"] = "upper"
+) -> float:
+    """Return the largest p with ``binary_kl(q, p) <= divergence``, or with "lower" the least.
+
+    It is found by bisection to the last bit, and rounded outwards: never inside the bound.
+
+    Args:
+        q: a share, from 0 to 1.
+        divergence: in nats, at least 0.
+        side: ``"upper"`` for p >= q, ``"lower"`` for p <= q.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Example:
+        >>> round(binary_kl_inverse(0.0, 0.1), 9) == round(1 - math.exp(-0.1), 9)
+        True
+        >>> binary_kl_inverse(0.2, 0.0), round(binary_kl_inverse(0.2, 0.05, "lower"), 4)
+        (0.2, 0.0952)
+    """
+    if not 0.0 <= q <= 1.0:
+        raise ValueError(f"q must be from 0 to 1, got {q}")
+    if not divergence >= 0.0:
+        raise ValueError(f"divergence must be at least 0, got {divergence}")
+    if side not in ("upper", "lower"):
+        raise ValueError(f'side must be "upper" or "lower", got {side!r}')
+    if divergence == 0.0:
+        return q
+    inside, outside = q, 1.0 if side == "upper" else 0.0
+    if binary_kl(q, outside) <= divergence:
+        return outside
+    while True:
+        middle = 0.5 * (inside + outside)
+        if middle in (inside, outside):
+            return outside
+        if binary_kl(q, middle) <= divergence:
+            inside = middle
+        else:
+            outside = middle
+
+
+@torch.no_grad()
+def certify(
+    bnn: BayesianModule,
+    inputs: Inputs,
+    targets: Tensor,
+    *,
+    prior_indices: Tensor | Sequence[int],
+    delta: float = 0.025,
+    delta_sampling: float = 0.01,
+    num_samples: int = 100_000,
+    num_candidates: int = 1,
+    seed: int | None = None,
+) -> Certificate:
+    """Certify the error of the randomised classifier on new examples.
+
+    The bound inverts the binary KL twice (Perez-Ortiz et al. 2021, Tighter Risk Certificates for
+    Neural Networks; Langford and Caruana 2001 for the sampling)::
+
+        sampled = kl^-1(error | log(2 / delta_sampling) / m)
+        bound   = kl^-1(sampled | (KL(q || p) + log(2 sqrt(n) / delta)) / n)
+
+    It is evaluated on the examples that the prior has not seen. The posterior may be trained on
+    all of them. A sample draws weights and one of the n examples, so that the m samples are
+    independent. Where local reparametrisation is exact, as in fully connected networks, a pass over
+    2048 examples draws as many; other networks draw whole weight vectors, one for each example.
+
+    The guarantee covers the randomised classifier only, on new examples that are drawn
+    independently from the distribution of the given ones. It holds if the prior, its centre and
+    all that is frozen in the network were chosen without the n examples, and if the settings of
+    prior and network were not chosen by certificates. If they were, say among how many by
+    ``num_candidates``: delta and delta_sampling are then divided by their number (union bound).
+
+    Args:
+        bnn: the network. Its prior is fixed, and all that is not random is frozen.
+        inputs: as for ``BayesianModule.predict``, all N examples, those of the prior included.
+        targets: class indices, shape (N,).
+        prior_indices: the examples that prior, its centre or the choice of settings depend on; ()
+            for a prior that has seen no data.
+        delta: the probability with which the PAC-Bayes bound may fail.
+        delta_sampling: the probability with which the bound on the sampling error may fail.
+        num_samples: m; its error falls as 1 / sqrt(m).
+        num_candidates: the number of certificates among which this one is, or will be, chosen.
+        seed: a seed for other weight samples; None stands for the seed of the network.
+
+    Raises:
+        ValueError: an argument is out of its range, fewer than 8 examples are left for the bound
+            (Maurer 2004), or the network cannot be certified.
+
+    Example:
+        >>> from bayesify.distributions.priors import Gaussian
+        >>> net = torch.nn.Linear(3, 2)
+        >>> bnn = BayesianModule(net, prior=Gaussian(0.1), prior_mean="initial", init_std=0.1)
+        >>> x = torch.randn(400, 3)
+        >>> found = certify(bnn, x, bnn.mean_outputs(x).argmax(-1), prior_indices=range(200))
+        >>> found.num_examples, round(found.kl, 9), found.confidence
+        (200, 0.0, 0.965)
+        >>> found.error < found.error_bound < 50.0
+        True
+    """
+    count = count_examples(inputs)
+    chances = {"delta": delta, "delta_sampling": delta_sampling}
+    if not (min(chances.values()) > 0.0 and sum(chances.values()) < 1.0):
+        raise ValueError(
+            f"delta and delta_sampling must be above 0 and sum to less than 1, got {delta} and "
+            f"{delta_sampling}"
+        )
+    for name, value in (("num_samples", num_samples), ("num_candidates", num_candidates)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if targets.shape != (count,) or targets.dtype != torch.int64:
+        raise ValueError(
+            f"targets must be class indices of shape ({count},) and dtype torch.int64, got shape "
+            f"{tuple(targets.shape)} and {targets.dtype}"
+        )
+    check_certifiable(bnn)
+    rest = _without(prior_indices, count)
+    wrong = _count_wrong(bnn, inputs, targets, rest, num_samples, seed)
+    n, kl = len(rest), _exact_kl(bnn)
+    error = wrong / num_samples
+    sampled = binary_kl_inverse(
+        error, math.log(2.0 * num_candidates / delta_sampling) / num_samples
+    )
+    bound = binary_kl_inverse(
+        sampled, (kl + math.log(2.0 * math.sqrt(n) * num_candidates / delta)) / n
+    )
+    return Certificate(
+        error_bound=100.0 * bound,
+        error=100.0 * error,
+        error_sampling_bound=100.0 * sampled,
+        kl=kl,
+        num_examples=n,
+        num_samples=num_samples,
+        delta=delta,
+        delta_sampling=delta_sampling,
+        num_candidates=num_candidates,
+    )
+
+
+@torch.no_grad()
+def sampled_error(
+    bnn: BayesianModule,
+    inputs: Inputs,
+    targets: Tensor,
+    *,
+    num_samples: int = 100_000,
+    seed: int | None = None,
+) -> float:
+    """Estimate the error of the randomised classifier on these examples, in percent.
+
+    It is the error that a certificate bounds, without any guarantee: of ``num_samples`` independent
+    pairs of weights and example.
+
+    Args:
+        bnn: the network.
+        inputs: as for ``BayesianModule.predict``, N examples.
+        targets: class indices, shape (N,).
+        num_samples: number of pairs.
+        seed: see :func:`certify`.
+
+    Example:
+        >>> x = torch.zeros(10, 3)
+        >>> bnn = BayesianModule(torch.nn.Linear(3, 2))
+        >>> 0.0 <= sampled_error(bnn, x, torch.zeros(10, dtype=torch.long)) <= 100.0
+        True
+    """
+    picks = torch.arange(count_examples(inputs))
+    return 100.0 * _count_wrong(bnn, inputs, targets, picks, num_samples, seed) / num_samples
+
+
+def _without(prior_indices: Tensor | Sequence[int], count: int) -> Tensor:
+    """The indices of the examples of the bound, shape (n,).
+
+    Raises:
+        ValueError: an index is out of range, or too few are left.
+    """
+    seen = torch.as_tensor(prior_indices, dtype=torch.int64)
+    if seen.numel() and bool(((seen < 0) | (seen >= count)).any()):
+        raise ValueError(
+            f"prior_indices must lie from 0 to {count - 1}, got {int(seen.min())} to "
+            f"{int(seen.max())}"
+        )
+    is_left = torch.ones(count, dtype=torch.bool)
+    is_left[seen] = False
+    left = is_left.nonzero().squeeze(-1)
+    if len(left) < 8:
+        raise ValueError(
+            "a certificate needs at least 8 examples that the prior has not seen, got "
+            f"{len(left)}: on the examples of the prior the network has no bound; train the prior "
+            "on a part of the data, and pass its indices"
+        )
+    return left
+
+
+def _count_wrong(
+    bnn: BayesianModule,
+    inputs: Inputs,
+    targets: Tensor,
+    rest: Tensor,
+    num_samples: int,
+    seed: int | None,
+) -> int:
+    """Count misclassified examples among ``num_samples`` draws of (weights, example)."""
+    seed = bnn.seed if seed is None else seed
+    generator = torch.Generator().manual_seed(derived_seed(seed, Stream.CERTIFICATE, 0))
+    picks = rest[torch.randint(len(rest), (num_samples,), generator=generator)]
+    before = bnn.estimator
+    bnn.estimator = LocalReparameterization()
+    try:
+        with stateless.evaluation_mode(bnn.net):
+            wrong = _wrong_in_passes(bnn, inputs, targets, picks, seed, rows=_ROWS)
+            group = _WEIGHTS // bnn.layout.num_weights
+            if wrong is None and group > 1:
+                wrong = _wrong_in_groups(bnn, inputs, targets, picks, seed, group)
+            if wrong is None:
+                wrong = _wrong_in_passes(bnn, inputs, targets, picks, seed, rows=1)
+    finally:
+        bnn.estimator = before
+    assert wrong is not None
+    return wrong
+
+
+def _wrong_in_passes(
+    bnn: BayesianModule, inputs: Inputs, targets: Tensor, picks: Tensor, seed: int, *, rows: int
+) -> int | None:
+    """Count in passes of ``rows`` examples; None where these would share weights."""
+    q = bnn.posterior
+    assert isinstance(q, MeanFieldGaussian)
+    means, stds = q.moments_of(bnn.layout)  # once, not at each pass
+    moments, wrong = LeafPosterior(q.mean, means, stds, variances=False), 0
+    for step, some in enumerate(picks.to(targets.device).split(rows), start=1):
+        part = tree_map_only(Tensor, lambda each, some=some: each[some], inputs)
+        key = NoiseKey(seed, Stream.CERTIFICATE, step)
+        outputs, _ = bnn.sample_outputs(part, key, range(1), posterior=moments)
+        # Asked after each pass, because a network may use its weights differently in some.
+        if rows > 1 and any(row.treatment != "exact" for row in bnn.summary()):
+            return None
+        _check_logits(outputs)
+        wrong += int((outputs[0].argmax(-1) != targets[some]).sum())
+    return wrong
+
+
+def _wrong_in_groups(
+    bnn: BayesianModule, inputs: Inputs, targets: Tensor, picks: Tensor, seed: int, group: int
+) -> int | None:
+    """Count with a weight vector for each example, ``group`` at a time; None where vmap fails."""
+
+    def logits(weights: Tensor, example: Inputs) -> Tensor:
+        one = tree_map_only(Tensor, lambda each: each.unsqueeze(0), example)
+        args, kwargs = arguments_of(one)
+        return bnn.tensor_of(bnn.run_with(weights, *args, **kwargs)).squeeze(0)
+
+    q, wrong = bnn.posterior, 0
+    for step, some in enumerate(picks.to(targets.device).split(group), start=1):
+        part = tree_map_only(Tensor, lambda each, some=some: each[some], inputs)
+        noise = q.noise(NoiseKey(seed, Stream.CERTIFICATE, step), range(len(some)))
+        weights = q.draw(noise).weights
+        undo = stateless.snapshot(bnn.net)
+        try:
+            with UnfusedAttention():
+                outputs = torch.vmap(logits)(weights, part)
+        except Exception:  # a network may fail under vmap with any error; then a loop runs it
+            undo()
+            return None
+        _check_logits(outputs.unsqueeze(0))
+        wrong += int((outputs.argmax(-1) != targets[some]).sum())
+    return wrong
+
+
+def _check_logits(outputs: Tensor) -> None:
+    if outputs.dim() != 3:
+        raise ValueError(
+            "a certificate needs logits of shape (N, K) from the network, got "
+            f"{tuple(outputs.shape[1:])}"
+        )
+
+
+def _exact_kl(bnn: BayesianModule) -> float:
+    """KL(q || p) in float64, whose sum over millions of weights does not round."""
+    q = bnn.posterior
+    assert isinstance(q, MeanFieldGaussian)
+    wide = MeanFieldGaussian(q.mean.double(), 1.0)
+    wide.rho.copy_(q.rho)
+    centre = None if bnn.prior_mean is None else bnn.prior_mean.double()
+    return float(kl_divergence(wide, bnn.weight_prior, prior_mean=centre))

@@ -1,0 +1,241 @@
+"""PAC-Bayes objectives: train a posterior on a bound on its risk instead of the ELBO."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from bayesify.distributions.by_group import EmpiricalGaussian
+from bayesify.distributions.kl import has_closed_form, kl_divergence
+from bayesify.distributions.likelihoods import CategoricalLikelihood
+from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.distributions.priors import BlockPrior
+from bayesify.module.bayesian import BayesianModule
+from bayesify.training.elbo import ELBO
+
+__all__ = ["PACBayesForm", "PACBayesObjective", "best_lambda", "check_certifiable", "risk_bound"]
+
+PACBayesForm = Literal["f-quad", "f-classic", "f-lambda"]
+
+#: Steps between two computations of the KL, which costs as much as a weight sample.
+_KL_EVERY = 20
+#: Weight of the newest minibatch in the running loss.
+_NEWEST = 0.02
+
+
+class PACBayesObjective(ELBO):
+    """A PAC-Bayes bound on the risk, as an objective for ``fit``.
+
+    With the bounded cross-entropy L of the minibatch, in [0, 1], r = (KL + log(2 sqrt(n) / delta))
+    / (2 n) and n = ``num_bound`` (Perez-Ortiz et al. 2021, Tighter Risk Certificates for Neural
+    Networks)::
+
+        f-quad    = (sqrt(L + r) + sqrt(r))^2
+        f-classic = L + sqrt(r)
+        f-lambda  = L / (1 - lambda / 2) + 2 r / (lambda (1 - lambda / 2))
+
+    The least f-lambda over lambda is f-quad (``best_lambda``). In training, lambda is 1 in the
+    first epoch and then chosen anew at the start of each (Thiemann et al. 2017).
+
+    A step follows the gradient of f divided by its derivative in L, which is the gradient of an
+    ELBO whose KL has another factor. All backends therefore support it. The factor needs the values
+    of L and KL: a running mean over some 50 minibatches, and the KL of every 20th step. In the
+    terms and in the history, ``nll`` is the bounded cross-entropy in nats, L log(1 / p_min), and
+    ``loss`` is nll + kl_factor * KL; ``bound`` returns f itself.
+
+    Args:
+        bnn: a network whose prior was fixed before the examples of the bound were seen. All that
+            is not random must be frozen, see ``certify``.
+        num_data: N, the number of training examples.
+        form: ``"f-quad"``, ``"f-classic"`` or ``"f-lambda"``.
+        num_bound: n, the number of examples that the prior has not seen; None stands for N.
+        delta: the probability with which the bound may fail.
+        p_min: the least probability that the cross-entropy distinguishes from 0.
+        num_samples: S, weight samples per step.
+        fused: see ``ELBO``.
+
+    Raises:
+        ValueError: an argument is out of its range, or the network cannot be certified.
+
+    Example:
+        >>> from bayesify.distributions.priors import Gaussian
+        >>> net = torch.nn.Linear(3, 2)
+        >>> bnn = BayesianModule(net, prior=Gaussian(0.1), prior_mean="initial", init_std=0.1)
+        >>> objective = PACBayesObjective(bnn, num_data=100)
+        >>> terms = objective(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
+        >>> terms.loss.shape, 0.0 < objective.bound() < 1.0
+        (torch.Size([]), True)
+    """
+
+    def __init__(
+        self,
+        bnn: BayesianModule,
+        *,
+        num_data: int,
+        form: PACBayesForm = "f-quad",
+        num_bound: int | None = None,
+        delta: float = 0.025,
+        p_min: float = 1e-5,
+        num_samples: int = 1,
+        fused: bool = True,
+    ) -> None:
+        super().__init__(bnn, num_data=num_data, num_samples=num_samples, fused=fused)
+        if form not in get_args(PACBayesForm):
+            known = ", ".join(f'"{name}"' for name in get_args(PACBayesForm))
+            raise ValueError(f"form must be one of {known}, got {form!r}")
+        if num_bound is not None and not 1 <= num_bound <= num_data:
+            raise ValueError(f"num_bound must be from 1 to num_data {num_data}, got {num_bound}")
+        for name, value in (("delta", delta), ("p_min", p_min)):
+            if not 0.0 < value < 1.0:
+                raise ValueError(f"{name} must be above 0 and below 1, got {value}")
+        check_certifiable(bnn)
+        self.form = form
+        self.num_bound = num_data if num_bound is None else num_bound
+        self.delta = delta
+        self.p_min = p_min
+        self._lambda = 1.0
+        self._kl = 0.0
+        # A tensor, so that a step on a GPU need not wait for it; NaN before the first minibatch.
+        self._loss = torch.full((), math.nan, dtype=torch.float64)
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute -log max(p(y | x, w), p_min) of outputs (S, B_i, K), averaged, in nats."""
+        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        log_probs = self.bnn.likelihood.log_prob(wide, targets)
+        nll = -log_probs.clamp(min=math.log(self.p_min)).mean()
+        if nll.requires_grad:  # a training step
+            newest = nll.detach().to(torch.float64) / -math.log(self.p_min)
+            if self._loss.device != newest.device:
+                self._loss = self._loss.to(newest.device)
+            started = torch.where(self._loss.isnan(), newest, self._loss)
+            self._loss.copy_(started.lerp(newest, _NEWEST))
+        return nll
+
+    def kl_factor(
+        self,
+        batch_size: int,
+        *,
+        batch_index: int | None = None,  # noqa: ARG002
+        kl_scale: float = 1.0,
+    ) -> float:
+        """The derivative of f in the KL, divided by that in the nll."""
+        if self.step % _KL_EVERY == 0:
+            self._kl = self._current_kl()
+        loss, r = float(self._loss), self._complexity_of(self._kl)
+        if self.form == "f-quad":
+            ratio = math.sqrt(r / (loss + r))
+            slope = (1.0 + ratio) / (2.0 * ratio)
+        elif self.form == "f-classic":
+            slope = 1.0 / (4.0 * math.sqrt(r))
+        else:
+            steps = -(-self.num_data // batch_size)
+            if self.step > 0 and self.step % steps == 0:
+                self._lambda = best_lambda(loss, r)
+            slope = 1.0 / self._lambda
+        return kl_scale * -math.log(self.p_min) * slope / self.num_bound
+
+    def bound(self) -> float:
+        """Return f, a share from 0, at the running loss and the network's KL; NaN before a step."""
+        r = self._complexity_of(self._current_kl())
+        return risk_bound(float(self._loss), r, self.form, self._lambda)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings by which it differs from the ELBO, as JSON."""
+        names = ("form", "num_bound", "delta", "p_min")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def running(self) -> dict[str, float]:
+        """The running values, as JSON, so that a resumed run equals an uninterrupted one."""
+        return {"loss": float(self._loss), "kl": self._kl, "lambda": self._lambda}
+
+    @running.setter
+    def running(self, values: dict[str, float]) -> None:
+        self._loss.fill_(values["loss"])
+        self._kl, self._lambda = values["kl"], values["lambda"]
+
+    def _complexity_of(self, kl: float) -> float:
+        n = self.num_bound
+        return (kl + math.log(2.0 * math.sqrt(n) / self.delta)) / (2.0 * n)
+
+    @torch.no_grad()
+    def _current_kl(self) -> float:
+        bnn = self.bnn
+        return float(kl_divergence(bnn.posterior, bnn.weight_prior, prior_mean=bnn.prior_mean))
+
+
+def risk_bound(loss: float, r: float, form: PACBayesForm, lambda_: float = 1.0) -> float:
+    """Return f-quad, f-classic or f-lambda, of a loss in [0, 1] and the complexity r.
+
+    Example:
+        >>> round(risk_bound(0.02, 0.001, "f-quad"), 5), round(risk_bound(0.02, 0.0, "f-quad"), 5)
+        (0.03117, 0.02)
+    """
+    if form == "f-quad":
+        return (math.sqrt(loss + r) + math.sqrt(r)) ** 2
+    if form == "f-classic":
+        return loss + math.sqrt(r)
+    return (loss + 2.0 * r / lambda_) / (1.0 - lambda_ / 2.0)
+
+
+def best_lambda(loss: float, r: float) -> float:
+    """Return the lambda in (0, 1] of the least f-lambda, which is then f-quad.
+
+    Example:
+        >>> found = best_lambda(0.02, 0.001)
+        >>> round(risk_bound(0.02, 0.001, "f-lambda", found), 5)
+        0.03117
+    """
+    return 2.0 / (math.sqrt(loss / r + 1.0) + 1.0)
+
+
+def check_certifiable(bnn: BayesianModule) -> None:
+    """Raise ValueError where training may change what a PAC-Bayes bound does not count.
+
+    The bound is on the posterior against a fixed prior. All else must not depend on the examples
+    of the bound.
+    """
+    prior = bnn.weight_prior
+    parts = prior.priors if isinstance(prior, BlockPrior) else (prior,)
+    if not isinstance(bnn.posterior, MeanFieldGaussian):
+        raise ValueError(
+            f"a PAC-Bayes bound needs a posterior with a KL, got {type(bnn.posterior).__name__}; "
+            "use MeanFieldGaussian"
+        )
+    if any(isinstance(part, EmpiricalGaussian) for part in parts):
+        raise ValueError(
+            "a PAC-Bayes bound needs a prior that is fixed before the data, got EmpiricalGaussian, "
+            "which is learned from them; use Gaussian(std) around prior_mean"
+        )
+    if not has_closed_form(bnn.posterior, prior):
+        raise ValueError(
+            f"a PAC-Bayes bound needs the exact KL, which {type(bnn.prior).__name__} does not "
+            "have; use Gaussian(std)"
+        )
+    if not isinstance(bnn.likelihood, CategoricalLikelihood):
+        raise ValueError(
+            "a PAC-Bayes bound is on the error of a classifier, got the likelihood "
+            f"{type(bnn.likelihood).__name__}; use CategoricalLikelihood"
+        )
+    if bnn.posterior.mask is not None:
+        raise ValueError(
+            "a PAC-Bayes bound needs a density of every weight, but some are removed: pruning "
+            "chooses them by the data; certify the network before it is pruned"
+        )
+    own = {id(each) for each in bnn.posterior.parameters()}
+    trained = [n for n, p in bnn.named_parameters() if p.requires_grad and id(p) not in own]
+    if trained:
+        raise ValueError(
+            f"a PAC-Bayes bound counts the random parameters only, but {', '.join(trained[:3])} "
+            "would be trained too; freeze them with requires_grad_(False), or include them"
+        )
+    for name, module in bnn.net.named_modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            raise ValueError(
+                f"a PAC-Bayes bound does not count statistics that training collects, as {name} "
+                "does; use GroupNorm or LayerNorm"
+            )
