@@ -23,7 +23,7 @@ DOCS, README = ROOT / "docs", ROOT / "README.md"
 PAGES = (
     *("paper.md", "recipe.md", "bandits.md"),
     *("documents.md", "reproductions.md", "calibration.md", "comparison.md", "bound.md"),
-    *("adapters.md", "table-comparison.md", "adr/0003-defaults-of-train.md"),
+    *("adapters.md", "certificates.md", "table-comparison.md", "adr/0003-defaults-of-train.md"),
 )
 
 

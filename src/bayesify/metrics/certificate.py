@@ -65,13 +65,14 @@ class Certificate:
         return 1.0 - self.delta - self.delta_sampling
 
     def __str__(self) -> str:
+        shown = math.ceil(100.0 * self.error_bound) / 100.0  # a bound is not rounded down
         chosen = (
             f" It holds for all {self.num_candidates} candidates at once."
             if self.num_candidates > 1
             else ""
         )
         return (
-            f"With probability {self.confidence:.4g} over the data, at most {self.error_bound:.2f} "
+            f"With probability {self.confidence:.4g} over the data, at most {shown:.2f} "
             "% of new examples like these are misclassified by the randomised classifier, which "
             f"draws new weights for each prediction (n = {self.num_examples:,}, KL = {self.kl:.1f} "
             f"nats, {self.error:.2f} % observed).{chosen} It does not cover the mean weights, "
@@ -88,9 +89,12 @@ def binary_kl(q: float, p: float) -> float:
     """
     total = 0.0
     for a, b, difference in ((q, p, p - q), (1.0 - q, 1.0 - p, q - p)):
+        if a > 0.0 and b == 0.0:
+            return math.inf
         if a > 0.0:
-            # log(b / a) from the difference, which does not cancel where a and b are close.
-            total -= a * math.log1p(difference / a) if b > 0.0 else -math.inf
+            # Where a and b are close, log(b / a) from the difference, which does not cancel.
+            is_close = abs(difference) < 0.5 * a
+            total -= a * (math.log1p(difference / a) if is_close else math.log(b / a))
     return max(total, 0.0)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # pandas takes its time to load
 
 __all__ = [
     "AsJson",
+    "DataDir",
     "Folder",
     "Lenient",
     "evaluate",

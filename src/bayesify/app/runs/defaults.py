@@ -34,6 +34,12 @@ _LAST_LAYER: dict[str, Any] = {
     **{"random": "last-layer", "prior_std": 1.0, "init_std": 0.05, "rho_lr_scale": 10.0},
     "kl_warmup": 0.25,
 }
+#: Of a PAC-Bayes objective: docs/certificates.md.
+_CERTIFIED: dict[str, Any] = {
+    **{"prior": "gaussian", "prior_std": 0.01, **_EARLIER_MIXTURE, "rho_lr_scale": 1.0},
+    **{"optimizer": "sgd", "lr": 1e-3, "momentum": 0.95, "batch_size": 250, "epochs": 3},
+    **{"dropout_input": 0.2, "dropout_hidden": 0.2, "kl_warmup": 0.0},
+}
 #: Of a table with texts and classes, whose hundreds of features are dependent: docs/tables.md.
 _TEXTS = TableRecipe(
     hidden=(50,), steps=500, lr=0.02, init_std=0.05, prior_std=0.5, relevance=False, kl_warmup=0.2
@@ -66,6 +72,10 @@ def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[
     elif given.get("baseline") is not None:
         # An unknown baseline is an error that the field's check reports.
         defaults = dict(_BASELINES.get(given["baseline"], {}))
+    elif given.get("objective", "elbo") != "elbo":
+        # The posterior begins at the prior.
+        std = given.get("prior_std", _CERTIFIED["prior_std"])
+        defaults = {**_CERTIFIED, "init_std": std}
     else:
         defaults = {} if _was_searched(given) else dict(_EARLIER)
     if given.get("estimator") == "antithetic":

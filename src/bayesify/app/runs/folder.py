@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesify import io as bayesify_io
 from bayesify.app.runs.environment import commit, hardware, versions
@@ -210,10 +210,20 @@ class Run:
             self.config.dataset, data_dir or self.data_dir, limit=self.config.limit, **options
         )
 
-    def make_module(self) -> BayesianModule:
-        """Build the Bayesian network with its initial values."""
+    def make_net(self) -> nn.Module:
+        """Build the plain network of a run on images of digits or clothes, with initial values."""
+        found: nn.Module = self._net()
+        return found
+
+    def make_module(self, learned: nn.Module | None = None) -> BayesianModule:
+        """Build the Bayesian network with its initial values.
+
+        Args:
+            learned: the network at the centre of a PAC-Bayes run's prior; None for one with
+                initial values, such as before its checkpoint is read.
+        """
         config = self.config
-        net = self._net()
+        net = self._net() if learned is None else learned
         common: dict[str, Any] = {"seed": config.seed}
         if config.baseline is None:
             common |= {"init_std": config.init_std, "estimator": config.make_estimator()}
@@ -226,6 +236,8 @@ class Run:
             return BayesianModule(net, posterior=Delta, **common)
         if self.images is not None and config.random == "last-layer":
             common["include"] = last_layer(net)
+        if config.objective != "elbo":
+            common["prior_mean"] = "initial"
         return BayesianModule(net, prior=config.make_prior(), **common)
 
     def load_module(self) -> BayesianModule:

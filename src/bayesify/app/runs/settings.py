@@ -89,6 +89,10 @@ REGRESSION = Rule(
 )
 DIGITS = Rule("mnist and fashion-mnist", lambda run: run.net in ("mlp", "lenet5"))
 HIDDEN_LAYERS = Rule("--net mlp and tables", lambda run: run.net in ("mlp", "table"))
+BAYESIAN_DIGITS = Rule(
+    "mnist and fashion-mnist without --baseline",
+    lambda run: run.net in ("mlp", "lenet5") and run.baseline is None,
+)
 DROPOUT = Rule(
     "mnist and fashion-mnist without --baseline sgd",
     lambda run: run.net in ("mlp", "lenet5") and run.baseline != "sgd",
@@ -101,6 +105,7 @@ RANDOM_PART = Rule(
 BAYESIAN_TABLE = Rule(
     "tables without --baseline", lambda run: run.target is not None and run.baseline is None
 )
+CERTIFIED = Rule("--objective f-quad, f-classic or f-lambda", lambda run: run.objective != "elbo")
 BASELINE = Rule("--baseline", lambda run: run.baseline is not None)
 MIXTURE = Rule(
     "--prior scale-mixture", lambda run: run.baseline is None and run.prior == "scale-mixture"
@@ -289,6 +294,28 @@ class RunConfig:
             BAYES,
         ),
     ] = "sampling"
+    objective: Annotated[
+        Literal["elbo", "f-quad", "f-classic", "f-lambda"],
+        Setting(
+            "What is minimised: {choices}. All but elbo are PAC-Bayes bounds, for bayesify "
+            "certify; dropout then is that of the prior's network.",
+            _TRAINING,
+            None,
+            BAYESIAN_DIGITS,
+        ),
+    ] = "elbo"
+    prior_part: Annotated[
+        float,
+        Setting(
+            "Fraction of the training images on which the prior of a PAC-Bayes bound is learned.",
+            _TRAINING,
+            Rule("be above 0 and below 1", lambda x: 0.0 < x < 1.0),
+            CERTIFIED,
+        ),
+    ] = 0.5
+    prior_epochs: Annotated[
+        int, Setting("Epochs of the training of that prior.", _TRAINING, COUNT, CERTIFIED)
+    ] = 15
     kl: Annotated[
         Literal["auto", "closed", "monte-carlo"],
         Setting("KL divergence: {choices}.", _TRAINING, None, BAYES),
@@ -634,6 +661,16 @@ def _check_combination(run: RunConfig) -> None:
         raise ConfigError(
             "the scale mixture has no closed-form KL; use --kl auto, or --prior gaussian"
         )
+    if run.objective != "elbo" and BAYESIAN_DIGITS.holds(run):
+        usual = {"prior": "gaussian", "kl_weighting": "uniform", "temperature": 1.0}
+        for name, value in {**usual, "kl_warmup": 0.0}.items():
+            if getattr(run, name) != value:
+                raise ConfigError(
+                    f"objective {run.objective} needs {option(name)} {value}, got "
+                    f"{getattr(run, name)}"
+                )
+        if run.kl == "monte-carlo":
+            raise ConfigError(f"objective {run.objective} needs the exact KL; leave out --kl")
     if run.kl_weighting == "geometric" and run.passes > 1:
         raise ConfigError(
             f"geometric weights divide the KL over one pass, got passes {run.passes}; add "

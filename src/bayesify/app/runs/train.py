@@ -10,6 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from bayesify.app.runs.folder import Run, RunData
 from bayesify.app.runs.settings import RunConfig
@@ -19,8 +20,10 @@ from bayesify.training import ConvergenceWarning, fit
 from bayesify.training.backends import NonFiniteLossError, make_backend
 from bayesify.training.elbo import ELBO
 from bayesify.training.free_energy import free_energy_note, is_above_untrained
-from bayesify.training.history import History
+from bayesify.training.history import EpochRow, History
+from bayesify.training.learned_prior import learn_prior_mean, split_for_prior
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
+from bayesify.training.pac_bayes import PACBayesObjective
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import constant, cosine
 
@@ -29,6 +32,7 @@ __all__ = [
     "make_elbo",
     "optimizer_factory",
     "precision_of",
+    "prior_indices",
     "seconds_per_epoch",
     "train",
     "use_threads",
@@ -36,6 +40,8 @@ __all__ = [
 
 #: Steps that are timed for the estimate, the first two of which pay for memory and threads.
 _TIMED_STEPS = 8
+#: Learning rate of Adam for the network at the centre of a PAC-Bayes run's prior.
+_PRIOR_LR = 1e-3
 
 
 class Trained(NamedTuple):
@@ -53,7 +59,7 @@ def train(run: Run, data: RunData, callback: Callback) -> Trained:
         NonFiniteLossError, StorageError, OSError: as ``fit`` does.
     """
     config = run.config
-    elbo = make_elbo(run.make_module(), config, data)
+    elbo = make_elbo(_at_start(run, data, callback), config, data)
     with warnings.catch_warnings(record=True) as caught, precision_of(config):
         warnings.simplefilter("always", ConvergenceWarning)
         history = fit(
@@ -95,6 +101,55 @@ def train(run: Run, data: RunData, callback: Callback) -> Trained:
     return Trained(elbo.bnn, history, notes)
 
 
+def _at_start(run: Run, data: RunData, callback: Callback) -> BayesianModule:
+    """Return the network before its training; that of a PAC-Bayes run at its learned prior."""
+    config = run.config
+    if config.objective == "elbo" or run.checkpoint.exists():  # which holds the prior's centre
+        return run.make_module()
+    seen = prior_indices(config, data)
+    images = TensorLoader(
+        data.train_inputs[seen], data.train_targets[seen], config.batch_size, seed=config.seed
+    )
+    learned = learn_prior_mean(
+        run.make_net(),
+        images,
+        num_data=len(seen),
+        epochs=config.prior_epochs,
+        optimizer=partial(torch.optim.Adam, lr=_PRIOR_LR, fused=True),
+        scheduler=cosine,
+        seed=config.seed,
+        checkpoint_dir=run.folder / "prior",
+        resume=True,
+        callback=_PriorNotes(callback, config.prior_epochs),
+    )
+    return run.make_module(learned)
+
+
+class _PriorNotes:
+    """Report the epochs of the prior's training as notes of a callback."""
+
+    def __init__(self, callback: Callback, epochs: int) -> None:
+        self._tell = getattr(callback, "on_note", None)
+        self._epochs = epochs
+
+    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
+        """Do nothing."""
+
+    def on_step(self, *, epoch: int, batch: int) -> None:
+        """Do nothing."""
+
+    def on_epoch(self, row: EpochRow) -> None:
+        """Report the error of the epoch's training outputs."""
+        if self._tell is not None:
+            error, epoch = row["train_error"], int(row["epoch"] or 0)
+            self._tell(f"prior: epoch {epoch} of {self._epochs}, training error {error:.2f} %")
+
+
+def prior_indices(config: RunConfig, data: RunData) -> Tensor:
+    """Return the training images that the prior of a PAC-Bayes run has seen."""
+    return split_for_prior(len(data.train_targets), config.prior_part, seed=config.seed)
+
+
 def _with_option_names(text: str) -> str:
     """Return a message of the library with the names of the command line's options."""
     for name in ("rho_lr_scale", "init_std"):
@@ -105,6 +160,14 @@ def _with_option_names(text: str) -> str:
 def make_elbo(bnn: BayesianModule, config: RunConfig, data: RunData) -> ELBO:
     """Return the objective that the settings name; for a baseline the plain likelihood."""
     num_data = len(data.train_targets)
+    if config.objective != "elbo":
+        return PACBayesObjective(
+            bnn,
+            num_data=num_data,
+            form=config.objective,
+            num_bound=num_data - len(prior_indices(config, data)),
+            num_samples=config.train_samples,
+        )
     return ELBO(
         bnn,
         num_data=num_data,

@@ -67,7 +67,7 @@ _CNN: dict[str, Any] = {
 }
 _SMALL: dict[str, Any] = {"limit": 10_000, "prior_epochs": 8, "test_samples": 10_000}
 _SMALL_FC = {**_FC, **_SMALL, "hidden": [100, 100], "num_samples": 50_000}
-_SMALL_LENET = {**_LENET, **_SMALL, "num_samples": 30_000}
+_SMALL_LENET = {**_LENET, **_SMALL, "num_samples": 10_000}
 _QUICK: dict[str, Any] = {
     **{"limit": 1000, "prior_epochs": 2, "epochs": 1, "num_samples": 500, "test_samples": 500},
     "batch_size": 100,
@@ -83,19 +83,20 @@ _TITLES = {
 
 
 def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
-    """Return two small jobs for each seed, after all the large ones of the first seed."""
-    first, made = seeds[0], list[Job]()
+    """Return two small jobs for each seed, then the large ones of the first seed."""
+    small = {"small-fc-f-quad": (_SMALL_FC, 10.0), "small-lenet5-f-quad": (_SMALL_LENET, 30.0)}
     large = {"fc-f-quad": (_FC, 240.0), "lenet5-f-quad": (_LENET, 420.0)}
     large |= {f"fc-{objective}": (_FC, 240.0) for objective in _OBJECTIVES[1:]}
     large["cnn-f-quad"] = (_CNN, 4500.0)
-    small = {"small-fc-f-quad": (_SMALL_FC, 20.0), "small-lenet5-f-quad": (_SMALL_LENET, 60.0)}
-    for seed in seeds:
-        for name, (settings, seconds) in ({**large, **small} if seed == first else small).items():
+    made = []
+    for several, kinds in ((seeds, small), (seeds[:1], large)):
+        for name, (settings, seconds) in kinds.items():
             objective = next(each for each in _OBJECTIVES if name.endswith(each))
             config = {**settings, "objective": objective, **(_QUICK if quick else {})}
             if quick and "hidden" in config:
                 config["hidden"] = [20, 20]
-            made.append(Job(name, seed, config, 3.0 if quick else seconds, ("mnist",)))
+            cost = 3.0 if quick else seconds
+            made += [Job(name, seed, config, cost, ("mnist",)) for seed in several]
     return made
 
 

@@ -1,0 +1,113 @@
+"""``bayesify train --objective`` and ``bayesify certify``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from tests.app.cli.test_cli import TINY, as_json, bayesify, few_images, quick_runs, read_json
+
+from bayesify import certify, load, split_for_prior
+from bayesify.module.networks import mlp
+
+pytestmark = [
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning"),
+]
+OPTIONS = ["--objective", "f-quad", "--prior-epochs", "3", "--prior-part", "0.6", *TINY]
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("certified") / "run"
+    with quick_runs():
+        said = bayesify("train", "mnist", "--out", place, *OPTIONS)
+    assert said.code == 0, said.err
+    assert "prior: epoch 3 of 3, training error" in said.err
+    return place
+
+
+def test_the_posterior_begins_at_a_prior_of_its_part(certified: Path) -> None:
+    settings = read_json(certified / "config.json")["settings"]
+    assert (settings["objective"], settings["prior_part"]) == ("f-quad", 0.6)
+    assert settings["prior_std"] == settings["init_std"] == 0.01
+    bnn = load(certified / "checkpoint.safetensors", mlp(784, (16,), 10, dropout=(0.2, 0.2)))
+    assert bnn.prior_mean is not None
+    moved = (bnn.posterior.mean.detach() - bnn.prior_mean).abs().max()
+    assert 0.0 < float(moved) < 0.05
+    start = mlp(784, (16,), 10, dropout=(0.2, 0.2))
+    initial = torch.cat([each.detach().flatten() for each in start.parameters()])
+    assert float((bnn.prior_mean - initial).abs().max()) > 1e-3  # the prior was trained
+
+
+def test_certify_is_the_librarys(certified: Path) -> None:
+    found = as_json("certify", certified, "--samples", "4000", "--delta", "0.03")
+    bnn = load(certified / "checkpoint.safetensors", mlp(784, (16,), 10, dropout=(0.2, 0.2)))
+    data = few_images("mnist", 200)
+    wanted = certify(
+        bnn,
+        data.train_inputs,
+        data.train_targets,
+        prior_indices=split_for_prior(200, 0.6, seed=0),
+        delta=0.03,
+        num_samples=4000,
+    )
+    assert (found["num_examples"], found["confidence"]) == (80, 0.96)
+    assert found["error_bound"] == wanted.error_bound
+    assert found["error"] < found["error_sampling_bound"] < found["error_bound"]
+    said = bayesify("certify", certified, "--samples", "4000", "--delta", "0.03")
+    assert said.out.strip() == str(wanted)
+    more = as_json("certify", certified, "--samples", "4000", "--candidates", "5")
+    assert more["error_bound"] > found["error_bound"]
+
+
+def test_a_run_on_the_elbo_has_no_certificate(finished: Path) -> None:
+    said = bayesify("certify", finished)
+    assert (said.code, said.out) == (2, "")
+    assert "no certificate can be given" in said.err
+    assert "train with --objective f-quad" in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prior-part", "0.3"], "prior-part would do nothing here"),
+        (["--objective", "f-quad", "--prior", "laplace"], "needs prior gaussian, got laplace"),
+        (["--objective", "f-quad", "--temperature", "2"], "needs temperature 1.0, got 2.0"),
+        (["--objective", "f-quad", "--kl", "monte-carlo"], "needs the exact KL"),
+        (["--objective", "f-quad", "--kl-warmup", "0.5"], "needs kl-warmup 0.0, got 0.5"),
+        (["--objective", "f-quad", "--baseline", "sgd"], "objective would do nothing here"),
+        (["--objective", "quad"], "objective must be one of elbo, f-quad, f-classic, f-lambda"),
+        (["--objective", "f-quad", "--prior-part", "1"], "prior-part must be above 0 and below 1"),
+    ],
+)
+def test_settings_that_contradict_are_named(
+    options: list[str], message: str, tmp_path: Path
+) -> None:
+    said = bayesify("train", "mnist", "--out", tmp_path / "run", *options)
+    assert said.code == 2
+    assert message in said.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_run_resumes_without_another_prior(certified: Path, tmp_path: Path) -> None:
+    whole = load(certified / "checkpoint.safetensors", mlp(784, (16,), 10, dropout=(0.2, 0.2)))
+    place = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("bayesify.app.runs.train"), "fit", interrupted)
+        assert bayesify("train", "mnist", "--out", place, *OPTIONS).code == 130
+    assert not (place / "checkpoint.safetensors").exists()
+    said = bayesify("train", "mnist", "--out", place, *OPTIONS, "--resume")
+    assert said.code == 0, said.err
+    assert "prior: epoch" not in said.err  # it was finished
+    found = load(place / "checkpoint.safetensors", mlp(784, (16,), 10, dropout=(0.2, 0.2)))
+    assert torch.equal(found.posterior.mean, whole.posterior.mean)
+    again = bayesify("train", "mnist", "--out", place, *OPTIONS, "--resume")
+    assert again.code == 0, again.err
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt

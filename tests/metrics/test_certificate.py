@@ -1,0 +1,239 @@
+"""Risk certificates: the inverse of the binary KL, the bound's terms, and whether it holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayesify as bf
+from bayesify.datasets import TensorLoader
+from bayesify.metrics import binary_kl, binary_kl_inverse, sampled_error
+
+
+@pytest.mark.parametrize("q", [0.0, 1e-6, 0.01, 0.3, 0.5, 0.999, 1.0])
+@pytest.mark.parametrize("divergence", [1e-12, 1e-6, 1e-3, 0.1, 2.0, 50.0])
+def test_the_inverse_is_exact_on_both_sides(q: float, divergence: float) -> None:
+    for side, sign in (("upper", 1.0), ("lower", -1.0)):
+        p = binary_kl_inverse(q, divergence, side)  # type: ignore[arg-type]
+        assert sign * (p - q) >= 0.0
+        inside, outside = p - sign * 1e-9, p + sign * 1e-9
+        if sign * (inside - q) > 0.0:
+            assert binary_kl(q, inside) <= divergence
+        if 0.0 < outside < 1.0:
+            assert binary_kl(q, outside) >= divergence
+
+
+def test_the_inverse_agrees_with_closed_forms() -> None:
+    for divergence in (1e-9, 1e-3, 0.5, 3.0):
+        # kl(0, p) = -log(1 - p), kl(1, p) = -log p, and kl(1/2, p) = -log(4 p (1 - p)) / 2.
+        known = -math.expm1(-divergence)
+        assert binary_kl_inverse(0.0, divergence) == pytest.approx(known, rel=1e-9)
+        assert binary_kl_inverse(1.0, divergence, "lower") == pytest.approx(1.0 - known, rel=1e-9)
+        half = 0.5 + 0.5 * math.sqrt(-math.expm1(-2.0 * divergence))
+        assert binary_kl_inverse(0.5, divergence) == pytest.approx(half, abs=1e-9)
+    assert binary_kl_inverse(0.25, 0.0) == 0.25
+    assert binary_kl(0.25, 0.25) == 0.0
+    # Pinsker: never above.
+    assert all(binary_kl_inverse(0.1, d) <= 0.1 + math.sqrt(d / 2) for d in (1e-4, 0.01, 0.3))
+    for arguments, message in (
+        ((1.1, 0.1), "q must be from 0 to 1, got 1.1"),
+        ((0.1, -1.0), "divergence must be at least 0, got -1.0"),
+        ((0.1, math.nan), "divergence must be at least 0, got nan"),
+        ((0.1, 0.1, "left"), 'side must be "upper" or "lower"'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            binary_kl_inverse(*arguments)  # type: ignore[arg-type]
+
+
+def at_prior(net: nn.Module, std: float = 0.05) -> bf.BayesianModule:
+    return bf.BayesianModule(net, prior=bf.Gaussian(std), prior_mean="initial", init_std=std)
+
+
+def linear(count: int = 300) -> tuple[bf.BayesianModule, Tensor, Tensor]:
+    """A linear classifier away from its prior, and examples with noisy labels."""
+    torch.manual_seed(0)
+    bnn = at_prior(nn.Linear(4, 2))
+    with torch.no_grad():
+        bnn.posterior.mean += 0.02
+    x = torch.randn(count, 4)
+    y = bnn.mean_outputs(x).argmax(-1)
+    noisy = torch.rand(count) < 0.1
+    return bnn, x, torch.where(noisy, 1 - y, y)
+
+
+def by_scipy(q: float, divergence: float) -> float:
+    from scipy.optimize import brentq
+    from scipy.special import rel_entr
+
+    def excess(p: float) -> float:
+        return float(rel_entr(q, p) + rel_entr(1 - q, 1 - p)) - divergence
+
+    return float(brentq(excess, q, 1 - 1e-15, xtol=1e-14))
+
+
+def test_a_certificate_is_the_formula_of_the_paper() -> None:
+    bnn, x, y = linear()
+    seen = list(range(0, 300, 3))
+    delta, sampling, m = 0.04, 0.02, 5000
+    found = bf.certify(
+        bnn, x, y, prior_indices=seen, delta=delta, delta_sampling=sampling, num_samples=m
+    )
+    n, q = 200, bnn.posterior
+    std, prior_std = q.std.detach().double(), 0.05
+    shift = q.mean.detach().double() - bnn.prior_mean.double()  # type: ignore[union-attr]
+    kl = float((torch.log(prior_std / std) + (std**2 + shift**2) / (2 * prior_std**2) - 0.5).sum())
+    assert (found.num_examples, found.num_samples, found.confidence) == (n, m, 0.94)
+    assert found.kl == pytest.approx(kl, rel=1e-6)
+    sampled = by_scipy(found.error / 100, math.log(2 / sampling) / m)
+
+    def bound(sampled: float, kl: float, n: int, delta: float) -> float:
+        return 100 * by_scipy(sampled, (kl + math.log(2 * math.sqrt(n) / delta)) / n)
+
+    wanted = bound(sampled, kl, n, delta)
+    assert found.error_bound == pytest.approx(wanted, rel=1e-6)
+    # Planted optimism: each of these is a smaller number, and no certificate.
+    optimistic = {
+        "all examples counted": bound(sampled, kl, 300, delta),
+        "no weight samples' error": bound(found.error / 100, kl, n, delta),
+        "no delta": bound(sampled, kl, n, 1.0),
+        "no log term": 100 * by_scipy(sampled, kl / n),
+        "no KL": bound(sampled, 0.0, n, delta),
+    }
+    for fault, value in optimistic.items():
+        assert value < found.error_bound * (1 - 1e-3), fault
+
+
+def test_candidates_share_the_two_deltas() -> None:
+    bnn, x, y = linear()
+    one = bf.certify(
+        bnn, x, y, prior_indices=(), delta=0.01, delta_sampling=0.002, num_samples=2000
+    )
+    five = bf.certify(
+        *(bnn, x, y),
+        **{"prior_indices": (), "delta": 0.05, "delta_sampling": 0.01, "num_samples": 2000},
+        num_candidates=5,
+    )
+    assert five.error_bound == pytest.approx(one.error_bound, rel=1e-12)
+    assert five.confidence == pytest.approx(0.94)
+    assert "all 5 candidates at once" in str(five)
+
+
+def test_the_words_say_what_is_covered() -> None:
+    bnn, x, y = linear()
+    found = bf.certify(bnn, x, y, prior_indices=range(100), num_samples=1000)
+    text = str(replace(found, error_bound=2.4712))
+    assert text.startswith("With probability 0.965 over the data, at most 2.48 % of new examples")
+    assert "It does not cover the mean weights, averaged predictions, or examples of anoth" in text
+
+
+class Reused(nn.Module):
+    """Uses its layer twice, so that local reparametrisation is not exact."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+class NoVmap(Reused):
+    """A network that reads a value, which vmap does not allow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if float(x.detach().sum()) != 1e9 else -x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 4)),
+        lambda: nn.Sequential(
+            nn.Unflatten(-1, (1, 2, 2)), nn.Conv2d(1, 3, 2, padding=1), nn.Flatten(),
+            nn.Linear(27, 4)
+        ),
+        Reused,
+        NoVmap,
+    ],
+)  # fmt: skip
+def test_samples_are_independent_pairs_of_weights_and_example(make: Any) -> None:
+    """Their error is that of whole weight vectors, and their variance that of a coin.
+
+    The first has a false-alarm rate of 1e-4 for each network (4 standard errors of both). Examples
+    that shared weights would have several times the variance of independent ones.
+    """
+    torch.manual_seed(0)
+    bnn = at_prior(make(), std=0.7)
+    x, y = torch.randn(40, 4), torch.randint(4, (40,))
+    exact = bnn.predict(x, 3000, keep_samples=True).samples.argmax(-1) != y
+    by_weights = exact.double().mean(1)
+    wanted, m = float(by_weights.mean()), 100
+    found = [sampled_error(bnn, x, y, num_samples=m, seed=s) / 100 for s in range(20)]
+    mean = sum(found) / len(found)
+    spread = wanted * (1 - wanted) / m
+    errors = math.sqrt(spread / len(found) + float(by_weights.var()) / 3000)
+    assert abs(mean - wanted) < 4 * errors
+    variance = sum((each - wanted) ** 2 for each in found) / len(found)
+    assert variance < 2.4 * spread  # chi-squared with 20 degrees of freedom: 1e-4
+    assert bnn.estimator == bf.WeightSampling()
+
+
+def memorised(count: int, seen: Tensor, seed: int) -> tuple[bf.BayesianModule, Tensor, Tensor]:
+    """A network that knows the random labels of the examples that it has seen."""
+    torch.manual_seed(seed)
+    x, y = torch.randn(count, 30), torch.randint(2, (count,))
+    net = nn.Sequential(nn.Linear(30, 60), nn.ReLU(), nn.Linear(60, 2))
+    net = bf.learn_prior_mean(
+        *(net, TensorLoader(x[seen], y[seen], 20)),
+        **{"num_data": len(seen), "epochs": 40, "seed": seed, "callback": Silent()},
+        optimizer=lambda groups: torch.optim.Adam(groups, lr=0.01),
+    )
+    return at_prior(net, 0.01), x, y
+
+
+class Silent:
+    """A callback that prints nothing."""
+
+    def on_start(self, **values: Any) -> None: ...
+    def on_step(self, **values: Any) -> None: ...
+    def on_epoch(self, row: Any) -> None: ...
+
+
+def test_a_prior_that_saw_the_examples_of_the_bound_is_caught() -> None:
+    """Labels are coins, so that every classifier errs on half of the new examples.
+
+    An honest certificate is wrong with probability 0.035. The planted one passes the indices of
+    half of the examples, but its prior has seen all of them.
+    """
+    half = bf.split_for_prior(120, 0.5)
+    bnn, x, y = memorised(120, half, seed=0)
+    honest = bf.certify(bnn, x, y, prior_indices=half, num_samples=20_000)
+    assert honest.error_bound > 50.0
+    bnn, x, y = memorised(120, torch.arange(120), seed=0)
+    planted = bf.certify(bnn, x, y, prior_indices=half, num_samples=20_000)
+    assert planted.error_bound < 50.0
+
+
+def test_bad_input_is_named() -> None:
+    bnn, x, y = linear(30)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"prior_indices": range(23)}, "at least 8 examples that the prior has not seen, got 7"),
+        ({"prior_indices": [30]}, "prior_indices must lie from 0 to 29, got 30 to 30"),
+        ({"prior_indices": [-1]}, "prior_indices must lie from 0 to 29, got -1 to -1"),
+        ({"delta": 0.0}, "delta and delta_sampling must be above 0"),
+        ({"delta": 0.99, "delta_sampling": 0.02}, "sum to less than 1"),
+        ({"num_samples": 0}, "num_samples must be at least 1, got 0"),
+        ({"num_candidates": 0}, "num_candidates must be at least 1, got 0"),
+        ({"targets": y[:5]}, r"targets must be class indices of shape \(30,\)"),
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            bf.certify(**{"bnn": bnn, "inputs": x, "targets": y, "prior_indices": (), **options})
+    tokens = at_prior(nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"needs logits of shape \(N, K\)"):
+        bf.certify(tokens, torch.randn(20, 3, 4), torch.zeros(20).long(), prior_indices=())
