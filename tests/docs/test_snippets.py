@@ -93,6 +93,15 @@ def test_the_summary_is_the_one_that_is_shown() -> None:
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
 
 
+def test_the_code_for_certificates_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    names = run_snippets("docs/certificates.md", {})
+    found = names["certificate"]
+    assert (found.num_examples, found.num_candidates) == (2000, 1)
+    assert found.error < found.error_bound < 30.0
+    assert capsys.readouterr().out.startswith(str(found))
+
+
 @pytest.mark.slow
 def test_readme_trains_on_mnist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -47,6 +47,13 @@ class Certificate:
         delta: the probability with which the PAC-Bayes bound may fail.
         delta_sampling: the probability with which the bound on the sampling error may fail.
         num_candidates: the certificates among which this one was chosen.
+
+    Example:
+        >>> found = Certificate(2.471, 1.9, 2.0, 0.1, 30_000, 200_000, 0.025, 0.01)
+        >>> str(found)[:55]
+        'With probability 0.965 over the data, at most 2.48 % of'
+        >>> found.confidence
+        0.965
     """
 
     error_bound: float

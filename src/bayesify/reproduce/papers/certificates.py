@@ -59,7 +59,7 @@ _FC: dict[str, Any] = {
 }
 _LENET: dict[str, Any] = {
     **{**_COMMON, "net": "lenet5", "prior_lr": 2e-3, "prior_epochs": 30, "epochs": 3},
-    **{"num_samples": 200_000, "test_samples": 50_000},
+    **{"num_samples": 100_000, "test_samples": 20_000},
 }
 _CNN: dict[str, Any] = {
     **{**_LENET, "net": "cnn", "prior_lr": 1e-3, "prior_epochs": 10, "epochs": 1},
@@ -67,7 +67,7 @@ _CNN: dict[str, Any] = {
 }
 _SMALL: dict[str, Any] = {"limit": 10_000, "prior_epochs": 8, "test_samples": 10_000}
 _SMALL_FC = {**_FC, **_SMALL, "hidden": [100, 100], "num_samples": 50_000}
-_SMALL_LENET = {**_LENET, **_SMALL, "num_samples": 10_000}
+_SMALL_LENET = {**_LENET, **_SMALL, "epochs": 1, "num_samples": 10_000}
 _QUICK: dict[str, Any] = {
     **{"limit": 1000, "prior_epochs": 2, "epochs": 1, "num_samples": 500, "test_samples": 500},
     "batch_size": 100,
@@ -112,7 +112,9 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     )
     prior_indices = split_for_prior(len(data.train_targets), config["prior_part"], seed=job.seed)
     bnn = _at_prior(job, data, prior_indices, context)
-    at_prior = _measured(bnn, job, data, prior_indices)
+    # Where a weight sample costs a pass, only the trained posterior is certified.
+    is_cheap = config["net"] == "mlp"
+    at_prior = {"at_prior": _measured(bnn, job, data, prior_indices)} if is_cheap else {}
     objective = _objective(bnn, config, len(data.train_targets), len(prior_indices))
     epochs, work = config["epochs"], context.work
     fit(
@@ -126,7 +128,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         callback=EpochProgress(context.part("posterior", 1, 2), epochs),
     )
     found = _measured(bnn, job, data, prior_indices)
-    return {**found, "at_prior": at_prior}
+    return {**found, **at_prior}
 
 
 def _at_prior(
@@ -229,7 +231,9 @@ def table(results: Sequence[Result]) -> str:
         held = sum(test <= bound for test, bound in zip(tests, bounds, strict=True))
         cells = [
             *(_TITLES[network], objective, str(reported), mean_and_error(bounds, 2)),
-            mean_and_error([m["at_prior"]["certificate"]["error_bound"] for m in metrics], 2),
+            mean_and_error(
+                [m["at_prior"]["certificate"]["error_bound"] for m in metrics if "at_prior" in m], 2
+            ),
             mean_and_error(tests, 2),
             mean_and_error([each["test_error_mean_weights"] for each in metrics], 2),
             mean_and_error([each["certificate"]["kl"] for each in metrics], 1),
