@@ -26,7 +26,7 @@ Where to look next:
   ``make_step``, ``parameter_groups``
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; certified error: ``learn_prior_mean``,
-  ``split_for_prior``, ``PACBayesObjective``, ``certify``;
+  ``split_for_prior``, ``PACBayesObjective``, ``certify``, ``Certificate``;
   a table's run of the command line: ``open_run``
 * baselines: ``MCDropout``, ``DeepEnsemble``
 * subpackages: ``bandits``, ``datasets``, ``metrics``, ``plots``, ``sklearn``
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
         WeightSampling,
     )
     from bayesify.io import load, save
-    from bayesify.metrics.certificate import Certificate, certify
     from bayesify.module.bayesian import BayesianModule
     from bayesify.module.outputs import MissingKLWarning
     from bayesify.module.pretrained import RelativeStd, last_layer
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from bayesify.prediction import Predictive
     from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
     from bayesify.pruning import prune, snr
+    from bayesify.training.certificate import Certificate, certify
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
     from bayesify.training.learned_prior import learn_prior_mean, split_for_prior
@@ -96,7 +96,7 @@ _MODULES = {
     "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
     "app.trained_table": ("open_run",),
     "io": ("load", "save"),
-    "metrics.certificate": ("Certificate", "certify"),
+    "training.certificate": ("Certificate", "certify"),
     "module.bayesian": ("BayesianModule",),
     "module.outputs": ("MissingKLWarning",),
     "module.pretrained": ("RelativeStd", "last_layer"),

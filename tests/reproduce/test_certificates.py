@@ -83,6 +83,11 @@ def test_the_table_counts_the_certificates_that_hold() -> None:
     assert "| 6.00 +- 0.00 | 7.00 +- 0.00 | 5.83 +- 0.44 |" in text
     assert "| 2 of 3 | 3 |" in text
     assert "probability 0.965" in text
+    drawn = EXPERIMENT.figures(made)["certificates"]
+    assert [label.get_text() for label in drawn.axes[0].get_yticklabels()] == [
+        "fully connected, 4 layers, 600 units, f-quad",
+        "fully connected, 2x100, 10,000 images, f-quad",
+    ]
 
 
 def test_the_stored_certificates_hold_and_follow_from_their_numbers() -> None:

@@ -151,7 +151,7 @@ def test_a_damaged_result_is_refused_before_any_work(with_toy: Path) -> None:
 PAGES = (
     *("paper.md", "recipe.md", "bandits.md"),
     *("documents.md", "reproductions.md", "calibration.md", "comparison.md", "bound.md"),
-    *("adapters.md", "table-comparison.md", "adr/0003-defaults-of-train.md"),
+    *("adapters.md", "certificates.md", "table-comparison.md", "adr/0003-defaults-of-train.md"),
 )
 
 

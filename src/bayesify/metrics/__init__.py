@@ -7,13 +7,6 @@ from bayesify.metrics.calibration import (
     expected_calibration_error,
     reliability,
 )
-from bayesify.metrics.certificate import (
-    Certificate,
-    binary_kl,
-    binary_kl_inverse,
-    certify,
-    sampled_error,
-)
 from bayesify.metrics.classification import brier, classification_metrics, error_percent, nll
 from bayesify.metrics.regression import (
     crps,
@@ -22,9 +15,9 @@ from bayesify.metrics.regression import (
     regression_metrics,
 )
 from bayesify.metrics.selective import RiskCoverage, ood_auroc, risk_coverage
+from bayesify.training.certificate import binary_kl, binary_kl_inverse, sampled_error
 
 __all__ = [
-    "Certificate",
     "Reliability",
     "RiskCoverage",
     "adaptive_calibration_error",
@@ -32,7 +25,6 @@ __all__ = [
     "binary_kl_inverse",
     "brier",
     "calibration_error",
-    "certify",
     "classification_metrics",
     "crps",
     "error_percent",

@@ -12,7 +12,7 @@ from rich.console import Console
 from bayesify.app.cli.results_commands import AsJson, DataDir, Folder, opened, read_data
 from bayesify.app.runs import RunError
 from bayesify.app.runs.train import prior_indices, use_threads
-from bayesify.metrics.certificate import certify as certified
+from bayesify.training.certificate import certify as certified
 
 __all__ = ["certify"]
 

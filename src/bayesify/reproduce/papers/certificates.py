@@ -18,7 +18,7 @@ from torch import nn
 
 from bayesify.datasets import ImageData, TensorLoader, load_images
 from bayesify.distributions.priors import Gaussian
-from bayesify.metrics import certify, error_percent, sampled_error
+from bayesify.metrics import error_percent, sampled_error
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import lenet5, mlp
 from bayesify.noise.keys import Stream, derived_seed
@@ -31,6 +31,7 @@ from bayesify.reproduce.harness.experiment import (
     of_job,
 )
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
+from bayesify.training.certificate import certify
 from bayesify.training.elbo import ELBO
 from bayesify.training.fit import fit
 from bayesify.training.learned_prior import learn_prior_mean, split_for_prior
@@ -252,9 +253,44 @@ def table(results: Sequence[Result]) -> str:
     )
 
 
-def figures(results: Sequence[Result]) -> dict[str, Figure]:  # noqa: ARG001
-    """Return none: the table has all."""
-    return {}
+def figures(results: Sequence[Result]) -> dict[str, Figure]:
+    """Draw the certified error of each network and seed above its error on the test set."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    from bayesify.plots.style import COLOURS, STYLE
+
+    names = list(dict.fromkeys(result["job"] for result in results))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7.0, 1.2 + 0.45 * len(names)), layout="constrained")
+        axes = figure.add_subplot()
+        for row, name in enumerate(names):
+            of = of_job(results, name)
+            for place, result in enumerate(of):
+                height = row + 0.5 * ((place + 0.5) / len(of) - 0.5)
+                test = result["metrics"]["test_error_sampled"]
+                bound = result["metrics"]["certificate"]["error_bound"]
+                axes.plot([test, bound], [height] * 2, color=COLOURS["grey"], lw=0.8)
+                first = row == place == 0
+                for value, marker, colour, label in (
+                    (test, "o", "blue", "on the test set"),
+                    (bound, "|", "vermillion", "certified"),
+                ):
+                    axes.plot(
+                        *(value, height, marker),
+                        color=COLOURS[colour],
+                        label=label if first else None,
+                    )
+        objectives = [of_job(results, name)[0]["config"]["objective"] for name in names]
+        titles = [
+            f"{_TITLES[name.removesuffix(f'-{objective}')]}, {objective}"
+            for name, objective in zip(names, objectives, strict=True)
+        ]
+        axes.set(xlabel="error of the randomised classifier (%)", ylim=(len(names) - 0.5, -0.5))
+        axes.set_xlim(left=0.0)
+        axes.set_yticks(range(len(names)), titles)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
+    return {"certificates": figure}
 
 
 EXPERIMENT = Experiment(
