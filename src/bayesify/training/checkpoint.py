@@ -158,7 +158,7 @@ def objective_meta(elbo: ELBO) -> dict[str, Any]:
         "temperature": elbo.temperature,
         "num_samples": elbo.num_samples,
         "num_batches": elbo.num_batches,
-        **elbo.config,
+        **elbo.settings,
     }
 
 

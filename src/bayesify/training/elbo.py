@@ -220,8 +220,11 @@ class ELBO(nn.Module):
         return kl_scale * self.temperature * weight / self.num_data
 
     @property
-    def config(self) -> dict[str, Any]:
-        """The settings of an objective other than the ELBO, as JSON."""
+    def settings(self) -> dict[str, Any]:
+        """The settings of an objective other than the ELBO, as JSON.
+
+        It is not called ``config``, which Hugging Face's Trainer takes for that of its models.
+        """
         return {}
 
     @property

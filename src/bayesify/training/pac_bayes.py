@@ -143,7 +143,7 @@ class PACBayesObjective(ELBO):
         return risk_bound(float(self._loss), r, self.form, self._lambda)
 
     @property
-    def config(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """The settings by which it differs from the ELBO, as JSON."""
         names = ("form", "num_bound", "delta", "p_min")
         return {name: getattr(self, name) for name in names}
