@@ -73,6 +73,8 @@ class Forked:
 
     def __init__(self, run: Callable[[], object], **environment: str) -> None:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            # Other tests may have loaded JAX, which warns of its threads; the copy does not use it.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             self._pid = os.fork()
         if self._pid == 0:
             code = 1
