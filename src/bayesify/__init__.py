@@ -41,6 +41,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bayesify.baselines import DeepEnsemble, MCDropout
     from bayesify.distributions.by_group import ByGroup, EmpiricalGaussian
+    from bayesify.distributions.families import (
+        FullGaussian,
+        LowRankGaussian,
+        MatrixGaussian,
+        PosteriorByGroup,
+    )
     from bayesify.distributions.kl import kl_divergence
     from bayesify.distributions.layout import ParameterLayout
     from bayesify.distributions.likelihoods import (
@@ -56,13 +62,7 @@ if TYPE_CHECKING:
     )
     from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
     from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture, StudentT
-    from bayesify.distributions.structured import (
-        FullGaussian,
-        LowRankGaussian,
-        MatrixGaussian,
-        PosteriorByGroup,
-        PosteriorFamily,
-    )
+    from bayesify.distributions.structured import PosteriorFamily
     from bayesify.estimators import (
         Estimator,
         Flipout,
@@ -96,6 +96,9 @@ _SUBPACKAGES = ("bandits", "datasets", "metrics", "plots", "referee", "sklearn")
 _MODULES = {
     "baselines": ("DeepEnsemble", "MCDropout"),
     "distributions.by_group": ("ByGroup", "EmpiricalGaussian"),
+    "distributions.families": (
+        *("FullGaussian", "LowRankGaussian", "MatrixGaussian", "PosteriorByGroup"),
+    ),
     "distributions.kl": ("kl_divergence",),
     "distributions.layout": ("ParameterLayout",),
     "distributions.likelihoods": (
@@ -105,10 +108,7 @@ _MODULES = {
     ),
     "distributions.posteriors": ("Delta", "MeanFieldGaussian", "Posterior"),
     "distributions.priors": ("Gaussian", "Laplace", "Prior", "ScaleMixture", "StudentT"),
-    "distributions.structured": (
-        *("FullGaussian", "LowRankGaussian", "MatrixGaussian"),
-        *("PosteriorByGroup", "PosteriorFamily"),
-    ),
+    "distributions.structured": ("PosteriorFamily",),
     "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
     "app.trained_table": ("open_run",),
     "io": ("load", "save"),

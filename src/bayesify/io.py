@@ -19,7 +19,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from bayesify import estimators
-from bayesify.distributions import by_group, likelihoods, posteriors, priors, structured
+from bayesify.distributions import by_group, families, likelihoods, posteriors, priors
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Posterior
 from bayesify.distributions.priors import Prior
@@ -335,7 +335,7 @@ def _posterior(description: str | Mapping[str, Any]) -> Any:
     fields = dict(description)
     if "groups" in fields:
         fields["groups"] = [(pattern, _posterior(each)) for pattern, each in fields["groups"]]
-    return _component(structured, PosteriorFamily, fields)
+    return _component(families, PosteriorFamily, fields)
 
 
 def _from_json(value: Any) -> Any:

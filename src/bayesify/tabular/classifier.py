@@ -13,8 +13,8 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
+from bayesify.distributions.families import PosteriorName
 from bayesify.distributions.likelihoods import CategoricalLikelihood, OrdinalLikelihood
-from bayesify.distributions.structured import PosteriorName
 from bayesify.prediction.conformal import ConformalSets, smallest_sets
 from bayesify.tabular.conformal import Method
 from bayesify.tabular.estimator import BayesianMLP

@@ -18,8 +18,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 from torch import Tensor
 
+from bayesify.distributions.families import PosteriorName
 from bayesify.distributions.likelihoods import Likelihood
-from bayesify.distributions.structured import PosteriorName
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import Predictive
 from bayesify.tabular.advice import check_repeats, check_sum

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.distributions.by_group import ByGroup
+from bayesify.distributions.families import PosteriorName, named_posterior
 from bayesify.distributions.likelihoods import (
     CategoricalLikelihood,
     GaussianLikelihood,
@@ -20,7 +21,6 @@ from bayesify.distributions.likelihoods import (
 )
 from bayesify.distributions.posteriors import Delta
 from bayesify.distributions.priors import Prior
-from bayesify.distributions.structured import PosteriorName, named_posterior
 from bayesify.estimators import Estimator
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import mlp

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from bayesify.datasets import Passes, TensorLoader
+from bayesify.distributions.families import PosteriorName, named_posterior
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likelihood
 from bayesify.distributions.priors import Gaussian
-from bayesify.distributions.structured import PosteriorName, named_posterior
 from bayesify.estimators import LocalReparameterization, WeightSampling
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.model import Noise, TableNet, table_module

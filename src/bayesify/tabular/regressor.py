@@ -14,7 +14,7 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from torch import Tensor
 
-from bayesify.distributions.structured import PosteriorName
+from bayesify.distributions.families import PosteriorName
 from bayesify.prediction import (
     GaussianPredictive,
     LocationScalePredictive,

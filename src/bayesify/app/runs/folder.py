@@ -20,9 +20,9 @@ from bayesify.app.runs.environment import commit, hardware, versions
 from bayesify.app.runs.settings import RunConfig
 from bayesify.app.runs.stored_settings import FORMAT
 from bayesify.datasets import IMAGE_DATASETS, ImageSchema, load_image_folder, load_images
+from bayesify.distributions.families import named_posterior
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import Delta
-from bayesify.distributions.structured import named_posterior
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import lenet5, mlp, resnet8
 from bayesify.module.pretrained import last_layer

@@ -44,8 +44,8 @@ from bayesify.app.runs.rules import (
     WARMUP,
 )
 from bayesify.app.runs.stored_settings import FORMAT, renamed_settings
+from bayesify.distributions.families import PosteriorName
 from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
-from bayesify.distributions.structured import PosteriorName
 from bayesify.estimators import Estimator, Flipout, LocalReparameterization, WeightSampling
 from bayesify.tabular.censoring import Limits
 from bayesify.tabular.likelihoods import NumberLikelihood
