@@ -39,7 +39,6 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bayesify.baselines import DeepEnsemble, MCDropout
     from bayesify.distributions.by_group import ByGroup, EmpiricalGaussian
     from bayesify.distributions.families import (
         FullGaussian,
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
     from bayesify.module.random_network import SharedNoiseWarning
     from bayesify.prediction import Predictive
     from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
+    from bayesify.training.baselines import DeepEnsemble, MCDropout
     from bayesify.training.certificate import Certificate, certify
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
@@ -94,7 +94,6 @@ __version__ = "0.1.0"
 #: Everything is imported on first use, so that the command line can answer without PyTorch.
 _SUBPACKAGES = ("bandits", "datasets", "metrics", "plots", "referee", "sklearn")
 _MODULES = {
-    "baselines": ("DeepEnsemble", "MCDropout"),
     "distributions.by_group": ("ByGroup", "EmpiricalGaussian"),
     "distributions.families": (
         *("FullGaussian", "LowRankGaussian", "MatrixGaussian", "PosteriorByGroup"),
@@ -113,6 +112,7 @@ _MODULES = {
     "app.trained_table": ("open_run",),
     "io": ("load", "save"),
     "module.acquire": ("acquire",),
+    "training.baselines": ("DeepEnsemble", "MCDropout"),
     "training.certificate": ("Certificate", "certify"),
     "module.bayesian": ("BayesianModule",),
     "module.outputs": ("MissingKLWarning",),

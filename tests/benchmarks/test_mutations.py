@@ -97,11 +97,12 @@ def test_cpp(faults: ModuleType) -> None:
 def test_the_draw_depends_on_the_seed_only(faults: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "noise").mkdir()
     (tmp_path / "noise" / "keys.py").write_text("y = a + b * c - 1\n" * 20)
-    (tmp_path / "io.py").write_text("y = a + b * c - 1\n" * 2)
+    (tmp_path / "io").mkdir()
+    (tmp_path / "io" / "files.py").write_text("y = a + b * c - 1\n" * 2)
     drawn = faults.draw(tmp_path, 12, seed=0)
     assert faults.draw(tmp_path, 12, seed=0) == drawn
     assert faults.draw(tmp_path, 12, seed=1) != drawn
-    assert Counter(fault.path for fault in drawn) == {"noise/keys.py": 11, "io.py": 2}
+    assert Counter(fault.path for fault in drawn) == {"noise/keys.py": 11, "io/files.py": 2}
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ class LowRankGaussian(PosteriorFamily):
         ValueError: the rank is below 1.
 
     Example:
+        >>> from torch import nn
         >>> from bayesify import BayesianModule
         >>> bnn = BayesianModule(nn.Linear(3, 2), posterior=LowRankGaussian(rank=2))
         >>> bnn.posterior.correlations[0].factor.shape
@@ -80,6 +81,7 @@ class MatrixGaussian(PosteriorFamily):
         ValueError: ``max_side`` is below 1.
 
     Example:
+        >>> from torch import nn
         >>> from bayesify import BayesianModule
         >>> bnn = BayesianModule(nn.Linear(3, 2), posterior=MatrixGaussian())
         >>> [(name, tuple(p.shape)) for name, p in bnn.posterior.correlations[0].named_parameters()]
@@ -134,6 +136,7 @@ class FullGaussian(PosteriorFamily):
         ValueError: ``max_weights`` is below 1, or there are more weights.
 
     Example:
+        >>> from torch import nn
         >>> from bayesify import BayesianModule
         >>> BayesianModule(nn.Linear(3, 2), posterior=FullGaussian(max_weights=7))
         Traceback (most recent call last):
@@ -179,6 +182,7 @@ class PosteriorByGroup(PosteriorFamily):
         TypeError: a pattern is not a string, or its value is not a family.
 
     Example:
+        >>> from torch import nn
         >>> from bayesify import BayesianModule
         >>> net = nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 1))
         >>> family = PosteriorByGroup({"2.*": FullGaussian(), "*": MeanFieldGaussian})

@@ -41,6 +41,7 @@ class StructuredGaussian(GaussianPosterior):
         family: what made it.
 
     Example:
+        >>> from bayesify import LowRankGaussian
         >>> layout = ParameterLayout.of(nn.Linear(3, 2))
         >>> q = LowRankGaussian(rank=1).centred_on(torch.zeros(8), 0.1, layout, seed=0)
         >>> q.std.detach()[:3], q.noise_size
@@ -176,7 +177,7 @@ class PosteriorFamily(ABC):
     """A family of Gaussian posteriors in which weights depend on each other.
 
     Example:
-        >>> from bayesify import BayesianModule
+        >>> from bayesify import BayesianModule, FullGaussian
         >>> bnn = BayesianModule(nn.Linear(3, 2), posterior=FullGaussian())
         >>> bnn.posterior.family
         FullGaussian(max_weights=3000)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs import RunConfig
-from bayesify.baselines import DeepEnsemble, MCDropout
 from bayesify.datasets import ImageData, load_images
 from bayesify.metrics import brier, error_percent, expected_calibration_error, nll, ood_auroc
 from bayesify.module.bayesian import BayesianModule
@@ -26,6 +25,7 @@ from bayesify.prediction import CategoricalPredictive
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.harness.image_runs import trained
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, standard_error
+from bayesify.training.baselines import DeepEnsemble, MCDropout
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs import RunConfig
-from bayesify.baselines import MCDropout
 from bayesify.datasets import ImageData
 from bayesify.distributions.posteriors import Delta
 from bayesify.metrics import error_percent, nll
@@ -23,6 +22,7 @@ from bayesify.module.pruning import prune
 from bayesify.prediction import CategoricalPredictive
 from bayesify.reproduce.harness.experiment import Context
 from bayesify.reproduce.harness.image_runs import settings_of, trained
+from bayesify.training.baselines import MCDropout
 from bayesify.training.history import History
 
 __all__ = [

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from bayesify.app.runs import RunConfig
 from bayesify.app.runs.measure import evaluate, prune_table
-from bayesify.baselines import DeepEnsemble
 from bayesify.datasets import ImageData, load_images
 from bayesify.distributions.posteriors import Delta
 from bayesify.metrics import classification_metrics
@@ -32,6 +31,7 @@ from bayesify.reproduce.harness.image_runs import (
     trained,
 )
 from bayesify.reproduce.papers.blundell.weight_average import TrajectoryMean
+from bayesify.training.baselines import DeepEnsemble
 from bayesify.training.history import History
 
 __all__ = [

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from bayesify.baselines import logit_temperature
 from bayesify.datasets import ImageData
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
@@ -30,6 +29,7 @@ from bayesify.reproduce.papers.blundell.classifiers import (
     train_network,
 )
 from bayesify.reproduce.papers.blundell.mnist_networks import images
+from bayesify.training.baselines import logit_temperature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bayesify.baselines import DeepEnsemble, MCDropout, logit_temperature
 from bayesify.module.bayesian import BayesianModule
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
@@ -32,6 +31,7 @@ from bayesify.reproduce.papers.clinc150.adapters import (
     timed,
 )
 from bayesify.reproduce.papers.clinc150.tuning import METHODS
+from bayesify.training.baselines import DeepEnsemble, MCDropout, logit_temperature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,11 +1,9 @@
-"""Saving and loading of Bayesian networks as safetensors files, without pickle."""
+"""Saving and loading of Bayesian networks."""
 
 from __future__ import annotations
 
 import dataclasses
 import glob
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -14,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from bayesify import estimators
@@ -25,22 +21,11 @@ from bayesify.distributions.posteriors import Posterior
 from bayesify.distributions.priors import Prior
 from bayesify.distributions.structured import PosteriorFamily, StructuredGaussian
 from bayesify.estimators import Estimator, stateless
+from bayesify.io.files import StorageError, digest_of, read_tensors, write_tensors
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 
-__all__ = [
-    "StorageError",
-    "atomic_write",
-    "encoded_size",
-    "load",
-    "model_meta",
-    "model_tensors",
-    "read_tensors",
-    "restore_model",
-    "save",
-    "unpack_state",
-    "write_tensors",
-]
+__all__ = ["load", "model_meta", "model_tensors", "restore_model", "save", "unpack_state"]
 
 _PRIOR_MEAN = "prior_mean"
 
@@ -81,7 +66,7 @@ def save(
     left_out = _frozen_tensors(bnn.net, ("*",) if frozen is True else frozen or ())
     if left_out:
         tensors = {name: each for name, each in tensors.items() if name not in left_out}
-        meta["frozen"] = {"names": sorted(left_out), "sha256": _digest(left_out, {})}
+        meta["frozen"] = {"names": sorted(left_out), "sha256": digest_of(left_out, {})}
     write_tensors(Path(path), tensors, {"kind": "model", "model": meta})
 
 
@@ -244,7 +229,7 @@ def _frozen_of(net: nn.Module, meta: Mapping[str, Any], source: str) -> dict[str
         return {}
     own = {f"net.{name}": p for name, p in net.named_parameters(remove_duplicate=False)}
     found = {name: own[name].detach().cpu() for name in left_out["names"] if name in own}
-    if len(found) < len(left_out["names"]) or _digest(found, {}) != left_out["sha256"]:
+    if len(found) < len(left_out["names"]) or digest_of(found, {}) != left_out["sha256"]:
         raise StorageError(
             f"{source} was saved without its frozen parameters, and those of the given network are "
             "others; pass the pretrained network that was made Bayesian, with its values and dtype"
@@ -383,113 +368,3 @@ def unpack_state(bnn: BayesianModule, tensors: Mapping[str, Tensor]) -> dict[str
         state[name] = kept.new_zeros(num_weights, *kept.shape[1:])
         state[name][mask] = kept
     return state | {"posterior.mask": mask}
-
-
-_META_KEY = "bayesify"
-#: Format 1 had ``kept`` for ``mask`` and ``perturbation`` for ``estimator``.
-_FORMAT = 2
-_OLD_NAMES = {"kept": "mask", "perturbation": "estimator"}
-
-
-class StorageError(ValueError):
-    """A file is missing, truncated or altered, or belongs to another network."""
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write tensors, a JSON description and a digest of both, atomically.
-
-    Raises:
-        OSError: the file cannot be written; an existing file is then unchanged.
-    """
-    atomic_write(path, _encoded(tensors, meta))
-
-
-def encoded_size(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
-    """Return the number of bytes that :func:`write_tensors` would write."""
-    return len(_encoded(tensors, meta))
-
-
-def _encoded(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
-    # Cloned, since safetensors does not accept tensors that share memory (tied parameters).
-    copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    document = {"format": _FORMAT, **meta}
-    document["sha256"] = _digest(copies, document)
-    return to_safetensors(copies, {_META_KEY: json.dumps(document, allow_nan=True)})
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors (on the CPU) and the description that :func:`write_tensors` wrote.
-
-    Raises:
-        StorageError: the file is missing, truncated, altered or not written by bayesify.
-    """
-    if not path.is_file():
-        raise StorageError(f"there is no file {path}")
-    try:
-        with safe_open(path, "pt") as file:
-            description = (file.metadata() or {}).get(_META_KEY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, UnicodeDecodeError) as error:
-        raise StorageError(
-            f"{path} is not a whole safetensors file, it was cut off or altered ({error}); use a "
-            "copy, or train again"
-        ) from error
-    if description is None:
-        raise StorageError(f"{path} is a safetensors file, but bayesify did not write it")
-    try:
-        meta: dict[str, Any] = json.loads(description)
-        expected = meta.pop("sha256")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise StorageError(f"the description in {path} was altered; use a copy") from error
-    if _digest(tensors, meta) != expected:
-        raise StorageError(
-            f"{path} was altered after it was written: its SHA-256 must be {expected}, got "
-            f"{_digest(tensors, meta)}; use a copy, or train again"
-        )
-    if meta.get("format") not in (1, _FORMAT):
-        raise StorageError(
-            f"{path} has format {meta.get('format')}, this version of bayesify reads 1 to {_FORMAT}"
-        )
-    if meta["format"] == 1:
-        return _with_current_names(tensors), _with_current_names(meta)
-    return tensors, meta
-
-
-def _with_current_names(entries: dict[str, Any]) -> dict[str, Any]:
-    """Rename the entries of the tensors or the description of a file of format 1."""
-    renamed = {}
-    for name, value in entries.items():
-        owner, dot, last = name.rpartition(".")
-        new = f"{owner}{dot}{_OLD_NAMES.get(last, last)}"
-        renamed[new] = _with_current_names(value) if isinstance(value, dict) else value
-    return renamed
-
-
-def atomic_write(path: Path, payload: bytes | str) -> None:
-    """Write a file atomically: under a temporary name that then replaces the file.
-
-    Raises:
-        OSError: the disk is full or the folder is not writable; the temporary file is removed.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(payload.encode() if isinstance(payload, str) else payload)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _digest(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -20,8 +20,8 @@ from bayesify import (
     GaussianLikelihood,
     MCDropout,
 )
-from bayesify.baselines import logit_temperature
 from bayesify.prediction import CategoricalPredictive, GaussianPredictive
+from bayesify.training.baselines import logit_temperature
 
 LOGITS, TARGETS = 3.0 * normals(200, 4, seed=1), torch.arange(200) % 4
 

@@ -1,0 +1,31 @@
+"""Saving and loading of Bayesian networks as safetensors files, without pickle."""
+
+from bayesify.io.files import (
+    StorageError,
+    atomic_write,
+    encoded_size,
+    read_tensors,
+    write_tensors,
+)
+from bayesify.io.models import (
+    load,
+    model_meta,
+    model_tensors,
+    restore_model,
+    save,
+    unpack_state,
+)
+
+__all__ = [
+    "StorageError",
+    "atomic_write",
+    "encoded_size",
+    "load",
+    "model_meta",
+    "model_tensors",
+    "read_tensors",
+    "restore_model",
+    "save",
+    "unpack_state",
+    "write_tensors",
+]

@@ -1,0 +1,134 @@
+"""Safetensors files with a JSON description and a digest, and atomic writing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+__all__ = [
+    "StorageError",
+    "atomic_write",
+    "digest_of",
+    "encoded_size",
+    "read_tensors",
+    "write_tensors",
+]
+
+_META_KEY = "bayesify"
+#: Format 1 had ``kept`` for ``mask`` and ``perturbation`` for ``estimator``.
+_FORMAT = 2
+_OLD_NAMES = {"kept": "mask", "perturbation": "estimator"}
+
+
+class StorageError(ValueError):
+    """A file is missing, truncated or altered, or belongs to another network."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write tensors, a JSON description and a digest of both, atomically.
+
+    Raises:
+        OSError: the file cannot be written; an existing file is then unchanged.
+    """
+    atomic_write(path, _encoded(tensors, meta))
+
+
+def encoded_size(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
+    """Return the number of bytes that :func:`write_tensors` would write."""
+    return len(_encoded(tensors, meta))
+
+
+def _encoded(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
+    # Cloned, since safetensors does not accept tensors that share memory (tied parameters).
+    copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    document = {"format": _FORMAT, **meta}
+    document["sha256"] = digest_of(copies, document)
+    return to_safetensors(copies, {_META_KEY: json.dumps(document, allow_nan=True)})
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors (on the CPU) and the description that :func:`write_tensors` wrote.
+
+    Raises:
+        StorageError: the file is missing, truncated, altered or not written by bayesify.
+    """
+    if not path.is_file():
+        raise StorageError(f"there is no file {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            description = (file.metadata() or {}).get(_META_KEY)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+        raise StorageError(
+            f"{path} is not a whole safetensors file, it was cut off or altered ({error}); use a "
+            "copy, or train again"
+        ) from error
+    if description is None:
+        raise StorageError(f"{path} is a safetensors file, but bayesify did not write it")
+    try:
+        meta: dict[str, Any] = json.loads(description)
+        expected = meta.pop("sha256")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise StorageError(f"the description in {path} was altered; use a copy") from error
+    if digest_of(tensors, meta) != expected:
+        raise StorageError(
+            f"{path} was altered after it was written: its SHA-256 must be {expected}, got "
+            f"{digest_of(tensors, meta)}; use a copy, or train again"
+        )
+    if meta.get("format") not in (1, _FORMAT):
+        raise StorageError(
+            f"{path} has format {meta.get('format')}, this version of bayesify reads 1 to {_FORMAT}"
+        )
+    if meta["format"] == 1:
+        return _with_current_names(tensors), _with_current_names(meta)
+    return tensors, meta
+
+
+def _with_current_names(entries: dict[str, Any]) -> dict[str, Any]:
+    """Rename the entries of the tensors or the description of a file of format 1."""
+    renamed = {}
+    for name, value in entries.items():
+        owner, dot, last = name.rpartition(".")
+        new = f"{owner}{dot}{_OLD_NAMES.get(last, last)}"
+        renamed[new] = _with_current_names(value) if isinstance(value, dict) else value
+    return renamed
+
+
+def atomic_write(path: Path, payload: bytes | str) -> None:
+    """Write a file atomically: under a temporary name that then replaces the file.
+
+    Raises:
+        OSError: the disk is full or the folder is not writable; the temporary file is removed.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(payload.encode() if isinstance(payload, str) else payload)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def digest_of(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of tensors with their names, dtypes and shapes, and of a description."""
+    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
