@@ -371,3 +371,9 @@ def test_a_tied_frozen_parameter(tmp_path: Path) -> None:
     assert torch.equal(
         again.predict(torch.ones(1, 3), 3).mean, bnn.predict(torch.ones(1, 3), 3).mean
     )
+
+
+def test_an_ordinary_network_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"needs a BayesianModule, got Linear; .*save_model"):
+        save(nn.Linear(3, 2), tmp_path / "model.safetensors")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []

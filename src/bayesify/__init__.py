@@ -23,9 +23,9 @@ Where to look next:
 * posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate); beyond the mean field:
   ``LowRankGaussian``, ``MatrixGaussian``, ``FullGaussian``, by parameter ``PosteriorByGroup``
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
-* training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once); for a loop of your own
-  ``make_step``, ``parameter_groups``; a variational optimiser: ``IVON``; examples that arrive in
-  parts: ``StreamingELBO``
+* training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once), ``Callback``; for a loop
+  of your own ``make_step``, ``parameter_groups``; a variational optimiser: ``IVON``; examples that
+  arrive in parts: ``StreamingELBO``
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; certified error: ``learn_prior_mean``,
   ``split_for_prior``, ``PACBayesObjective``, ``certify``, ``Certificate``;
@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from bayesify.training.optimizers import parameter_groups
     from bayesify.training.own_loop import make_step
     from bayesify.training.pac_bayes import PACBayesObjective
+    from bayesify.training.progress import Callback
     from bayesify.training.replicas import fit_replicas
     from bayesify.training.streaming import StreamingELBO
 
@@ -128,6 +129,7 @@ _MODULES = {
     "training.optimizers": ("parameter_groups",),
     "training.own_loop": ("make_step",),
     "training.pac_bayes": ("PACBayesObjective",),
+    "training.progress": ("Callback",),
     "training.replicas": ("fit_replicas",),
     "training.streaming": ("StreamingELBO",),
 }
@@ -182,6 +184,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "split_for_prior",
     "fit",
     "fit_replicas",
+    "Callback",
     "make_step",
     "parameter_groups",
     "IVON",

@@ -106,6 +106,15 @@ def test_the_code_for_certificates_runs(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.startswith(str(found))
 
 
+def test_the_code_for_training_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    names = run_snippets("docs/training.md", classification(nn.Linear(4, 3)))
+    assert "good enough" in capsys.readouterr().out
+    noise = names["noise"]
+    assert 0.05 < noise[:80].mean() < 0.25
+    assert 0.35 < noise[-80:].mean() < 0.75
+
+
 @pytest.mark.slow
 def test_readme_trains_on_mnist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

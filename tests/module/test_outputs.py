@@ -161,7 +161,9 @@ def test_replicas_train_on_batches_with_labels() -> None:
 
 
 def test_batches_without_labels() -> None:
-    with pytest.raises(KeyError, match=r"targets under .*labels.*, got input_ids, attention_mask"):
+    with pytest.raises(
+        ValueError, match=r"targets under .*labels.*, got the names input_ids, att.*collate"
+    ):
         bf.fit(bf.ELBO(tagger(), num_data=N), Batches(drop="labels"), epochs=1)
 
 

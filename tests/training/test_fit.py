@@ -18,9 +18,11 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from bayesify import ELBO, BayesianModule, Delta, fit, kl_divergence
+from bayesify import ELBO, BayesianModule, Callback, Delta, fit, fit_replicas, kl_divergence
 from bayesify.datasets import TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.training.history import EpochRow
+from bayesify.training.minibatches import pair_of
 from bayesify.training.schedules import constant, cosine
 
 CASE = Case("gaussian", "mean-field", "categorical")
@@ -141,6 +143,79 @@ def test_progress_is_a_line_an_epoch_on_standard_error(capsys: pytest.CaptureFix
         assert f"train error {row['train_error']:.2f}" in line
 
 
+def test_without_progress_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(fit(Recorder(CASE.bnn()), loader(), epochs=2, progress=False)) == 2
+    assert capsys.readouterr() == ("", "")
+
+
+class Epochs(Callback):
+    """Notes the epochs; the other methods are those of the base class."""
+
+    def __init__(self) -> None:
+        self.seen: list[float | None] = []
+
+    def on_epoch(self, row: EpochRow) -> None:
+        self.seen.append(row["epoch"])
+
+
+def test_a_callback_overrides_what_it_needs() -> None:
+    callback = Epochs()
+    fit(Recorder(CASE.bnn()), loader(), epochs=2, callback=callback)
+    assert callback.seen == [1, 2]
+
+
+@loop_over("bad", [print, Epochs, object()])
+def test_what_is_no_callback(bad: Any) -> None:
+    elbo = Recorder(CASE.bnn())
+    with pytest.raises(TypeError, match=r"must be an object with the methods.*bayesify\.Callback"):
+        fit(elbo, loader(), callback=bad)
+    with pytest.raises(TypeError, match=r"must be an object with the methods"):
+        fit_replicas([elbo], loader(), callback=bad)
+    assert not elbo.inputs
+
+
+def test_replicas_have_a_rate_and_may_be_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {}
+    for lr in (1e-3, 1e-2):
+        elbos = [ELBO(CASE.bnn(), num_data=N)]
+        [[row]] = fit_replicas(elbos, loader(), epochs=1, lr=lr, progress=False)
+        rows[lr] = row["learning_rate"]
+    assert rows == {1e-3: 1e-3, 1e-2: 1e-2}
+    assert capsys.readouterr() == ("", "")
+
+
+@loop_over(
+    ("dataset", "message"),
+    [
+        (
+            [{"image": 1.0, "label": 0}],
+            r'targets under "labels", got the names image, label; rename',
+        ),
+        (
+            [(torch.zeros(4), 0, 0)],
+            r"got 3 \(Tensor, Tensor, Tensor\); let the loader's collate_fn",
+        ),
+        ([torch.zeros(4)], r"got 1 \(Tensor\)"),
+    ],
+)
+def test_a_minibatch_that_is_no_pair(dataset: Any, message: str) -> None:
+    elbo = Recorder(CASE.bnn(), num_data=1)
+    with pytest.raises(ValueError, match=message):
+        fit(elbo, DataLoader(dataset), epochs=1)
+    assert not elbo.inputs
+
+
+def test_a_minibatch_on_the_cpu_goes_to_the_device() -> None:
+    meta = torch.device("meta")
+    for minibatch in (
+        (torch.ones(2, 3), torch.ones(2)),
+        {"x": torch.ones(2), "labels": torch.ones(2)},
+    ):
+        inputs, targets = pair_of(minibatch, meta)
+        [first] = inputs.values() if isinstance(inputs, dict) else [inputs]
+        assert first.device == targets.device == meta
+
+
 # ------------------------------------------------------------- warm-up, learning rates, optimisers
 
 
@@ -211,6 +286,7 @@ def test_an_optimiser_is_an_instance_a_class_or_a_function() -> None:
                 "optimizer": lambda groups: Adam([p for g in groups for p in g["params"]])
             },
             "default": {},
+            "rate": {"lr": 1e-3},
             "instances of both": {"optimizer": instance, "scheduler": ExponentialLR(instance, 1.0)},
         }[kind]
         fit(elbo, loader(), epochs=2, **options)
@@ -237,6 +313,9 @@ def flat_sgd(groups: list[dict[str, Any]]) -> Optimizer:
         ({"rho_lr_scale": math.inf}, "rho_lr_scale must be positive and finite, got inf"),
         ({"optimizer": "instance", "rho_lr_scale": 2.0}, "rho_lr_scale needs fit to make the opti"),
         ({"optimizer": "flat", "rho_lr_scale": 2.0}, "parameter group of its own"),
+        ({"lr": 0.0}, "lr must be positive and finite, got 0.0"),
+        ({"lr": math.nan}, "lr must be positive and finite, got nan"),
+        ({"optimizer": "flat", "lr": 0.1}, "lr is the rate of the default optimiser; leave it out"),
         ({"posterior": Delta, "rho_lr_scale": 2.0}, "needs a posterior with a rho"),
         ({"num_data": 23}, "num_data must be the number of training data, 22, got 23; the KL"),
         (

@@ -125,7 +125,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         """
         try:
             inputs, _ = pair_of(batch)
-        except (KeyError, ValueError):
+        except ValueError:
             inputs = batch
         p = self.elbo.bnn.predict(inputs)
         names = ("mean", "prediction", "total", "aleatoric", "epistemic")

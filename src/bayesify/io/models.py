@@ -47,7 +47,7 @@ def save(
 
     Raises:
         OSError: the file cannot be written; an existing file is then unchanged.
-        TypeError: ``frozen`` is a single string.
+        TypeError: ``bnn`` is another object, or ``frozen`` a single string.
 
     Example:
         >>> import tempfile
@@ -58,6 +58,11 @@ def save(
         >>> bool((again.posterior.mean == bnn.posterior.mean).all())
         True
     """
+    if not isinstance(bnn, BayesianModule):
+        raise TypeError(
+            f"save needs a BayesianModule, got {type(bnn).__name__}; an ordinary network is saved "
+            "by safetensors.torch.save_model(net, path)"
+        )
     if isinstance(frozen, str):
         raise TypeError(
             f"frozen must be a bool or a sequence of patterns, got the string {frozen!r}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs, count_examples
+from bayesify.module.inputs import Inputs, count_examples, inputs_of
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import BernoulliPredictive, CategoricalPredictive
 from bayesify.prediction.acquisition import batch_bald, epig
@@ -21,7 +22,7 @@ Acquisition = Literal["batch-bald", "bald", "epig", "entropy", "random"]
 
 def acquire(
     bnn: BayesianModule,
-    pool: Inputs,
+    pool: Inputs | Iterable[Any],
     num: int,
     method: Acquisition = "batch-bald",
     *,
@@ -82,6 +83,7 @@ def acquire(
             f"predictions matter; got method={method!r} "
             f"{'without' if targets is None else 'with'} targets"
         )
+    pool = inputs_of(pool, bnn.posterior.mean.device)
     count = count_examples(pool)
     if not 1 <= num <= count:
         raise ValueError(

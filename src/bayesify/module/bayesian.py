@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.distributions.structured import PosteriorFamily
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
-from bayesify.module.inputs import Inputs
+from bayesify.module.inputs import Inputs, inputs_of
 from bayesify.module.kept_samples import KeptSamples, sampler_of
 from bayesify.module.outputs import Output
 from bayesify.module.pretrained import PriorMean, RelativeStd, prior_mean_of
@@ -150,7 +150,7 @@ class BayesianModule(RandomNetwork):
     @torch.no_grad()
     def predict(
         self,
-        inputs: Inputs,
+        inputs: Inputs | Iterable[Any],
         num_samples: int = 100,
         *,
         keep_samples: bool = False,
@@ -168,7 +168,9 @@ class BayesianModule(RandomNetwork):
 
         Args:
             inputs: the network's inputs with N examples on the first axis: one tensor, or a
-                sequence or mapping of tensors that become positional or keyword arguments.
+                sequence or mapping of tensors that become positional or keyword arguments; or a
+                loader that does not shuffle, whose inputs are joined in memory and whose targets
+                are left out.
             num_samples: S, the number of weight samples, at least 1.
             keep_samples: whether the result holds the prediction of every sample, which takes S
                 times the memory.
@@ -193,6 +195,7 @@ class BayesianModule(RandomNetwork):
                 ``max_memory`` is too small or given together with ``once``, or ``once`` names what
                 is random or comes after it, or a part whose inputs or result are not as above.
         """
+        inputs = inputs_of(inputs, self.posterior.mean.device)
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         if once and max_memory is not None:
@@ -221,7 +224,7 @@ class BayesianModule(RandomNetwork):
     @torch.no_grad()
     def predict_mean(
         self,
-        inputs: Inputs,
+        inputs: Inputs | Iterable[Any],
         *,
         batch_size: int | Literal["all"] | None = None,
         max_memory: int | str | None = None,
@@ -249,7 +252,7 @@ class BayesianModule(RandomNetwork):
     @torch.no_grad()
     def mean_outputs(
         self,
-        inputs: Inputs,
+        inputs: Inputs | Iterable[Any],
         *,
         batch_size: int | Literal["all"] | None = None,
         max_memory: int | str | None = None,
@@ -259,11 +262,12 @@ class BayesianModule(RandomNetwork):
 
     def _mean_outputs(
         self,
-        inputs: Inputs,
+        inputs: Inputs | Iterable[Any],
         reduction: Reduction | None,
         batch_size: int | Literal["all"] | None,
         max_memory: int | str | None,
     ) -> Tensor:
+        inputs = inputs_of(inputs, self.posterior.mean.device)
         with stateless.evaluation_mode(self.net):
             batching = Batching.of(
                 self,

@@ -1,13 +1,25 @@
-"""Inputs of a network: one tensor, a sequence of tensors, or a mapping of tensors by name."""
+"""Inputs of a network: one tensor, a sequence or a mapping of tensors, or a loader of these."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
-__all__ = ["WHOLE", "Inputs", "arguments_of", "batches_of", "check_rows", "count_examples"]
+__all__ = [
+    *("WHOLE", "Inputs", "arguments_of", "batches_of", "check_rows", "count_examples"),
+    "inputs_of",
+]
 
 #: The batch size of inputs that are not divided, and whose lengths may differ.
 WHOLE = sys.maxsize
@@ -15,27 +27,77 @@ WHOLE = sys.maxsize
 #: One tensor, or the network's positional or keyword arguments; the first axis is N examples.
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
+#: Samplers that bring the examples in another order than the data set's, or not all of them.
+_REORDERING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
+def inputs_of(source: Inputs | Iterable[Any], device: torch.device | None = None) -> Inputs:
+    """Return inputs as they are, or those of all minibatches of a loader, joined.
+
+    Args:
+        source: inputs, or a loader, which has a ``batch_size`` and is iterable, such as torch's
+            ``DataLoader``. Its minibatches are inputs alone, pairs (inputs, targets), or mappings;
+            targets and "labels" are left out.
+        device: where a loader's tensors are moved; None leaves them where they are.
+
+    Raises:
+        ValueError: the loader shuffles, or brings nothing.
+
+    Example:
+        >>> x, y = torch.arange(6.0).reshape(3, 2), torch.zeros(3)
+        >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=2)
+        >>> inputs_of(loader).shape
+        torch.Size([3, 2])
+    """
+    if isinstance(source, Tensor | Sequence | Mapping) or not hasattr(source, "batch_size"):
+        return source  # type: ignore[return-value]  # arguments_of reports what is neither
+    batch_sampler = getattr(source, "batch_sampler", None)
+    samplers = (getattr(owner, "sampler", None) for owner in (source, batch_sampler))
+    if getattr(source, "shuffle", False) or any(isinstance(s, _REORDERING) for s in samplers):
+        raise ValueError(
+            "a loader of what is predicted must keep the order of the examples, got one that "
+            "shuffles; make it with shuffle=False"
+        )
+    parts = [_without_targets(minibatch) for minibatch in source]
+    if not parts:
+        raise ValueError("a loader of what is predicted must bring a minibatch, got none")
+
+    def join(*tensors: Tensor) -> Tensor:
+        joined = torch.cat(tensors)
+        return joined if device is None else joined.to(device)
+
+    joined: Inputs = tree_map(join, parts[0], *parts[1:])
+    return joined
+
+
+def _without_targets(minibatch: Any) -> Any:
+    if isinstance(minibatch, Tensor):
+        return minibatch
+    if isinstance(minibatch, Mapping):
+        return {name: each for name, each in minibatch.items() if name != "labels"}
+    if isinstance(minibatch, Sequence) and 1 <= len(minibatch) <= 2:
+        return minibatch[0]
+    raise ValueError(
+        "a minibatch must be inputs, a pair (inputs, targets) or a mapping, got "
+        f"{type(minibatch).__name__} of {len(minibatch) if isinstance(minibatch, Sequence) else 1}"
+        "; several inputs are one tuple: ((x, z), y)"
+    )
+
 
 def arguments_of(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Return the network's positional and keyword arguments.
 
     Raises:
-        TypeError: the inputs are something else, such as a loader.
+        TypeError: the inputs are something else.
     """
     if isinstance(inputs, Tensor):
         return (inputs,), {}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if not isinstance(inputs, Sequence):
-        kind = type(inputs).__name__
-        hint = (
-            "pass the tensors themselves, which predict splits into batches, or predict batch by "
-            "batch"
-            if kind.endswith("Loader")
-            else "use torch.as_tensor(x)"
-        )
         raise TypeError(
-            f"inputs must be tensors whose first axis is N examples, got {kind}; {hint}"
+            "inputs must be tensors whose first axis is N examples, got "
+            f"{type(inputs).__name__}; use torch.as_tensor(x)"
         )
     return tuple(inputs), {}
 

@@ -7,7 +7,7 @@ has weight 0: ``ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperatu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs, batches_of, check_rows
+from bayesify.module.inputs import Inputs, batches_of, check_rows, inputs_of
 from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.noise.keys import Stream, derived_seed, seed_global_generators
@@ -102,7 +102,7 @@ class MCDropout:
     @torch.no_grad()
     def predict(
         self,
-        inputs: Inputs,
+        inputs: Inputs | Iterable[Any],
         num_samples: int = 100,
         *,
         keep_samples: bool = False,
@@ -125,6 +125,7 @@ class MCDropout:
             ValueError: ``num_samples`` or ``batch_size`` is below 1, or there are no examples.
         """
         _check_counts(num_samples, batch_size)
+        inputs = inputs_of(inputs, _device_of(self.net))
         net, run = self.net, self.net.__call__
         if isinstance(self.net, BayesianModule):
             net, run = self.net.net, _at_the_mean(self.net)
@@ -189,7 +190,7 @@ class DeepEnsemble:
 
     def predict(
         self,
-        inputs: Inputs,
+        inputs: Inputs | Iterable[Any],
         num_samples: int = 100,
         *,
         keep_samples: bool = False,
@@ -212,6 +213,7 @@ class DeepEnsemble:
                 members' predictions have different shapes.
         """
         _check_counts(num_samples, batch_size)
+        inputs = inputs_of(inputs, self.members[0].posterior.mean.device)
         points = all(isinstance(member.posterior, Delta) for member in self.members)
         own = [member.seed for member in self.members]
         seeds = [
@@ -349,6 +351,12 @@ def _dropout_modules(net: nn.Module) -> list[nn.Module]:
 def _kind(likelihood: Likelihood) -> str:
     noise = "input-dependent " if getattr(likelihood, "input_dependent", False) else ""
     return noise + type(likelihood).__name__
+
+
+def _device_of(net: nn.Module) -> torch.device | None:
+    """The device of the first parameter, or None of a network without any."""
+    first = next(net.parameters(), None)
+    return None if first is None else first.device
 
 
 def _check_counts(num_samples: int, batch_size: int | None) -> None:

@@ -18,7 +18,7 @@ from bayesify.training.history import History
 from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
-from bayesify.training.progress import Callback
+from bayesify.training.progress import Callback, watcher_of
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
 
 __all__ = ["fit", "step_of"]
@@ -30,6 +30,7 @@ def fit(
     validation_loader: Loader | None = None,
     *,
     epochs: int = 10,
+    lr: float | None = None,
     optimizer: Optimizer | OptimizerFactory | None = None,
     scheduler: LRScheduler | ScheduleFactory | None = None,
     rho_lr_scale: float = 1.0,
@@ -40,6 +41,7 @@ def fit(
     checkpoint_dir: str | Path | None = None,
     resume: bool = False,
     callback: Callback | None = None,
+    progress: bool = True,
 ) -> History:
     """Train a Bayesian network by stochastic gradient descent on the ELBO.
 
@@ -52,12 +54,14 @@ def fit(
     Args:
         elbo: the objective; its network is trained in place.
         train_loader: minibatches (inputs, targets), or mappings with the targets under "labels";
-            its ``set_epoch``, if any, is called. One without a length, of a stream, brings
-            ``num_data`` examples an epoch in minibatches of its ``batch_size``.
+            tensors on the CPU are moved to the network's device. Its ``set_epoch``, if any, is
+            called. One without a length, of a stream, brings ``num_data`` examples an epoch in
+            minibatches of its ``batch_size``.
         validation_loader: data on which the mean weights are measured after each epoch.
         epochs: passes over the training data, including those before a resume.
+        lr: learning rate of the default optimiser; None is 1e-3. An ``optimizer`` has its own.
         optimizer: an optimiser, or a function of parameter groups that builds one; None is
-            ``torch.optim.Adam`` with rate 1e-3.
+            ``torch.optim.Adam``.
         scheduler: a scheduler, or a function of optimiser and total number of steps, as in
             ``bayesify.training.schedules``. It is stepped after every minibatch.
         rho_lr_scale: learning rate of rho as a multiple of the others'.
@@ -73,7 +77,8 @@ def fit(
             callback is told which it is.
         checkpoint_dir: where ``checkpoint.safetensors`` is written after every epoch.
         resume: resume from that checkpoint if it is there.
-        callback: called at every step and epoch; None prints a line per epoch to standard error.
+        callback: called at every step and epoch, see ``bayesify.Callback``.
+        progress: without a callback, whether a line per epoch is printed to standard error.
 
     Returns:
         The history, a row per epoch: epoch (from 1), loss and nll (nats per example, averaged over
@@ -87,6 +92,7 @@ def fit(
         uses that of the last one.
 
     Raises:
+        TypeError: an argument is of another type, such as a function as callback.
         ValueError: an argument is out of its range, the objective's ``num_data`` is not what
             the loader brings, or ``backend`` does not support the run.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
@@ -114,9 +120,10 @@ def fit(
     batches = num_batches_of(train_loader, elbo.num_data)
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
     check_backend(backend)
+    watcher = watcher_of(callback, progress=progress)
     if estimator is not None:
         elbo.bnn.estimator = estimator
-    made = make_optimizer(elbo, optimizer, rho_lr_scale)
+    made = make_optimizer(elbo, optimizer, rho_lr_scale, lr)
     member = Member.prepared(
         elbo,
         made,
@@ -128,12 +135,14 @@ def fit(
     )
     chosen = make_backend(elbo, made, backend, noise=member.position.noise)
 
+    device = elbo.bnn.posterior.mean.device
+
     def minibatches_of(epoch: int, first: int) -> Generator[Minibatch, None, None]:
         with closing(
             minibatches(train_loader, seed=elbo.bnn.seed, epoch=epoch, skip=first, length=batches)
         ) as pairs:
             for index, minibatch in pairs:
-                yield Minibatch(index, *pair_of(minibatch))
+                yield Minibatch(index, *pair_of(minibatch, device))
 
     [history] = run_epochs(
         [member],
@@ -144,7 +153,7 @@ def fit(
         warmup=warmup,
         noise=lambda: chosen.noise,
         validation_loader=validation_loader,
-        callback=callback,
+        callback=watcher,
         description=chosen.description,
     )
     return history

@@ -124,7 +124,8 @@ def validation_row(elbo: ELBO, loader: Loader | None) -> EpochRow:
         return {"validation_error": None, "validation_nll": None}
     torch.clear_autocast_cache()
     bnn, count, error, nll = elbo.bnn, 0, 0.0, 0.0
-    for inputs, targets in map(pair_of, loader):
+    for minibatch in loader:
+        inputs, targets = pair_of(minibatch, bnn.posterior.mean.device)
         outputs = bnn.mean_outputs(inputs)
         error += float(bnn.likelihood.error(outputs, targets)) * len(targets)
         nll -= float(bnn.likelihood.log_prob(outputs.unsqueeze(0), targets).sum())

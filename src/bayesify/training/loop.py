@@ -37,7 +37,7 @@ from bayesify.training.free_energy import (
 from bayesify.training.history import EpochMeter, History, validation_row
 from bayesify.training.interrupt import deferred_interrupt
 from bayesify.training.minibatches import Loader, kept_generators
-from bayesify.training.progress import Callback, LineProgress
+from bayesify.training.progress import Callback
 from bayesify.training.schedules import KLWarmup, ScheduleFactory
 
 __all__ = ["Member", "Minibatch", "StepOptions", "TrainStep", "run_epochs", "run_steps"]
@@ -205,9 +205,9 @@ def run_epochs(
     batches: int,
     warmup: KLWarmup,
     noise: Callable[[], Noise],
+    callback: Callback,
     separate: bool = False,
     validation_loader: Loader | None = None,
-    callback: Callback | None = None,
     description: str = "",
 ) -> list[History]:
     """Train from where the members stand to the last epoch.
@@ -220,16 +220,15 @@ def run_epochs(
         batches: minibatches an epoch.
         warmup: of the KL.
         noise: the noise of the steps, for the checkpoint.
+        callback: see ``fit``.
         separate: whether inputs and targets have a leading axis of size K.
         validation_loader: see ``fit``.
-        callback: see ``fit``.
         description: of the backend, for the callback.
     """
-    watcher = LineProgress() if callback is None else callback
-    if (tell := getattr(watcher, "on_note", None)) is not None:
+    if (tell := getattr(callback, "on_note", None)) is not None:
         tell(f"backend: {description}")
     start = members[0].position
-    watcher.on_start(epochs=epochs, batches=batches, history=list(start.history))
+    callback.on_start(epochs=epochs, batches=batches, history=list(start.history))
     for member in members:
         if member.path is not None:
             member.path.parent.mkdir(parents=True, exist_ok=True)
@@ -270,7 +269,7 @@ def run_epochs(
                     for k, (member, meter) in enumerate(zip(members, meters, strict=True)):
                         meter.add(terms[k], targets[k] if separate else targets, batch=index)
                         member.schedule.step()
-                    watcher.on_step(epoch=epoch, batch=index)
+                    callback.on_step(epoch=epoch, batch=index)
                     if interrupt.requested and index + 1 < batches:
                         for member in members:
                             check_parameters(member.elbo, epoch, member.path)
@@ -291,7 +290,7 @@ def run_epochs(
                     if tell is not None and failure is not None:
                         tell(_of_network(k, members, failure))
                     member.checkpoint(noise())
-            watcher.on_epoch(start.history[-1])
+            callback.on_epoch(start.history[-1])
             if interrupt.requested:
                 raise KeyboardInterrupt
     for k, member in enumerate(members):
@@ -304,7 +303,7 @@ def run_epochs(
             epochs,
             warmup.epochs,
             stacklevel=4,
-            tell=getattr(watcher, "on_warning", None),
+            tell=getattr(callback, "on_warning", None),
         )
     return [member.position.history for member in members]
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from bayesify.module.inputs import Inputs
 from bayesify.noise.keys import Stream, derived_seed, seed_global_generators
@@ -90,12 +91,15 @@ def minibatches(
                 yield batch, pair
 
 
-def pair_of(minibatch: Any) -> tuple[Inputs, Tensor]:
+def pair_of(minibatch: Any, device: torch.device | None = None) -> tuple[Inputs, Tensor]:
     """Return the inputs and the targets of what a loader yields.
 
+    Args:
+        minibatch: a pair, or a mapping with the targets under "labels".
+        device: where tensors on the CPU are moved; None leaves them there.
+
     Raises:
-        KeyError: a mapping has no "labels".
-        ValueError: anything else is no pair.
+        ValueError: a mapping has no "labels", or anything else is no pair.
 
     Example:
         >>> inputs, targets = pair_of({"input_ids": torch.ones(2, 3), "labels": torch.zeros(2)})
@@ -107,17 +111,30 @@ def pair_of(minibatch: Any) -> tuple[Inputs, Tensor]:
         if len(parts) != 2:
             kinds = ", ".join(type(part).__name__ for part in parts)
             raise ValueError(
-                f"a minibatch must be a pair (inputs, targets), got {len(parts)} ({kinds}); "
-                "several inputs are one tuple: ((x, z), y)"
+                f"a minibatch must be a pair (inputs, targets), got {len(parts)} ({kinds}); let "
+                "the loader's collate_fn drop the others, or make several inputs one tuple: "
+                "((x, z), y)"
             )
-        return parts
+        return _moved(parts, device)
     inputs = dict(minibatch)
     if "labels" not in inputs:
-        raise KeyError(
-            'a minibatch that is a mapping must have the targets under "labels", got '
-            f"{', '.join(map(str, inputs))}"
+        raise ValueError(
+            'a minibatch that is a mapping must have the targets under "labels", got the names '
+            f"{', '.join(map(str, inputs))}; rename one in the loader's collate_fn, or let it "
+            "return pairs (inputs, targets)"
         )
-    return inputs, inputs.pop("labels")
+    return _moved((inputs, inputs.pop("labels")), device)
+
+
+def _moved(pair: tuple[Inputs, Tensor], device: torch.device | None) -> tuple[Inputs, Tensor]:
+    if device is None or device.type == "cpu":
+        return pair
+    moved: tuple[Inputs, Tensor] = tree_map_only(
+        Tensor,
+        lambda each: each.to(device, non_blocking=True) if each.device.type == "cpu" else each,
+        pair,
+    )
+    return moved
 
 
 def num_data_of(loader: Loader) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,13 +60,16 @@ def group_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any] | None:
 
 
 def make_optimizer(
-    elbo: ELBO, optimizer: Optimizer | OptimizerFactory | None, rho_lr_scale: float
+    elbo: ELBO,
+    optimizer: Optimizer | OptimizerFactory | None,
+    rho_lr_scale: float,
+    lr: float | None = None,
 ) -> Optimizer:
     """Build the optimiser that ``fit`` was asked for, with rho's rate scaled.
 
     Raises:
-        ValueError: ``rho_lr_scale`` is not positive, or cannot be applied; or the optimiser holds
-            no parameter of the objective, or has weight decay for rho.
+        ValueError: ``rho_lr_scale`` or ``lr`` is not positive, or cannot be applied; or the
+            optimiser holds no parameter of the objective, or has weight decay for rho.
         TypeError: ``optimizer`` is neither an optimiser nor a function.
     """
     if not (rho_lr_scale > 0.0 and math.isfinite(rho_lr_scale)):
@@ -75,6 +79,14 @@ def make_optimizer(
             "optimizer must be a torch.optim.Optimizer or a function of parameter groups such as "
             f"functools.partial(torch.optim.Adam, lr=1e-3), got {optimizer!r}"
         )
+    if lr is not None:
+        if optimizer is not None:
+            raise ValueError(
+                "lr is the rate of the default optimiser; leave it out, or give the rate to the "
+                "optimizer, as in functools.partial(torch.optim.SGD, lr=0.1)"
+            )
+        if not (lr > 0.0 and math.isfinite(lr)):
+            raise ValueError(f"lr must be positive and finite, got {lr}")
     if isinstance(optimizer, Optimizer):
         own = set(elbo.parameters())
         if not any(p in own for group in optimizer.param_groups for p in group["params"]):
@@ -92,8 +104,9 @@ def make_optimizer(
         check_decay(elbo, optimizer)
         return optimizer
     groups = parameter_groups(elbo)
-    # fused: one pass over the flat vectors a step.
-    made = torch.optim.Adam(groups, lr=1e-3, fused=True) if optimizer is None else optimizer(groups)
+    if optimizer is None:  # fused: one pass over the flat vectors a step
+        optimizer = partial(torch.optim.Adam, lr=1e-3 if lr is None else lr, fused=True)
+    made = optimizer(groups)
     check_decay(elbo, made)
     if rho_lr_scale != 1.0:
         rho = getattr(elbo.bnn.posterior, "rho", None)

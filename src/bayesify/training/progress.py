@@ -7,24 +7,35 @@ from typing import Protocol
 
 from bayesify.training.history import EpochRow, History
 
-__all__ = ["Callback", "LineProgress"]
+__all__ = ["Callback", "LineProgress", "watcher_of"]
 
 
 class Callback(Protocol):
-    """An object that ``fit`` calls.
+    """An object that ``fit`` calls; a class that derives from this one overrides what it needs.
 
     An optional method ``on_note(text)`` receives remarks, and another, ``on_warning(text)``, what
-    would be a ``ConvergenceWarning`` otherwise.
+    would be a ``ConvergenceWarning`` otherwise. An exception ends the training; the checkpoint of
+    the last epoch stays.
+
+    Example:
+        >>> class Plot(Callback):
+        ...     def on_epoch(self, row):
+        ...         print(f"epoch {row['epoch']}")
+        >>> Plot().on_epoch({"epoch": 1})
+        epoch 1
     """
 
-    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
+    def on_start(self, *, epochs: int, batches: int, history: History) -> None:  # noqa: ARG002
         """Training begins; ``history`` holds the rows of the epochs before a resume."""
+        return
 
-    def on_step(self, *, epoch: int, batch: int) -> None:
+    def on_step(self, *, epoch: int, batch: int) -> None:  # noqa: ARG002
         """A minibatch is finished; both indices count from 0."""
+        return
 
-    def on_epoch(self, row: EpochRow) -> None:
+    def on_epoch(self, row: EpochRow) -> None:  # noqa: ARG002
         """An epoch is finished; ``row`` is its row of the history."""
+        return
 
 
 class LineProgress:
@@ -55,3 +66,30 @@ class LineProgress:
             if value is not None:
                 parts.append(f"{name.replace('_', ' ')} {value:{form}}")
         print("  ".join(parts), file=sys.stderr)
+
+
+class _NoProgress(Callback):
+    """Show nothing, remarks included."""
+
+
+def watcher_of(callback: Callback | None, *, progress: bool) -> Callback:
+    """Return the callback of a run: the one that was given, or one that prints lines or nothing.
+
+    Raises:
+        TypeError: ``callback`` lacks a method, or is a class.
+
+    Example:
+        >>> watcher_of(print, progress=True)
+        Traceback (most recent call last):
+        TypeError: callback must be an object with the methods on_start, on_step and on_epoch, ...
+    """
+    if callback is None:
+        return LineProgress() if progress else _NoProgress()
+    needed = ("on_start", "on_step", "on_epoch")
+    if isinstance(callback, type) or any(not hasattr(callback, each) for each in needed):
+        raise TypeError(
+            "callback must be an object with the methods on_start, on_step and on_epoch, got "
+            f"{callback!r}; derive a class from bayesify.Callback, whose methods do nothing, "
+            "override on_epoch(self, row), and pass an instance"
+        )
+    return callback

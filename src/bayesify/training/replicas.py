@@ -18,7 +18,7 @@ from bayesify.training.history import History
 from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
-from bayesify.training.progress import Callback
+from bayesify.training.progress import Callback, watcher_of
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
 
 __all__ = ["fit_replicas"]
@@ -30,6 +30,7 @@ def fit_replicas(
     validation_loader: Loader | None = None,
     *,
     epochs: int = 10,
+    lr: float | None = None,
     optimizer: OptimizerFactory | Sequence[OptimizerFactory] | None = None,
     scheduler: ScheduleFactory | None = None,
     rho_lr_scale: float = 1.0,
@@ -39,6 +40,7 @@ def fit_replicas(
     checkpoint_dir: str | Path | None = None,
     resume: bool = False,
     callback: Callback | None = None,
+    progress: bool = True,
 ) -> list[History]:
     """Train K networks of one architecture at once, as error bars, ensembles and grids need.
 
@@ -53,8 +55,9 @@ def fit_replicas(
             shapes, one for each.
         validation_loader: data to measure the error of the mean weights on, each epoch.
         epochs: passes over the training data in all, those before a resume included.
+        lr: learning rate of the default optimiser; None is 1e-3. An ``optimizer`` has its own.
         optimizer: a function that makes one from parameter groups, or one for each network; None
-            is Adam with rate 1e-3.
+            is Adam.
         scheduler: a function of optimiser and total number of steps.
         rho_lr_scale: learning rate of rho as a multiple of the others'.
         kl_warmup_epochs: the KL's weight rises from 0 to 1 over so many epochs.
@@ -63,7 +66,8 @@ def fit_replicas(
             first where it supports all networks.
         checkpoint_dir: where ``replica-K/checkpoint.safetensors`` are written after every epoch.
         resume: resume from these if they are there.
-        callback: told of every step, and of the first network's epochs; None prints a line each.
+        callback: called at every step and epoch, with the first network's rows.
+        progress: without a callback, whether a line per epoch is printed to standard error.
 
     Returns:
         A history for each network, as ``fit`` returns.
@@ -93,6 +97,7 @@ def fit_replicas(
     separate = isinstance(train_loader, Sequence)
     _check(elbos, loaders, optimizer, separate=separate)
     check_backend(backend)
+    watcher = watcher_of(callback, progress=progress)
     if isinstance(scheduler, LRScheduler):
         raise TypeError(
             "scheduler must be a function of optimiser and total number of steps, because each "
@@ -106,7 +111,7 @@ def fit_replicas(
     members = [
         Member.prepared(
             elbo,
-            make_optimizer(elbo, factory, rho_lr_scale),
+            make_optimizer(elbo, factory, rho_lr_scale, lr),
             constant if scheduler is None else scheduler,
             max(1, epochs * batches),
             warmup,
@@ -145,7 +150,7 @@ def fit_replicas(
             noise=lambda: replicas.noise,
             separate=separate,
             validation_loader=validation_loader,
-            callback=callback,
+            callback=watcher,
             description=replicas.description,
         )
     finally:
@@ -162,6 +167,7 @@ def _joint_minibatches(
     separate: bool,
 ) -> Generator[Minibatch, None, None]:
     """The minibatches of one loader for all, or those of K loaders with a leading axis."""
+    device = elbos[0].bnn.posterior.mean.device
     with ExitStack() as stack:
         epochs = [
             stack.enter_context(
@@ -173,9 +179,9 @@ def _joint_minibatches(
         ]
         for several in zip(*epochs, strict=True):
             batch, minibatch = several[0]
-            inputs, targets = pair_of(minibatch)
+            inputs, targets = pair_of(minibatch, device)
             if separate:
-                pairs = [pair_of(minibatch) for _, minibatch in several]
+                pairs = [pair_of(minibatch, device) for _, minibatch in several]
                 inputs, targets = tree_map(lambda *parts: torch.stack(parts), pairs[0], *pairs[1:])
             yield Minibatch(batch, inputs, targets)
 

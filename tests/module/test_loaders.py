@@ -1,0 +1,90 @@
+"""Loaders as inputs of predictions: the same answers as for the tensors that they bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.cases import normals
+from tests.loops import loop_over
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+import bayesify as bf
+from bayesify.datasets import TensorLoader
+from bayesify.module.inputs import inputs_of
+from bayesify.module.networks import mlp
+
+X, Y = normals(23, 4, seed=3), torch.arange(23) % 3
+
+
+def dropout_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double()
+
+
+def dictionaries() -> list[dict[str, Tensor]]:
+    return [{"rows": x, "labels": y} for x, y in zip(X, Y, strict=True)]
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "inputs alone": lambda: DataLoader(X, batch_size=7),  # type: ignore[arg-type]
+    "rows of one": lambda: DataLoader(TensorDataset(X), batch_size=7),
+    "pairs": lambda: DataLoader(TensorDataset(X, Y), batch_size=7),
+    "tensors": lambda: TensorLoader(X, Y, 7, shuffle=False),
+    "batch sampler": lambda: DataLoader(
+        TensorDataset(X, Y), batch_sampler=[list(range(20)), [20, 21, 22]]
+    ),
+}
+
+
+@loop_over("name", LOADERS)
+def test_a_loader_is_what_it_brings(name: str) -> None:
+    bnn = bf.BayesianModule(mlp(4, (6,), 3).double(), init_std=0.3)
+    predictors: list[Any] = [
+        bnn,
+        bf.MCDropout(dropout_net(), bf.CategoricalLikelihood()),
+        bf.DeepEnsemble([bnn, bf.BayesianModule(mlp(4, (6,), 3).double(), seed=1)]),
+    ]
+    for each in predictors:
+        found = each.predict(LOADERS[name](), 5, keep_samples=True).samples
+        assert torch.equal(found, each.predict(X, 5, keep_samples=True).samples)
+    assert torch.equal(bnn.predict_mean(LOADERS[name]()).mean, bnn.predict_mean(X).mean)
+    assert torch.equal(bnn.mean_outputs(LOADERS[name]()), bnn.mean_outputs(X))
+    assert torch.equal(bf.acquire(bnn, LOADERS[name](), 4), bf.acquire(bnn, X, 4))
+
+
+def test_mappings_and_several_inputs() -> None:
+    class Two(nn.Linear):
+        def forward(self, rows: Tensor, factor: Tensor | None = None) -> Tensor:
+            return super().forward(rows) * (1.0 if factor is None else factor)
+
+    bnn, factor = bf.BayesianModule(Two(4, 3).double()), normals(23, 1, seed=4)
+    by_name = DataLoader(dictionaries(), batch_size=7)  # type: ignore[arg-type]
+    assert torch.equal(bnn.mean_outputs(by_name), bnn.mean_outputs(X))
+    two = [((x, f), y) for x, f, y in zip(X, factor, Y, strict=True)]
+    several = DataLoader(two, batch_size=7)  # type: ignore[arg-type]
+    assert torch.equal(bnn.mean_outputs(several), bnn.mean_outputs((X, factor)))
+
+
+@loop_over(
+    ("loader", "message"),
+    [
+        (DataLoader(TensorDataset(X, Y), 7, shuffle=True), "order.*shuffles; make it with shuffle"),
+        (DataLoader(X, 7, sampler=RandomSampler(range(23))), "must keep the order"),  # type: ignore[arg-type]
+        (TensorLoader(X, Y, 7), "must keep the order"),
+        (DataLoader(TensorDataset(X, Y, Y), 7), r"pair \(inputs, targets\).*got list of 3"),
+        (DataLoader(TensorDataset(X[:0]), 7), "must bring a minibatch, got none"),
+    ],
+)
+def test_a_loader_that_cannot_be_used(loader: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bf.BayesianModule(mlp(4, (6,), 3).double()).predict(loader)
+
+
+def test_tensors_of_a_loader_go_to_the_network_s_device() -> None:
+    meta = torch.device("meta")
+    found = inputs_of(LOADERS["pairs"](), meta)
+    assert isinstance(found, Tensor)
+    assert (found.device, found.shape) == (meta, X.shape)
