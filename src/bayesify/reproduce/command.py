@@ -157,9 +157,11 @@ def _list(*, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"experiments": rows}))
         return
-    table = Table(Column("name", no_wrap=True), "source", "reported", "cost", "stored")
+    table = Table(Column("name", no_wrap=True), "source, what it reports, and the cost")
     for row in rows:
-        table.add_row(row["name"], row["source"], row["reported"], row["cost"], row["stored"])
+        about = f"{row['source']}\n{row['reported']}\n{row['cost']}; stored: {row['stored']}"
+        table.add_row(Text(row["name"]), Text(about))
+        table.add_section()
     Console().print(table)
 
 

@@ -25,6 +25,7 @@ from bayesify.app.cli.epoch_table import EpochTable
 from bayesify.app.runs import RunConfig
 from bayesify.app.runs.environment import commit
 from bayesify.datasets import known_datasets
+from bayesify.training.kernel.compiler import compiled_library
 
 MNIST = Path(__file__).parents[3] / "datasets" / "mnist"
 COMMANDS = ("train", "evaluate", "prune", "inspect", "report", "data", "data list", "data get")
@@ -188,6 +189,29 @@ def test_a_real_process_keeps_the_promises(finished: Path) -> None:
     with contextlib.redirect_stdout(None), pytest.raises(SystemExit) as leaving:  # a shell's >&-
         main(["inspect", str(finished), "--json"])
     assert leaving.value.code == 0
+
+
+def test_without_a_compiler_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.setattr(
+        "bayesify.training.kernel.native.compiled_library", compiled_library.__wrapped__
+    )
+    arguments = ("train", "mnist", "--out", tmp_path / "run", *TINY, "--backend", "compiled")
+    check_refused(bayesify(*arguments), "needs a C++ compiler, and none was found under CXX=/nowh")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_locale_without_the_characters_shows_others() -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "30"}
+    code = "from bayesify.app.cli import main; main(['reproduce', '--list'])"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **locale}, capture_output=True, check=True
+    )
+    text = shown.stdout.decode("ascii")
+    assert "blundell-table1" in text
+    assert "?" in text  # Rich's ellipsis
 
 
 def test_the_version_is_told_without_pytorch() -> None:

@@ -18,6 +18,7 @@ from bayesify.app.cli.results_commands import evaluate, inspect, prune, report
 from bayesify.app.cli.train_command import train
 from bayesify.app.out_of_memory import is_out_of_memory
 from bayesify.training import NonFiniteLossError
+from bayesify.training.backends import CompilerError
 
 __all__ = ["app", "run"]
 
@@ -55,7 +56,7 @@ def run(arguments: list[str]) -> int:
         return _fail(error, 1)
     except BrokenPipeError:
         return 1
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, CompilerError) as error:
         return _fail(error, 2)
     except OverflowError as error:
         return _fail(f"a setting is too large or too small to compute with ({error})", 2)

@@ -177,13 +177,14 @@ def train(
     use_threads(run)
     if seconds is not None and is_new:
         run = _tuned(console, run, data, settings, seconds, tune)
-    # Built before the folder is created, so that an error here leaves no folder.
+    # Before the folder is created, so that an error here leaves no folder.
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
+    announcement = _announcement(run, bnn, data)
     if is_new:
         run = Run.create(out, run.config, data_dir=data_dir, table=run.table, images=run.images)
         if run.table is not None and isinstance(data, TableData):
             store_table(out, data, run.table)
-    _announce(console, run, bnn, data)
+    console.print(Text(announcement), soft_wrap=True)
 
     table = EpochTable(console, run.config.task)
     try:
@@ -377,18 +378,15 @@ def _read_table(
     return Run(out, config, None, schema), data
 
 
-def _announce(console: Console, run: Run, bnn: BayesianModule, data: RunData) -> None:
-    """Print what will be trained and how long it will take, estimated from a few steps."""
+def _announcement(run: Run, bnn: BayesianModule, data: RunData) -> str:
+    """Describe what will be trained and how long it will take, estimated from a few steps."""
     config = run.config
     what = {None: "Bayes by Backprop", "sgd": "plain network", "dropout": "dropout network"}
     things = "images" if run.table is None else "rows"
     passes = f"({config.passes} passes each) " if config.passes > 1 else ""
     seconds = seconds_per_epoch(bnn, config, data)
-    console.print(
+    return (
         f"{what[config.baseline]}, {data.name}, {config.net}: {weights_of(bnn)}, "
         f"{len(data.train_targets):,} {things}; {config.epochs} epochs {passes}of about "
-        f"{duration(seconds)}, {duration(seconds * config.epochs)} in all",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+        f"{duration(seconds)}, {duration(seconds * config.epochs)} in all"
     )

@@ -65,7 +65,7 @@ def compiled_library(
         raise CompilerError(
             "the compiled backend needs a C++ compiler, and none was found"
             + (f" under CXX={os.environ['CXX']}" if os.environ.get("CXX") else "")
-            + '; install one (such as g++), name it in CXX, or use backend="closed-form"'
+            + "; install one (such as g++), name it in CXX, or use the backend closed-form"
         )
     command = [compiler, *shlex.split(os.environ.get("CXX", ""))[1:]]
     macros = (
