@@ -73,3 +73,12 @@ assert "metrics" in loaded()
         assert getattr(bayesify, name) is importlib.import_module(f"bayesify.{name}")
     with pytest.raises(AttributeError, match="module 'bayesify' has no attribute 'magic'"):
         bayesify.magic  # noqa: B018
+
+
+def test_every_public_name_has_a_place_in_the_reference() -> None:
+    folder = Path(__file__).parents[1] / "docs" / "reference"
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(folder.glob("*.md")))
+    shown = re.findall(r"^::: bayesify\.(?:app\.trained_table\.)?(\w+)$", pages, re.M)
+    assert sorted(shown) == sorted(name for name in dir(bayesify) if name != "__version__")
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    assert [name for name in bayesify.__all__ if f"`{name}`" not in index] == []
