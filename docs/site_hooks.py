@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,11 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
+
+
+def on_startup(**_: object) -> None:
+    """Let the tutorials import ``site_figures``."""
+    sys.path.insert(0, str(ROOT / "docs"))
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

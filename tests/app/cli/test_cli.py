@@ -155,6 +155,9 @@ def test_a_run_leaves_what_was_promised(whole: Whole) -> None:
     assert metrics["num_weights"] == metrics["num_weights_left"] == 784 * 16 + 16 + 16 * 10 + 10
     assert metrics["epochs"] == metrics["test_samples"] == 2
     assert metrics["kl_nats"] > 0
+    unpruned = json.loads((place / "pruning.json").read_text())[0]  # one number for one thing
+    for name in ("error_mean_weights", "error_predictive"):
+        assert unpruned[name] == pytest.approx(metrics["test"][name])
     assert 0 < metrics["seconds_train"] < 600
     assert any("worth less than no training" in note for note in metrics["notes"])
 

@@ -161,7 +161,7 @@ def test_it_refers_to_nothing_outside(full):
     page, text = Page(full), full.read_text(encoding="utf-8")
     for tag, attrs in page.tags:
         assert tag not in {"script", "link", "iframe", "object", "base"}
-        assert "href" not in attrs
+        assert attrs.get("href", "#").startswith("#")  # a figure is a link to itself
         assert attrs.get("src", "data:image/png;base64,").startswith("data:image/png;base64,")
         assert not any(name.startswith("on") for name in attrs)
     without_images = re.sub(r'src="data:[^"]*"', "", text)
@@ -190,6 +190,17 @@ def test_every_section_is_there(full):
     # The command is shown by itself and in the configuration.
     assert page.text.count("bayesify train mnist\n") == 2
     assert "command\n" in page.text
+
+
+def test_what_only_a_bayesian_network_shows_comes_first(tmp_path, figures):
+    shown = Page(write(tmp_path, figures=figures)).ids()
+    assert [name for name in shown if name in figures][:3] == [
+        "votes",
+        "pruning",
+        "learning_curves",
+    ]
+    for name in figures:
+        assert f"figure-{name}" in shown
 
 
 def test_missing_values_are_left_out(tmp_path):

@@ -37,7 +37,8 @@ _CAPTIONS = {
     ),
     "learning_curves": (
         "Learning curves",
-        "Values after each epoch: the minimised loss, its likelihood part and the error. A "
+        "Values after each epoch: the minimised loss, its likelihood part and the error. During "
+        "the warm-up the weight of the KL in the loss rises, and with it often the loss itself. A "
         "Bayesian network also shows the KL divergence of posterior and prior, and the "
         "posterior's median standard deviation. A curve that still changes at the end has not "
         "converged.",
@@ -119,9 +120,8 @@ _CAPTIONS = {
     "pruning": (
         "Pruning",
         "The error as the weights of the lowest signal-to-noise ratio are removed without "
-        "retraining. The averaged error uses few weight samples, so that its first row may differ "
-        "slightly from the numbers above. The longer the curve stays at the dashed line, the "
-        "fewer weights the network needs.",
+        "retraining. The averaged error uses few weight samples where weights are removed. The "
+        "longer the curve stays at the dashed line, the fewer weights the network needs.",
     ),
 }
 
@@ -132,6 +132,8 @@ _TEXT_CAPTION = (
 
 #: The part at the top of the page.
 _RESULT = "result"
+#: Figures of what only a Bayesian network shows, the first on the page of images.
+_FIRST = ("votes", "pruning")
 #: Figures of the network itself, in their order on the page of a table.
 _NETWORK = ("learning_curves", "snr", "weight_densities", "weight_posteriors", "pruning")
 
@@ -225,8 +227,9 @@ _TEMPLATES = Environment(
 
 
 class EmbeddedFigure(NamedTuple):
-    """One figure: its texts, its size in CSS pixels and its PNG in base64."""
+    """One figure: its name and texts, its size in CSS pixels and its PNG in base64."""
 
+    name: str
     heading: str
     caption: str
     width: int
@@ -271,7 +274,7 @@ def _embedded(
         # At 100 pixels an inch, the text of all figures has one size.
         width, height = (round(100 * inches) for inches in figures[name].get_size_inches())
         data = base64.b64encode(images[name]).decode()
-        drawn.append(EmbeddedFigure(heading, caption, width, height, data))
+        drawn.append(EmbeddedFigure(name, heading, caption, width, height, data))
     heading = part.heading
     if not heading:
         name = part.figures[0]
@@ -301,9 +304,10 @@ def _in_order(
         table = pruning_table(pruning, is_regression="rmse" in (metrics.get("test") or {}))
         drawn = ("pruning",) if "pruning" in own else ()
         own["pruning"] = Part("pruning", "Pruning", tables=(table,), figures=drawn)
-    # Those of the network come after what a table's owner wants to know; pruning is the last.
-    last = [name for name in _NETWORK if name in own] if first else ["pruning"][: "pruning" in own]
-    middle = [part for name, part in own.items() if name not in last]
+    # Those of the network come after what a table's owner wants to know.
+    last = [name for name in _NETWORK if name in own] if first else []
+    ahead = [] if first else [name for name in _FIRST if name in own]
+    middle = [part for name, part in own.items() if name not in (*ahead, *last)]
     network = [own[name] for name in last]
     measures = parts_table(metrics)
     tables = [
@@ -326,7 +330,8 @@ def _in_order(
         ),
     ]
     rest = [*tables, *network] if first else [*network, *tables]
-    return [*(part for part in first if part.name != _RESULT), *middle, *rest]
+    top = [own[name] for name in ahead] or [part for part in first if part.name != _RESULT]
+    return [*top, *middle, *rest]
 
 
 def _comparison(

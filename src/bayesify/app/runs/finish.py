@@ -120,6 +120,9 @@ def _report(
     pruning: list[dict[str, Any]] = []
     if not isinstance(bnn.posterior, Delta):
         pruning = prune_table(bnn, data, FRACTIONS)
+        whole = metrics["test"] or metrics["train"]
+        if "error_predictive" in whole:  # of more weight samples: one number for one thing
+            pruning[0]["error_predictive"] = whole["error_predictive"]
         run.write_json("pruning.json", pruning)
     inputs, targets = shown(data)
     rows = [as_test_row(row) for row in history]
