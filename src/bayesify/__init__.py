@@ -23,9 +23,9 @@ Where to look next:
 * posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate); beyond the mean field:
   ``LowRankGaussian``, ``MatrixGaussian``, ``FullGaussian``, by parameter ``PosteriorByGroup``
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
-* training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once), ``Callback``; for a loop
-  of your own ``make_step``, ``parameter_groups``; a variational optimiser: ``IVON``; examples that
-  arrive in parts: ``StreamingELBO``
+* training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once), ``Callback``; pruned as it
+  is trained: ``PruningSchedule``; for a loop of your own ``make_step``, ``parameter_groups``; a
+  variational optimiser: ``IVON``; examples that arrive in parts: ``StreamingELBO``
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; certified error: ``learn_prior_mean``,
   ``split_for_prior``, ``PACBayesObjective``, ``certify``, ``Certificate``;
@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from bayesify.training.own_loop import make_step
     from bayesify.training.pac_bayes import PACBayesObjective
     from bayesify.training.progress import Callback
+    from bayesify.training.pruning_schedule import PruningSchedule
     from bayesify.training.replicas import fit_replicas
     from bayesify.training.streaming import StreamingELBO
 
@@ -130,6 +131,7 @@ _MODULES = {
     "training.own_loop": ("make_step",),
     "training.pac_bayes": ("PACBayesObjective",),
     "training.progress": ("Callback",),
+    "training.pruning_schedule": ("PruningSchedule",),
     "training.replicas": ("fit_replicas",),
     "training.streaming": ("StreamingELBO",),
 }
@@ -183,6 +185,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "learn_prior_mean",
     "split_for_prior",
     "fit",
+    "PruningSchedule",
     "fit_replicas",
     "Callback",
     "make_step",

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ExponentialLR
 
-from bayesify import ELBO, fit, prune
+from bayesify import ELBO, PruningSchedule, fit, prune
 from bayesify.datasets import TensorLoader
 from bayesify.io import read_tensors
 from bayesify.training.history import History
@@ -108,6 +108,9 @@ SETUPS = {
     "pruned": Setup(pruned=0.6, fit=(("scheduler", cosine),)),
     "pruned, momentum, decay": Setup(
         pruned=0.6, fit=(("optimizer", partial(SGD, lr=0.1, momentum=0.5, weight_decay=0.1)),)
+    ),
+    "pruned as it is trained": Setup(
+        fit=(("pruning", PruningSchedule(0.6, 0.4, 1.7)), ("scheduler", cosine)),
     ),
     "batch normalisation, decay": Setup(
         normalised,

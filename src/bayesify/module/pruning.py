@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.module.bayesian import BayesianModule
 
-__all__ = ["prune", "snr", "snr_decibels"]
+__all__ = ["check_pruning", "prune", "prune_in_place", "snr", "snr_decibels"]
 
 
 def snr(bnn: BayesianModule) -> Tensor:
@@ -82,29 +82,50 @@ def prune(
         >>> int((small.posterior.mean != 0).sum())
         5
     """
+    pruned = copy.deepcopy(bnn)
+    prune_in_place(pruned, fraction, criterion)
+    return pruned
+
+
+@torch.no_grad()
+def prune_in_place(bnn: BayesianModule, fraction: float, criterion: str = "snr") -> None:
+    """Prune the network that is given, as :func:`prune` prunes a copy.
+
+    A mask that the posterior has already is updated in place, so that what refers to it, such as a
+    training backend, need not be made anew.
+
+    Example:
+        >>> from torch import nn
+        >>> bnn = BayesianModule(nn.Linear(4, 5))
+        >>> prune_in_place(bnn, 0.8); int(bnn.posterior.mask.sum())
+        5
+    """
+    check_pruning(fraction, criterion)
+    posterior = bnn.posterior
+    # Already pruned weights sort first, then weights with mean 0, whose logarithm is clamped.
+    ratio = _log_snr(bnn) if criterion == "snr" else posterior.mean.abs().log()
+    ratio = ratio.clamp_min(torch.finfo(posterior.mean.dtype).min)
+    if posterior.mask is not None:
+        ratio = torch.where(posterior.mask, ratio, -math.inf)
+    # The factor compensates rounding: 0.29 * 100 is slightly below 29 in binary.
+    num_pruned = math.floor(fraction * ratio.numel() * (1.0 + 1e-12))
+    if posterior.mask is None:
+        posterior.mask = torch.ones_like(ratio, dtype=torch.bool)
+    # A stable sort prunes weights with equal ratios in the order of the flat vector.
+    posterior.mask[ratio.argsort(stable=True)[:num_pruned]] = False
+    posterior.mean.masked_fill_(~posterior.mask, 0.0)
+
+
+def check_pruning(fraction: float, criterion: str) -> None:
+    """Check the arguments of :func:`prune`.
+
+    Raises:
+        ValueError: fraction is not between 0 and 1, or the criterion is unknown.
+    """
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction}")
     if criterion not in ("snr", "magnitude"):
         raise ValueError(f"criterion must be snr or magnitude, got {criterion!r}")
-    magnitude = bnn.posterior.mean.detach().abs().log()
-    # Already pruned weights sort first, then weights with mean 0, whose logarithm is clamped.
-    ratio = _log_snr(bnn) if criterion == "snr" else magnitude
-    ratio = ratio.clamp_min(torch.finfo(bnn.posterior.mean.dtype).min)
-    if bnn.posterior.mask is not None:
-        ratio = torch.where(bnn.posterior.mask, ratio, -math.inf)
-    # The factor compensates rounding: 0.29 * 100 is slightly below 29 in binary.
-    num_pruned = math.floor(fraction * ratio.numel() * (1.0 + 1e-12))
-    pruned = copy.deepcopy(bnn)
-    posterior = pruned.posterior
-    mask = torch.ones_like(ratio, dtype=torch.bool)
-    # A stable sort prunes weights with equal ratios in the order of the flat vector.
-    mask[ratio.argsort(stable=True)[:num_pruned]] = False
-    if posterior.mask is not None:
-        mask &= posterior.mask
-    posterior.mask = mask
-    with torch.no_grad():
-        posterior.mean.masked_fill_(~mask, 0.0)
-    return pruned
 
 
 @torch.no_grad()

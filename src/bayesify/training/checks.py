@@ -15,6 +15,7 @@ from bayesify.training.backends import NonFiniteLossError
 from bayesify.training.elbo import ELBO
 from bayesify.training.history import is_finite
 from bayesify.training.minibatches import Loader, num_batches_of, num_data_of
+from bayesify.training.pruning_schedule import PruningSchedule
 
 __all__ = [
     "TargetScaleWarning",
@@ -39,6 +40,7 @@ def check_arguments(
     loader: Loader,
     validation_loader: Loader | None,
     epochs: int,
+    pruning: PruningSchedule | None = None,
 ) -> None:
     """Raise TypeError or ValueError where the arguments of ``fit`` do not fit together."""
     if not isinstance(elbo, ELBO):
@@ -55,6 +57,11 @@ def check_arguments(
             )
     if not isinstance(epochs, Integral) or epochs < 0:
         raise ValueError(f"epochs must be a whole number of at least 0, got {epochs!r}")
+    if not isinstance(pruning, PruningSchedule | None):
+        raise TypeError(
+            f"pruning must be a PruningSchedule, got {pruning!r}; write "
+            "pruning=PruningSchedule(0.9, from_epoch=2, until_epoch=8)"
+        )
     count = num_batches_of(loader, elbo.num_data)
     if count < 1:
         raise ValueError("the training loader must bring at least one minibatch, got none")

@@ -19,6 +19,7 @@ from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.progress import Callback, watcher_of
+from bayesify.training.pruning_schedule import PruningSchedule
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
 
 __all__ = ["fit", "step_of"]
@@ -36,6 +37,7 @@ def fit(
     rho_lr_scale: float = 1.0,
     kl_warmup_epochs: float = 0,
     kl_warmup_power: float = 1.0,
+    pruning: PruningSchedule | None = None,
     estimator: Estimator | None = None,
     backend: BackendName = "auto",
     checkpoint_dir: str | Path | None = None,
@@ -68,6 +70,7 @@ def fit(
         kl_warmup_epochs: epochs over which the KL's weight rises from 0 to 1; from then on the
             objective is the ELBO.
         kl_warmup_power: the power of a straight line in which it rises: above 1 late and steeply.
+        pruning: prunes the network as it is trained; None prunes nothing.
         estimator: the gradient estimator, such as ``Flipout()``; the network keeps it. None is
             the network's own.
         backend: the implementation of a step, see docs/backends.md: ``"compiled"`` for one kernel
@@ -85,7 +88,8 @@ def fit(
         the epoch), kl and penalty (nats, at the last minibatch), free_energy (nll + kl / N, nats
         per example, whatever the temperature), free_energy_untrained and its standard error (in the
         last row, with all means at zero, see ``training.free_energy``), train_error (of the
-        training outputs), validation_error and validation_nll (of the mean weights), std_median,
+        training outputs), validation_error and validation_nll (of the mean weights),
+        fraction_pruned (of all random weights, at the end of the epoch), std_median,
         std_residual and its columns by group (nats per weight, see
         ``training.convergence.ResidualMeter.row``), learning_rate, data_per_second, seconds (of
         training so far). Where a backend does not compute the KL of every minibatch, the loss
@@ -116,11 +120,13 @@ def fit(
         >>> [row["epoch"] for row in history]
         [1, 2]
     """
-    check_arguments(elbo, train_loader, validation_loader, epochs)
+    check_arguments(elbo, train_loader, validation_loader, epochs, pruning)
     batches = num_batches_of(train_loader, elbo.num_data)
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
     check_backend(backend)
     watcher = watcher_of(callback, progress=progress)
+    if pruning is not None:
+        pruning.begin(elbo, epochs)
     if estimator is not None:
         elbo.bnn.estimator = estimator
     made = make_optimizer(elbo, optimizer, rho_lr_scale, lr)
@@ -132,6 +138,7 @@ def fit(
         warmup,
         None if checkpoint_dir is None else Path(checkpoint_dir),
         resume=resume,
+        pruning=pruning,
     )
     chosen = make_backend(elbo, made, backend, noise=member.position.noise)
 
@@ -152,6 +159,7 @@ def fit(
         batches=batches,
         warmup=warmup,
         noise=lambda: chosen.noise,
+        pruning=pruning,
         validation_loader=validation_loader,
         callback=watcher,
         description=chosen.description,

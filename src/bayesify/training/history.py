@@ -74,6 +74,7 @@ class EpochMeter:
             "penalty": sums["penalty"],
             "free_energy": self._free_energy(sums["nll"] / count),
             "train_error": sums["error"] / count,
+            "fraction_pruned": _fraction_pruned(posterior),
             "std_median": _std_median(posterior),
             **self._residual.row(),
             "learning_rate": learning_rate,
@@ -100,6 +101,12 @@ class EpochMeter:
 
     def _add(self, name: str, value: float) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + value
+
+
+def _fraction_pruned(posterior: Posterior) -> float:
+    """The fraction of the weights that are pruned."""
+    mask = posterior.mask
+    return 0.0 if mask is None else 1.0 - int(mask.sum()) / mask.numel()
 
 
 @torch.no_grad()

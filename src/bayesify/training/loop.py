@@ -38,6 +38,7 @@ from bayesify.training.history import EpochMeter, History, validation_row
 from bayesify.training.interrupt import deferred_interrupt
 from bayesify.training.minibatches import Loader, kept_generators
 from bayesify.training.progress import Callback
+from bayesify.training.pruning_schedule import PruningSchedule
 from bayesify.training.schedules import KLWarmup, ScheduleFactory
 
 __all__ = ["Member", "Minibatch", "StepOptions", "TrainStep", "run_epochs", "run_steps"]
@@ -129,6 +130,7 @@ class Member:
         folder: Path | None,
         *,
         resume: bool,
+        pruning: PruningSchedule | None = None,
     ) -> Member:
         """A network at its start, or where its checkpoint in ``folder`` left it.
 
@@ -141,6 +143,8 @@ class Member:
             schedule = schedule(optimizer, total_steps)
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         settings = {**warmup.settings, "lr": rates}
+        if pruning is not None:
+            settings |= pruning.settings
         path = None if folder is None else folder / CHECKPOINT_NAME
         position = Position()
         if path is not None and path.exists():
@@ -207,6 +211,7 @@ def run_epochs(
     noise: Callable[[], Noise],
     callback: Callback,
     separate: bool = False,
+    pruning: PruningSchedule | None = None,
     validation_loader: Loader | None = None,
     description: str = "",
 ) -> list[History]:
@@ -222,6 +227,7 @@ def run_epochs(
         noise: the noise of the steps, for the checkpoint.
         callback: see ``fit``.
         separate: whether inputs and targets have a leading axis of size K.
+        pruning: see ``fit``.
         validation_loader: see ``fit``.
         description: of the backend, for the callback.
     """
@@ -257,10 +263,19 @@ def run_epochs(
                     with_residual=meter.wants_residual(index),
                 )
 
+            def pruned_step(
+                minibatch: Minibatch, options: StepOptions, epoch: int = epoch
+            ) -> Sequence[ELBOTerms]:
+                if pruning is not None:
+                    index = epoch * batches + minibatch.batch
+                    for each in members:
+                        pruning.prune(each.elbo.bnn, each.optimizer, index, batches)
+                return step(minibatch, options)
+
             with closing(minibatches(epoch, start.batch)) as data:
                 wanted = examples if last and not is_resumed else []
                 copied = _copying_first(wanted, data, separate=separate)
-                steps = run_steps(step, copied, options_of, members[0].elbo.bnn, passes)
+                steps = run_steps(pruned_step, copied, options_of, members[0].elbo.bnn, passes)
                 for minibatch, terms in _located(steps, members, epoch, start.batch):
                     index, targets = minibatch.batch, minibatch.targets
                     if epoch == index == 0:
