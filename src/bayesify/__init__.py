@@ -26,7 +26,7 @@ Where to look next:
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once), ``Callback``; pruned as it
   is trained: ``PruningSchedule``; for a loop of your own ``make_step``, ``parameter_groups``; a
   variational optimiser: ``IVON``; examples that arrive in parts: ``StreamingELBO``
-* use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
+* use: ``Predictive``, ``snr``, ``prune``, ``shrink``, ``save``, ``load``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; certified error: ``learn_prior_mean``,
   ``split_for_prior``, ``PACBayesObjective``, ``certify``, ``Certificate``;
   what to label next: ``acquire``; a table's run of the command line: ``open_run``
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from bayesify.module.pretrained import RelativeStd, last_layer
     from bayesify.module.pruning import prune, snr
     from bayesify.module.random_network import SharedNoiseWarning
+    from bayesify.module.shrinking import shrink
     from bayesify.prediction import Predictive
     from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
     from bayesify.training.baselines import DeepEnsemble, MCDropout
@@ -121,6 +122,7 @@ _MODULES = {
     "module.pretrained": ("RelativeStd", "last_layer"),
     "module.pruning": ("prune", "snr"),
     "module.random_network": ("SharedNoiseWarning",),
+    "module.shrinking": ("shrink",),
     "prediction": ("Predictive",),
     "prediction.conformal": ("ConformalIntervals", "ConformalSets"),
     "training.elbo": ("ELBO", "ELBOTerms"),
@@ -200,6 +202,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "acquire",
     "snr",
     "prune",
+    "shrink",
     "save",
     "load",
     "open_run",

@@ -1,0 +1,241 @@
+"""Removal of the units of a network that a pruned network does not use."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.module.unit_flow import UnitFlow, Use
+from bayesify.module.unit_roles import LAYERS, PER_UNIT, unit_weights
+
+__all__ = ["ShrunkLayer", "shrink"]
+
+#: The difference of outputs that rounding explains, relative to the largest, by dtype.
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+class ShrunkLayer(NamedTuple):
+    """The size of a linear layer or convolution before and after :func:`shrink`.
+
+    Attributes:
+        name: of the layer in the network.
+        inputs: input features or channels, before and after.
+        outputs: output features or channels, before and after.
+        why_kept: why its outputs cannot be removed, or None where they can.
+    """
+
+    name: str
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    why_kept: str | None
+
+
+def shrink(bnn: BayesianModule | nn.Module, example_input: Inputs) -> nn.Module:
+    """Return a smaller ordinary network with the same outputs, without the units that are not used.
+
+    A unit, which is a feature of a linear layer or a channel of a convolution, is removed if no
+    weight reads it, or if it is constant: all weights that lead to it are zero, and the biases of
+    the layers that read it can take over its constant. Where that leaves other units unused, these
+    are removed too. Units that a residual connection joins are removed together or not at all.
+
+    The network is traced with ``torch.fx``. Units are followed through linear layers,
+    convolutions, batch normalisation, activations, arithmetic, pooling, flattening and
+    concatenation; units that another operation uses are kept. The classes of layers and the names
+    of parameters stay as they are.
+
+    Args:
+        bnn: a pruned network, whose mean weights are used, or an ordinary network with weights
+            that are zero. It is not changed.
+        example_input: inputs as for ``predict``, of at least one example. The sizes of images and
+            sequences must be those that the smaller network is for.
+
+    Returns:
+        The smaller network, for prediction: it is in evaluation mode. Its attribute ``shrinkage``
+        has a :class:`ShrunkLayer` for each linear layer and convolution that was followed.
+
+    Raises:
+        ValueError: the network cannot be traced or run on the example.
+        RuntimeError: the smaller network has other outputs on the example than the network.
+
+    Example:
+        >>> import bayesify as bf
+        >>> net = nn.Sequential(nn.Linear(8, 50), nn.ReLU(), nn.Linear(50, 3))
+        >>> pruned = bf.prune(bf.BayesianModule(net), fraction=0.9)
+        >>> small = shrink(pruned, torch.zeros(1, 8))
+        >>> small[2].in_features < 50, small[2].out_features
+        (True, 3)
+        >>> small.shrinkage[1].why_kept
+        'it is an output of the network'
+    """
+    net = bnn.to_module() if isinstance(bnn, BayesianModule) else copy.deepcopy(bnn)
+    if not isinstance(net, nn.Module):
+        raise TypeError(
+            f"shrink needs a BayesianModule or a torch.nn.Module, got {type(bnn).__name__}"
+        )
+    net.eval()
+    with torch.no_grad():
+        flow, expected = _follow(net, example_input)
+    groups, pinned = flow.groups()
+    alive = _alive(flow.layers.values(), groups, pinned)
+    for use in flow.layers.values():
+        _shrink_layer(use, alive)
+    for use in flow.per_unit.values():
+        _shrink_per_unit(use, alive)
+    net.shrinkage = _shrinkage(flow, groups, pinned, alive)  # type: ignore[assignment]
+    args, kwargs = arguments_of(example_input)
+    with torch.no_grad():
+        _check_same(expected, net(*args, **kwargs))
+    return net
+
+
+def _follow(net: nn.Module, example_input: Inputs) -> tuple[UnitFlow, Any]:
+    """Trace a network, run it on the example, and return its units and outputs."""
+    args, kwargs = arguments_of(example_input)
+    try:
+        expected = net(*args, **kwargs)
+    except Exception as error:  # any of the network's own
+        raise ValueError(
+            f"shrink needs an example that the network runs on, got {_first_line(error)}"
+        ) from error
+    parameters = inspect.signature(net.forward).parameters
+    given = inspect.signature(net.forward).bind(*args, **kwargs).arguments
+    defaults = {
+        name: parameter.default for name, parameter in parameters.items() if name not in given
+    }
+    try:
+        graph = fx.Tracer().trace(net, concrete_args=defaults or None)
+        flow = UnitFlow(
+            fx.GraphModule(net, graph), {module: name for name, module in net.named_modules()}
+        )
+        flow.run(*({**defaults, **given}[name] for name in parameters))
+    except Exception as error:  # the network's own code runs on stand-ins for tensors
+        raise ValueError(
+            "shrink needs a network that torch.fx can trace, whose forward pass does not depend on "
+            f"the values of tensors; tracing failed: {_first_line(error)}"
+        ) from error
+    return flow, expected
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def _alive(layers: Iterable[Use], groups: Tensor, pinned: Mapping[int, str]) -> Tensor:
+    """Return whether each unit is kept, shape (units,)."""
+    layers = list(layers)
+    used = [(unit_weights(use.module, LAYERS[type(use.module)]) != 0).any(2) for use in layers]
+    kept = torch.zeros(len(groups), dtype=torch.bool)
+    kept[list(pinned)] = True
+    alive = torch.ones(len(groups), dtype=torch.bool)
+    while True:
+        needed = kept.clone()
+        for use, weights in zip(layers, used, strict=True):
+            if use.reads is not None:
+                read = weights[alive[use.writes]].any(0) & ~use.absorbed
+                needed[groups[use.reads[read]]] = True
+        now = needed[groups]
+        empty = [use for use in layers if len(use.writes) and not now[use.writes].any()]
+        if empty:  # a layer must have a unit: one that is constant needs no inputs
+            for use in empty:
+                kept[groups[use.writes[use.known.int().argmax()]]] = True
+        elif torch.equal(now, alive):
+            return alive
+        else:
+            alive = now
+
+
+@torch.no_grad()
+def _shrink_layer(use: Use, alive: Tensor) -> None:
+    """Remove a layer's dead inputs and outputs; its bias takes over the constants among them."""
+    module, layer = use.module, LAYERS[type(use.module)]
+    weights = unit_weights(module, layer)
+    keep_out = alive[use.writes]
+    keep_in = torch.ones(weights.shape[1], dtype=torch.bool)
+    if use.reads is not None:
+        keep_in = alive[use.reads]
+    if bool(keep_in.all()) and bool(keep_out.all()):
+        return
+    constants = torch.where(use.absorbed & ~keep_in, use.constants, 0.0)
+    if bool(constants.any()):
+        weight, bias = module.get_parameter("weight"), module.bias
+        added = weights.sum(2, dtype=torch.float64) @ constants
+        if isinstance(bias, Tensor):
+            added += bias.cpu()
+        module.bias = nn.Parameter(added.to(weight), requires_grad=weight.requires_grad)
+    _keep_rows(module, "weight", keep_out, layer.out_axis)
+    _keep_rows(module, "weight", keep_in, layer.in_axis)
+    if module.bias is not None:
+        _keep_rows(module, "bias", keep_out)
+    setattr(module, layer.inputs, int(keep_in.sum()))
+    setattr(module, layer.outputs, int(keep_out.sum()))
+
+
+@torch.no_grad()
+def _shrink_per_unit(use: Use, alive: Tensor) -> None:
+    """Remove the parameters and averages of dead units."""
+    module, keep = use.module, alive[use.writes]
+    tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    for name, value in tensors:
+        if value.dim() and len(value) == len(keep):
+            _keep_rows(module, name, keep)
+    for attribute in PER_UNIT.get(type(module), ("out_channels",)):
+        setattr(module, attribute, int(keep.sum()))
+    if type(module) in LAYERS:
+        assert use.reads is not None
+        for attribute in ("in_channels", "groups"):
+            setattr(module, attribute, int(alive[use.reads].sum()))
+
+
+def _keep_rows(module: nn.Module, name: str, keep: Tensor, axis: int = 0) -> None:
+    old: Tensor = getattr(module, name)
+    new = old.detach().index_select(axis, keep.nonzero().flatten().to(old.device))
+    if isinstance(old, nn.Parameter):
+        setattr(module, name, nn.Parameter(new, requires_grad=old.requires_grad))
+    else:
+        setattr(module, name, new)
+
+
+def _shrinkage(
+    flow: UnitFlow, groups: Tensor, pinned: Mapping[int, str], alive: Tensor
+) -> tuple[ShrunkLayer, ...]:
+    rows = []
+    for use in flow.layers.values():
+        inputs, outputs = len(use.absorbed), len(use.writes)
+        left = inputs if use.reads is None else int(alive[use.reads].sum())
+        why = {pinned.get(unit) for unit in groups[use.writes].tolist()} - {None}
+        rows.append(
+            ShrunkLayer(
+                use.name,
+                (inputs, left),
+                (outputs, int(alive[use.writes].sum())),
+                min(why, default=None),  # type: ignore[type-var]
+            )
+        )
+    return tuple(rows)
+
+
+def _check_same(expected: Any, found: Any) -> None:
+    """Raise RuntimeError where outputs differ by more than rounding."""
+    for one, two in zip(_tensors(expected), _tensors(found), strict=True):
+        scale = float(one.detach().abs().nan_to_num().max()) if one.numel() else 0.0
+        limit = _ROUNDING.get(one.dtype, 2e-2) * max(scale, 1e-30)
+        if one.shape != two.shape or not torch.allclose(
+            one, two, rtol=0.0, atol=limit, equal_nan=True
+        ):
+            raise RuntimeError(
+                "shrink must not change the outputs, but they differ: the forward pass depends on "
+                "a unit in a way that torch.fx does not show, such as by an edit in place of a "
+                "tensor that is used again; write that operation without an edit in place"
+            )
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    leaves, _ = torch.utils._pytree.tree_flatten(outputs)
+    return [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]

@@ -1,0 +1,464 @@
+"""Units of a network: the layers that write and read them, and those that are constant."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from bayesify.module.unit_roles import (
+    ELEMENTWISE,
+    ELEMENTWISE_METHODS,
+    LAYERS,
+    MOVING,
+    MOVING_METHODS,
+    PER_UNIT,
+    is_depthwise,
+    unit_weights,
+)
+
+__all__ = ["UnitFlow", "Units", "Use"]
+
+
+@dataclass
+class Units:
+    """The units along one axis of a tensor.
+
+    Attributes:
+        axis: the axis, from 0; all else of the tensor belongs to the unit of its place there.
+        ids: the number of the unit at each place, shape (C,).
+        known: whether the tensor has one value there, whatever the network's input, shape (C,).
+        constants: that value, float64, shape (C,); 0 where there is none.
+    """
+
+    axis: int
+    ids: Tensor
+    known: Tensor
+    constants: Tensor
+
+
+@dataclass
+class Use:
+    """A module's use of units, over all of its calls.
+
+    Attributes:
+        name: of the module.
+        module: it.
+        reads: the unit of each of its inputs; None where they cannot be removed.
+        writes: the unit of each of its outputs.
+        absorbed: the inputs whose constant may be added to the bias instead, shape (inputs,).
+        constants: of these inputs, float64, shape (inputs,).
+        known: which of its outputs are constant, shape (outputs,).
+    """
+
+    name: str
+    module: nn.Module
+    reads: Tensor | None
+    writes: Tensor
+    absorbed: Tensor
+    constants: Tensor
+    known: Tensor
+
+
+@dataclass
+class _Groups:
+    """Units that are one, because an operation joins them; a forest of numbers."""
+
+    parents: list[int] = field(default_factory=list)
+
+    def new(self, count: int) -> Tensor:
+        start = len(self.parents)
+        self.parents += range(start, start + count)
+        return torch.arange(start, start + count)
+
+    def find(self, unit: int) -> int:
+        while self.parents[unit] != unit:
+            self.parents[unit] = unit = self.parents[self.parents[unit]]
+        return unit
+
+    def join(self, one: Tensor, two: Tensor) -> None:
+        for first, second in zip(one.tolist(), two.tolist(), strict=True):
+            self.parents[self.find(second)] = self.find(first)
+
+
+class UnitFlow(fx.Interpreter):
+    """Run a traced network on an example and follow its units from layer to layer.
+
+    Attributes:
+        layers: the uses of layers that read and write units, by module.
+        per_unit: those of layers with parameters of each unit.
+        pinned: why a unit cannot be removed, by its number.
+
+    Args:
+        graph: the traced network, in evaluation mode.
+        names: the name of each of its modules.
+    """
+
+    def __init__(self, graph: fx.GraphModule, names: Mapping[nn.Module, str]) -> None:
+        super().__init__(graph)
+        self.layers: dict[nn.Module, Use] = {}
+        self.per_unit: dict[nn.Module, Use] = {}
+        self.pinned: dict[int, str] = {}
+        self._names = names
+        self._groups = _Groups()
+        self._units: dict[fx.Node, Units] = {}
+        self._edited = _shared_or_edited(graph)
+
+    def groups(self) -> tuple[Tensor, dict[int, str]]:
+        """Return the group of each unit, shape (units,), and why a group cannot be removed."""
+        groups = [self._groups.find(unit) for unit in range(len(self._groups.parents))]
+        return torch.tensor(groups, dtype=torch.long), {
+            groups[unit]: why for unit, why in reversed(self.pinned.items())
+        }
+
+    def run_node(self, node: fx.Node) -> Any:
+        """Run one operation, and find the units of its result."""
+        result = super().run_node(node)
+        found = self._follow(node, result)
+        if found is not None:
+            self._units[node] = found
+        return result
+
+    def _follow(self, node: fx.Node, result: Any) -> Units | None:
+        if node.op == "output":
+            self._pin(node, "it is an output of the network")
+            return None
+        role = self._role(node)
+        if role == "layer" and isinstance(result, Tensor):
+            return self._layer(node, result)
+        operands = [each for each in node.all_input_nodes if each in self._units]
+        if not operands:
+            if role == "per unit":
+                self._keep(self._module(node))
+            return None
+        if self._is_harmless_query(node, result, operands[0]):
+            return None
+        found = None
+        edits_shared = _edits_in_place(node, self.submodules) and any(
+            len(each.users) > 1 for each in operands
+        )
+        if isinstance(result, Tensor) and not edits_shared:
+            if role == "per unit":
+                found = self._per_unit(node, operands, result)
+            elif role == "elementwise":
+                found = self._elementwise(node, operands, result)
+            elif role == "moving":
+                found = self._moved(node, operands)
+        if found is None:
+            self._pin(node, f"it is used by {self._described(node)}")
+            if role == "per unit":
+                self._keep(self._module(node))
+        return found
+
+    def _role(self, node: fx.Node) -> str:
+        if node.op == "call_method":
+            if node.target in ELEMENTWISE_METHODS:
+                return "elementwise"
+            return "moving" if node.target in MOVING_METHODS else ""
+        if node.op == "call_function":
+            if node.target in ELEMENTWISE:
+                return "elementwise"
+            return "moving" if node.target in MOVING else ""
+        if node.op != "call_module":
+            return ""
+        module = self._module(node)
+        kind = type(module)
+        if kind in ELEMENTWISE or (kind is nn.PReLU and module.num_parameters == 1):
+            return "elementwise"
+        if kind in MOVING:
+            return "moving"
+        if module in self._edited:
+            return ""
+        if kind in PER_UNIT or (kind in LAYERS and is_depthwise(module)):
+            return "per unit"
+        return "layer" if kind in LAYERS and getattr(module, "groups", 1) == 1 else ""
+
+    # ------------------------------------------------------------------------------ the roles
+
+    def _layer(self, node: fx.Node, result: Tensor) -> Units:
+        module = self._module(node)
+        layer = LAYERS[type(module)]
+        source = node.all_input_nodes[0]
+        units = self._units.get(source)
+        axis = result.dim() - 1 - layer.positions
+        if units is not None and units.axis != axis:
+            self._pin(node, f"it is not what {self._described(node)} multiplies by its weights")
+            units = None
+        weights = unit_weights(module, layer).double()
+        used, sums = (weights != 0).any(2), weights.sum(2)
+        absorbed, constants = torch.zeros(used.shape[1], dtype=torch.bool), sums.new_zeros(1)
+        if units is not None:
+            absorbed, constants = units.known, units.constants
+            if _sees_borders(module):
+                absorbed = absorbed & (constants == 0.0)
+        known = ~(used & ~absorbed).any(1)
+        values = sums @ torch.where(absorbed, constants, 0.0)
+        if isinstance(module.bias, Tensor):
+            values = values + module.bias.detach().to(values)
+        reads = None if units is None else units.ids
+        use = self.layers.get(module)
+        if use is None:
+            ids = self._groups.new(len(used))
+            constants = constants.expand(len(absorbed))
+            use = Use(self._names[module], module, reads, ids, absorbed, constants, known)
+            self.layers[module] = use
+        else:  # another call
+            if use.reads is not None and reads is not None:
+                self._groups.join(use.reads, reads)
+            else:
+                self._pin_ids([each for each in (use.reads, reads) if each is not None], _INPUT)
+                use.reads = None
+            use.absorbed = use.absorbed & absorbed & (use.constants == constants)
+            use.known = use.known & known
+        return Units(axis, use.writes, known, torch.where(known, values, 0.0))
+
+    def _per_unit(self, node: fx.Node, operands: Sequence[fx.Node], result: Tensor) -> Units | None:
+        module, [source, *others] = self._module(node), operands
+        units = self._units[source]
+        layer = LAYERS.get(type(module))
+        if others or units.axis != (result.dim() - 1 - layer.positions if layer else 1):
+            return None
+        example = self.env[source]
+        shape = [-1 if axis == units.axis else 1 for axis in range(example.dim())]
+        filled = units.constants.to(example).view(shape).expand_as(example).contiguous()
+        by_unit = module(filled).movedim(units.axis, 0).flatten(1).cpu()
+        first = by_unit[:, :1]
+        uniform = torch.isclose(by_unit, first, rtol=1e-6, atol=1e-9).all(1)
+        repeats = len(by_unit) // len(units.ids)
+        ids = units.ids.repeat_interleave(repeats)
+        known = units.known.repeat_interleave(repeats) & uniform
+        use = self.per_unit.get(module)
+        if use is None:
+            self.per_unit[module] = Use(
+                self._names[module], module, units.ids, ids, units.known, units.constants, known
+            )
+        else:
+            self._groups.join(use.writes, ids)
+        return Units(
+            units.axis, ids, known, torch.where(known, first[:, 0].to(units.constants), 0.0)
+        )
+
+    def _elementwise(
+        self, node: fx.Node, operands: Sequence[fx.Node], result: Tensor
+    ) -> Units | None:
+        units = [self._units[each] for each in operands]
+        # Axes from the end, as broadcasting aligns them.
+        axes = {u.axis - self.env[each].dim() for u, each in zip(units, operands, strict=True)}
+        sizes = {len(u.ids) for u in units}
+        axis = result.dim() + min(axes)
+        if len(axes) > 1 or len(sizes) > 1 or result.shape[axis] not in sizes:
+            return None
+        others = [
+            self.env[each]
+            for each in node.all_input_nodes
+            if each not in operands and isinstance(self.env[each], Tensor)
+        ]
+        for other in others:
+            place = other.dim() + min(axes)
+            if place >= 0 and other.shape[place] != 1:
+                return None
+        for each in units[1:]:
+            self._groups.join(units[0].ids, each.ids)
+        known = torch.stack([u.known for u in units]).all(0) & (not others)
+        constants = torch.zeros(len(known), dtype=torch.float64)
+        if bool(known.any()):
+            shape = [-1, *[1] * (-1 - min(axes))]
+            filled = {
+                each: u.constants.to(self.env[each]).view(shape)
+                for each, u in zip(operands, units, strict=True)
+            }
+            values = self._again(node, filled).flatten().to(constants)
+            constants = torch.where(known, values, 0.0)
+        return Units(axis, units[0].ids, known, constants)
+
+    def _moved(self, node: fx.Node, operands: Sequence[fx.Node]) -> Units | None:
+        if not _keeps_working(node):
+            return None
+        axis, dims = self._units[operands[0]].axis, self.env[operands[0]].dim()
+        parts, filled, count = [], {}, 0
+        for each in node.all_input_nodes:
+            tensor, units = self.env[each], self._units.get(each)
+            if not isinstance(tensor, Tensor):
+                continue
+            if tensor.dim() != dims or (units is not None and units.axis != axis):
+                return None
+            if units is None:
+                units = self._new_pinned(tensor.shape[axis], axis, _INPUT)
+            places = torch.arange(1, len(units.ids) + 1, dtype=torch.float64) + count
+            shape = [-1 if a == axis else 1 for a in range(dims)]
+            filled[each] = places.view(shape).expand(tensor.shape).clone()
+            count += len(units.ids)
+            parts.append(units)
+        moved = self._again(node, filled)
+        place = _unit_axis(moved, count) if count > 1 else None
+        if place is None or not _leaves_size_free(node, place):
+            return None
+        by_unit = moved.movedim(place, 0).flatten(1)
+        places = by_unit.amax(1).round().long()
+        new = self._new_pinned(int((places == 0).sum()), axis, "it is padding")
+        new.known[:] = True
+        ids, known, constants = (
+            torch.cat([getattr(u, name) for u in (new, *parts)])
+            for name in ("ids", "known", "constants")
+        )
+        # Zeros that are added come first; the units of the operands follow.
+        rows = places + len(new.ids) - 1
+        rows[places == 0] = torch.arange(len(new.ids))
+        has_border = (by_unit.round().long() != places[:, None]).any(1)
+        known = known[rows] & (~has_border | (constants[rows] == 0.0))
+        return Units(place, ids[rows], known, torch.where(known, constants[rows], 0.0))
+
+    # ------------------------------------------------------------------------------ the rest
+
+    def _again(self, node: fx.Node, filled: Mapping[fx.Node, Tensor]) -> Tensor:
+        """Run an operation again, on other values of some operands."""
+
+        def value(each: fx.Node) -> Any:
+            return filled[each] if each in filled else self.env[each]
+
+        args, kwargs = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
+        result = getattr(self, node.op)(node.target, args, kwargs)
+        assert isinstance(result, Tensor)
+        return result
+
+    def _new_pinned(self, count: int, axis: int, why: str) -> Units:
+        ids = self._groups.new(count)
+        self._pin_ids([ids], why)
+        return Units(axis, ids, torch.zeros(count, dtype=torch.bool), torch.zeros(count).double())
+
+    def _pin(self, node: fx.Node, why: str) -> None:
+        """Keep all units that an operation uses; it may also edit their values."""
+        for each in node.all_input_nodes:
+            if each in self._units:
+                units = self._units[each]
+                self._pin_ids([units.ids], why)
+                units.known = torch.zeros_like(units.known)
+
+    def _keep(self, module: nn.Module) -> None:
+        """Keep a module with parameters of each unit as it is, in its other calls too."""
+        self._edited.add(module)
+        if module in self.per_unit:
+            self._pin_ids([self.per_unit[module].writes], _INPUT)
+
+    def _pin_ids(self, ids: Sequence[Tensor], why: str) -> None:
+        for unit in (unit for each in ids for unit in each.tolist()):
+            self.pinned.setdefault(unit, why)
+
+    def _is_harmless_query(self, node: fx.Node, result: Any, source: fx.Node) -> bool:
+        """Whether a size is read that does not depend on the number of units."""
+        if isinstance(result, Tensor):
+            return False
+        dims, axis = self.env[source].dim(), self._units[source].axis
+        if node.op == "call_method" and node.target in ("dim", "ndimension"):
+            return True
+        if node.op == "call_method" and node.target == "size" and node.args[1:]:
+            return isinstance(node.args[1], int) and node.args[1] % dims != axis
+        is_shape = node.op == "call_method" and node.target == "size"
+        if node.op == "call_function" and node.target is getattr:
+            if node.args[1] in ("ndim", "dtype", "device"):
+                return True
+            is_shape = node.args[1] == "shape"
+        return is_shape and all(
+            user.target is operator.getitem
+            and isinstance(user.args[1], int)
+            and user.args[1] % dims != axis
+            for user in node.users
+        )
+
+    def _module(self, node: fx.Node) -> nn.Module:
+        found = self.submodules[str(node.target)]
+        assert isinstance(found, nn.Module)
+        return found
+
+    def _described(self, node: fx.Node) -> str:
+        if node.op == "call_module":
+            return f"{node.target} ({type(self._module(node)).__name__})"
+        name = node.target if isinstance(node.target, str) else node.target.__name__
+        return f"{name}()"
+
+
+_INPUT = "it is an input of the network"
+
+
+def _shared_or_edited(graph: fx.GraphModule) -> set[nn.Module]:
+    """Return modules whose parameters are used elsewhere, or that have hooks."""
+    read = {node.target for node in graph.graph.nodes if node.op == "get_attr"}
+    owners: dict[int, set[nn.Module]] = {}
+    found = set()
+    for name, module in graph.named_modules(remove_duplicate=False):
+        for own, parameter in module.named_parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(module)
+            if f"{name}.{own}" in read:
+                found.add(module)
+        if module._forward_hooks or module._forward_pre_hooks:
+            found.add(module)
+    return found | {each for those in owners.values() if len(those) > 1 for each in those}
+
+
+def _edits_in_place(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    return (
+        name.endswith("_")
+        or node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+        or bool(node.kwargs.get("inplace", False))
+        or (node.target in ELEMENTWISE and any(each is True for each in node.args))
+    )
+
+
+def _sees_borders(module: nn.Module) -> bool:
+    """Whether a constant input gives another output at the borders than inside."""
+    if type(module) is nn.Linear:
+        return False
+    if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+        return True
+    padding = module.padding
+    padded = any(padding) if isinstance(padding, tuple) else padding == "same"
+    return bool(padded and module.padding_mode == "zeros")
+
+
+def _keeps_working(node: fx.Node) -> bool:
+    """Whether the arguments of a moving operation hold for fewer units, too."""
+    if node.target in ("squeeze", torch.squeeze):  # may drop the axis of a single unit
+        return len(node.args) + len(node.kwargs) > 1
+    if node.target is F.pad:
+        given = dict(zip(("mode", "value"), node.args[2:], strict=False)) | node.kwargs
+        return given.get("mode", "constant") == "constant" and not given.get("value")
+    if node.target is operator.getitem:
+        index = node.args[1]
+        return all(
+            isinstance(each, slice | int) or each is None or each is Ellipsis
+            for each in (index if isinstance(index, tuple | list) else (index,))
+        )
+    return True
+
+
+def _leaves_size_free(node: fx.Node, axis: int) -> bool:
+    """Whether a reshape gives no fixed size for the axis of the units."""
+    if node.target not in ("view", "reshape", torch.reshape):
+        return True
+    sizes = node.args[1:]
+    if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
+        sizes = tuple(sizes[0])
+    return axis < len(sizes) and sizes[axis] == -1
+
+
+def _unit_axis(places: Tensor, count: int) -> int | None:
+    """Return the axis along which all of 1, ..., count lie, each alone or with added zeros."""
+    rounded = places.round()
+    if not torch.allclose(places, rounded, rtol=0.0, atol=1e-6):
+        return None
+    for axis in range(places.dim()):
+        by_unit = rounded.movedim(axis, 0).flatten(1)
+        largest = by_unit.amax(1, keepdim=True)
+        if bool(((by_unit == largest) | (by_unit == 0)).all()):
+            found = largest.flatten().unique()
+            if torch.equal(found[found > 0], torch.arange(1, count + 1).to(found)):
+                return axis
+    return None

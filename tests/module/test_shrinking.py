@@ -1,0 +1,595 @@
+"""shrink: a smaller network of ordinary layers with the same outputs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.cases import normals
+from tests.loops import loop_over
+from tests.zoo import ZOO, Specimen
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from bayesify import BayesianModule, Delta, WeightSampling, prune, shrink
+from bayesify.module import networks, shrinking, unit_flow
+from bayesify.module.inputs import arguments_of
+
+# ------------------------------------------------------------------------------------- networks
+
+
+class Net(nn.Module):
+    """Layers by name, and a function of them and the inputs."""
+
+    def __init__(self, run: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
+def conv(inputs: int, outputs: int, size: int = 3, **options: Any) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, **options)
+
+
+def mlp(activation: nn.Module) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 12), activation, nn.Linear(12, 9), activation, nn.Linear(9, 4)
+    )
+
+
+def plain_conv(padding: Any, pool: nn.Module) -> nn.Module:
+    return nn.Sequential(
+        *(conv(2, 8, padding=padding), nn.ReLU(), pool),
+        *(conv(8, 6, padding=padding), nn.Sigmoid(), nn.Flatten(), nn.LazyLinear(7)),
+        *(nn.ReLU(), nn.Linear(7, 4)),
+    )
+
+
+def normed_conv(**options: Any) -> nn.Module:
+    return nn.Sequential(
+        *(conv(2, 8, **options), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.AvgPool2d(2)),
+        *(conv(8, 6, 1), nn.BatchNorm2d(6, affine=False), nn.LeakyReLU(), nn.AdaptiveAvgPool2d(1)),
+        *(nn.Flatten(), nn.Dropout(0.5), nn.Linear(6, 4)),
+    )
+
+
+def conv1d() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv1d(2, 8, 3), nn.BatchNorm1d(8), nn.PReLU(8), nn.MaxPool1d(2)),
+        *(nn.Conv1d(8, 5, 2, padding=1, padding_mode="circular"), nn.PReLU(), nn.Flatten()),
+        nn.LazyLinear(4),
+    )
+
+
+def residual(net: Any, x: Tensor) -> Tensor:
+    x = F.relu(net.bn0(net.conv0(x)), inplace=True)
+    for k in (1, 2):
+        out = F.relu(net.get_submodule(f"bn{k}a")(net.get_submodule(f"conv{k}a")(x)))
+        out = net.get_submodule(f"bn{k}b")(net.get_submodule(f"conv{k}b")(out))
+        out += x
+        x = F.relu(out, inplace=True)
+    return net.out(x.mean((2, 3)))
+
+
+def residual_net() -> nn.Module:
+    blocks: dict[str, nn.Module] = {}
+    for place in ("1a", "1b", "2a", "2b"):
+        blocks[f"conv{place}"] = conv(7, 7, padding=1, bias=False)
+        blocks[f"bn{place}"] = nn.BatchNorm2d(7)
+    return Net(residual, conv0=conv(2, 7), bn0=nn.BatchNorm2d(7), **blocks, out=nn.Linear(7, 4))
+
+
+def dense(net: Any, x: Tensor) -> Tensor:
+    a = torch.relu(net.a(x))
+    b = torch.relu(net.b(torch.cat([x, a], 1)))
+    return net.out(torch.cat((a, b), dim=1).flatten(1))
+
+
+def squeeze_excite(net: Any, x: Tensor) -> Tensor:
+    x = F.relu(net.a(x))
+    gate = torch.sigmoid(net.up(F.relu(net.down(F.adaptive_avg_pool2d(x, 1)))))
+    return net.out((x * gate).flatten(1))
+
+
+def depthwise() -> nn.Module:
+    return nn.Sequential(
+        *(conv(2, 6), nn.ReLU(), conv(6, 12, padding=1, groups=6), nn.BatchNorm2d(12)),
+        *(nn.ReLU6(), conv(12, 5, 1), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)),
+    )
+
+
+def viewed(net: Any, x: Tensor) -> Tensor:
+    x = F.max_pool2d(F.relu(net.a(x)), 2)
+    x = x.view(x.size(0), -1)
+    return net.out(net.b(x).tanh())
+
+
+def fixed_view(net: Any, x: Tensor) -> Tensor:
+    return net.out(F.relu(net.a(x)).view(-1, 8 * 36))
+
+
+def shortcut_of_zeros(net: Any, x: Tensor) -> Tensor:
+    x = F.relu(net.a(x))
+    wide = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 1, 2))
+    return net.out((wide + net.b(x)).relu().mean(dim=[2, 3]))
+
+
+def tokens(net: Any, x: Tensor) -> Tensor:
+    x = net.embed(x.flatten(2).transpose(1, 2))
+    x = x + net.down(F.gelu(net.up(net.norm(x))))
+    return net.out(x.mean(1))
+
+
+def twice(net: Any, x: Tensor) -> Tensor:
+    x = F.relu(net.a(x.flatten(1)))
+    for _ in range(2):
+        x = F.relu(net.same(x))
+    return net.out(x)
+
+
+def siamese(net: Any, x: Tensor) -> Tensor:
+    a, b = (F.relu(net.b(F.relu(net.a(part)))) for part in (x, x + 1))
+    return net.out((a - b).flatten(1))
+
+
+def scaled_by_parameter(net: Any, x: Tensor) -> Tensor:
+    return net.out(net.a(x.flatten(1)).relu() * net.norm.weight)
+
+
+def autoencoder() -> nn.Module:
+    return nn.Sequential(
+        *(conv(2, 8, stride=2), nn.ReLU(), nn.ConvTranspose2d(8, 6, 3, stride=2), nn.ReLU()),
+        conv(6, 2, 1),
+    )
+
+
+def border_of_zeros() -> nn.Module:
+    return nn.Sequential(
+        *(conv(2, 8), nn.ReLU(), nn.ZeroPad2d(1), conv(8, 5), nn.ReLU(), nn.Flatten()),
+        nn.LazyLinear(4),
+    )
+
+
+def several_outputs(net: Any, x: Tensor) -> dict[str, Tensor]:
+    h = F.relu(net.a(x.flatten(1)))
+    return {"logits": net.out(h), "scale": F.softplus(net.scale(h))}
+
+
+IMAGE, FLAT = (3, 2, 8, 8), (5, 6)
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "relu": (lambda: mlp(nn.ReLU()), FLAT),
+    "tanh": (lambda: mlp(nn.Tanh()), FLAT),
+    "sigmoid": (lambda: mlp(nn.Sigmoid()), FLAT),
+    "gelu": (lambda: mlp(nn.GELU()), FLAT),
+    "softplus": (lambda: mlp(nn.Softplus()), FLAT),
+    "max pooling": (lambda: plain_conv(0, nn.MaxPool2d(2)), IMAGE),
+    "average pooling, padded": (lambda: plain_conv(1, nn.AvgPool2d(2)), IMAGE),
+    "same": (lambda: plain_conv("same", nn.AvgPool2d(3, padding=1)), IMAGE),
+    "batch normalisation": (normed_conv, IMAGE),
+    "batch normalisation, no bias": (lambda: normed_conv(bias=False, padding=1), IMAGE),
+    "one dimension": (conv1d, (3, 2, 11)),
+    "residual": (residual_net, IMAGE),
+    "dense": (
+        lambda: Net(dense, a=conv(2, 6, padding=1), b=conv(8, 5, padding=1), out=nn.LazyLinear(4)),
+        IMAGE,
+    ),
+    "squeeze and excite": (
+        lambda: Net(
+            *(squeeze_excite,),
+            **{"a": conv(2, 8), "down": conv(8, 3, 1), "up": conv(3, 8, 1)},
+            out=nn.LazyLinear(4),
+        ),
+        IMAGE,
+    ),
+    "depthwise": (depthwise, IMAGE),
+    "view": (lambda: Net(viewed, a=conv(2, 8), b=nn.LazyLinear(9), out=nn.Linear(9, 4)), IMAGE),
+    "fixed view": (lambda: Net(fixed_view, a=conv(2, 8), out=nn.LazyLinear(4)), IMAGE),
+    "shortcut of zeros": (
+        lambda: Net(
+            *(shortcut_of_zeros,),
+            **{"a": conv(2, 6, padding=1), "b": conv(6, 9, padding=1, stride=2)},
+            out=nn.Linear(9, 4),
+        ),
+        IMAGE,
+    ),
+    "tokens": (
+        lambda: Net(
+            *(tokens,),
+            **{"embed": nn.Linear(2, 8), "norm": nn.LayerNorm(8), "up": nn.Linear(8, 16)},
+            **{"down": nn.Linear(16, 8), "out": nn.Linear(8, 4)},
+        ),
+        IMAGE,
+    ),
+    "twice": (
+        lambda: Net(twice, a=nn.Linear(6, 9), same=nn.Linear(9, 9), out=nn.Linear(9, 4)),
+        FLAT,
+    ),
+    "siamese": (
+        lambda: Net(siamese, a=conv(2, 6), b=conv(6, 5), out=nn.LazyLinear(4)),
+        IMAGE,
+    ),
+    "scaled by a parameter": (
+        lambda: Net(
+            *(scaled_by_parameter,),
+            **{"a": nn.Linear(6, 9), "norm": nn.LayerNorm(9), "out": nn.Linear(9, 4)},
+        ),
+        FLAT,
+    ),
+    "transposed": (autoencoder, IMAGE),
+    "border of zeros": (border_of_zeros, IMAGE),
+    "several outputs": (
+        lambda: Net(several_outputs, a=nn.Linear(6, 9), out=nn.Linear(9, 4), scale=nn.Linear(9, 1)),
+        FLAT,
+    ),
+    "weight norm": (
+        lambda: nn.Sequential(
+            parametrizations.weight_norm(nn.Linear(6, 9)), nn.ReLU(), nn.Linear(9, 4)
+        ),
+        FLAT,
+    ),
+    "lenet5": (networks.lenet5, (3, 784)),
+    "resnet8": (lambda: networks.resnet8((1, 8, 8), 10), (3, 64)),
+}
+each_net = pytest.mark.parametrize("name", NETS)
+#: Those of which nothing can be removed, and why not.
+KEPT = {
+    "fixed view": "it is used by view()",
+    "scaled by a parameter": "it is used by mul()",
+}
+
+
+def make(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor]:
+    """A network of the zoo with random statistics, and an example."""
+    build, shape = NETS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        net = build().eval()
+        with torch.no_grad():
+            net(torch.zeros(shape))  # lazy layers learn their sizes
+            for parameter in net.parameters():
+                if parameter.dim() == 1:
+                    parameter.add_(0.5 * torch.randn_like(parameter))
+            for buffer in net.buffers():
+                if buffer.is_floating_point():
+                    buffer.uniform_(0.5, 1.5)
+    return net.to(dtype), normals(*shape, seed=1).to(dtype)
+
+
+#: Of the networks above, which have no other layer of so many units.
+NUM_OUTPUTS = (1, 2, 4, 10)
+
+
+@torch.no_grad()
+def sparse(net: nn.Module, *, seed: int, rows: float, columns: float, single: float) -> nn.Module:
+    """Zero parts of the rows, columns and single weights, but no rows of the outputs."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def chosen(count: int, fraction: float) -> Tensor:
+        return torch.rand(count, generator=generator) < fraction
+
+    for name, weight in net.named_parameters():
+        if weight.dim() > 1 and "parametrizations" not in name:
+            if len(weight) not in NUM_OUTPUTS:
+                weight[chosen(weight.shape[0], rows)] = 0.0
+            weight[:, chosen(weight.shape[1], columns)] = 0.0
+            weight[chosen(weight.numel(), single).view_as(weight)] = 0.0
+        elif "bias" in name:
+            weight[chosen(len(weight), 0.3)] = 0.0
+    return net
+
+
+def size(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def outputs_of(net: nn.Module, x: Any) -> list[Tensor]:
+    args, kwargs = arguments_of(x)
+    with torch.no_grad():
+        found = net(*args, **kwargs)
+    leaves, _ = torch.utils._pytree.tree_flatten(found)
+    return leaves
+
+
+def check_same_outputs(net: nn.Module, small: nn.Module, x: Any, tolerance: float = 1e-11) -> None:
+    for one, two in zip(outputs_of(net, x), outputs_of(small, x), strict=True):
+        limit = tolerance * max(1e-3, float(one.abs().max().nan_to_num()))
+        torch.testing.assert_close(two, one, rtol=0.0, atol=limit, equal_nan=True)
+
+
+# ------------------------------------------------------------------------------------ the outputs
+
+
+@each_net
+def test_outputs_stay_the_same(name: str) -> None:
+    smaller = []
+    for seed, (rows, columns, single) in enumerate(
+        [(0.5, 0.0, 0.0), (0.0, 0.5, 0.0), (0.3, 0.3, 0.3), (0.5, 0.5, 0.7), (0, 0, 0.9), (1, 0, 0)]
+    ):
+        net, x = make(name)
+        sparse(net, seed=seed, rows=rows, columns=columns, single=single)
+        before = copy.deepcopy(net)
+        small = shrink(net, x)
+        for other in (x, normals(*x.shape, seed=2), normals(2 * len(x), *x.shape[1:], seed=3)):
+            check_same_outputs(net, small, 3.0 * other)
+        smaller.append(size(small) < size(net))
+        assert not small.training
+        for one, two in zip(net.parameters(), before.parameters(), strict=True):
+            assert torch.equal(one, two), "the network given is not changed"
+    assert any(smaller) == (name not in KEPT and name != "weight norm")
+
+
+@each_net
+def test_outputs_in_single_precision_differ_by_rounding_alone(name: str) -> None:
+    net, x = make(name, torch.float32)
+    sparse(net, seed=2, rows=0.3, columns=0.3, single=0.3)
+    check_same_outputs(net, shrink(net, x), x, tolerance=1e-6)
+
+
+@each_net
+def test_a_network_without_zeros_keeps_its_size(name: str) -> None:
+    net, x = make(name)
+    small = shrink(net, x)
+    assert size(small) == size(net)
+    check_same_outputs(net, small, x, tolerance=0.0)
+
+
+def no_borders(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(unit_flow, "_sees_borders", lambda _: False)
+
+
+def constants_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    original = shrinking._shrink_layer
+
+    def wrong(use: Any, alive: Tensor) -> None:
+        use.constants = torch.zeros_like(use.constants)
+        original(use, alive)
+
+    patch.setattr(shrinking, "_shrink_layer", wrong)
+
+
+def all_inputs_are_constant(patch: pytest.MonkeyPatch) -> None:
+    original = shrinking._alive
+
+    def wrong(layers: Any, *args: Any) -> Tensor:
+        layers = list(layers)
+        for use in layers:
+            use.absorbed = torch.ones_like(use.absorbed)
+        return original(layers, *args)
+
+    patch.setattr(shrinking, "_alive", wrong)
+
+
+@loop_over(
+    "fault, name",
+    [
+        (no_borders, "average pooling, padded"),
+        (no_borders, "resnet8"),
+        (constants_are_forgotten, "relu"),
+        (constants_are_forgotten, "max pooling"),
+        (constants_are_forgotten, "batch normalisation"),
+        (all_inputs_are_constant, "relu"),
+    ],
+)
+def test_a_planted_fault_changes_the_outputs(
+    fault: Callable[..., None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, x = make(name)
+    sparse(net, seed=0, rows=0.5, columns=0.0, single=0.0)
+    fault(monkeypatch)
+    with pytest.raises(RuntimeError, match="shrink must not change the outputs"):
+        shrink(net, x)
+    monkeypatch.setattr(shrinking, "_check_same", lambda *_: None)
+    with pytest.raises(AssertionError):
+        check_same_outputs(net, shrink(net, x), x)
+
+
+def test_residual_units_that_are_not_joined_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = make("residual")
+    sparse(net, seed=0, rows=0.0, columns=0.6, single=0.0)
+    monkeypatch.setattr(unit_flow._Groups, "join", lambda *_: None)
+    with pytest.raises(RuntimeError):
+        shrink(net, x)
+
+
+#: Specimens that branch on values, or whose code torch.fx does not follow.
+NOT_TRACED = ("lstm-cell", "branch-and-loop", "products")
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_networks_of_the_zoo_stay_the_same_or_cannot_be_traced(name: str) -> None:
+    specimen: Specimen = ZOO[name]
+    bnn = prune(specimen.bnn(WeightSampling()), 0.7)
+    net = bnn.to_module().eval()
+    if name in NOT_TRACED:
+        with pytest.raises(ValueError, match=r"torch\.fx can trace"):
+            shrink(bnn, specimen.inputs)
+    else:
+        check_same_outputs(net, shrink(bnn, specimen.inputs), specimen.inputs)
+
+
+# --------------------------------------------------------------------------------------- the size
+
+
+def by_loops(weights: list[Tensor]) -> list[int]:
+    """The widths of a ReLU network without biases, from repeated removal of one unit at a time."""
+    weights = [weight.clone() for weight in weights]
+    while True:
+        for k in range(len(weights) - 1):
+            into, out = weights[k], weights[k + 1]
+            dead = [i for i in range(len(into)) if not (into[i].any() and out[:, i].any())]
+            if dead and len(into) > 1:
+                keep = [i for i in range(len(into)) if i != dead[0]]
+                weights[k], weights[k + 1] = into[keep], out[:, keep]
+                break
+        else:
+            return [len(weight) for weight in weights]
+
+
+def check_widths(shrink: Callable[..., nn.Module] = shrink) -> None:
+    for seed in range(8):
+        net = nn.Sequential(
+            *(nn.Linear(6, 9, bias=False), nn.ReLU(), nn.Linear(9, 8, bias=False), nn.ReLU()),
+            *(nn.Linear(8, 7, bias=False), nn.ReLU(), nn.Linear(7, 4, bias=False)),
+        )
+        sparse(net, seed=seed, rows=0.2, columns=0.1, single=0.7)
+        small = shrink(net, torch.ones(1, 6))
+        layers = [layer for layer in small if isinstance(layer, nn.Linear)]
+        expected = by_loops([layer.weight.detach() for layer in net if hasattr(layer, "weight")])
+        assert [layer.out_features for layer in layers] == expected
+        assert [len(layer.weight) for layer in layers] == expected
+        assert [layer.in_features for layer in layers] == [6, *expected[:-1]]
+
+
+def test_everything_that_is_dead_goes() -> None:
+    check_widths()
+
+
+def test_one_round_of_removal_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(layers: Any, groups: Tensor, pinned: Mapping[int, str]) -> Tensor:
+        alive = torch.zeros(len(groups), dtype=torch.bool)
+        alive[list(pinned)] = True
+        for use in layers:
+            if use.reads is not None:
+                alive[use.reads[use.module.weight.any(0) & ~use.absorbed]] = True
+        return alive
+
+    monkeypatch.setattr(shrinking, "_alive", once)
+    with pytest.raises(AssertionError):
+        check_widths()
+
+
+def test_layers_are_ordinary_and_keep_their_names() -> None:
+    net, x = make("batch normalisation")
+    sparse(net, seed=0, rows=0.5, columns=0.0, single=0.0)
+    small = shrink(net, x)
+    assert [type(layer) for layer in small.modules()] == [type(layer) for layer in net.modules()]
+    assert small.state_dict().keys() == net.state_dict().keys()
+    first, norm, second = small[0], small[1], small[4]
+    assert first.out_channels == norm.num_features == second.in_channels < 8
+    assert norm.running_mean.shape == norm.weight.shape == (norm.num_features,)
+
+
+def test_constants_move_into_a_bias_that_was_not_there() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2, bias=False)).double()
+    with torch.no_grad():
+        net[0].weight[1] = 0.0
+        net[0].bias[1] = 2.0
+    small = shrink(net, torch.zeros(1, 2).double())
+    assert small[0].out_features == 2
+    assert torch.equal(small[2].bias, 2.0 * net[2].weight[:, 1])
+    check_same_outputs(net, small, normals(4, 2))
+
+
+def test_the_summary_tells_what_was_kept_and_why() -> None:
+    net, x = make("tokens")
+    sparse(net, seed=0, rows=0.5, columns=0.0, single=0.0)
+    rows = {row.name: row for row in shrink(net, x).shrinkage}
+    assert rows["embed"].why_kept == "it is used by norm (LayerNorm)"
+    assert rows["embed"].outputs == (8, 8)
+    assert rows["up"].why_kept is None
+    assert rows["up"].inputs == (8, 8)
+    before, after = rows["up"].outputs
+    assert before == 16
+    assert after == rows["down"].inputs[1] < 16
+    assert rows["out"].why_kept == "it is an output of the network"
+
+
+@loop_over("name, why", list(KEPT.items()))
+def test_units_of_unknown_operations_are_kept(name: str, why: str) -> None:
+    net, x = make(name)
+    sparse(net, seed=0, rows=0.5, columns=0.5, single=0.0)
+    small = shrink(net, x)
+    assert size(small) == size(net)
+    assert small.shrinkage[0].why_kept == why
+
+
+# -------------------------------------------------------------------------------- Bayesian networks
+
+
+def test_a_pruned_bayesian_network_shrinks_to_its_mean_weights() -> None:
+    net = networks.mlp(20, (50, 30), 3).double()
+    bnn = prune(BayesianModule(net, seed=1), 0.97)
+    x = normals(4, 20)
+    small = shrink(bnn, x)
+    check_same_outputs(bnn.to_module(), small, x)
+    assert size(small) < 0.5 * size(net)
+
+
+def test_a_point_estimate_shrinks() -> None:
+    bnn = prune(BayesianModule(networks.mlp(5, (9,), 3), posterior=Delta), 0.8, "magnitude")
+    x = torch.randn(2, 5)
+    check_same_outputs(bnn.to_module(), shrink(bnn, x), x, tolerance=1e-6)
+
+
+def test_inputs_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 2)
+
+        def forward(self, image: Tensor, mask: Tensor | None = None, *, scale: float = 1.0) -> Any:
+            hidden = self.a(image).relu()
+            return self.b(hidden if mask is None else hidden * mask) * scale
+
+    net = sparse(Named().double(), seed=1, rows=0.5, columns=0, single=0)
+    small = shrink(net, {"image": normals(4, 3)})
+    check_same_outputs(net, small, {"image": normals(4, 3, seed=1)})
+    assert size(small) < size(net)
+    masked = {"mask": normals(4, 1), "image": normals(4, 3)}
+    check_same_outputs(net, shrink(net, masked), masked)
+
+
+# ----------------------------------------------------------------------------------------- errors
+
+
+def branches(_: Any, x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def test_a_network_that_cannot_be_traced_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"torch\.fx can trace.*TraceError"):
+        shrink(Net(branches), torch.zeros(1, 2))
+
+
+@loop_over(
+    "example, error, message",
+    [
+        (torch.zeros(1, 7), ValueError, "shapes cannot be multiplied"),
+        ("images", ValueError, "an example that the network runs on, got TypeError"),
+        (3, TypeError, "inputs must be tensors"),
+        ((torch.zeros(1, 6), torch.zeros(1, 6)), ValueError, "positional arguments"),
+        ({"pixels": torch.zeros(1, 6)}, ValueError, "unexpected keyword argument"),
+    ],
+)
+def test_an_example_that_does_not_fit_is_an_error(
+    example: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        shrink(mlp(nn.ReLU()), example)
+
+
+def test_something_else_than_a_network_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"needs a BayesianModule or a torch\.nn\.Module, got dict"):
+        shrink({}, torch.zeros(1))  # type: ignore[arg-type]
+
+
+def test_an_edit_of_a_tensor_that_is_used_again_is_not_lost() -> None:
+    def run(net: Any, x: Tensor) -> Tensor:
+        h = net.a(x)
+        F.relu(h, inplace=True)
+        return net.b(h)
+
+    net = Net(run, a=nn.Linear(3, 8), b=nn.Linear(8, 2)).double()
+    sparse(net, seed=0, rows=0.6, columns=0, single=0)
+    x = normals(4, 3)
+    check_same_outputs(net, shrink(net, x), x)
+    assert math.isfinite(float(shrink(net, x)(x).detach().sum()))
