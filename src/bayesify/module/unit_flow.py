@@ -446,7 +446,7 @@ def _leaves_size_free(node: fx.Node, axis: int) -> bool:
     sizes = node.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
         sizes = tuple(sizes[0])
-    return axis < len(sizes) and sizes[axis] == -1
+    return bool(axis < len(sizes) and sizes[axis] == -1)
 
 
 def _unit_axis(places: Tensor, count: int) -> int | None:

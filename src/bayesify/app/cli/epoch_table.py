@@ -24,17 +24,19 @@ class EpochTable:
     Args:
         console: where to draw.
         task: ``"regression"``, whose errors are mean squares of the standardised target, or None.
+        prunes: whether weights are removed in training, so that a column has their percentage.
     """
 
-    def __init__(self, console: Console, task: str | None = None) -> None:
+    def __init__(self, console: Console, task: str | None = None, *, prunes: bool = False) -> None:
         self._console = console
         error, data = _ERRORS[task], "rows" if task else "images"
         # Mean squares are about 1; other errors are percentages.
         self._decimals = 4 if task == "regression" else 2
         self._header = (
             f"{'epoch':>9} {'loss':>8} {'nll':>8} {'KL, nats':>9} {f'train {error}':>10} "
-            f"{f'test {error}':>9} {f'{data}/s':>8} {'left':>7}"
+            f"{f'test {error}':>9} {'pruned % ' if prunes else ''}{f'{data}/s':>8} {'left':>7}"
         )
+        self._prunes = prunes
         self._bar = Progress(
             TextColumn("{task.description:>9}"),
             BarColumn(bar_width=40),
@@ -57,7 +59,7 @@ class EpochTable:
         if done:
             self._console.print(f"resuming after epoch {done} of {epochs}", highlight=False)
         if done < epochs:
-            self._console.print(self._header, style="bold", highlight=False)
+            self._console.print(self._header, style="bold", highlight=False, soft_wrap=True)
         self._started = time.monotonic()
 
     def on_note(self, text: str) -> None:
@@ -77,15 +79,17 @@ class EpochTable:
         row = as_test_row(row)
         epoch = int(row["epoch"] or 0)
         here = epoch - self._done
+        pruned = 100.0 * (row.get("fraction_pruned") or 0.0)
         left = (time.monotonic() - self._started) / here * (self._epochs - epoch)
         line = (
             f"{f'{epoch}/{self._epochs}':>9} {_number(row['loss'], '8.4f')} "
             f"{_number(row['nll'], '8.4f')} {_number(row['kl'], '9,.0f')} "
             f"{_number(row['train_error'], f'10.{self._decimals}f')} "
             f"{_number(row['test_error'], f'9.{self._decimals}f')} "
+            f"{f'{pruned:8.2f} ' if self._prunes else ''}"
             f"{_number(row['images_per_second'], '8,.0f')} {_clock(left):>7}"
         )
-        self._console.print(line, highlight=False)
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Remove the bar."""

@@ -239,7 +239,7 @@ def prune(
         bayesify_io.save(pruned(bnn, max(wanted)), out)
         written = {
             "file": str(out),
-            "fraction": max(wanted),
+            "fraction": max(row["fraction"] for row in rows),
             "bytes": out.stat().st_size,
             "bytes_unpruned": rows[0]["file_bytes"],
         }
@@ -253,7 +253,7 @@ def prune(
     )
     for row in rows:
         table.add_row(
-            f"{100 * row['fraction']:g}",
+            f"{100 * row['fraction']:.4g}",
             f"{row['weights_left']:,}",
             format(row["error_predictive"], places),
             format(row["error_mean_weights"], places),

@@ -186,7 +186,8 @@ def train(
             store_table(out, data, run.table)
     console.print(Text(announcement), soft_wrap=True)
 
-    table = EpochTable(console, run.config.task)
+    prunes = run.config.make_pruning() is not None
+    table = EpochTable(console, run.config.task, prunes=prunes)
     try:
         trained = train_run(run, data, HistoryWriter(run, table))
     except KeyboardInterrupt:

@@ -66,7 +66,9 @@ def key_numbers(metrics: Mapping[str, Any]) -> list[KeyNumber]:
             note += f"; with untrained means {fixed(untrained, 2)}"
         tiles.append(KeyNumber("free energy", fixed(metrics["free_energy"], 2), note))
     if metrics.get("num_weights") is not None:
-        tiles.append(KeyNumber("weights", f"{metrics['num_weights']:,}", ""))
+        left = metrics.get("num_weights_left", metrics["num_weights"])
+        note = "" if left == metrics["num_weights"] else f"{left:,} left after pruning"
+        tiles.append(KeyNumber("weights", f"{metrics['num_weights']:,}", note))
     if metrics.get("seconds_train") is not None:
         tiles.append(KeyNumber("training time", _duration(metrics["seconds_train"]), ""))
     return tiles

@@ -63,6 +63,7 @@ def check_combination(run: Any) -> None:
         raise ConfigError(
             "the scale mixture has no closed-form KL; use --kl auto, or --prior gaussian"
         )
+    _check_pruned(run)
     if run.posterior != "mean-field":
         _check_structured(run)
     if run.optimizer == "ivon":
@@ -73,6 +74,30 @@ def check_combination(run: Any) -> None:
         raise ConfigError(
             f"geometric weights divide the KL over one pass, got passes {run.passes}; add "
             "--passes 1"
+        )
+
+
+def _check_pruned(run: Any) -> None:
+    """Raise ConfigError where a run cannot be pruned as it is trained."""
+    try:
+        schedule = run.make_pruning()
+    except ValueError:
+        schedule = None
+        is_in_order = False
+    else:
+        is_in_order = schedule is None or schedule.until_epoch < run.epochs
+    if not is_in_order:
+        raise ConfigError(
+            "prune-from must be below prune-until, and that below epochs, so that the weights that "
+            f"are left are trained on; got prune-from {run.prune_from}, prune-until "
+            f"{run.prune_until} and epochs {run.epochs}"
+        )
+    if schedule is None or run.backend not in ("compiled", "closed-form"):
+        return
+    if run.estimator not in ("sampling", "antithetic"):
+        raise ConfigError(
+            f"backend {run.backend} prunes with --estimator sampling or antithetic only, got "
+            f"{run.estimator}; use --backend auto"
         )
 
 

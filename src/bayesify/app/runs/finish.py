@@ -47,6 +47,7 @@ _MOST_TEXTS = 12
 _ERRORS = ("train_error", "test_error", "error_mean_weights", "error_predictive")
 #: Metrics that are those of the last epoch.
 _LAST_EPOCH = (
+    "fraction_pruned",
     "free_energy",
     "free_energy_untrained",
     "free_energy_untrained_error",

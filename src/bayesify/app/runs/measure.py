@@ -176,7 +176,9 @@ def prune_table(
     *,
     num_samples: int = FEW_SAMPLES,
 ) -> list[dict[str, Any]]:
-    """Return error and file size with no weight removed and with each fraction removed.
+    """Return error and file size of a network as it is and with each fraction removed.
+
+    Of a network that is pruned already, fractions that would remove no more weights are left out.
 
     The error is the likelihood's on :func:`shown`: in percent, or the mean squared error of the
     standardised target, which is a fraction of its variance.
@@ -187,8 +189,9 @@ def prune_table(
     """
     rows = []
     inputs, targets = shown(data)
-    for fraction in dict.fromkeys((0.0, *fractions)):
-        small = prune(bnn, fraction) if fraction else bnn
+    own = 1.0 - weights_left(bnn) / bnn.layout.num_weights
+    for fraction in dict.fromkeys((own, *(each for each in fractions if each > own))):
+        small = prune(bnn, fraction) if fraction > own else bnn
         whole = small.mean_outputs(inputs)
         averaged = _predicted(small, data, inputs, num_samples, train=not len(data.test_inputs))
         rows.append(

@@ -29,6 +29,8 @@ __all__ = [
     "OWN_RHO",
     "PART",
     "POSITIVE",
+    "PRUNABLE",
+    "PRUNED",
     "RANDOM_PART",
     "REGRESSION",
     "SGD",
@@ -69,6 +71,13 @@ DROPOUT = Rule(
     lambda run: run.net in ("mlp", "lenet5") and run.baseline != "sgd",
 )
 BAYES = Rule("runs without --baseline", lambda run: run.baseline is None)
+PRUNABLE = Rule(
+    "runs without --baseline and with --objective elbo",
+    lambda run: run.baseline is None and run.objective == "elbo",
+)
+PRUNED = Rule(
+    "--prune-fraction above 0", lambda run: PRUNABLE.holds(run) and run.prune_fraction > 0.0
+)
 RANDOM_PART = Rule(
     "folders of images without --baseline",
     lambda run: run.net == "resnet8" and run.baseline is None,

@@ -37,6 +37,8 @@ from bayesify.app.runs.rules import (
     OWN_RHO,
     PART,
     POSITIVE,
+    PRUNABLE,
+    PRUNED,
     RANDOM_PART,
     REGRESSION,
     SGD,
@@ -49,6 +51,7 @@ from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
 from bayesify.estimators import Estimator, Flipout, LocalReparameterization, WeightSampling
 from bayesify.tabular.censoring import Limits
 from bayesify.tabular.likelihoods import NumberLikelihood
+from bayesify.training.pruning_schedule import PruningSchedule
 
 __all__ = ["ESTIMATORS", "RunConfig", "declarations"]
 
@@ -59,6 +62,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "local-per-position": LocalReparameterization(per_position=True),
     "flipout": Flipout(),
 }
+
+#: Parts of the epochs after which pruning in training begins and ends.
+_PRUNE_FROM, _PRUNE_UNTIL = 0.3, 0.9
 
 _TABLES, _BASELINES = "Tables", "Baselines"
 _POSTERIOR, _TRAINING = "Prior and posterior", "Training"
@@ -329,6 +335,34 @@ class RunConfig:
         float,
         Setting("The weight rises as this power of a straight line.", _TRAINING, POSITIVE, WARMUP),
     ] = 2.0
+    prune_fraction: Annotated[
+        float,
+        Setting(
+            "Fraction of the random weights to remove in training: those with the lowest |mean| / "
+            "std, more and more of them; the others are trained on.",
+            _TRAINING,
+            PART,
+            PRUNABLE,
+        ),
+    ] = 0.0
+    prune_from: Annotated[
+        float | None,
+        Setting(
+            "Epochs before the first weights are removed; if absent, 0.3 of the epochs.",
+            _TRAINING,
+            NOT_NEGATIVE,
+            PRUNED,
+        ),
+    ] = None
+    prune_until: Annotated[
+        float | None,
+        Setting(
+            "Epochs after which no more are removed; if absent, 0.9 of the epochs.",
+            _TRAINING,
+            POSITIVE,
+            PRUNED,
+        ),
+    ] = None
     temperature: Annotated[
         float, Setting("Factor on the KL; 1 is the ELBO.", _TRAINING, NOT_NEGATIVE, BAYES)
     ] = 1.0
@@ -529,6 +563,21 @@ class RunConfig:
         if self.prior == "laplace":
             return Laplace(width * self.prior_std / math.sqrt(2.0))
         return ScaleMixture(self.pi, width * self.std1, width * self.std2)
+
+    def make_pruning(self) -> PruningSchedule | None:
+        """Return the schedule of pruning in training, or None without one.
+
+        Raises:
+            ValueError: it does not begin before it ends.
+        """
+        if not PRUNED.holds(self):
+            return None
+        first, last = self.prune_from, self.prune_until
+        return PruningSchedule(
+            self.prune_fraction,
+            from_epoch=_PRUNE_FROM * self.epochs if first is None else first,
+            until_epoch=_PRUNE_UNTIL * self.epochs if last is None else last,
+        )
 
     def limits(self) -> Limits:
         """Return the limits of a censored target; open ones for others."""

@@ -126,6 +126,7 @@ def fit_network(
             rho_lr_scale=1.0 if "rho_lr_scale" in config.idle() else config.rho_lr_scale,
             kl_warmup_epochs=0 if config.baseline else config.kl_warmup * config.epochs,
             kl_warmup_power=config.kl_warmup_power,
+            pruning=config.make_pruning(),
             backend=config.backend,
             checkpoint_dir=checkpoint_dir,
             resume=checkpoint_dir is not None,
