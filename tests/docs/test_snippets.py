@@ -51,6 +51,10 @@ def classification(net: nn.Module) -> dict[str, Any]:
     }
 
 
+def pruned_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3))
+
+
 def backends() -> dict[str, Any]:
     names = classification(nn.Linear(4, 3))
     names["make_net"] = lambda: nn.Linear(4, 3)
@@ -70,6 +74,7 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/likelihoods.md": dict,
     "docs/objective.md": lambda: classification(Parts()),
     "docs/referee.md": dict,
+    "docs/pruning.md": lambda: classification(pruned_net()),
     "docs/prediction.md": lambda: classification(Parts()),
     "docs/backends.md": backends,
     "docs/ivon.md": lambda: classification(nn.Linear(4, 3)),
@@ -80,7 +85,10 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_page_runs(page: str) -> None:
+def test_the_code_of_a_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     run_snippets(page, PAGES[page]())
 
 

@@ -512,6 +512,28 @@ def test_units_of_unknown_operations_are_kept(name: str, why: str) -> None:
     assert small.shrinkage[0].why_kept == why
 
 
+@each_net
+def test_inputs_that_a_layer_does_not_read_are_divided_off(name: str) -> None:
+    for seed in range(3):
+        net, x = make(name)
+        sparse(net, seed=seed, rows=0.3, columns=0.3, single=0.7)
+        small = shrink(net, x, select_inputs=True)
+        check_same_outputs(net, small, normals(*x.shape, seed=2))
+        assert size(small) <= size(shrink(net, x))
+
+
+def test_pixels_that_no_weight_reads_are_not_multiplied() -> None:
+    net = nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 2))
+    with torch.no_grad():
+        net[0].weight[:, [0, 3]] = 0.0
+    small = shrink(net, torch.zeros(1, 5), select_inputs=True)
+    selection, layer = small[0]
+    assert selection.index.tolist() == [1, 2, 4]
+    assert torch.equal(layer.weight, net[0].weight[:, [1, 2, 4]])
+    assert small.shrinkage[0].inputs == (5, 3)
+    assert shrink(net, torch.zeros(1, 5)).shrinkage[0].inputs == (5, 5)
+
+
 # -------------------------------------------------------------------------------- Bayesian networks
 
 

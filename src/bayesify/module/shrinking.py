@@ -15,7 +15,7 @@ from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.module.unit_flow import UnitFlow, Use
 from bayesify.module.unit_roles import LAYERS, PER_UNIT, unit_weights
 
-__all__ = ["ShrunkLayer", "shrink"]
+__all__ = ["SelectUnits", "ShrunkLayer", "shrink"]
 
 #: The difference of outputs that rounding explains, relative to the largest, by dtype.
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -37,7 +37,37 @@ class ShrunkLayer(NamedTuple):
     why_kept: str | None
 
 
-def shrink(bnn: BayesianModule | nn.Module, example_input: Inputs) -> nn.Module:
+class SelectUnits(nn.Module):
+    """Pass on some units of a tensor, for the layer that follows; see :func:`shrink`.
+
+    Args:
+        index: the places of the units, shape (units,).
+        axis: their axis, from the last, which is -1.
+
+    Example:
+        >>> SelectUnits(torch.tensor([0, 2]), axis=-1)(torch.tensor([[5.0, 6.0, 7.0]]))
+        tensor([[5., 7.]])
+    """
+
+    index: Tensor
+
+    def __init__(self, index: Tensor, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+        self.register_buffer("index", index)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Select the units."""
+        return inputs.index_select(self.axis, self.index)
+
+    def extra_repr(self) -> str:
+        """Describe how many units are passed on."""
+        return f"units={len(self.index)}, axis={self.axis}"
+
+
+def shrink(
+    bnn: BayesianModule | nn.Module, example_input: Inputs, *, select_inputs: bool = False
+) -> nn.Module:
     """Return a smaller ordinary network with the same outputs, without the units that are not used.
 
     A unit, which is a feature of a linear layer or a channel of a convolution, is removed if no
@@ -55,6 +85,9 @@ def shrink(bnn: BayesianModule | nn.Module, example_input: Inputs) -> nn.Module:
             that are zero. It is not changed.
         example_input: inputs as for ``predict``, of at least one example. The sizes of images and
             sequences must be those that the smaller network is for.
+        select_inputs: also divide off inputs that a layer does not read, although others need them
+            or they cannot be removed, such as pixels: the layer becomes an ``nn.Sequential`` of a
+            :class:`SelectUnits` and a smaller layer, and its parameters get a name with ``1.``.
 
     Returns:
         The smaller network, for prediction: it is in evaluation mode. Its attribute ``shrinkage``
@@ -88,7 +121,10 @@ def shrink(bnn: BayesianModule | nn.Module, example_input: Inputs) -> nn.Module:
         _shrink_layer(use, alive)
     for use in flow.per_unit.values():
         _shrink_per_unit(use, alive)
-    net.shrinkage = _shrinkage(flow, groups, pinned, alive)  # type: ignore[assignment]
+    if select_inputs:
+        for use in flow.layers.values():
+            _select_inputs(net, use)
+    net.shrinkage = _shrinkage(flow, groups, pinned)  # type: ignore[assignment]
     args, kwargs = arguments_of(example_input)
     with torch.no_grad():
         _check_same(expected, net(*args, **kwargs))
@@ -193,6 +229,23 @@ def _shrink_per_unit(use: Use, alive: Tensor) -> None:
             setattr(module, attribute, int(alive[use.reads].sum()))
 
 
+@torch.no_grad()
+def _select_inputs(net: nn.Module, use: Use) -> None:
+    """Replace a layer that does not read some of its inputs by a selection and a smaller layer."""
+    module, layer = use.module, LAYERS[type(use.module)]
+    read = (unit_weights(module, layer) != 0).any(2).any(0)
+    names = [name for name, each in net.named_modules(remove_duplicate=False) if each is module]
+    if bool(read.all()) or len(names) > 1:
+        return
+    if not bool(read.any()):
+        read[0] = True  # a layer must have an input
+    index = read.nonzero().flatten().to(module.get_parameter("weight").device)
+    _keep_rows(module, "weight", read, layer.in_axis)
+    setattr(module, layer.inputs, len(index))
+    selection = SelectUnits(index, axis=-1 - layer.positions)
+    net.set_submodule(names[0], nn.Sequential(selection, module).eval())
+
+
 def _keep_rows(module: nn.Module, name: str, keep: Tensor, axis: int = 0) -> None:
     old: Tensor = getattr(module, name)
     new = old.detach().index_select(axis, keep.nonzero().flatten().to(old.device))
@@ -203,19 +256,19 @@ def _keep_rows(module: nn.Module, name: str, keep: Tensor, axis: int = 0) -> Non
 
 
 def _shrinkage(
-    flow: UnitFlow, groups: Tensor, pinned: Mapping[int, str], alive: Tensor
+    flow: UnitFlow, groups: Tensor, pinned: Mapping[int, str]
 ) -> tuple[ShrunkLayer, ...]:
     rows = []
     for use in flow.layers.values():
-        inputs, outputs = len(use.absorbed), len(use.writes)
-        left = inputs if use.reads is None else int(alive[use.reads].sum())
-        why = {pinned.get(unit) for unit in groups[use.writes].tolist()} - {None}
+        layer = LAYERS[type(use.module)]
+        left = unit_weights(use.module, layer).shape
+        why = {pinned[unit] for unit in groups[use.writes].tolist() if unit in pinned}
         rows.append(
             ShrunkLayer(
                 use.name,
-                (inputs, left),
-                (outputs, int(alive[use.writes].sum())),
-                min(why, default=None),  # type: ignore[type-var]
+                (len(use.absorbed), left[1]),
+                (len(use.writes), left[0]),
+                min(why, default=None),
             )
         )
     return tuple(rows)

@@ -95,6 +95,6 @@ def test_resuming_needs_the_same_schedule(pruned_run: tuple[Path, str]) -> None:
 def test_the_schedule_has_defaults_in_parts_of_the_epochs() -> None:
     schedule = RunConfig.of("mnist", prune_fraction=0.9, epochs=10).make_pruning()
     assert schedule is not None
-    assert (schedule.from_epoch, schedule.until_epoch) == (3.0, 9.0)
+    assert (schedule.from_epoch, schedule.until_epoch) == (1.0, 5.0)
     assert RunConfig.of("mnist").make_pruning() is None
     assert RunConfig.of("mnist", baseline="sgd").make_pruning() is None

@@ -64,7 +64,7 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 
 #: Parts of the epochs after which pruning in training begins and ends.
-_PRUNE_FROM, _PRUNE_UNTIL = 0.3, 0.9
+_PRUNE_FROM, _PRUNE_UNTIL = 0.1, 0.5
 
 _TABLES, _BASELINES = "Tables", "Baselines"
 _POSTERIOR, _TRAINING = "Prior and posterior", "Training"
@@ -348,7 +348,7 @@ class RunConfig:
     prune_from: Annotated[
         float | None,
         Setting(
-            "Epochs before the first weights are removed; if absent, 0.3 of the epochs.",
+            "Epochs before the first weights are removed; if absent, a tenth of all.",
             _TRAINING,
             NOT_NEGATIVE,
             PRUNED,
@@ -357,7 +357,7 @@ class RunConfig:
     prune_until: Annotated[
         float | None,
         Setting(
-            "Epochs after which no more are removed; if absent, 0.9 of the epochs.",
+            "Epochs after which no more are removed; if absent, half of all.",
             _TRAINING,
             POSITIVE,
             PRUNED,
