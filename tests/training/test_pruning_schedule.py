@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tests.backend_cases import needs_compiler
+from tests import backend_cases
+from tests.backend_cases import Task, needs_compiler, use_counter_noise
 from tests.cases import Case, mlp
 from tests.loops import loop_over
 from tests.training.test_fit import CASE, N
@@ -30,7 +32,15 @@ from bayesify import (
 )
 from bayesify.datasets import TensorLoader
 from bayesify.training import pruning_schedule
-from bayesify.training.backends import make_backend
+from bayesify.training.backends import (
+    AutogradBackend,
+    Backend,
+    ClosedFormBackend,
+    CompiledBackend,
+    GraphBackend,
+    make_backend,
+)
+from bayesify.training.kernel.posterior_update import PosteriorUpdate
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 
@@ -261,6 +271,75 @@ def test_without_a_schedule_nothing_is_pruned() -> None:
     elbo = objective()
     assert [row["fraction_pruned"] for row in trained(elbo, None)] == [0.0] * EPOCHS
     assert elbo.bnn.posterior.mask is None
+
+
+# --------------------------------------------------------------------------------- every backend
+
+GRADUAL = PruningSchedule(0.6, from_epoch=1, until_epoch=7)
+
+
+def graph(elbo: ELBO, optimizer: Optimizer) -> Backend:
+    """A graph whose recorded operations run again, as on a GPU."""
+    return GraphBackend(elbo, optimizer, lambda function: function, compiled=False)
+
+
+def closed_form(elbo: ELBO, optimizer: Optimizer) -> Backend:
+    return ClosedFormBackend(elbo, optimizer)
+
+
+def kernel(elbo: ELBO, optimizer: Optimizer) -> Backend:
+    return CompiledBackend(elbo, optimizer)
+
+
+def tensors(elbo: ELBO, optimizer: Optimizer) -> Backend:
+    return CompiledBackend(elbo, optimizer, compiled=False)
+
+
+def pruned_steps(
+    make: Callable[[ELBO, Optimizer], Backend], task: Task, *, counter: bool = False
+) -> tuple[list[float], Tensor]:
+    """The nll of each step of a training that is pruned, and the means that it ends with."""
+    elbo = task.objective()
+    elbo.fused = False
+    if counter:
+        use_counter_noise(elbo)
+    optimizer = task.optimizer_of(elbo)
+    GRADUAL.begin(elbo, epochs=10)
+    backend, nlls = make(elbo, optimizer), []
+    for step, (x, y, options) in enumerate(task.minibatches()):
+        GRADUAL.prune(elbo.bnn, optimizer, step, backend_cases.BATCHES)
+        nlls.append(float(backend.step(x, y, **options).nll))
+    posterior = elbo.bnn.posterior
+    assert posterior.mask is not None
+    assert int(posterior.mask.sum()) == math.ceil(0.4 * posterior.mask.numel())
+    assert not posterior.mean[~posterior.mask].any()
+    return nlls, posterior.mean.detach()
+
+
+def check_against_autograd(make: Callable[[ELBO, Optimizer], Backend], optimizer: str) -> None:
+    task = Task("gaussian", optimizer)
+    counter = make is not closed_form
+    expected = pruned_steps(AutogradBackend, task, counter=counter)
+    nlls, mean = pruned_steps(make, task)
+    assert nlls == pytest.approx(expected[0], rel=1e-9)
+    assert float((mean - expected[1]).norm() / mean.norm()) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "make", [closed_form, pytest.param(kernel, marks=needs_compiler), tensors, graph]
+)
+@loop_over("optimizer", ["adam", "momentum", "ivon"])
+def test_every_backend_prunes_as_autograd_does(make: Any, optimizer: str) -> None:
+    check_against_autograd(make, optimizer)
+
+
+def test_a_backend_that_keeps_the_weights_of_before_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Were the edit of the means not seen, a step would use weights that are pruned by then."""
+    monkeypatch.setattr(PosteriorUpdate, "_state", lambda self: self._elbo.step)
+    with pytest.raises(AssertionError):
+        check_against_autograd(graph, "adam")
 
 
 # --------------------------------------------------------------------------------------- errors
