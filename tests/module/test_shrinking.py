@@ -570,6 +570,18 @@ def test_inputs_by_name() -> None:
     check_same_outputs(net, shrink(net, masked), masked)
 
 
+def test_an_infinite_constant_stays_where_it_is() -> None:
+    net = nn.Sequential(nn.Linear(3, 8), nn.Sigmoid(), nn.Linear(8, 2)).double()
+    with torch.no_grad():
+        net[0].weight[:4] = 0.0
+        net[0].bias[0] = -math.inf  # whose sigmoid is 0
+        net[0].bias[1] = math.nan
+    x = normals(2, 3)
+    small = shrink(net, x)
+    assert small[0].out_features == 6
+    check_same_outputs(net, small, x)
+
+
 # ----------------------------------------------------------------------------------------- errors
 
 

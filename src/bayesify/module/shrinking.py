@@ -17,7 +17,7 @@ from bayesify.module.unit_roles import LAYERS, PER_UNIT, unit_weights
 
 __all__ = ["SelectUnits", "ShrunkLayer", "shrink"]
 
-#: The difference of outputs that rounding explains, relative to the largest, by dtype.
+#: The greatest difference of outputs that is taken for rounding, relative to the largest output.
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
@@ -94,6 +94,7 @@ def shrink(
         has a :class:`ShrunkLayer` for each linear layer and convolution that was followed.
 
     Raises:
+        TypeError: ``bnn`` is no module, or the example holds no tensors.
         ValueError: the network cannot be traced or run on the example.
         RuntimeError: the smaller network has other outputs on the example than the network.
 
@@ -107,11 +108,11 @@ def shrink(
         >>> small.shrinkage[1].why_kept
         'it is an output of the network'
     """
-    net = bnn.to_module() if isinstance(bnn, BayesianModule) else copy.deepcopy(bnn)
-    if not isinstance(net, nn.Module):
+    if not isinstance(bnn, nn.Module):
         raise TypeError(
             f"shrink needs a BayesianModule or a torch.nn.Module, got {type(bnn).__name__}"
         )
+    net = bnn.to_module() if isinstance(bnn, BayesianModule) else copy.deepcopy(bnn)
     net.eval()
     with torch.no_grad():
         flow, expected = _follow(net, example_input)

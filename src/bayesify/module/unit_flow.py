@@ -200,6 +200,7 @@ class UnitFlow(fx.Interpreter):
         values = sums @ torch.where(absorbed, constants, 0.0)
         if isinstance(module.bias, Tensor):
             values = values + module.bias.detach().to(values)
+        known &= values.isfinite()
         reads = None if units is None else units.ids
         use = self.layers.get(module)
         if use is None:
@@ -231,7 +232,7 @@ class UnitFlow(fx.Interpreter):
         uniform = torch.isclose(by_unit, first, rtol=1e-6, atol=1e-9).all(1)
         repeats = len(by_unit) // len(units.ids)
         ids = units.ids.repeat_interleave(repeats)
-        known = units.known.repeat_interleave(repeats) & uniform
+        known = units.known.repeat_interleave(repeats) & uniform & first[:, 0].isfinite()
         use = self.per_unit.get(module)
         if use is None:
             self.per_unit[module] = Use(
@@ -273,6 +274,7 @@ class UnitFlow(fx.Interpreter):
                 for each, u in zip(operands, units, strict=True)
             }
             values = self._again(node, filled).flatten().to(constants)
+            known &= values.isfinite()
             constants = torch.where(known, values, 0.0)
         return Units(axis, units[0].ids, known, constants)
 

@@ -37,7 +37,8 @@ class PruningSchedule:
         from_epoch: pruning begins after so many epochs, at least 0.
         until_epoch: it ends after so many, above ``from_epoch`` and below the epochs of training.
         power: shape of the rise, positive.
-        times_per_epoch: how often an epoch weights are removed, at least 1; at most once a step.
+        times_per_epoch: about how often weights are removed in an epoch, at least 1. It is at most
+            once a step.
         criterion: ``"snr"``, or ``"magnitude"`` for |mean|, which a point estimate has too.
 
     Raises:

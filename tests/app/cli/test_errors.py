@@ -80,7 +80,7 @@ BAD_OPTIONS = {
     "--prune-from 1": "prune-from would do nothing here: it applies only to --prune-fraction",
     "--prune-fraction 0.5 --prune-from -1": "prune-from must be at least 0 and finite, got -1.0",
     "--prune-fraction 0.5 --prune-until 0": "prune-until must be positive and finite, got 0.0",
-    "--prune-fraction 0.5 --epochs 4 --prune-until 4": "prune-until 4.0 and epochs 4",
+    "--prune-fraction 0.5 --epochs 4 --prune-until 4": "prune-until 4 and epochs 4",
     "--prune-fraction 0.5 --epochs 4 --prune-from 3 --prune-until 2": "be below prune-until",
     "--baseline sgd --prune-fraction 0.5": "prune-fraction would do nothing here: it applies only",
     "--objective f-quad --prune-fraction 0.5": "prune-fraction would do nothing here",

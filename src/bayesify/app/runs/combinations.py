@@ -6,7 +6,7 @@ from typing import Any
 
 from bayesify.app.runs.declarations import ConfigError, option
 from bayesify.app.runs.defaults import is_image_folder, is_table_file
-from bayesify.app.runs.rules import BAYESIAN_DIGITS, CENSORED, COUNT, DIGITS
+from bayesify.app.runs.rules import BAYESIAN_DIGITS, CENSORED, COUNT, DIGITS, PRUNED
 
 __all__ = ["check_combination"]
 
@@ -63,7 +63,8 @@ def check_combination(run: Any) -> None:
         raise ConfigError(
             "the scale mixture has no closed-form KL; use --kl auto, or --prior gaussian"
         )
-    _check_pruned(run)
+    if PRUNED.holds(run):
+        _check_pruned(run)
     if run.posterior != "mean-field":
         _check_structured(run)
     if run.optimizer == "ivon":
@@ -79,22 +80,17 @@ def check_combination(run: Any) -> None:
 
 def _check_pruned(run: Any) -> None:
     """Raise ConfigError where a run cannot be pruned as it is trained."""
-    try:
-        schedule = run.make_pruning()
-    except ValueError:
-        schedule = None
-        is_in_order = False
-    else:
-        is_in_order = schedule is None or schedule.until_epoch < run.epochs
-    if not is_in_order:
+    first, last = run.pruning_epochs
+    if not first < last < run.epochs:
         raise ConfigError(
             "prune-from must be below prune-until, and that below epochs, so that the weights that "
-            f"are left are trained on; got prune-from {run.prune_from}, prune-until "
-            f"{run.prune_until} and epochs {run.epochs}"
+            f"are left are trained on; got prune-from {first:g}, prune-until {last:g} and epochs "
+            f"{run.epochs}"
         )
-    if schedule is None or run.backend not in ("compiled", "closed-form"):
-        return
-    if run.estimator not in ("sampling", "antithetic"):
+    if run.backend in ("compiled", "closed-form") and run.estimator not in (
+        "sampling",
+        "antithetic",
+    ):
         raise ConfigError(
             f"backend {run.backend} prunes with --estimator sampling or antithetic only, got "
             f"{run.estimator}; use --backend auto"

@@ -43,6 +43,8 @@ def levers(config: RunConfig, given: Collection[str]) -> dict[str, BaseDistribut
         ['units', 'layers', 'epochs', 'prior_std', 'noise', 'relevance']
     """
     fixed = {*given, *config.idle()}
+    if (config.prune_from, config.prune_until) != (None, None):
+        fixed.add("epochs")  # which these two count
     found: dict[str, BaseDistribution] = {}
     if "hidden" not in fixed and len(set(config.hidden)) == 1:
         found["units"] = IntDistribution(*_UNITS, log=True)

@@ -564,20 +564,20 @@ class RunConfig:
             return Laplace(width * self.prior_std / math.sqrt(2.0))
         return ScaleMixture(self.pi, width * self.std1, width * self.std2)
 
-    def make_pruning(self) -> PruningSchedule | None:
-        """Return the schedule of pruning in training, or None without one.
+    @property
+    def pruning_epochs(self) -> tuple[float, float]:
+        """The epochs after which pruning in training begins and ends."""
+        first, last = self.prune_from, self.prune_until
+        return (
+            _PRUNE_FROM * self.epochs if first is None else first,
+            _PRUNE_UNTIL * self.epochs if last is None else last,
+        )
 
-        Raises:
-            ValueError: it does not begin before it ends.
-        """
+    def make_pruning(self) -> PruningSchedule | None:
+        """Return the schedule of pruning in training, or None without one."""
         if not PRUNED.holds(self):
             return None
-        first, last = self.prune_from, self.prune_until
-        return PruningSchedule(
-            self.prune_fraction,
-            from_epoch=_PRUNE_FROM * self.epochs if first is None else first,
-            until_epoch=_PRUNE_UNTIL * self.epochs if last is None else last,
-        )
+        return PruningSchedule(self.prune_fraction, *self.pruning_epochs)
 
     def limits(self) -> Limits:
         """Return the limits of a censored target; open ones for others."""
