@@ -299,6 +299,10 @@ def test_given_settings_are_not_searched(tmp_path: Path) -> None:
     assert "noise" not in levers(classes.config, ())
     mixture, _ = a_run(tmp_path, prior="scale-mixture")
     assert "prior_std" not in levers(mixture.config, ())
+    pruned = replace(run.config, prune_fraction=0.5, backend="auto")
+    counted = replace(pruned, prune_until=1.5)
+    assert "epochs" not in levers(counted, ("prune_fraction", "prune_until"))
+    assert "epochs" in levers(pruned, ("prune_fraction",))
 
 
 def test_nothing_to_search(tmp_path: Path) -> None:

@@ -152,6 +152,13 @@ def autoencoder() -> nn.Module:
     )
 
 
+def upsampled() -> nn.Module:
+    return nn.Sequential(
+        *(conv(2, 8, stride=2), nn.ReLU(), nn.Upsample(scale_factor=2), conv(8, 6), nn.ReLU()),
+        *(nn.Upsample(scale_factor=2, mode="bilinear"), conv(6, 2, 1)),
+    )
+
+
 def border_of_zeros() -> nn.Module:
     return nn.Sequential(
         *(conv(2, 8), nn.ReLU(), nn.ZeroPad2d(1), conv(8, 5), nn.ReLU(), nn.Flatten()),
@@ -225,6 +232,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         FLAT,
     ),
     "transposed": (autoencoder, IMAGE),
+    "upsampled": (upsampled, IMAGE),
     "border of zeros": (border_of_zeros, IMAGE),
     "several outputs": (
         lambda: Net(several_outputs, a=nn.Linear(6, 9), out=nn.Linear(9, 4), scale=nn.Linear(9, 1)),

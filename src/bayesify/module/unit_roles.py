@@ -117,13 +117,23 @@ _MOVES = (
 #: Operations that move elements, or average or choose among those of one unit. Whether they do is
 #: tested on an input whose elements are the numbers of their units.
 MOVING: frozenset[Any] = _functions(
-    (*_POOLS, *_MOVES, "dropout", "dropout1d", "dropout2d", "dropout3d", "pad", "getitem")
+    (
+        *_POOLS,
+        *_MOVES,
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "pad",
+        "getitem",
+        "interpolate",
+    )
 ) | {
     *(nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
     *(nn.AlphaDropout, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d),
     *(nn.AvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.ZeroPad1d),
     *(nn.ZeroPad2d, nn.ZeroPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d),
-    *(nn.ReplicationPad2d, nn.CircularPad1d, nn.CircularPad2d),
+    *(nn.ReplicationPad2d, nn.CircularPad1d, nn.CircularPad2d, nn.Upsample),
 }
 MOVING_METHODS = frozenset((*_MOVES, "contiguous", "view"))

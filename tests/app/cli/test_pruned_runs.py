@@ -92,6 +92,19 @@ def test_resuming_needs_the_same_schedule(pruned_run: tuple[Path, str]) -> None:
     assert "prune-until is 1.5, but 1.75 was asked for" in said.err
 
 
+@pytest.mark.parametrize("posterior", ["mean-field", "low-rank"])
+def test_a_table_is_pruned_as_it_is_trained(posterior: str, tmp_path: Path) -> None:
+    """The defaults of tables are local reparametrisation by closed forms, of all weights."""
+    table = tmp_path / "table.csv"
+    rows = [f"{k % 7},{k % 3},{(k % 7) * 2 + k % 3}" for k in range(60)]
+    table.write_text("\n".join(["a,b,y", *rows]))
+    options = ["--target", "y", "--prune-fraction", "0.5", "--epochs", "4", "--hidden", "6"]
+    options += ["--posterior", posterior, "--test-samples", "3"]
+    metrics = as_json("train", table, "--out", tmp_path / "run", *options)
+    assert metrics["fraction_pruned"] == pytest.approx(0.5, abs=0.03)
+    assert metrics["num_weights_left"] == metrics["num_weights"] - metrics["num_weights"] // 2
+
+
 def test_the_schedule_has_defaults_in_parts_of_the_epochs() -> None:
     schedule = RunConfig.of("mnist", prune_fraction=0.9, epochs=10).make_pruning()
     assert schedule is not None

@@ -88,6 +88,8 @@ def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[
         defaults = {} if _was_searched(given) else dict(_EARLIER)
     if given.get("estimator") == "antithetic":
         defaults["train_samples"] = 2
+    if given.get("prune_fraction") and defaults.get("backend") == "closed-form":
+        defaults["backend"] = "auto"  # closed forms of local estimators are of all weights
     if given.get("posterior", "mean-field") != "mean-field":
         defaults["backend"] = "autograd"  # the others are of the mean field
     if given.get("posterior") == "matrix":
