@@ -179,9 +179,10 @@ def _alive(layers: Iterable[Use], groups: Tensor, pinned: Mapping[int, str]) -> 
                 needed[groups[use.reads[read]]] = True
         now = needed[groups]
         empty = [use for use in layers if len(use.writes) and not now[use.writes].any()]
-        if empty:  # a layer must have a unit: one that is constant needs no inputs
+        if empty:  # a layer must have a unit: of those that are left one that needs no inputs
             for use in empty:
-                kept[groups[use.writes[use.known.int().argmax()]]] = True
+                rank = 2 * alive[use.writes].int() + use.known.int()
+                kept[groups[use.writes[rank.argmax()]]] = True
         elif torch.equal(now, alive):
             return alive
         else:
