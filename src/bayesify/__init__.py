@@ -26,7 +26,8 @@ Where to look next:
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once), ``Callback``; pruned as it
   is trained: ``PruningSchedule``; for a loop of your own ``make_step``, ``parameter_groups``; a
   variational optimiser: ``IVON``; examples that arrive in parts: ``StreamingELBO``
-* use: ``Predictive``, ``snr``, ``prune``, ``shrink``, ``save``, ``load``; guaranteed coverage:
+* use: ``Predictive``, ``snr``, ``prune``, ``shrink``, ``save``, ``load``; a file of few bits a
+  weight: ``compress``, ``decompress``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; certified error: ``learn_prior_mean``,
   ``split_for_prior``, ``PACBayesObjective``, ``certify``, ``Certificate``;
   what to label next: ``acquire``; a table's run of the command line: ``open_run``
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
         LocalReparameterization,
         WeightSampling,
     )
-    from bayesify.io import load, save
+    from bayesify.io import compress, decompress, load, save
     from bayesify.module.acquire import acquire
     from bayesify.module.bayesian import BayesianModule
     from bayesify.module.outputs import MissingKLWarning
@@ -113,7 +114,7 @@ _MODULES = {
     "distributions.structured": ("PosteriorFamily",),
     "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
     "app.trained_table": ("open_run",),
-    "io": ("load", "save"),
+    "io": ("compress", "decompress", "load", "save"),
     "module.acquire": ("acquire",),
     "training.baselines": ("DeepEnsemble", "MCDropout"),
     "training.certificate": ("Certificate", "certify"),
@@ -205,6 +206,8 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "shrink",
     "save",
     "load",
+    "compress",
+    "decompress",
     "open_run",
     # baselines
     "MCDropout",

@@ -1,5 +1,6 @@
-"""Saving and loading of Bayesian networks as safetensors files, without pickle."""
+"""Saving, loading and compressing of Bayesian networks, without pickle."""
 
+from bayesify.io.compression import Compressed, compress, decompress
 from bayesify.io.files import (
     StorageError,
     atomic_write,
@@ -17,8 +18,11 @@ from bayesify.io.models import (
 )
 
 __all__ = [
+    "Compressed",
     "StorageError",
     "atomic_write",
+    "compress",
+    "decompress",
     "encoded_size",
     "load",
     "model_meta",

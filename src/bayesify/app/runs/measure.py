@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs.folder import RunData
-from bayesify.distributions.kl import kl_divergence
 from bayesify.distributions.posteriors import Delta
 from bayesify.io import encoded_size, model_meta, model_tensors
 from bayesify.metrics import (
@@ -21,8 +20,8 @@ from bayesify.metrics import (
     reliability,
 )
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.description_length import kl_nats
 from bayesify.module.pruning import prune
-from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.prediction import (
     CategoricalPredictive,
     CountPredictive,
@@ -87,7 +86,7 @@ def evaluate(
         predicted = recorded(_predicted(bnn, data, data.train_inputs, few, train=True), data)
         metrics["train"] = _measured(bnn, predicted, data, data.train_inputs, data.train_targets)
         metrics["train_samples"] = few
-    metrics["kl_nats"] = None if point else _kl(bnn)
+    metrics["kl_nats"] = None if point else kl_nats(bnn)
     metrics["num_weights"] = bnn.layout.num_weights
     metrics["num_weights_left"] = weights_left(bnn)
     return metrics, predictive
@@ -287,13 +286,6 @@ def _measured(
 def _regression(predictive: NumericPredictive, at_mean: Tensor, truth: Tensor) -> dict[str, float]:
     whole = float((at_mean - truth).square().mean().sqrt())
     return {"rmse_mean_weights": whole, **regression_metrics(predictive, truth)}
-
-
-@torch.no_grad()
-def _kl(bnn: BayesianModule) -> float:
-    key = NoiseKey(bnn.seed, Stream.PREDICTION, 1)
-    draw = bnn.posterior.draw(bnn.posterior.noise(key, range(1)))
-    return float(kl_divergence(bnn.posterior, bnn.weight_prior, draw, prior_mean=bnn.prior_mean))
 
 
 def weights_left(bnn: BayesianModule) -> int:

@@ -1,0 +1,250 @@
+"""Compressed files: the weights within half a step, small, and never garbage."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayesify as bf
+from bayesify.io import StorageError, compression
+from bayesify.io.compression import compressed, decompressed
+from bayesify.module.description_length import kl_nats
+
+
+def posterior(net: nn.Module, seed: int = 0, **settings: object) -> bf.BayesianModule:
+    """A network whose means and stds are spread as those of a trained one."""
+    bnn = bf.BayesianModule(net, seed=0, **settings)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        bnn.posterior.mean.normal_(0.0, 0.2, generator=generator)
+        bnn.posterior.rho.uniform_(-4.0, -2.0, generator=generator)
+    return bnn
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(49, 20), nn.ReLU(), nn.Linear(20, 3))
+
+
+class Mixed(nn.Module):
+    """Convolution, batch norm with buffers, a tied weight, a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.conv(x)).mean(dim=(2, 3))
+        out: Tensor = self.second(self.first(h).relu()) * self.scale
+        return out
+
+
+def check_within_half_a_step(bnn: bf.BayesianModule, net: nn.Module, step: float) -> None:
+    weights, stds = (
+        bnn.layout.unflatten(bnn.posterior.mean),
+        bnn.layout.unflatten(bnn.posterior.std),
+    )
+    found = dict(net.named_parameters())
+    for name, mean in weights.items():
+        precision = (mean / stds[name]).square().sum() / mean.square().sum()
+        # bfloat16 rounds the step by 1/256 at most.
+        bound = step / precision.sqrt() / 2 * (1 + 2**-8)
+        distance = (found[name] - mean).abs().max()
+        assert distance <= bound, name
+        assert distance > 0.8 * bound, f"{name} has a finer step than it should"
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0])
+def test_weights_are_within_half_a_step(tmp_path: Path, step: float) -> None:
+    bnn = posterior(nn.Linear(100, 20, bias=False))
+    size = bf.compress(bnn, tmp_path / "net.bfz", step=step)
+    net = bf.decompress(tmp_path / "net.bfz", nn.Linear(100, 20, bias=False))
+    check_within_half_a_step(bnn, net, step)
+    assert size.num_bytes == (tmp_path / "net.bfz").stat().st_size
+    assert size.num_weights == 2000
+    assert size.num_nonzero == int((net.weight != 0).sum())
+    assert size.bits_per_weight == 8 * size.num_bytes / 2000
+    assert math.isclose(size.kl_bytes * 8 * math.log(2), kl_nats(bnn))
+
+
+def test_rounding_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    bnn = posterior(nn.Linear(100, 20, bias=False))
+    monkeypatch.setattr(np, "rint", np.floor)
+    content, _ = compressed(bnn)
+    with pytest.raises(AssertionError, match="weight"):
+        check_within_half_a_step(bnn, decompressed(content, nn.Linear(100, 20, bias=False)), 1.0)
+
+
+def test_a_fine_step_gives_the_same_predictions() -> None:
+    bnn = bf.prune(posterior(mlp()), 0.5)
+    content, size = compressed(bnn, step=1e-3)
+    net = decompressed(content, mlp())
+    x = torch.randn(30, 49, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(net(x), bnn.mean_outputs(x), atol=1e-3, rtol=0)
+    for name, parameter in bnn.to_module().named_parameters():
+        assert bool((net.get_parameter(name)[parameter == 0] == 0).all())
+    assert size.num_nonzero == int(bnn.posterior.mask.sum())  # type: ignore[union-attr]
+
+
+def test_everything_else_is_stored_as_it_is() -> None:
+    source = Mixed()
+    with torch.no_grad():
+        source.scale.fill_(3.0)
+        source.norm.weight.normal_()
+    bnn = posterior(source)
+    bnn.net.norm.running_mean.normal_()  # type: ignore[union-attr, operator]
+    given = Mixed()
+    before = {name: tensor.clone() for name, tensor in given.state_dict().items()}
+    net = decompressed(compressed(bnn, step=1e-3)[0], given)
+    x = torch.randn(5, 2, 6, 6)
+    expected = bnn.to_module().eval()
+    torch.testing.assert_close(net.eval()(x), expected(x), atol=2e-3, rtol=0)
+    assert net.second.weight is net.first.weight
+    torch.testing.assert_close(net.state_dict()["norm.running_mean"], bnn.net.norm.running_mean)  # type: ignore[union-attr]
+    for name, tensor in given.state_dict().items():
+        assert bool((tensor == before[name]).all()), f"{name} of the given network was changed"
+
+
+def test_the_dtype_is_that_of_the_given_network() -> None:
+    content, _ = compressed(posterior(mlp()))
+    one, other = decompressed(content, mlp()), decompressed(content, mlp().double())
+    for name, parameter in other.named_parameters():
+        assert parameter.dtype == torch.float64
+        assert bool((parameter.float() == one.get_parameter(name)).all())
+
+
+def test_a_pruned_network_takes_little_more_than_its_places_and_values() -> None:
+    """200 of 20,100 weights: their places have 1,612 bits, their values about 3 each."""
+    bnn = bf.prune(posterior(nn.Linear(200, 100)), 0.99)
+    _, size = compressed(bnn, step=2.0)
+    places = math.log2(math.comb(20_100, 201))
+    assert size.num_nonzero == 201
+    assert 8 * size.num_bytes < 1.1 * places + 4 * 201 + 8 * 40
+
+
+#: Written by version 1 of the format, for the network of ``golden``.
+GOLDEN = "62667a01c7258abddafebbe102c02abae3e20f3f80003f800000b366188127536fab"
+
+
+def golden() -> bf.BayesianModule:
+    bnn = bf.BayesianModule(nn.Linear(4, 3))
+    with torch.no_grad():
+        bnn.posterior.mean.copy_(torch.arange(-7.0, 8.0))
+        bnn.posterior.rho.fill_(0.5413248546129181)  # softplus is 1
+    return bf.prune(bnn, 0.5)
+
+
+def test_a_file_of_version_1_reads_and_writes_the_same() -> None:
+    net = decompressed(bytes.fromhex(GOLDEN), nn.Linear(4, 3))
+    expected = [[-7, -6, -5, -4], [0, 0, 0, 0], [0, 0, 0, 4]]
+    assert net.get_parameter("weight").tolist() == expected
+    assert net.get_parameter("bias").tolist() == [5, 6, 7]
+    assert compressed(golden())[0].hex() == GOLDEN
+
+
+def damaged(content: bytes) -> list[bytes]:
+    flipped = [
+        content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+        for place in range(len(content))
+    ]
+    return [*flipped, *(content[:length] for length in range(len(content))), content + b"\0"]
+
+
+def check_all_are_errors(damages: list[bytes], restore: Callable[[bytes], bytes]) -> None:
+    for place, content in enumerate(damages):
+        try:
+            decompressed(restore(content), nn.Linear(3, 2))
+        except StorageError:
+            continue
+        raise AssertionError(f"damage {place} is read as a network")
+
+
+def test_a_damaged_file_is_an_error() -> None:
+    content, _ = compressed(posterior(nn.Linear(3, 2)))
+    check_all_are_errors(damaged(content), lambda each: each)
+
+
+def test_without_the_digest_damages_would_be_networks() -> None:
+    def forged(content: bytes) -> bytes:
+        return content[:4] + hashlib.sha256(content[12:]).digest()[:8] + content[12:]
+
+    content, _ = compressed(posterior(nn.Linear(3, 2)))
+    whole = [each for each in damaged(content) if len(each) == len(content)][12:]
+    with pytest.raises(AssertionError, match="is read as a network"):
+        check_all_are_errors(whole, forged)
+    for each in [content[:12], content[:20], content[:30]]:
+        with pytest.raises(StorageError):
+            decompressed(forged(each), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Linear(4, 2),
+        nn.Linear(3, 2, bias=False),
+        nn.Linear(2, 3),
+        nn.Sequential(nn.Linear(3, 2)),
+    ],
+    ids=str,
+)
+def test_another_architecture_is_an_error(net: nn.Module, tmp_path: Path) -> None:
+    bf.compress(posterior(nn.Linear(3, 2)), tmp_path / "net.bfz")
+    with pytest.raises(StorageError, match=r"net\.bfz is of another architecture: .* 8 weights"):
+        bf.decompress(tmp_path / "net.bfz", net)
+
+
+def test_other_buffers_and_ties_are_an_error() -> None:
+    content, _ = compressed(posterior(Mixed()))
+    untied = Mixed()
+    untied.second.weight = nn.Parameter(torch.zeros(4, 4))
+    with pytest.raises(StorageError, match="another architecture"):
+        decompressed(content, untied)
+    without = Mixed()
+    without.norm.register_buffer("running_mean", None)
+    with pytest.raises(StorageError, match=r"'norm\.running_mean' has shape \(4,\), .* no such"):
+        decompressed(content, without)
+
+
+def test_errors(tmp_path: Path) -> None:
+    bnn = posterior(nn.Linear(3, 2))
+    for step in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="step must be positive and finite"):
+            bf.compress(bnn, tmp_path / "net.bfz", step=step)
+    with pytest.raises(ValueError, match=r"below 2\^30 steps, .* larger step"):
+        bf.compress(bnn, tmp_path / "net.bfz", step=1e-12)
+    with pytest.raises(TypeError, match=r"needs a posterior with a std.*Delta"):
+        bf.compress(bf.BayesianModule(nn.Linear(3, 2), posterior=bf.Delta), tmp_path / "net.bfz")
+    with torch.no_grad():
+        bnn.posterior.mean[0] = math.nan
+    with pytest.raises(ValueError, match="weights must be finite"):
+        bf.compress(bnn, tmp_path / "net.bfz")
+    with pytest.raises(StorageError, match="there is no file"):
+        bf.decompress(tmp_path / "net.bfz", nn.Linear(3, 2))
+    bf.save(posterior(nn.Linear(3, 2)), tmp_path / "net.safetensors")
+    with pytest.raises(StorageError, match="is not a compressed network"):
+        bf.decompress(tmp_path / "net.safetensors", nn.Linear(3, 2))
+    newer = compression._MAGIC + b"\x02" + bytes(20)
+    with pytest.raises(StorageError, match="has format 02, this version of bayesify reads 01"):
+        decompressed(newer, nn.Linear(3, 2))
+    with pytest.raises(FileNotFoundError):
+        bf.compress(posterior(nn.Linear(3, 2)), tmp_path / "none" / "net.bfz")
+
+
+def test_a_network_of_zeros_is_a_few_bytes() -> None:
+    content, size = compressed(bf.prune(posterior(nn.Linear(100, 100)), 1.0))
+    assert size.num_nonzero == 0
+    assert len(content) < 60
+    assert not any(
+        bool(each.any()) for each in decompressed(content, nn.Linear(100, 100)).parameters()
+    )
