@@ -31,10 +31,9 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
-from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.io.entropy_coding import CodingError, Scan, decode_matrices, encode_matrices
 from bayesify.io.files import StorageError, atomic_write
-from bayesify.io.quantization import quantize
+from bayesify.io.quantization import Quantized, quantize_means
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.description_length import kl_bytes
 
@@ -149,24 +148,13 @@ def decompress(path: str | os.PathLike[str], net: nn.Module) -> nn.Module:
 
 def compressed(bnn: BayesianModule, *, step: float = 1.0) -> tuple[bytes, Compressed]:
     """Return the content of the file that :func:`compress` writes, and its size."""
-    if not 0.0 < step < float("inf"):
-        raise ValueError(f"step must be positive and finite, got {step}")
-    posterior = bnn.posterior
-    if not isinstance(posterior, GaussianPosterior):
-        raise TypeError(
-            "compress needs a posterior with a std, from which the steps follow, got "
-            f"{type(posterior).__name__}; train with posterior=MeanFieldGaussian"
-        )
+    quantized = quantize_means(bnn, step)
     layout, net = bnn.layout, bnn.to_module()
     parameters = _by_name(net)
     names = sorted(layout.names)
-    means = layout.unflatten(posterior.masked_mean.detach().cpu().double())
-    stds = layout.unflatten(posterior.full_std.detach().cpu().double())
-    matrices, steps = [], []
-    for name in names:
-        integers, size = quantize(means[name].numpy(), stds[name].numpy(), step)
-        matrices.append(integers.reshape(_matrix_shape(integers.shape)))
-        steps.append(size)
+    matrices = [
+        quantized[name].integers.reshape(_matrix_shape(parameters[name].shape)) for name in names
+    ]
     payload, scans = encode_matrices(matrices)
 
     tied = {alias for aliases in layout.ties for alias in aliases}
@@ -179,12 +167,12 @@ def compressed(bnn: BayesianModule, *, step: float = 1.0) -> tuple[bytes, Compre
     body = b"".join(
         [
             _varint(len(parameters)),
-            np.packbits([name in means for name in parameters]).tobytes(),
+            np.packbits([name in quantized for name in parameters]).tobytes(),
             _fingerprint(names, parameters),
             _varint(layout.num_weights),
             *(
-                _bfloat16(size) + _varint(2 * scan.width + scan.by_rows)
-                for size, scan in zip(steps, scans, strict=True)
+                _bfloat16(quantized[name].step) + _varint(2 * scan.width + scan.by_rows)
+                for name, scan in zip(names, scans, strict=True)
             ),
             _varint(len(document)),
             document,
@@ -230,8 +218,8 @@ def decompressed(content: bytes, net: nn.Module, *, source: str = "the content")
             )
     with torch.no_grad():
         for name, step, integers in zip(parts.names, parts.steps, matrices, strict=True):
-            weights = torch.from_numpy(integers * step).reshape(parameters[name].shape)
-            parameters[name].copy_(weights)
+            weights = Quantized(integers, step).weights
+            parameters[name].copy_(weights.reshape(parameters[name].shape))
         for name, tensor in parts.rest.items():
             others[name].copy_(tensor)
     return found

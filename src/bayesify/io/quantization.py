@@ -2,17 +2,62 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.io.entropy_coding import IntArray
+from bayesify.module.bayesian import BayesianModule
 
-__all__ = ["FloatArray", "quantize", "typical_std"]
+__all__ = ["Quantized", "quantize", "quantize_means", "typical_std"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+
+class Quantized(NamedTuple):
+    """Integers and a step in the weights' unit, whose product are the weights of a tensor."""
+
+    integers: IntArray
+    step: float
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """The weights, float64."""
+        return torch.from_numpy(self.integers * self.step)
+
+
+def quantize_means(bnn: BayesianModule, step: float) -> dict[str, Quantized]:
+    """Quantise the mean weights of a network, by the name of their parameter.
+
+    Args:
+        bnn: the network.
+        step: as for :func:`quantize`.
+
+    Raises:
+        TypeError: the posterior has no std, as a point estimate.
+        ValueError: step is not positive and finite, or as :func:`quantize` does.
+
+    Example:
+        >>> from torch import nn
+        >>> bnn = BayesianModule(nn.Linear(2, 1, bias=False), init_std=0.5)
+        >>> _ = bnn.posterior.mean.data.copy_(torch.tensor([-1.1, 2.0]))
+        >>> quantize_means(bnn, step=1.0)["weight"].weights
+        tensor([[-1.,  2.]], dtype=torch.float64)
+    """
+    if not 0.0 < step < float("inf"):
+        raise ValueError(f"step must be positive and finite, got {step}")
+    posterior = bnn.posterior
+    if not isinstance(posterior, GaussianPosterior):
+        raise TypeError(
+            "the steps of compression follow from the posterior's std, but got "
+            f"{type(posterior).__name__}; train with posterior=MeanFieldGaussian"
+        )
+    means = bnn.layout.unflatten(posterior.masked_mean.detach().cpu().double())
+    stds = bnn.layout.unflatten(posterior.full_std.detach().cpu().double())
+    return {name: quantize(means[name].numpy(), stds[name].numpy(), step) for name in means}
 
 
 def typical_std(means: FloatArray, stds: FloatArray) -> float:
@@ -33,7 +78,7 @@ def typical_std(means: FloatArray, stds: FloatArray) -> float:
     return float(np.sqrt(squares.sum() / (squares / np.square(stds[used])).sum()))
 
 
-def quantize(means: FloatArray, stds: FloatArray, step: float) -> tuple[IntArray, float]:
+def quantize(means: FloatArray, stds: FloatArray, step: float) -> Quantized:
     """Quantise the weights of a tensor to the nearest multiples of one step.
 
     Args:
@@ -42,8 +87,8 @@ def quantize(means: FloatArray, stds: FloatArray, step: float) -> tuple[IntArray
         step: the step as a multiple of :func:`typical_std`.
 
     Returns:
-        The integers, and the step in the weights' unit, which bfloat16 represents exactly; it is 0
-        if all means are. Times the integers it differs from the means by half a step at most.
+        The weights, which differ from the means by half a step at most. bfloat16 represents the
+        step exactly; it is 0 if all means are.
 
     Raises:
         ValueError: a mean is not finite, or an integer would not be below 2^30.
@@ -57,7 +102,7 @@ def quantize(means: FloatArray, stds: FloatArray, step: float) -> tuple[IntArray
         raise ValueError("weights must be finite, got some that are not; train again")
     typical = typical_std(means, stds)
     if typical == 0.0:
-        return np.zeros(means.shape, np.int64), 0.0
+        return Quantized(np.zeros(means.shape, np.int64), 0.0)
     size = float(torch.tensor(step * typical, dtype=torch.bfloat16))
     largest = float(np.abs(means).max())
     if not largest < size * 2.0**30:
@@ -65,4 +110,4 @@ def quantize(means: FloatArray, stds: FloatArray, step: float) -> tuple[IntArray
             f"weights must be below 2^30 steps, got {largest:g} and a step of {step:g} times the "
             f"typical std {typical:g}; give a larger step"
         )
-    return np.rint(means / size).astype(np.int64), size
+    return Quantized(np.rint(means / size).astype(np.int64), size)

@@ -12,6 +12,7 @@ import typer
 import bayesify
 from bayesify.app.cli.bench_command import bench
 from bayesify.app.cli.certify_command import certify
+from bayesify.app.cli.compress_command import compress
 from bayesify.app.cli.data_command import data_app
 from bayesify.app.cli.predict_command import predict
 from bayesify.app.cli.results_commands import evaluate, inspect, prune, report
@@ -35,7 +36,9 @@ app = typer.Typer(
 #: The papers' command is an entry point: the application does not import the papers.
 _PLUGINS = [point.load() for point in entry_points(group="bayesify.commands")]
 
-for _command in (train, predict, evaluate, certify, prune, inspect, report, *_PLUGINS, bench):
+for _command in (
+    *(train, predict, evaluate, certify, prune, compress, inspect, report, *_PLUGINS, bench),
+):
     # Each paragraph on one line, so that Typer wraps it at the width of the terminal.
     _paragraphs = inspection.cleandoc(_command.__doc__ or "").split("\n\n")
     app.command(help="\n\n".join(" ".join(part.split()) for part in _paragraphs))(_command)

@@ -39,6 +39,7 @@ __all__ = [
     "FRACTIONS",
     "RowMetrics",
     "evaluate",
+    "evaluate_mean",
     "in_units",
     "predict_rows",
     "prune_table",
@@ -90,6 +91,15 @@ def evaluate(
     metrics["num_weights"] = bnn.layout.num_weights
     metrics["num_weights_left"] = weights_left(bnn)
     return metrics, predictive
+
+
+def evaluate_mean(bnn: BayesianModule, data: RunData) -> dict[str, float]:
+    """Return the metrics of the network at its mean weights, on :func:`shown`.
+
+    They are those of the ``test`` part of ``metrics.json`` for a plain network.
+    """
+    inputs, targets = shown(data)
+    return _measured(bnn, recorded(bnn.predict_mean(inputs), data), data, inputs, targets)
 
 
 class RowMetrics:
