@@ -24,7 +24,8 @@ each_page = pytest.mark.parametrize("name", PAGES)
 #: CHANGELOG also has the names and options of earlier versions.
 each_current_page = pytest.mark.parametrize("name", sorted(set(PAGES) - {"CHANGELOG.md"}))
 OLD = re.compile(
-    r"perturbation|footprint|trainee|fused-step|\bstep=\"|--step\b|\.coverage\((?!level)", re.I
+    r"perturbation|footprint|trainee|fused-step|\bstep=\"|--step(?![-\w])|\.coverage\((?!level)",
+    re.I,
 )
 
 

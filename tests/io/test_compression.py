@@ -68,7 +68,7 @@ def check_within_half_a_step(bnn: bf.BayesianModule, net: nn.Module, step: float
 @pytest.mark.parametrize("step", [0.1, 1.0])
 def test_weights_are_within_half_a_step(tmp_path: Path, step: float) -> None:
     bnn = posterior(nn.Linear(100, 20, bias=False))
-    size = bf.compress(bnn, tmp_path / "net.bfz", step=step)
+    size = bf.compress(bnn, tmp_path / "net.bfz", step_size=step)
     net = bf.decompress(tmp_path / "net.bfz", nn.Linear(100, 20, bias=False))
     check_within_half_a_step(bnn, net, step)
     assert size.num_bytes == (tmp_path / "net.bfz").stat().st_size
@@ -88,7 +88,7 @@ def test_rounding_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_fine_step_gives_the_same_predictions() -> None:
     bnn = bf.prune(posterior(mlp()), 0.5)
-    content, size = compressed(bnn, step=1e-3)
+    content, size = compressed(bnn, step_size=1e-3)
     net = decompressed(content, mlp())
     x = torch.randn(30, 49, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(net(x), bnn.mean_outputs(x), atol=1e-3, rtol=0)
@@ -106,7 +106,7 @@ def test_everything_else_is_stored_as_it_is() -> None:
     bnn.net.norm.running_mean.normal_()  # type: ignore[union-attr, operator]
     given = Mixed()
     before = {name: tensor.clone() for name, tensor in given.state_dict().items()}
-    net = decompressed(compressed(bnn, step=1e-3)[0], given)
+    net = decompressed(compressed(bnn, step_size=1e-3)[0], given)
     x = torch.randn(5, 2, 6, 6)
     expected = bnn.to_module().eval()
     torch.testing.assert_close(net.eval()(x), expected(x), atol=2e-3, rtol=0)
@@ -127,7 +127,7 @@ def test_the_dtype_is_that_of_the_given_network() -> None:
 def test_a_pruned_network_takes_little_more_than_its_places_and_values() -> None:
     """200 of 20,100 weights: their places have 1,612 bits, their values about 3 each."""
     bnn = bf.prune(posterior(nn.Linear(200, 100)), 0.99)
-    _, size = compressed(bnn, step=2.0)
+    _, size = compressed(bnn, step_size=2.0)
     places = math.log2(math.comb(20_100, 201))
     assert size.num_nonzero == 201
     assert 8 * size.num_bytes < 1.1 * places + 4 * 201 + 8 * 40
@@ -219,10 +219,10 @@ def test_other_buffers_and_ties_are_an_error() -> None:
 def test_errors(tmp_path: Path) -> None:
     bnn = posterior(nn.Linear(3, 2))
     for step in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="step must be positive and finite"):
-            bf.compress(bnn, tmp_path / "net.bfz", step=step)
-    with pytest.raises(ValueError, match=r"below 2\^30 steps, .* larger step"):
-        bf.compress(bnn, tmp_path / "net.bfz", step=1e-12)
+        with pytest.raises(ValueError, match="step_size must be positive and finite"):
+            bf.compress(bnn, tmp_path / "net.bfz", step_size=step)
+    with pytest.raises(ValueError, match=r"below 2\^30 steps, .* larger step_size"):
+        bf.compress(bnn, tmp_path / "net.bfz", step_size=1e-12)
     with pytest.raises(TypeError, match="follow from the posterior's std, but got Delta"):
         bf.compress(bf.BayesianModule(nn.Linear(3, 2), posterior=bf.Delta), tmp_path / "net.bfz")
     with torch.no_grad():

@@ -5,8 +5,8 @@ A file has, in this order (integers without a stated size are varints, 7 bits a 
 * 4 bytes ``bfz`` and the version, 1; 8 bytes of the SHA-256 of all that follows
 * the number of the network's parameters, and a bit for each: whether it was random
 * 4 bytes of the SHA-256 of the random parameters' names and shapes; the number of their weights
-* for each random parameter its step, a big-endian bfloat16, and the order of coding, 2 width +
-  by_rows
+* for each random parameter the unit of its weights, a big-endian bfloat16, and the order in which
+  it is coded, 2 width + by_rows
 * the length of a safetensors document and the document: all other parameters and buffers as they
   are; length 0 if there are none
 * up to the end the quantised weights, in the code of ``entropy_coding``
@@ -72,13 +72,15 @@ class Compressed:
         return 8.0 * self.num_bytes / self.num_weights
 
 
-def compress(bnn: BayesianModule, path: str | os.PathLike[str], *, step: float = 1.0) -> Compressed:
+def compress(
+    bnn: BayesianModule, path: str | os.PathLike[str], *, step_size: float = 1.0
+) -> Compressed:
     """Write the mean weights of a Bayesian network, quantised and entropy-coded, to a file.
 
     Each random parameter gets one step, a multiple of the typical std of its weights: where the
     posterior is wide, training has shown that digits do not matter. A quantised weight differs from
     its mean by half a step at most. If every std were the typical one, rounding would raise the
-    training set's negative log-likelihood by about ``step**2 / 24`` nats a weight. Prune the
+    training set's negative log-likelihood by about ``step_size**2 / 24`` nats a weight. Prune the
     network first (:func:`prune`): zeros take almost no space.
 
     Parameters that are not random, such as those of normalisation layers or frozen ones, and
@@ -88,15 +90,15 @@ def compress(bnn: BayesianModule, path: str | os.PathLike[str], *, step: float =
     Args:
         bnn: the network.
         path: the file; an existing file is replaced. It is written atomically.
-        step: the steps as a multiple of the typical std of each parameter, the harmonic mean of the
-            variances with weights mean^2. 1 to 2 hardly change the predictions.
+        step_size: the steps as a multiple of the typical std of each parameter, the root of a
+            harmonic mean of the variances with weights mean^2.
 
     Raises:
         ImportError: ``constriction`` is not installed; it is in the extra ``compress``.
         OSError: the file cannot be written; an existing file is then unchanged.
         TypeError: the posterior has no std, as a point estimate.
-        ValueError: step is not positive and finite, or too small for the weights; or weights are
-            not finite.
+        ValueError: step_size is not positive and finite, or too small for the weights; or weights
+            are not finite.
 
     Example:
         >>> import tempfile
@@ -110,7 +112,7 @@ def compress(bnn: BayesianModule, path: str | os.PathLike[str], *, step: float =
         >>> int((net.weight != 0).sum() + (net.bias != 0).sum())
         101
     """
-    content, size = compressed(bnn, step=step)
+    content, size = compressed(bnn, step_size=step_size)
     atomic_write(Path(path), content)
     return size
 
@@ -135,7 +137,7 @@ def decompress(path: str | os.PathLike[str], net: nn.Module) -> nn.Module:
         >>> import tempfile
         >>> bnn = BayesianModule(nn.Linear(3, 2))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = compress(bnn, f"{folder}/net.bfz", step=0.01)
+        ...     _ = compress(bnn, f"{folder}/net.bfz", step_size=0.01)
         ...     net = decompress(f"{folder}/net.bfz", nn.Linear(3, 2))
         >>> torch.allclose(net.weight, bnn.to_module().weight, atol=1e-3)
         True
@@ -146,9 +148,9 @@ def decompress(path: str | os.PathLike[str], net: nn.Module) -> nn.Module:
     return decompressed(path.read_bytes(), net, source=str(path))
 
 
-def compressed(bnn: BayesianModule, *, step: float = 1.0) -> tuple[bytes, Compressed]:
+def compressed(bnn: BayesianModule, *, step_size: float = 1.0) -> tuple[bytes, Compressed]:
     """Return the content of the file that :func:`compress` writes, and its size."""
-    quantized = quantize_means(bnn, step)
+    quantized = quantize_means(bnn, step_size)
     layout, net = bnn.layout, bnn.to_module()
     parameters = _by_name(net)
     names = sorted(layout.names)
@@ -171,7 +173,7 @@ def compressed(bnn: BayesianModule, *, step: float = 1.0) -> tuple[bytes, Compre
             _fingerprint(names, parameters),
             _varint(layout.num_weights),
             *(
-                _bfloat16(quantized[name].step) + _varint(2 * scan.width + scan.by_rows)
+                _bfloat16(quantized[name].unit) + _varint(2 * scan.width + scan.by_rows)
                 for name, scan in zip(names, scans, strict=True)
             ),
             _varint(len(document)),
@@ -217,8 +219,8 @@ def decompressed(content: bytes, net: nn.Module, *, source: str = "the content")
                 f"{tuple(tensor.shape)}, the given network has {got}"
             )
     with torch.no_grad():
-        for name, step, integers in zip(parts.names, parts.steps, matrices, strict=True):
-            weights = Quantized(integers, step).weights
+        for name, unit, integers in zip(parts.names, parts.units, matrices, strict=True):
+            weights = Quantized(integers, unit).weights
             parameters[name].copy_(weights.reshape(parameters[name].shape))
         for name, tensor in parts.rest.items():
             others[name].copy_(tensor)
@@ -226,10 +228,10 @@ def decompressed(content: bytes, net: nn.Module, *, source: str = "the content")
 
 
 class _Parts(NamedTuple):
-    """The parts of a file; names, steps and orders of coding are of its random parameters."""
+    """The parts of a file; names, units and orders of coding are of its random parameters."""
 
     names: list[str]
-    steps: list[float]
+    units: list[float]
     scans: list[Scan]
     rest: dict[str, Tensor]
     payload: bytes
@@ -269,14 +271,14 @@ def _parsed(body: bytes, parameters: Mapping[str, Tensor], source: str) -> _Part
             f"of them {num_weights:,} weights; the given network has {len(parameters)} parameters "
             f"with {own:,} weights"
         )
-    steps, scans = [], []
+    units, scans = [], []
     for _ in names:
-        steps.append(struct.unpack(">f", reader.take(2) + b"\0\0")[0])
+        units.append(struct.unpack(">f", reader.take(2) + b"\0\0")[0])
         width, by_rows = divmod(reader.varint(), 2)
         scans.append(Scan(bool(by_rows), width))
     document = reader.take(reader.varint())
     rest = from_safetensors(document) if document else {}
-    return _Parts(names, steps, scans, rest, reader.rest())
+    return _Parts(names, units, scans, rest, reader.rest())
 
 
 class _Bytes:

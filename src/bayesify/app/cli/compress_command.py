@@ -39,11 +39,11 @@ def compress(
             show_default=False,
         ),
     ] = None,
-    step: Annotated[
+    step_size: Annotated[
         float | None,
         typer.Option(
-            help="Quantisation step as a multiple of the weights' typical std, instead of choosing "
-            "it.",
+            help="Step size of the quantisation as a multiple of the weights' typical std, instead "
+            "of choosing it.",
             show_default=False,
         ),
     ] = None,
@@ -52,15 +52,15 @@ def compress(
 ) -> None:
     """Write a run's network in few bytes: pruned, quantised and entropy-coded mean weights.
 
-    The fraction to remove and the step of the quantisation are chosen for the smallest file whose
-    error rises by --max-error-rise at most, on examples that training has not seen: the training
-    images beyond --limit of bayesify train, or else half of the held-out part. The table is
-    measured on other examples: the held-out part, or its other half.
+    The fraction to remove and the step size of the quantisation are chosen for the smallest file
+    whose error rises by --max-error-rise at most, on examples that training has not seen: the
+    training images beyond --limit of bayesify train, or else half of the held-out part. The table
+    is measured on other examples: the held-out part, or its other half.
 
     The file gives a plain network, by bayesify.decompress in Python. It holds no standard
     deviations, so that it has no epistemic uncertainty.
     """
-    _check(out, max_error_rise, fraction, step)
+    _check(out, max_error_rise, fraction, step_size)
     run = opened(folder)
     bnn = run.load_module()
     if isinstance(bnn.posterior, Delta):
@@ -69,7 +69,10 @@ def compress(
             "which to take the steps; compress a run of Bayes by Backprop"
         )
     parts = split_parts(
-        run, read_data(run, data_dir), choose=fraction is None or step is None, data_dir=data_dir
+        run,
+        read_data(run, data_dir),
+        choose=fraction is None or step_size is None,
+        data_dir=data_dir,
     )
     with Console(stderr=True).status("choosing ...") as status:
         trials = 0
@@ -84,7 +87,7 @@ def compress(
             parts.choosing,
             max_error_rise=max_error_rise,
             fraction=fraction,
-            step=step,
+            step_size=step_size,
             on_trial=on_trial,
         )
         status.update("measuring the file ...")
@@ -95,7 +98,7 @@ def compress(
     document = {
         "out": str(out),
         "fraction": choice.fraction,
-        "step": choice.step,
+        "step_size": choice.step_size,
         **asdict(size),
         "bits_per_weight": size.bits_per_weight,
         "chosen_on": parts.chosen_on,
@@ -111,7 +114,7 @@ def compress(
     console.print(_table(rows, regression=run.config.task == "regression"))
     lines = [
         f"{out}: {size.num_bytes:,} bytes, {size.bits_per_weight:.3g} bits a weight; "
-        f"{100 * choice.fraction:.4g} % of the weights removed, step {choice.step:g} std",
+        f"{100 * choice.fraction:.4g} % of the weights removed, steps of {choice.step_size:g} std",
         f"KL divergence of the posterior that is left: {size.kl_bytes:,.0f} bytes",
     ]
     if chosen is not None:
@@ -121,13 +124,15 @@ def compress(
         console.print(Text(line), soft_wrap=True)
 
 
-def _check(out: Path, max_error_rise: float, fraction: float | None, step: float | None) -> None:
+def _check(
+    out: Path, max_error_rise: float, fraction: float | None, step_size: float | None
+) -> None:
     if not 0.0 <= max_error_rise < math.inf:
         raise ConfigError(f"max-error-rise must be a number from 0, got {max_error_rise:g}")
     if fraction is not None and not 0.0 <= fraction <= 1.0:
         raise ConfigError(f"fraction must be a number from 0 to 1, got {fraction:g}")
-    if step is not None and not 0.0 < step < math.inf:
-        raise ConfigError(f"step must be positive and finite, got {step:g}")
+    if step_size is not None and not 0.0 < step_size < math.inf:
+        raise ConfigError(f"step-size must be positive and finite, got {step_size:g}")
     if out.exists():
         raise RunError(f"{out} exists already; choose a new file with --out")
     if not out.absolute().parent.is_dir():

@@ -1,4 +1,4 @@
-"""Choose the pruned fraction and the step of a compressed file on held-out examples."""
+"""Choose the pruned fraction and the step size of a compressed file on held-out examples."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = ["Choice", "Parts", "choose", "measure_file", "split_parts"]
 
 #: Fractions that are tried: each leaves 0.8 times as many weights as the one before.
 FRACTIONS = tuple(1.0 - 0.8**power for power in range(32))
-#: Steps that are tried, as multiples of the typical std of each parameter.
-STEPS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
+#: Step sizes that are tried, as multiples of the typical std of each parameter.
+STEP_SIZES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 #: Most training images beyond ``--limit`` that are used.
 _MOST_VALIDATION = 10_000
 _TIMED_CALLS = 200
@@ -61,13 +61,13 @@ class Choice:
 
     Args:
         fraction: fraction of the random weights that were pruned.
-        step: the step as a multiple of the typical std of each parameter.
+        step_size: the step size as a multiple of the typical std of each parameter.
         content: bytes of the file.
         size: its size.
     """
 
     fraction: float
-    step: float
+    step_size: float
     content: bytes
     size: Compressed
 
@@ -102,7 +102,7 @@ def split_parts(run: Run, data: RunData, *, choose: bool, data_dir: str | None =
     if count < 2:
         raise RunError(
             f"{run.folder} must hold out two examples at least, to choose by and to measure on, "
-            f"got {count}; train with --test-fraction, or give both --fraction and --step"
+            f"got {count}; train with --test-fraction, or give both --fraction and --step-size"
         )
     generator = torch.Generator().manual_seed(derived_seed(run.config.seed, Stream.SHUFFLE, 0, 2))
     order = torch.randperm(count, generator=generator)
@@ -117,42 +117,42 @@ def choose(
     *,
     max_error_rise: float,
     fraction: float | None = None,
-    step: float | None = None,
+    step_size: float | None = None,
     on_trial: Callable[[], None] = lambda: None,
 ) -> Choice:
     """Return the smallest file whose error rises by ``max_error_rise`` at most.
 
-    For each step the largest fraction is found by bisection, since a network with fewer weights
-    makes more errors, by and large; the smallest of their files is chosen.
+    For each step size the largest fraction is found by bisection, since a network with fewer
+    weights makes more errors, by and large; the smallest of their files is chosen.
 
     Args:
         bnn: the network.
         data: the error is that of the mean weights on its test part, in percent; of numbers the
             root mean squared error in percent of that of ``bnn``. None if both are given.
         max_error_rise: the most by which the error may rise, in percentage points.
-        fraction: prune this fraction, and choose the step only.
-        step: use this step, and choose the fraction only.
+        fraction: prune this fraction, and choose the step size only.
+        step_size: use this step size, and choose the fraction only.
         on_trial: called before each network that is measured.
 
     Raises:
         RunError: no network that is tried keeps to ``max_error_rise``.
         TypeError: the network is a point estimate.
     """
-    steps = STEPS if step is None else (step,)
+    step_sizes = STEP_SIZES if step_size is None else (step_size,)
     fractions = FRACTIONS if fraction is None else (fraction,)
     if data is None:
-        return _encoded(bnn, fractions[0], steps[0])
+        return _encoded(bnn, fractions[0], step_sizes[0])
     errors = _Errors(bnn, data)
     pruned: dict[float, BayesianModule] = {}
 
-    def holds(fraction: float, step: float) -> bool:
+    def holds(fraction: float, step_size: float) -> bool:
         on_trial()
         if fraction not in pruned:
             pruned[fraction] = prune(bnn, fraction)
-        return errors.rise(pruned[fraction], step) <= max_error_rise
+        return errors.rise(pruned[fraction], step_size) <= max_error_rise
 
     found: list[Choice] = []
-    for each in steps:
+    for each in step_sizes:
         if not holds(fractions[0], each):
             continue
         good, bad = 0, len(fractions)
@@ -162,7 +162,7 @@ def choose(
         found.append(_encoded(bnn, fractions[good], each))
     if not found:
         raise RunError(
-            f"no step that was tried ({', '.join(f'{each:g}' for each in steps)}) with "
+            f"no step size that was tried ({', '.join(f'{each:g}' for each in step_sizes)}) with "
             f"{fractions[0]:g} of the weights removed keeps the error within {max_error_rise:g} of "
             "the whole network's; allow more with --max-error-rise"
         )
@@ -224,24 +224,26 @@ class _Errors:
         self._is_percent = bool(data.class_names)
         self._whole = self._error(bnn)
 
-    def rise(self, bnn: BayesianModule, step: float) -> float:
+    def rise(self, bnn: BayesianModule, step_size: float) -> float:
         """Return by how much the error rises if the weights are quantised, in percentage points."""
         rounded = copy.deepcopy(bnn)
-        weights = {name: each.weights for name, each in quantize_means(bnn, step).items()}
+        weights = {name: each.weights for name, each in quantize_means(bnn, step_size).items()}
         with torch.no_grad():
             rounded.posterior.mean.copy_(rounded.layout.flatten(weights))
         error = self._error(rounded)
         if self._is_percent:
             return error - self._whole
+        if self._whole == 0.0:
+            return 0.0 if error == 0.0 else math.inf
         return 100.0 * (math.sqrt(error / self._whole) - 1.0)
 
     def _error(self, bnn: BayesianModule) -> float:
         return float(bnn.likelihood.error(bnn.mean_outputs(self._inputs), self._targets))
 
 
-def _encoded(bnn: BayesianModule, fraction: float, step: float) -> Choice:
-    content, size = compressed(prune(bnn, fraction) if fraction else bnn, step=step)
-    return Choice(fraction, step, content, size)
+def _encoded(bnn: BayesianModule, fraction: float, step_size: float) -> Choice:
+    content, size = compressed(prune(bnn, fraction) if fraction else bnn, step_size=step_size)
+    return Choice(fraction, step_size, content, size)
 
 
 def _held_out(data: Any, places: Tensor) -> RunData:
