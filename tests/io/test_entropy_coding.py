@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from bayesify.io import entropy_coding
-from bayesify.io.entropy_coding import CodingError, Scan, decode_matrices, encode_matrices
+from bayesify.io.entropy_coding import CodingError, Scan, decode_tensors, encode_tensors
 
 IntArray = npt.NDArray[np.int64]
 
@@ -39,12 +39,14 @@ MATRICES = [
     sparse((30, 49), 0.1),
     sparse((20, 60), 1.0),
     structured(),
+    sparse((8, 45), 0.3).reshape(8, 5, 3, 3),
+    np.array(-7),
 ]
 
 
 def check_round_trip(matrices: list[IntArray]) -> None:
-    payload, scans = encode_matrices(matrices)
-    found = decode_matrices(payload, [each.shape for each in matrices], scans)
+    payload, scans = encode_tensors(matrices)
+    found = decode_tensors(payload, [each.shape for each in matrices], scans)
     for one, other in zip(matrices, found, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -59,11 +61,11 @@ def test_all_matrices_come_back_from_one_code() -> None:
 
 
 def test_a_decoder_with_other_chances_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    payload, scans = encode_matrices([structured()])
+    payload, scans = encode_tensors([structured()])
     own = entropy_coding._density
     monkeypatch.setattr(entropy_coding, "_density", lambda *given: own(*given) + 1)
     try:
-        found = decode_matrices(payload, [(100, 400)], scans)
+        found = decode_tensors(payload, [(100, 400)], scans)
     except CodingError:
         return
     with pytest.raises(AssertionError):
@@ -79,17 +81,17 @@ def entropy_bits(matrix: IntArray) -> float:
 @pytest.mark.parametrize("density", [0.01, 0.1, 0.5, 1.0])
 def test_independent_integers_take_their_entropy(density: float) -> None:
     matrix = sparse((200, 300), density)
-    payload, _ = encode_matrices([matrix])
+    payload, _ = encode_tensors([matrix])
     # The chances of each column and neighbourhood are learned although they are all equal.
     assert 0.99 * entropy_bits(matrix) < 8 * len(payload) < 1.05 * entropy_bits(matrix) + 64
 
 
 def test_structure_takes_less_than_the_entropy_of_independent_places() -> None:
     matrix = structured()
-    payload, _ = encode_matrices([matrix])
+    payload, _ = encode_tensors([matrix])
     shuffled = np.random.default_rng(0).permuted(matrix.reshape(-1)).reshape(matrix.shape)
     assert 8 * len(payload) < 0.85 * entropy_bits(matrix)
-    assert 8 * len(encode_matrices([shuffled])[0]) > 0.99 * entropy_bits(matrix)
+    assert 8 * len(encode_tensors([shuffled])[0]) > 0.99 * entropy_bits(matrix)
 
 
 def test_the_width_of_images_is_found() -> None:
@@ -98,7 +100,7 @@ def test_the_width_of_images_is_found() -> None:
     for shift in (1, 2, 3):  # vertical strokes
         images |= np.roll(images, shift, axis=1)
     matrix = images.reshape(60, 144).astype(np.int64)
-    payload, scans = encode_matrices([matrix])
+    payload, scans = encode_tensors([matrix])
     assert scans == [Scan(width=12)]
     model, counter = entropy_coding._Model(), entropy_coding._Counter()
     model.code(counter, matrix.shape, Scan(), matrix)
@@ -106,17 +108,17 @@ def test_the_width_of_images_is_found() -> None:
 
 
 def test_the_count_of_bits_is_the_size() -> None:
-    payload, scans = encode_matrices([structured()])
+    payload, scans = encode_tensors([structured()])
     counted = entropy_coding._bits(entropy_coding._Model(), structured(), scans[0])
     assert math.isclose(8 * len(payload), counted, abs_tol=64)
 
 
 def test_a_large_integer_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"below 2\^31, got 2147483648"):
-        encode_matrices([np.array([[2**31]])])
+        encode_tensors([np.array([[2**31]])])
 
 
 def test_bytes_of_other_matrices_are_an_error() -> None:
-    payload, scans = encode_matrices([structured()])
+    payload, scans = encode_tensors([structured()])
     with pytest.raises(CodingError, match="more bytes"):
-        decode_matrices(payload, [(10, 10)], scans)
+        decode_tensors(payload, [(10, 10)], scans)

@@ -20,7 +20,6 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
-from bayesify.io.entropy_coding import CodingError, Scan, decode_matrices, encode_matrices
+from bayesify.io.entropy_coding import CodingError, Scan, decode_tensors, encode_tensors
 from bayesify.io.files import StorageError, atomic_write
 from bayesify.io.quantization import Quantized, quantize_means
 from bayesify.module.bayesian import BayesianModule
@@ -154,10 +153,8 @@ def compressed(bnn: BayesianModule, *, step_size: float = 1.0) -> tuple[bytes, C
     layout, net = bnn.layout, bnn.to_module()
     parameters = _by_name(net)
     names = sorted(layout.names)
-    matrices = [
-        quantized[name].integers.reshape(_matrix_shape(parameters[name].shape)) for name in names
-    ]
-    payload, scans = encode_matrices(matrices)
+    tensors = [quantized[name].integers for name in names]
+    payload, scans = encode_tensors(tensors)
 
     tied = {alias for aliases in layout.ties for alias in aliases}
     rest = {
@@ -182,7 +179,7 @@ def compressed(bnn: BayesianModule, *, step_size: float = 1.0) -> tuple[bytes, C
         ]
     )
     content = _MAGIC + bytes([_VERSION]) + _digest(body)[:_DIGEST] + body
-    num_nonzero = sum(int(np.count_nonzero(each)) for each in matrices)
+    num_nonzero = sum(int(np.count_nonzero(each)) for each in tensors)
     return content, Compressed(layout.num_weights, num_nonzero, len(content), kl_bytes(bnn))
 
 
@@ -199,11 +196,8 @@ def decompressed(content: bytes, net: nn.Module, *, source: str = "the content")
     body = _checked(content, source)
     try:
         parts = _parsed(body, parameters, source)
-        matrices = decode_matrices(
-            parts.payload,
-            [_matrix_shape(parameters[name].shape) for name in parts.names],
-            parts.scans,
-        )
+        shapes = [tuple(parameters[name].shape) for name in parts.names]
+        tensors = decode_tensors(parts.payload, shapes, parts.scans)
     except (CodingError, IndexError, struct.error, SafetensorError) as error:
         raise StorageError(f"{source} cannot be decoded: {error}; {_USE_A_COPY}") from error
     others = {
@@ -219,9 +213,8 @@ def decompressed(content: bytes, net: nn.Module, *, source: str = "the content")
                 f"{tuple(tensor.shape)}, the given network has {got}"
             )
     with torch.no_grad():
-        for name, unit, integers in zip(parts.names, parts.units, matrices, strict=True):
-            weights = Quantized(integers, unit).weights
-            parameters[name].copy_(weights.reshape(parameters[name].shape))
+        for name, unit, integers in zip(parts.names, parts.units, tensors, strict=True):
+            parameters[name].copy_(Quantized(integers, unit).weights)
         for name, tensor in parts.rest.items():
             others[name].copy_(tensor)
     return found
@@ -309,12 +302,6 @@ class _Bytes:
 def _by_name(net: nn.Module) -> dict[str, nn.Parameter]:
     """Return all parameters, tied ones under each of their names, sorted by name."""
     return dict(sorted(net.named_parameters(remove_duplicate=False)))
-
-
-def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the shape as a matrix: units by inputs, or one row for a bias."""
-    rows = shape[0] if len(shape) > 1 else 1
-    return rows, prod(shape[1:] if len(shape) > 1 else shape)
 
 
 def _fingerprint(names: Sequence[str], parameters: Mapping[str, Tensor]) -> bytes:

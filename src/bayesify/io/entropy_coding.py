@@ -1,13 +1,14 @@
-"""Adaptive coding of sparse matrices of integers as bits of a range coder.
+"""Adaptive coding of sparse tensors of integers as bits of a range coder.
 
 Every probability is a fraction of 2^20 that integer arithmetic makes from counts of what was coded
 before. Encoder and decoder run the same code (:class:`_Model`), so that they agree on every
 machine and with every version of PyTorch and NumPy. The range coder is that of ``constriction``.
 
-A matrix is coded column by column: whether the column has a nonzero integer; which; their signs;
-their magnitudes. The chance of a nonzero integer is a product of the density of its row, the
-density of the columns next to it, and a factor for the neighbours that are nonzero. Pruned networks
-have dead inputs and dead units, so that this takes fewer bits than independent places would.
+A tensor is coded as a matrix of units by inputs, column by column: whether the column has a nonzero
+integer; which; their signs; their magnitudes. The chance of a nonzero integer is a product of the
+density of its row, the density of the columns next to it, and a factor for the neighbours that are
+nonzero. Pruned networks have dead inputs and dead units, so that this takes fewer bits than
+independent places would.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CodingError", "Scan", "decode_matrices", "encode_matrices"]
+__all__ = ["CodingError", "Scan", "decode_tensors", "encode_tensors"]
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -35,15 +36,15 @@ _MAX_BITS = 31
 
 
 class CodingError(ValueError):
-    """Bytes are not those of matrices of the given shapes."""
+    """Bytes are not those of tensors of the given shapes."""
 
 
 class Scan(NamedTuple):
-    """The order in which a matrix is coded.
+    """The order in which a tensor is coded.
 
     Args:
-        by_rows: whether rows are coded one after another, not columns.
-        width: columns this far apart are neighbours too, such as pixels one above the other in an
+        by_rows: whether its units are coded one after another, not its inputs.
+        width: inputs this far apart are neighbours too, such as pixels one above the other in an
             image of this width; 0 for none.
     """
 
@@ -51,58 +52,70 @@ class Scan(NamedTuple):
     width: int = 0
 
 
-def encode_matrices(matrices: Sequence[IntArray]) -> tuple[bytes, list[Scan]]:
-    """Encode matrices of integers, each in the order that needs the fewest bits.
+def encode_tensors(tensors: Sequence[IntArray]) -> tuple[bytes, list[Scan]]:
+    """Encode tensors of integers, each in the order that needs the fewest bits.
 
     Args:
-        matrices: arrays of shape (R, C) of integers below 2^31 in magnitude.
+        tensors: integers below 2^31 in magnitude. The first axis is that of the units, unless there
+            is no other.
 
     Returns:
-        The bytes, and the order of each matrix, which the decoder needs.
+        The bytes, and the order of each tensor, which the decoder needs.
 
     Raises:
         ImportError: ``constriction`` is not installed.
         ValueError: an integer is too large.
 
     Example:
-        >>> payload, scans = encode_matrices([np.eye(20, dtype=np.int64)])
-        >>> bool((decode_matrices(payload, [(20, 20)], scans)[0] == np.eye(20)).all())
+        >>> payload, scans = encode_tensors([np.eye(20, dtype=np.int64)])
+        >>> bool((decode_tensors(payload, [(20, 20)], scans)[0] == np.eye(20)).all())
         True
     """
     model, writer, scans = _Model(), _Writer(), []
-    for matrix in matrices:
-        if np.abs(matrix).max(initial=0) >= 1 << _MAX_BITS:
-            raise ValueError(f"integers must be below 2^{_MAX_BITS}, got {np.abs(matrix).max()}")
-        scan = min(_scans(matrix.shape), key=lambda each: _bits(model, matrix, each))
+    for tensor in tensors:
+        if np.abs(tensor).max(initial=0) >= 1 << _MAX_BITS:
+            raise ValueError(f"integers must be below 2^{_MAX_BITS}, got {np.abs(tensor).max()}")
+        matrix = tensor.reshape(_matrix_shape(tensor.shape))
+        scan = min(_scans(tensor.shape), key=lambda each: _bits(model, matrix, each))
         model.code(writer, matrix.shape, scan, matrix)
         scans.append(scan)
     return writer.payload(), scans
 
 
-def decode_matrices(
-    payload: bytes, shapes: Sequence[tuple[int, int]], scans: Sequence[Scan]
+def decode_tensors(
+    payload: bytes, shapes: Sequence[tuple[int, ...]], scans: Sequence[Scan]
 ) -> list[IntArray]:
-    """Decode what :func:`encode_matrices` encoded.
+    """Decode what :func:`encode_tensors` encoded.
 
     Raises:
         ImportError: ``constriction`` is not installed.
-        CodingError: the bytes are not those of such matrices.
+        CodingError: the bytes are not those of such tensors.
     """
     model, reader = _Model(), _Reader(payload)
     found = [
-        model.code(reader, shape, scan, None) for shape, scan in zip(shapes, scans, strict=True)
+        model.code(reader, _matrix_shape(shape), scan, None).reshape(shape)
+        for shape, scan in zip(shapes, scans, strict=True)
     ]
     reader.check_end()
     return found
 
 
 def _scans(shape: tuple[int, ...]) -> list[Scan]:
-    """Return the orders that are tried: both, and neighbours in square images in a row."""
-    rows, columns = shape
+    """Return the orders that are tried, with the widths of kernels, or of square images."""
+    rows, columns = _matrix_shape(shape)
     if rows == 1 or columns == 1:
         return [Scan(by_rows=columns == 1 < rows)]
-    squares = [width for width in range(3, math.isqrt(columns) + 1) if columns % width**2 == 0]
-    return [Scan(by_rows=True), *(Scan(width=width) for width in (0, *squares))]
+    if len(shape) > 2:
+        widths = [shape[-1]] if shape[-1] > 2 else []
+    else:
+        widths = [width for width in range(3, math.isqrt(columns) + 1) if columns % width**2 == 0]
+    return [Scan(by_rows=True), *(Scan(width=width) for width in (0, *widths))]
+
+
+def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the shape of a tensor as a matrix of units by inputs; a bias is one row."""
+    units, inputs = (shape[0], shape[1:]) if len(shape) > 1 else (1, shape)
+    return units, math.prod(inputs)
 
 
 def _bits(model: _Model, matrix: IntArray, scan: Scan) -> float:
@@ -152,7 +165,7 @@ class _Reader:
 
     def check_end(self) -> None:
         if not self._decoder.maybe_exhausted():
-            raise CodingError("there are more bytes than matrices of these shapes have")
+            raise CodingError("there are more bytes than tensors of these shapes have")
 
 
 class _Counter:

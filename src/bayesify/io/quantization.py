@@ -63,9 +63,9 @@ def quantize_means(bnn: BayesianModule, step_size: float) -> dict[str, Quantized
 def typical_std(means: FloatArray, stds: FloatArray) -> float:
     """Return one std for a tensor: the root of the sum of mean^2 over the sum of (mean / std)^2.
 
-    It is the root of a harmonic mean of the variances with weights mean^2, so that the many weights of an
-    unpruned network that are near zero compared with their std hardly count. It is 0 if all means
-    are.
+    It is the root of a harmonic mean of the variances with weights mean^2, so that the many weights
+    of an unpruned network that are near zero compared with their std hardly count. It is 0 if all
+    means are.
 
     Example:
         >>> typical_std(np.array([2.0, 0.0]), np.array([0.5, 1.0]))
