@@ -70,6 +70,7 @@ def widths() -> dict[str, Any]:
 PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/active-learning.md": dict,
     "docs/any-network.md": lambda: classification(Parts()),
+    "docs/compression.md": lambda: classification(nn.Linear(4, 3)),
     "docs/estimators.md": lambda: classification(Parts()),
     "docs/likelihoods.md": dict,
     "docs/objective.md": lambda: classification(Parts()),
@@ -88,7 +89,7 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)  # some write files
     run_snippets(page, PAGES[page]())
 
 
