@@ -134,7 +134,7 @@ def test_a_pruned_network_takes_little_more_than_its_places_and_values() -> None
 
 
 #: Written by version 1 of the format, for the network of ``golden``.
-GOLDEN = "62667a01c7258abddafebbe102c02abae3e20f3f80003f800000b366188127536fab"
+GOLDEN = "62667a01f2a9d61b0225b66302c0bff213e80f3f80003f800000e7092893ab922226"
 
 
 def golden() -> bf.BayesianModule:

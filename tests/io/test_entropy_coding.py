@@ -122,3 +122,15 @@ def test_bytes_of_other_matrices_are_an_error() -> None:
     payload, scans = encode_tensors([structured()])
     with pytest.raises(CodingError, match="more bytes"):
         decode_tensors(payload, [(10, 10)], scans)
+
+
+def test_dead_units_are_dead_inputs_of_the_next_tensor() -> None:
+    rng = np.random.default_rng(0)
+    alive = rng.random(60) < 0.3
+    first = np.where(alive[:, None], sparse((60, 50), 0.4), 0)
+    later = np.where(alive, sparse((40, 60), 0.3, seed=1), 0)
+    model = entropy_coding._Model()
+    alone = entropy_coding._bits(model, later, Scan(by_rows=True))
+    model.code(entropy_coding._Counter(), first.shape, Scan(), first)
+    assert entropy_coding._bits(model, later, Scan(by_rows=True)) < alone - 30
+    check_round_trip([first, later, np.repeat(later, 4, axis=1)])

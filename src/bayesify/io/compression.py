@@ -3,7 +3,8 @@
 A file has, in this order (integers without a stated size are varints, 7 bits a byte, low first):
 
 * 4 bytes ``bfz`` and the version, 1; 8 bytes of the SHA-256 of all that follows
-* the number of the network's parameters, and a bit for each: whether it was random
+* the number of the network's parameters, and a bit for each by the order of their names: whether
+  it was random
 * 4 bytes of the SHA-256 of the random parameters' names and shapes; the number of their weights
 * for each random parameter the unit of its weights, a big-endian bfloat16, and the order in which
   it is coded, 2 width + by_rows
@@ -152,8 +153,7 @@ def compressed(bnn: BayesianModule, *, step_size: float = 1.0) -> tuple[bytes, C
     quantized = quantize_means(bnn, step_size)
     layout, net = bnn.layout, bnn.to_module()
     parameters = _by_name(net)
-    names = sorted(layout.names)
-    tensors = [quantized[name].integers for name in names]
+    tensors = [quantized[name].integers for name in layout.names]
     payload, scans = encode_tensors(tensors)
 
     tied = {alias for aliases in layout.ties for alias in aliases}
@@ -166,12 +166,12 @@ def compressed(bnn: BayesianModule, *, step_size: float = 1.0) -> tuple[bytes, C
     body = b"".join(
         [
             _varint(len(parameters)),
-            np.packbits([name in quantized for name in parameters]).tobytes(),
-            _fingerprint(names, parameters),
+            np.packbits([name in quantized for name in sorted(parameters)]).tobytes(),
+            _fingerprint(layout.names, parameters),
             _varint(layout.num_weights),
             *(
                 _bfloat16(quantized[name].unit) + _varint(2 * scan.width + scan.by_rows)
-                for name, scan in zip(names, scans, strict=True)
+                for name, scan in zip(layout.names, scans, strict=True)
             ),
             _varint(len(document)),
             document,
@@ -255,7 +255,8 @@ def _parsed(body: bytes, parameters: Mapping[str, Tensor], source: str) -> _Part
     count = reader.varint()
     flags = np.unpackbits(np.frombuffer(reader.take(-(-count // 8)), np.uint8), count=count)
     fingerprint, num_weights = reader.take(_FINGERPRINT), reader.varint()
-    names = [name for name, flag in zip(parameters, flags, strict=False) if flag]
+    coded = {name for name, flag in zip(sorted(parameters), flags, strict=False) if flag}
+    names = [name for name in parameters if name in coded]
     if count != len(parameters) or fingerprint != _fingerprint(names, parameters):
         own = sum(parameter.numel() for parameter in set(parameters.values()))
         raise StorageError(
@@ -300,8 +301,8 @@ class _Bytes:
 
 
 def _by_name(net: nn.Module) -> dict[str, nn.Parameter]:
-    """Return all parameters, tied ones under each of their names, sorted by name."""
-    return dict(sorted(net.named_parameters(remove_duplicate=False)))
+    """Return all parameters, tied ones under each of their names."""
+    return dict(net.named_parameters(remove_duplicate=False))
 
 
 def _fingerprint(names: Sequence[str], parameters: Mapping[str, Tensor]) -> bytes:
@@ -310,7 +311,7 @@ def _fingerprint(names: Sequence[str], parameters: Mapping[str, Tensor]) -> byte
     for name in names:
         own = parameters[name]
         ties = [other for other, parameter in parameters.items() if parameter is own]
-        lines.append(f"{' '.join(ties)} {tuple(own.shape)}")
+        lines.append(f"{' '.join(sorted(ties))} {tuple(own.shape)}")
     return _digest("\n".join(lines).encode())[:_FINGERPRINT]
 
 

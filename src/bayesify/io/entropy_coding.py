@@ -29,6 +29,9 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 _ONE, _LEAST = 1 << 20, 8
 #: Counts of neighbours are halved above this sum, so that no product overflows 64 bits.
 _MOST = 1 << 32
+#: Expected nonzero integers of each neighbourhood before any was seen, as if the neighbours did not
+#: matter; and those of each input, on average, that the units of the tensor before it stand for.
+_PRIOR_NEIGHBOURS, _PRIOR_INPUTS = 64, 4
 #: Bits of a magnitude below its first, from the top, whose chances are learned.
 _LEARNED_BITS = 4
 #: Bits of the largest magnitude.
@@ -204,8 +207,10 @@ class _Model:
         # By the number of columns with a nonzero integer next to this one.
         self._filled = _LearnedBits(5)
         # By the nonzero neighbours of an integer: how many were nonzero, and were expected to be.
-        self._found = np.full(16, _ONE)
-        self._expected = np.full(16, _ONE)
+        self._found = np.full(16, _PRIOR_NEIGHBOURS * _ONE)
+        self._expected = self._found.copy()
+        # Nonzero integers of each unit of the last tensor with several units.
+        self._units = np.zeros(0, np.int64)
         # By whether a neighbour has a sign.
         self._signs = _LearnedBits(2)
         self._lengths = _LearnedBits(_MAX_BITS)
@@ -222,7 +227,9 @@ class _Model:
         steps = (1, 2, scan.width, scan.width - 1) if scan.width else (1, 2)
         # One row for each column of the matrix, since a column is read at once.
         found = np.zeros((columns, rows), np.int64)
-        by_row, by_column = np.zeros(rows, np.int64), np.zeros(columns, np.int64)
+        by_column = np.zeros(columns, np.int64)
+        weights = 5 * self._likely_inputs(rows) + 2 if scan.by_rows else np.full(rows, 2, np.int64)
+        total = 0
         for column in range(columns):
             values = None if given is None else given[:, column]
             near = [column - step for step in steps if step <= column]
@@ -231,32 +238,46 @@ class _Model:
             some = None if values is None else np.array([int(values.any())])
             if not self._filled.code(coder, contexts, some)[0]:
                 continue
-            density = _density(densities, int(by_row.sum()), column, rows)
+            density = _density(densities, total, column, rows)
             neighbours = np.zeros(rows, np.int64)
             for place, other in enumerate(near):
                 neighbours |= (found[other] != 0).astype(np.int64) << place
-            nonzero = self._nonzero(coder, by_row, density, neighbours, values)
+            nonzero = self._nonzero(coder, weights, density, neighbours, values)
             places = nonzero.nonzero()[0]
             signs = np.sign(found[near][:, places]).sum(axis=0)
             found[column, places] = self._values(
                 coder, signs, None if values is None else values[places]
             )
-            by_row += nonzero
+            weights += 5 * nonzero
             by_column[column] = len(places)
-        return found if scan.by_rows else found.T
+            total += len(places)
+        matrix = found if scan.by_rows else found.T
+        if len(matrix) > 1:
+            self._units = np.count_nonzero(matrix, axis=1)
+        return matrix
+
+    def _likely_inputs(self, count: int) -> IntArray:
+        """Return nonzero integers to expect of each input, if the units before it are the inputs.
+
+        A unit without weights is an input without weights. Channels of a convolution that are
+        flattened are several inputs each.
+        """
+        units = self._units
+        if not (units.any() and count % len(units) == 0):
+            return np.zeros(count, np.int64)
+        return np.repeat(_PRIOR_INPUTS * units * len(units) // units.sum(), count // len(units))
 
     def _nonzero(
         self,
         coder: _Coder,
-        by_row: IntArray,
+        weights: IntArray,
         density: int,
         neighbours: IntArray,
         values: IntArray | None,
     ) -> IntArray:
         """Code which integers of a column are nonzero."""
-        if len(by_row) == 1:  # the column has one
+        if len(weights) == 1:  # the column has one
             return np.ones(1, np.int64)
-        weights = 5 * by_row + 2
         alone = _within(density * weights // int(weights.sum()))
         factors = (self._found << 10) // self._expected
         chances = _within(alone * factors[neighbours] >> 10)
