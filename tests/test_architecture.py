@@ -160,7 +160,7 @@ def test_modules_say_what_they_are() -> None:
 
 HEAVY = (
     *("matplotlib", "typer", "rich", "pandas", "sklearn", "torchmetrics"),
-    *("transformers", "lightning", "peft", "jax", "numpyro"),
+    *("transformers", "lightning", "peft", "jax", "numpyro", "constriction"),
 )
 PROBE = """
 import json, random, sys

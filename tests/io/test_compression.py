@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -239,6 +240,18 @@ def test_errors(tmp_path: Path) -> None:
         decompressed(newer, nn.Linear(3, 2))
     with pytest.raises(FileNotFoundError):
         bf.compress(posterior(nn.Linear(3, 2)), tmp_path / "none" / "net.bfz")
+
+
+def test_the_extra_is_named_if_it_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bnn = posterior(nn.Linear(3, 2))
+    bf.compress(bnn, tmp_path / "net.bfz")
+    monkeypatch.setitem(sys.modules, "constriction", None)
+    with pytest.raises(ImportError, match=r"pip install 'bayesify\[compress\]'"):
+        bf.compress(bnn, tmp_path / "net.bfz")
+    with pytest.raises(ImportError, match=r"pip install 'bayesify\[compress\]'"):
+        bf.decompress(tmp_path / "net.bfz", nn.Linear(3, 2))
 
 
 def test_a_network_of_zeros_is_a_few_bytes() -> None:
