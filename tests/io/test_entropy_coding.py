@@ -38,6 +38,7 @@ MATRICES = [
     np.array([[2**31 - 1, -(2**31) + 1, 1, 0]]),
     sparse((30, 49), 0.1),
     sparse((20, 60), 1.0),
+    sparse((60, 120), 1.0),
     structured(),
     sparse((8, 45), 0.3).reshape(8, 5, 3, 3),
     np.array(-7),

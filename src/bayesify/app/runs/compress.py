@@ -176,7 +176,7 @@ def measure_file(
 
     Each has the number of weights that are not zero, bytes, the metrics on the test part of
     ``data`` or on its training part if it has none, and for plain networks the milliseconds of one
-    example on one thread.
+    example, on the threads that PyTorch is set to use.
     """
     net = decompressed(choice.content, run.make_net())
     decoded = copy.deepcopy(bnn)
