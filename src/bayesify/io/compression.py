@@ -125,8 +125,8 @@ def decompress(path: str | os.PathLike[str], net: nn.Module) -> nn.Module:
         net: a network of the same architecture. It is not changed, and its values are ignored.
 
     Returns:
-        A plain network of the same class, dtype and device as ``net`` with the decoded weights.
-        They are the same on every machine.
+        A copy of ``net``, in its mode and with its dtype and device, with the decoded weights. They
+        are the same on every machine.
 
     Raises:
         ImportError: ``constriction`` is not installed; it is in the extra ``compress``.

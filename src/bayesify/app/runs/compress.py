@@ -129,7 +129,8 @@ def choose(
         bnn: the network.
         data: the error is that of the mean weights on its test part, in percent; of numbers the
             root mean squared error in percent of that of ``bnn``. None if both are given.
-        max_error_rise: the most by which the error may rise, in percentage points.
+        max_error_rise: the most by which the error may rise, in percentage points, or percent of
+            the root mean squared error.
         fraction: prune this fraction, and choose the step size only.
         step_size: use this step size, and choose the fraction only.
         on_trial: called before each network that is measured.
@@ -143,13 +144,11 @@ def choose(
     if data is None:
         return _encoded(bnn, fractions[0], step_sizes[0])
     errors = _Errors(bnn, data)
-    pruned: dict[float, BayesianModule] = {}
 
     def holds(fraction: float, step_size: float) -> bool:
         on_trial()
-        if fraction not in pruned:
-            pruned[fraction] = prune(bnn, fraction)
-        return errors.rise(pruned[fraction], step_size) <= max_error_rise
+        # A rise of exactly the most that is allowed may be rounded up.
+        return errors.rise(fraction, step_size) <= max_error_rise + 1e-9
 
     found: list[Choice] = []
     for each in step_sizes:
@@ -217,20 +216,21 @@ def measure_file(
 
 
 class _Errors:
-    """Errors of quantised networks at their mean weights, against that of the whole network."""
+    """Errors of pruned and quantised mean weights, against that of the whole network's."""
 
     def __init__(self, bnn: BayesianModule, data: RunData) -> None:
+        self._bnn = bnn
         self._inputs, self._targets = data.test_inputs, data.test_targets
         self._is_percent = bool(data.class_names)
         self._whole = self._error(bnn)
 
-    def rise(self, bnn: BayesianModule, step_size: float) -> float:
-        """Return by how much the error rises if the weights are quantised, in percentage points."""
-        rounded = copy.deepcopy(bnn)
-        weights = {name: each.weights for name, each in quantize_means(bnn, step_size).items()}
+    def rise(self, fraction: float, step_size: float) -> float:
+        """Return by how much the error rises, in percentage points or percent."""
+        small = prune(self._bnn, fraction)
+        weights = {name: each.weights for name, each in quantize_means(small, step_size).items()}
         with torch.no_grad():
-            rounded.posterior.mean.copy_(rounded.layout.flatten(weights))
-        error = self._error(rounded)
+            small.posterior.mean.copy_(small.layout.flatten(weights))
+        error = self._error(small)
         if self._is_percent:
             return error - self._whole
         if self._whole == 0.0:
@@ -242,7 +242,7 @@ class _Errors:
 
 
 def _encoded(bnn: BayesianModule, fraction: float, step_size: float) -> Choice:
-    content, size = compressed(prune(bnn, fraction) if fraction else bnn, step_size=step_size)
+    content, size = compressed(prune(bnn, fraction), step_size=step_size)
     return Choice(fraction, step_size, content, size)
 
 
