@@ -23,8 +23,8 @@ Where to look next:
 * posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate); beyond the mean field:
   ``LowRankGaussian``, ``MatrixGaussian``, ``FullGaussian``, by parameter ``PosteriorByGroup``
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
-* training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once), ``Callback``; pruned as it
-  is trained: ``PruningSchedule``; for a loop of your own ``make_step``, ``parameter_groups``; a
+* training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once), ``Callback``; pruned as
+  it is trained: ``PruningSchedule``; for a loop of your own ``make_step``, ``parameter_groups``; a
   variational optimiser: ``IVON``; examples that arrive in parts: ``StreamingELBO``
 * use: ``Predictive``, ``snr``, ``prune``, ``shrink``, ``save``, ``load``; a file of few bits a
   weight: ``compress``, ``decompress``; guaranteed coverage:
