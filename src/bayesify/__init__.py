@@ -19,7 +19,8 @@ Where to look next:
   of numbers: ``GaussianLikelihood``, ``StudentTLikelihood``, ``CensoredGaussianLikelihood``; of
   counts: ``PoissonLikelihood``, ``NegativeBinomialLikelihood``
 * priors: ``Gaussian``, ``ScaleMixture`` (the paper's), ``Laplace``, ``StudentT``; by parameter:
-  ``ByGroup``; learned: ``EmpiricalGaussian``
+  ``ByGroup``; learned: ``EmpiricalGaussian``; for small networks: ``GroupedGaussian``,
+  ``SpikeAndSlab``, ``LogUniform`` (improper)
 * posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate); beyond the mean field:
   ``LowRankGaussian``, ``MatrixGaussian``, ``FullGaussian``, by parameter ``PosteriorByGroup``
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     )
     from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
     from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture, StudentT
+    from bayesify.distributions.sparsity import GroupedGaussian, LogUniform, SpikeAndSlab
     from bayesify.distributions.structured import PosteriorFamily
     from bayesify.estimators import (
         Estimator,
@@ -111,6 +113,7 @@ _MODULES = {
     ),
     "distributions.posteriors": ("Delta", "MeanFieldGaussian", "Posterior"),
     "distributions.priors": ("Gaussian", "Laplace", "Prior", "ScaleMixture", "StudentT"),
+    "distributions.sparsity": ("GroupedGaussian", "LogUniform", "SpikeAndSlab"),
     "distributions.structured": ("PosteriorFamily",),
     "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
     "app.trained_table": ("open_run",),
@@ -165,6 +168,9 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "StudentT",
     "ByGroup",
     "EmpiricalGaussian",
+    "GroupedGaussian",
+    "SpikeAndSlab",
+    "LogUniform",
     # posteriors
     "Posterior",
     "MeanFieldGaussian",

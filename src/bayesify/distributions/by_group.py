@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.priors import PRIOR_LIMITS, BlockPrior, Gaussian, Prior, check_positive
 
-__all__ = ["ByGroup", "EmpiricalGaussian", "empirical_variance"]
+__all__ = ["ByGroup", "EmpiricalGaussian", "UnitBlock", "empirical_variance"]
 
 
 @dataclass(frozen=True, init=False)
@@ -77,7 +78,8 @@ class ByGroup(Prior):
         """Return the prior of each weight of the flat vector.
 
         This is a ``BlockPrior``, or a single prior if one covers all weights. Consecutive
-        parameters with equal priors form one block, unless each learns its own width.
+        parameters with equal priors form one block, unless each learns its own width or has
+        units of its own.
 
         Raises:
             ValueError: a pattern decides no random parameter, or no pattern matches a parameter.
@@ -91,13 +93,13 @@ class ByGroup(Prior):
         priors: list[Prior] = []
         owners: list[int] = []
         shared_priors: dict[int, int] = {}  # pattern whose weights share one learned width -> prior
-        for size, pattern in zip(layout.sizes, patterns, strict=True):
+        for shape, pattern in zip(layout.shapes, patterns, strict=True):
             prior = self.groups[pattern][1]
             shared = isinstance(prior, EmpiricalGaussian) and not prior.per_parameter
-            if isinstance(prior, EmpiricalGaussian):
-                prior = prior.for_group(pattern_sizes[pattern] if shared else size)
+            sizes = (pattern_sizes[pattern],) if shared else shape
+            prior = prior.for_parameter(sizes)
             owner = len(priors)
-            if not isinstance(prior, EmpiricalGaussian):
+            if not isinstance(prior, EmpiricalGaussian | UnitBlock):
                 if owners and _are_equal(priors[owners[-1]], prior):
                     owner = owners[-1]
             elif shared:
@@ -169,6 +171,15 @@ class EmpiricalGaussian(Prior):
             return Gaussian(self.small_std)
         return replace(self, per_parameter=False)
 
+    def for_parameter(self, shape: Sequence[int]) -> Prior:
+        """Return the prior of a parameter that is one group."""
+        return self.for_group(math.prod(shape))
+
+    @property
+    def is_learned(self) -> bool:
+        """True: s is a function of the posterior."""
+        return True
+
     def std_of(self, mean: Tensor, std: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return s for a group of n weights with this posterior.
 
@@ -184,6 +195,42 @@ class EmpiricalGaussian(Prior):
             dtype = torch.promote_types(mean.dtype, torch.float32)
             return torch.full((), self.small_std, dtype=dtype, device=mean.device)
         return empirical_variance(mean, std, mask)[1].sqrt()
+
+
+@dataclass(frozen=True)
+class UnitBlock(Prior):
+    """The prior of one parameter whose weights belong to units, on its flattened weights.
+
+    Its KL is computed from sums over the weights of each unit.
+
+    Args:
+        shape: the parameter's shape as (before, units, after): the second axis counts the units.
+
+    Example:
+        >>> class Block(UnitBlock):
+        ...     def log_prob(self, weights: Tensor) -> Tensor:
+        ...         return weights
+        >>> block = Block((2, 3, 1))
+        >>> block.sum_by_unit(torch.arange(6.0), mask=None)
+        tensor([3., 5., 7.])
+        >>> block.spread(torch.tensor([3.0, 5.0, 7.0]))
+        tensor([3., 5., 7., 3., 5., 7.])
+    """
+
+    shape: tuple[int, int, int]
+
+    def sum_by_unit(self, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Sum over the unpruned weights of each unit, from shape (n,) to (units,)."""
+        kept = values if mask is None else torch.where(mask, values, 0.0)
+        return kept.view(self.shape).sum(dim=(0, 2))
+
+    def count_by_unit(self, like: Tensor, mask: Tensor | None) -> Tensor:
+        """Count the unpruned weights of each unit, at least 1, shape (units,), as ``like``."""
+        return self.sum_by_unit(torch.ones_like(like), mask).clamp_min(1.0)
+
+    def spread(self, by_unit: Tensor) -> Tensor:
+        """Copy a number of each unit to its weights, from shape (units,) to (n,)."""
+        return by_unit.view(1, -1, 1).expand(self.shape).reshape(-1)
 
 
 def empirical_variance(mean: Tensor, std: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Closed forms of KL(q || p) for each weight, in nats: Gaussian q; Gaussian and Laplace p."""
+"""Closed forms of KL(q || p) for each weight, in nats, where q is Gaussian."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.by_group import EmpiricalGaussian, empirical_variance
+from bayesify.distributions.log_magnitude import log_magnitude_excess
 from bayesify.distributions.posteriors import MeanFieldGaussian
-from bayesify.distributions.priors import Gaussian, Laplace
+from bayesify.distributions.priors import PRIOR_LIMITS, Gaussian, Laplace
 from bayesify.distributions.softplus import log_std_from, softplus, softplus_ratio
+from bayesify.distributions.sparsity import GroupedGaussianBlock, LogUniform, SpikeAndSlabBlock
 
 __all__ = [
     "gaussian_empirical",
     "gaussian_gaussian",
+    "gaussian_grouped",
     "gaussian_laplace",
+    "gaussian_log_uniform",
+    "gaussian_spike_and_slab",
     "mean_magnitude_gradients",
 ]
 
@@ -126,6 +131,58 @@ class _MeanMagnitude(torch.autograd.Function):
         if torch.is_grad_enabled():  # for second derivatives
             grad_mean, grad_std = mean_magnitude_gradients(mean, std)
         return grad * grad_mean, grad * grad_std
+
+
+def gaussian_log_uniform(q: MeanFieldGaussian, p: LogUniform) -> Tensor:  # noqa: ARG001
+    """Compute E log |w| - log std + (log 2 + Euler's constant) / 2, shape (D,).
+
+    The constant is that of the improper prior, which is free: here the KL of mean 0 is zero.
+
+    Example:
+        >>> gaussian_log_uniform(MeanFieldGaussian(torch.ones(1), std=1.0), LogUniform()).detach()
+        tensor([0.4267])
+    """
+    return log_magnitude_excess(q.mean, q.log_std)
+
+
+def gaussian_grouped(q: MeanFieldGaussian, p: GroupedGaussianBlock) -> Tensor:
+    """Compute ``gaussian_gaussian`` with the s of each group that minimises its KL.
+
+    Only the sum over a group is meaningful: the squares are spread evenly over its weights.
+
+    Example:
+        >>> q = MeanFieldGaussian(torch.full((2,), 3.0**0.5), std=1.0)
+        >>> gaussian_grouped(q, GroupedGaussianBlock((1, 1, 2))).exp().detach()  # s is 2
+        tensor([2., 2.])
+    """
+    squares = _wide(q.mean).square() + _wide(q.full_std).square()
+    average = p.sum_by_unit(squares, q.mask) / p.count_by_unit(squares, q.mask)
+    low, high = PRIOR_LIMITS
+    variance = average.clamp(low**2, high**2)
+    return p.spread(0.5 * (variance.log() + average / variance - 1.0)) - q.log_std
+
+
+def gaussian_spike_and_slab(q: MeanFieldGaussian, p: SpikeAndSlabBlock) -> Tensor:
+    """Compute the KL of weights and choices, at the best distribution of the choices, shape (D,).
+
+    Only the sum over a unit is meaningful: its logarithm is spread evenly over its weights.
+
+    Example:
+        >>> q = MeanFieldGaussian(torch.zeros(2), std=0.5)
+        >>> p = SpikeAndSlabBlock((1, 1, 2), pi=0.2, std1=0.5, std2=1e-4)
+        >>> gaussian_spike_and_slab(q, p).sum().exp()  # 1 / pi, as the slab is q
+        tensor(5., grad_fn=<ExpBackward0>)
+    """
+    squares = _wide(q.mean).square() + _wide(q.full_std).square()
+    total, count = p.sum_by_unit(squares, q.mask), p.count_by_unit(squares, q.mask)
+    slab = math.log(p.pi) - 0.5 * total / p.std1**2 - count * math.log(p.std1)
+    spike = math.log1p(-p.pi) - 0.5 * total / p.std2**2 - count * math.log(p.std2)
+    return -p.spread(torch.logaddexp(slab, spike) / count) - q.log_std - 0.5
+
+
+def _wide(vector: Tensor) -> Tensor:
+    """In float32 at least, because squares overflow half precision."""
+    return vector.to(torch.promote_types(vector.dtype, torch.float32))
 
 
 def mean_magnitude_gradients(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:

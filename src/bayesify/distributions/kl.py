@@ -14,7 +14,10 @@ from bayesify.distributions.by_group import ByGroup, EmpiricalGaussian
 from bayesify.distributions.closed_forms import (
     gaussian_empirical,
     gaussian_gaussian,
+    gaussian_grouped,
     gaussian_laplace,
+    gaussian_log_uniform,
+    gaussian_spike_and_slab,
 )
 from bayesify.distributions.posteriors import (
     GaussianPosterior,
@@ -24,6 +27,12 @@ from bayesify.distributions.posteriors import (
 )
 from bayesify.distributions.priors import BlockPrior, Gaussian, Laplace, Prior
 from bayesify.distributions.softplus import log_softplus, softplus
+from bayesify.distributions.sparsity import (
+    GroupedGaussianBlock,
+    LogUniform,
+    SpikeAndSlabBlock,
+    UnitPrior,
+)
 
 __all__ = [
     "KLMethod",
@@ -66,7 +75,8 @@ def kl_divergence(
         ValueError: ``method`` is unknown, requests a closed form that does not exist, or needs a
             draw that was not given; p or ``prior_mean`` is for another number of weights.
         TypeError: p depends on parameter names and was not given a layout; or p is an
-            ``EmpiricalGaussian`` and q has no spread to learn from.
+            ``EmpiricalGaussian`` and q has no spread to learn from; or p has a closed form only,
+            as ``LogUniform``, and a draw was to be used.
 
     Example:
         >>> q = MeanFieldGaussian(torch.zeros(10), std=1.0)
@@ -203,7 +213,8 @@ _ClosedForm = Callable[[Any, Any], Tensor]
 
 
 def _priors_of(p: Prior) -> tuple[Prior, ...]:
-    if isinstance(p, ByGroup) or (isinstance(p, EmpiricalGaussian) and p.per_parameter):
+    of_parameters = isinstance(p, ByGroup | UnitPrior)
+    if of_parameters or (isinstance(p, EmpiricalGaussian) and p.per_parameter):
         raise TypeError(
             f"a {type(p).__name__} prior must know which parameter each weight belongs to; give "
             "prior.for_layout(bnn.layout)"
@@ -316,5 +327,8 @@ def _masked_sum(mask: Tensor | None, per_weight: Tensor) -> Tensor:
 _CLOSED_FORMS: dict[tuple[type[Posterior], type[Prior]], _ClosedForm] = {
     (MeanFieldGaussian, EmpiricalGaussian): gaussian_empirical,
     (MeanFieldGaussian, Gaussian): gaussian_gaussian,
+    (MeanFieldGaussian, GroupedGaussianBlock): gaussian_grouped,
     (MeanFieldGaussian, Laplace): gaussian_laplace,
+    (MeanFieldGaussian, LogUniform): gaussian_log_uniform,
+    (MeanFieldGaussian, SpikeAndSlabBlock): gaussian_spike_and_slab,
 }

@@ -49,6 +49,20 @@ class Prior(ABC):
         """
         return self
 
+    def for_parameter(self, shape: Sequence[int]) -> Prior:  # noqa: ARG002
+        """Return the prior of the weights of one parameter of this shape, flattened."""
+        return self
+
+    @property
+    def is_proper(self) -> bool:
+        """Whether the density has a finite integral; if not, a KL is known up to a constant."""
+        return True
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the density depends on the posterior, and so on the data."""
+        return False
+
 
 @dataclass(frozen=True)
 class Gaussian(Prior):
@@ -225,6 +239,16 @@ class BlockPrior(Prior):
         """
         blocks = zip(self.owners, self._split(weights), strict=True)
         return torch.cat([self.priors[owner].log_prob(block) for owner, block in blocks], dim=-1)
+
+    @property
+    def is_proper(self) -> bool:
+        """Whether the priors of all blocks are proper."""
+        return all(prior.is_proper for prior in self.priors)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the prior of a block depends on the posterior."""
+        return any(prior.is_learned for prior in self.priors)
 
     def parts(self, vector: Tensor) -> list[Tensor]:
         """Return for each prior its weights, taken from the last axis of ``vector`` (..., D).

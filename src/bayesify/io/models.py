@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import estimators
-from bayesify.distributions import by_group, families, likelihoods, posteriors, priors
+from bayesify.distributions import by_group, families, likelihoods, posteriors, priors, sparsity
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Posterior
 from bayesify.distributions.priors import Prior
@@ -314,7 +314,8 @@ def _component(module: Any, kind: type[Any], description: Mapping[str, Any]) -> 
 def _prior(description: Mapping[str, Any]) -> Any:
     """Create a prior from its description, including the priors that it consists of."""
     fields = {name: _from_json(value) for name, value in dict(description).items()}
-    module = by_group if fields["type"] in by_group.__all__ else priors
+    modules = (by_group, sparsity, priors)
+    module = next((each for each in modules if fields["type"] in each.__all__), priors)
     return _component(module, Prior, fields)
 
 

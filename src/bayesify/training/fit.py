@@ -86,10 +86,11 @@ def fit(
     Returns:
         The history, a row per epoch: epoch (from 1), loss and nll (nats per example, averaged over
         the epoch), kl and penalty (nats, at the last minibatch), free_energy (nll + kl / N, nats
-        per example, whatever the temperature), free_energy_untrained and its standard error (in the
-        last row, with all means at zero, see ``training.free_energy``), train_error (of the
-        training outputs), validation_error and validation_nll (of the mean weights),
-        fraction_pruned (of all random weights, at the end of the epoch), std_median,
+        per example, whatever the temperature; None with an improper prior),
+        free_energy_untrained and its standard error (in the last row, with all means at zero, see
+        ``training.free_energy``), train_error (of the training outputs), validation_error and
+        validation_nll (of the mean weights), fraction_pruned (of all random weights, at the end of
+        the epoch), std_median,
         std_residual and its columns by group (nats per weight, see
         ``training.convergence.ResidualMeter.row``), learning_rate, data_per_second, seconds (of
         training so far). Where a backend does not compute the KL of every minibatch, the loss

@@ -84,7 +84,8 @@ class EpochMeter:
 
     def _free_energy(self, nll: float) -> float | None:
         """That of the ELBO itself, whatever the temperature and the KL's warm-up."""
-        if isinstance(self._elbo.bnn.posterior, Delta):
+        bnn = self._elbo.bnn
+        if isinstance(bnn.posterior, Delta) or not bnn.weight_prior.is_proper:
             return None
         return nll + self._sums["kl"] / self._elbo.num_data
 

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from bayesify.distributions.by_group import EmpiricalGaussian
 from bayesify.distributions.kl import has_closed_form, kl_divergence
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import MeanFieldGaussian
@@ -206,10 +205,17 @@ def check_certifiable(bnn: BayesianModule) -> None:
             "a PAC-Bayes bound needs a posterior with a KL, and is written for a mean field, got "
             f"{type(bnn.posterior).__name__}; use MeanFieldGaussian"
         )
-    if any(isinstance(part, EmpiricalGaussian) for part in parts):
+    if prior.is_learned:
+        learned = next(type(part).__name__ for part in parts if part.is_learned)
         raise ValueError(
-            "a PAC-Bayes bound needs a prior that is fixed before the data, got EmpiricalGaussian, "
-            "which is learned from them; use Gaussian(std) around prior_mean"
+            "a PAC-Bayes bound needs a prior that is fixed before the data, got "
+            f"{learned.removesuffix('Block')}, which is learned from them; use Gaussian(std) "
+            "around prior_mean"
+        )
+    if not prior.is_proper:
+        raise ValueError(
+            f"a PAC-Bayes bound needs a proper prior, got {type(bnn.prior).__name__}, whose KL is "
+            "known up to a constant only; use Gaussian(std) around prior_mean"
         )
     if not has_closed_form(bnn.posterior, prior):
         raise ValueError(

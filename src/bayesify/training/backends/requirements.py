@@ -165,7 +165,8 @@ def _why_no_prior(bnn: BayesianModule, kl: str) -> str:
     name = type(bnn.prior).__name__
     if type(bnn.weight_prior) is BlockPrior:
         priors = bnn.weight_prior.priors
-        own = [type(each).__name__ for each in priors if prior_form(each, kl) is None]
+        unknown = [type(each).__name__ for each in priors if prior_form(each, kl) is None]
+        own = [each.removesuffix("Block") for each in unknown]
         if own and own[0] != name:
             return f"the prior is {name} with {own[0]}"
         if not own:
