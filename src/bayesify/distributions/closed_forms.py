@@ -177,7 +177,8 @@ def gaussian_spike_and_slab(q: MeanFieldGaussian, p: SpikeAndSlabBlock) -> Tenso
     total, count = p.sum_by_unit(squares, q.mask), p.count_by_unit(squares, q.mask)
     slab = math.log(p.pi) - 0.5 * total / p.std1**2 - count * math.log(p.std1)
     spike = math.log1p(-p.pi) - 0.5 * total / p.std2**2 - count * math.log(p.std2)
-    return -p.spread(torch.logaddexp(slab, spike) / count) - q.log_std - 0.5
+    # Second derivatives of torch.logaddexp are NaN where the two differ much.
+    return -p.spread((slab + softplus(spike - slab)) / count) - q.log_std - 0.5
 
 
 def _wide(vector: Tensor) -> Tensor:

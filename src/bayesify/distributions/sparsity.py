@@ -185,7 +185,8 @@ class SpikeAndSlab(UnitPrior):
     Args:
         pi: probability that a unit has the slab, strictly between 0 and 1.
         std1: standard deviation of the slab, larger than ``std2``.
-        std2: standard deviation of the spike, positive.
+        std2: standard deviation of the spike, positive. A unit moves from slab to spike only if
+            its weights come near the spike: choose it no narrower than the initial weights.
         by: ``"input"`` for units along a parameter's second axis, ``"output"`` along the first, as
             in ``GroupedGaussian``. Parameters with one axis, such as biases, have the prior
             ``Gaussian(std1)``.
@@ -202,7 +203,7 @@ class SpikeAndSlab(UnitPrior):
 
     pi: float = 0.1
     std1: float = 0.5
-    std2: float = 0.01
+    std2: float = 0.05
     by: Unit = "input"
 
     def __post_init__(self) -> None:
