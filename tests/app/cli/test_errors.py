@@ -44,7 +44,7 @@ BAD_OPTIONS = {
     "--lr inf": "lr must be positive and finite, got inf",
     "--lr x": "'--lr'",
     "--lr": "'--lr' requires an argument",
-    "--prior foo": "prior must be one of gaussian, scale-mixture, laplace, got foo",
+    "--prior foo": "log-uniform, got foo",
     "--prior ''": "prior must be one of",
     "--prior-std 0": "prior-std must be",
     "--prior-std 1e200": "std must lie between 1e-15 and 1e15, got 1e+200",

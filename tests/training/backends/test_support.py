@@ -21,8 +21,11 @@ from bayesify import (
     EmpiricalGaussian,
     Flipout,
     Gaussian,
+    GroupedGaussian,
     Laplace,
     LocalReparameterization,
+    LogUniform,
+    SpikeAndSlab,
     StudentT,
     WeightSampling,
     fit,
@@ -153,6 +156,12 @@ LOCAL = {"estimator": LocalReparameterization()}
 OBJECTIVES = {
     "student-t": Case("the prior is StudentT", {"prior": StudentT()}),
     "empirical": Case("the prior is EmpiricalGaussian", {"prior": EmpiricalGaussian(min_size=2)}),
+    "by unit": Case("the prior is SpikeAndSlab", {"prior": SpikeAndSlab()}),
+    "log-uniform": Case("the prior is LogUniform", {"prior": LogUniform()}),
+    "by group, by unit": Case(
+        "the prior is ByGroup with GroupedGaussian",
+        {"prior": ByGroup({"0.*": GroupedGaussian(), "*": Gaussian(0.1)})},
+    ),
     "by group, two kinds": Case(
         "the prior is ByGroup with priors of several kinds",
         {"prior": ByGroup({"0.*": Gaussian(0.1), "*": Laplace(1.0)})},

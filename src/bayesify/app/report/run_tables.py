@@ -58,7 +58,8 @@ def key_numbers(metrics: Mapping[str, Any]) -> list[KeyNumber]:
         if test.get(key) is not None
     ]
     if metrics.get("kl_nats"):
-        tiles.append(KeyNumber("KL from the prior", f"{metrics['kl_nats']:,.0f}", "nats"))
+        unit = "nats, up to a constant" if metrics.get("kl_is_up_to_a_constant") else "nats"
+        tiles.append(KeyNumber("KL from the prior", f"{metrics['kl_nats']:,.0f}", unit))
     if metrics.get("free_energy") is not None:
         untrained = metrics.get("free_energy_untrained")
         note = "nats per example"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bayesify.app.runs.declarations import ConfigError, option
-from bayesify.app.runs.defaults import is_image_folder, is_table_file
+from bayesify.app.runs.defaults import SPARSITY, is_image_folder, is_table_file
 from bayesify.app.runs.rules import BAYESIAN_DIGITS, CENSORED, COUNT, DIGITS, PRUNED
 
 __all__ = ["check_combination"]
@@ -50,6 +50,11 @@ def check_combination(run: Any) -> None:
             f"estimator local-per-position needs --net lenet5 or a folder of images: net {run.net} "
             "uses each weight once per example; use --estimator local"
         )
+    if run.prior == "spike-and-slab" and run.group_by == "weight":
+        raise ConfigError(
+            "prior spike-and-slab needs --group-by input or output, got weight; with a choice for "
+            "each weight it is --prior scale-mixture"
+        )
     try:
         run.make_prior()
     except ValueError as error:
@@ -65,6 +70,13 @@ def check_combination(run: Any) -> None:
         )
     if PRUNED.holds(run):
         _check_pruned(run)
+    if run.prior in SPARSITY:
+        if run.kl == "monte-carlo":
+            raise ConfigError(f"prior {run.prior} has a closed-form KL only; leave out --kl")
+        if run.backend in ("compiled", "closed-form"):
+            raise ConfigError(
+                f"backend {run.backend} does not support --prior {run.prior}; use --backend auto"
+            )
     if run.posterior != "mean-field":
         _check_structured(run)
     if run.optimizer == "ivon":

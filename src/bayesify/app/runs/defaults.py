@@ -11,7 +11,10 @@ from typing import Any
 from bayesify.datasets import IMAGE_DATASETS
 from bayesify.tabular import TableRecipe
 
-__all__ = ["closed_forms_hold", "defaults_for", "is_image_folder", "is_table_file"]
+__all__ = ["SPARSITY", "closed_forms_hold", "defaults_for", "is_image_folder", "is_table_file"]
+
+#: Priors whose KL has a closed form and no kernel.
+SPARSITY = ("grouped-gaussian", "spike-and-slab", "log-uniform")
 
 #: The optimizer of Blundell et al. 2015, each baseline with the better of the rates 0.1 and 0.02.
 _BASELINES: dict[str, dict[str, Any]] = {
@@ -23,6 +26,8 @@ _BASELINES: dict[str, dict[str, Any]] = {
 }
 #: The paper's mixture, for what the search below did not include.
 _EARLIER_MIXTURE: dict[str, Any] = {"pi": 0.75, "std1": 1.0, "std2": math.exp(-8.0)}
+#: A narrower spike is beyond the reach of a whole unit.
+_SPIKE_AND_SLAB: dict[str, Any] = {"pi": 0.1, "std1": 0.5, "std2": 0.02}
 #: With one std for all weights, and for LeNet-5: the defaults before the search of ``bayesify
 #: reproduce train-defaults``, whose best trial has the fields' own.
 _EARLIER: dict[str, Any] = {
@@ -86,6 +91,8 @@ def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[
         defaults = {**_CERTIFIED, "init_std": std}
     else:
         defaults = {} if _was_searched(given) else dict(_EARLIER)
+    if given.get("prior") == "spike-and-slab":
+        defaults |= _SPIKE_AND_SLAB
     if given.get("estimator") == "antithetic":
         defaults["train_samples"] = 2
     if given.get("prune_fraction") and defaults.get("backend") == "closed-form":
@@ -133,6 +140,8 @@ def closed_forms_hold(settings: Mapping[str, Any]) -> bool:
     Several samples a step under an estimator without sampled weights need a KL in closed form.
     """
     sampled = settings.get("estimator", "sampling") in ("sampling", "antithetic")
+    if settings.get("prior") in SPARSITY:
+        return False
     exact_kl = settings.get("prior") != "scale-mixture" and settings.get("kl") != "monte-carlo"
     return sampled or exact_kl or settings.get("train_samples", 1) == 1
 

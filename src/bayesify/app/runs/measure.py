@@ -88,6 +88,8 @@ def evaluate(
         metrics["train"] = _measured(bnn, predicted, data, data.train_inputs, data.train_targets)
         metrics["train_samples"] = few
     metrics["kl_nats"] = None if point else kl_nats(bnn)
+    if not bnn.weight_prior.is_proper:
+        metrics["kl_is_up_to_a_constant"] = True
     metrics["num_weights"] = bnn.layout.num_weights
     metrics["num_weights_left"] = weights_left(bnn)
     return metrics, predictive

@@ -88,10 +88,16 @@ BAYESIAN_TABLE = Rule(
 CERTIFIED = Rule("--objective f-quad, f-classic or f-lambda", lambda run: run.objective != "elbo")
 BASELINE = Rule("--baseline", lambda run: run.baseline is not None)
 MIXTURE = Rule(
-    "--prior scale-mixture", lambda run: run.baseline is None and run.prior == "scale-mixture"
+    "--prior scale-mixture or spike-and-slab",
+    lambda run: run.baseline is None and run.prior in ("scale-mixture", "spike-and-slab"),
 )
 ONE_STD = Rule(
-    "--prior gaussian or laplace", lambda run: run.baseline is None and run.prior != "scale-mixture"
+    "--prior gaussian or laplace",
+    lambda run: run.baseline is None and run.prior in ("gaussian", "laplace"),
+)
+GROUPED = Rule(
+    "--prior grouped-gaussian or spike-and-slab",
+    lambda run: run.baseline is None and run.prior in ("grouped-gaussian", "spike-and-slab"),
 )
 WARMUP = Rule("--kl-warmup above 0", lambda run: run.baseline is None and run.kl_warmup > 0.0)
 SGD = Rule("--optimizer sgd", lambda run: run.optimizer == "sgd")

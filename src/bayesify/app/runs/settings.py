@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_origin, get_type_hints
 
 from bayesify.app.runs.combinations import check_combination
 from bayesify.app.runs.declarations import ConfigError, Declaration, Rule, Setting, option
@@ -28,6 +28,7 @@ from bayesify.app.runs.rules import (
     DROPOUT,
     FINITE,
     FOLDER,
+    GROUPED,
     HELD_OUT,
     HIDDEN_LAYERS,
     MIXTURE,
@@ -48,12 +49,23 @@ from bayesify.app.runs.rules import (
 from bayesify.app.runs.stored_settings import FORMAT, renamed_settings
 from bayesify.distributions.families import PosteriorName
 from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
+from bayesify.distributions.sparsity import (
+    GroupedGaussian,
+    LogUniform,
+    SpikeAndSlab,
+    Unit,
+    UnitOrWeight,
+)
 from bayesify.estimators import Estimator, Flipout, LocalReparameterization, WeightSampling
 from bayesify.tabular.censoring import Limits
 from bayesify.tabular.likelihoods import NumberLikelihood
 from bayesify.training.pruning_schedule import PruningSchedule
 
 __all__ = ["ESTIMATORS", "RunConfig", "declarations"]
+
+PriorName = Literal[
+    "gaussian", "scale-mixture", "laplace", "grouped-gaussian", "spike-and-slab", "log-uniform"
+]
 
 ESTIMATORS: dict[str, Estimator] = {
     "sampling": WeightSampling(),
@@ -212,9 +224,10 @@ class RunConfig:
         ),
     ] = "all"
     prior: Annotated[
-        Literal["gaussian", "scale-mixture", "laplace"],
+        PriorName,
         Setting(
-            "Prior of the weights: {choices}. --prior-std alone means gaussian.",
+            "Prior of the weights: {choices}. --prior-std alone means gaussian. The last three "
+            "remove weights that the data do not need; log-uniform is improper.",
             _POSTERIOR,
             None,
             BAYES,
@@ -241,6 +254,16 @@ class RunConfig:
     std2: Annotated[
         float, Setting("Mixture prior: the smaller std.", _POSTERIOR, POSITIVE, MIXTURE)
     ] = 0.01
+    group_by: Annotated[
+        UnitOrWeight,
+        Setting(
+            "Weights that share a width, or the choice of spike or slab: those of one {choices}; "
+            "spike-and-slab has input or output.",
+            _POSTERIOR,
+            None,
+            GROUPED,
+        ),
+    ] = "input"
     posterior: Annotated[
         PosteriorName,
         Setting(
@@ -562,7 +585,14 @@ class RunConfig:
             return Gaussian(width * self.prior_std)
         if self.prior == "laplace":
             return Laplace(width * self.prior_std / math.sqrt(2.0))
-        return ScaleMixture(self.pi, width * self.std1, width * self.std2)
+        if self.prior == "grouped-gaussian":
+            return GroupedGaussian(self.group_by)
+        if self.prior == "log-uniform":
+            return LogUniform()
+        stds = width * self.std1, width * self.std2
+        if self.prior == "spike-and-slab":
+            return SpikeAndSlab(self.pi, *stds, by=cast("Unit", self.group_by))
+        return ScaleMixture(self.pi, *stds)
 
     @property
     def pruning_epochs(self) -> tuple[float, float]:

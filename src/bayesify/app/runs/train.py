@@ -79,6 +79,11 @@ def train(run: Run, data: RunData, callback: Callback) -> Trained:
             f"tempered objective: the KL is multiplied by {config.temperature:g}, so that this is "
             "not the ELBO",
         )
+    if not elbo.bnn.weight_prior.is_proper:
+        notes.append(
+            f"improper prior: the KL from {config.prior} is known up to a constant only, so that "
+            "there is no free energy"
+        )
     note = free_energy_note(history[-1])
     if note is not None and is_above_untrained(history[-1]):
         notes.append(note)
