@@ -5,7 +5,7 @@ python benchmarks/show_reproductions.py
 
 The table of an experiment replaces the text between its two marks in a page of PAGES; its figures
 are copied to docs/images. README shows the short table of blundell-comparison, and which-prior.md a
-part of that of blundell-bound and that of first_fit.py.
+part of that of blundell-bound and those of first_fit.py and sparsity_priors.py.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def main() -> None:
         insert(README, comparison.EXPERIMENT.name, comparison.headline(rows))
     if rows := read_results(RESULTS / bound.EXPERIMENT.name):
         insert(DOCS / "which-prior.md", "widths", bound.widths(rows))
-    first_fit = (RESULTS / "first-fit" / "table.md").read_text(encoding="utf-8").strip()
-    insert(DOCS / "which-prior.md", "first-fit", first_fit)
+    for name in ("first-fit", "sparsity-priors"):
+        table = (RESULTS / name / "table.md").read_text(encoding="utf-8").strip()
+        insert(DOCS / "which-prior.md", name, table)
 
 
 def insert(path: Path, name: str, table: str) -> None:

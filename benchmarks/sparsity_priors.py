@@ -1,13 +1,11 @@
 """Compare priors by the error that is left after pruning by signal-to-noise.
 
-python benchmarks/sparsity_priors.py [NAME ...] [--epochs 30] [--seeds 3]     it resumes
+python benchmarks/sparsity_priors.py [NAME ...] [--epochs 25] [--seeds 3]     it resumes
 
 A 784-300-100-10 network is trained on the first 55,000 training images of MNIST with each prior and
 otherwise equal settings. Fractions of its weights are then removed at once, without further
 training. Measured are the errors of the mean weights on the other 5,000 images, and the inputs and
 hidden units that are left. No test image is used. The results are in results/sparsity-priors.
-
-    python benchmarks/sparsity_priors.py --table      writes the table to docs/which-prior.md
 """
 
 from __future__ import annotations
@@ -26,11 +24,12 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader, load_images
+from bayesify.io import atomic_write
 
 EXPERIMENT = "sparsity-priors"
 FRACTIONS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.97, 0.98, 0.985, 0.99)
 TRAINED = 55_000
-BATCH = 512
+BATCH = 128
 PRIORS: dict[str, tuple[str, Callable[[], bf.Prior]]] = {
     "gaussian": ("N(0, 0.1^2)", lambda: bf.Gaussian(0.1)),
     "empirical": ("EmpiricalGaussian()", bf.EmpiricalGaussian),
@@ -150,19 +149,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PRIORS))
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in PRIORS]:
         parser.error(f"NAME must be one of {', '.join(PRIORS)}, got {unknown[0]}")
-    if options.table:
-        page = RESULTS.parent / "docs" / "which-prior.md"
-        text = page.read_text(encoding="utf-8")
-        start, end = (f"<!-- sparsity: {which} -->" for which in ("begin", "end"))
-        head, _, rest = text.partition(start)
-        page.write_text(f"{head}{start}\n\n{table()}\n{end}{rest.partition(end)[2]}")
-        return
     torch.set_num_threads(1)
     for name in options.names or PRIORS:
         document = resumed(EXPERIMENT, name, {"epochs": options.epochs})
@@ -173,6 +164,8 @@ def main() -> None:
             row = measure(name, options.epochs, seed)
             store_rows(document, [row], row["seconds"])
             print(name, seed, [(p["fraction"], p["error"], p["units"]) for p in row["pruned"]])
+    atomic_write(RESULTS / EXPERIMENT / "table.md", table())
+    print(table())
 
 
 if __name__ == "__main__":
