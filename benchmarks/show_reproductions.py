@@ -38,8 +38,9 @@ def main() -> None:
     if rows := read_results(RESULTS / bound.EXPERIMENT.name):
         insert(DOCS / "which-prior.md", "widths", bound.widths(rows))
     for name in ("first-fit", "sparsity-priors"):
-        table = (RESULTS / name / "table.md").read_text(encoding="utf-8").strip()
-        insert(DOCS / "which-prior.md", name, table)
+        path = RESULTS / name / "table.md"
+        if path.exists():
+            insert(DOCS / "which-prior.md", name, path.read_text(encoding="utf-8").strip())
 
 
 def insert(path: Path, name: str, table: str) -> None:
