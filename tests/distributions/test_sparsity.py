@@ -260,11 +260,8 @@ def test_fit_trains_with_them(prior: bf.Prior) -> None:
     assert all(math.isfinite(rows[-1]["loss"]) for rows in histories)
 
 
-def check_irrelevant_inputs_fall(prior: bf.Prior) -> None:
-    """Of ten inputs two matter: the signal-to-noise ratios of the others' weights are low.
-
-    Under a wide Gaussian prior these are standard normals, with a root mean square of 1.
-    """
+def trained(prior: bf.Prior) -> bf.BayesianModule:
+    """A linear layer of ten inputs, of which the first two matter."""
     x, noise = normals(300, 10, seed=1), normals(300, 8, seed=2)
     y = x[:, :2] @ normals(2, 8, seed=3) + 0.5 * noise
     with torch.random.fork_rng():
@@ -283,14 +280,38 @@ def check_irrelevant_inputs_fall(prior: bf.Prior) -> None:
         optimizer.zero_grad()
         elbo(x, y).loss.backward()
         optimizer.step()
-    ratios = bnn.layout.unflatten(bf.snr(bnn))["weight"].square()
-    assert ratios[:, :2].mean(dim=0).sqrt().min() > 8.0
-    assert ratios[:, 2:].mean().sqrt() < 0.7
+    return bnn
+
+
+def check_irrelevant_inputs_fall(prior: bf.Prior) -> None:
+    """The signal-to-noise ratios of the weights that do not matter are low.
+
+    Under a wide Gaussian prior they are standard normals, with a root mean square of 1.
+    """
+    bnn = trained(prior)
+    squares = bnn.layout.unflatten(bf.snr(bnn))["weight"].square()
+    assert squares[:, :2].mean(dim=0).sqrt().min() > 8.0
+    assert squares[:, 2:].mean().sqrt() < 0.7
 
 
 @pytest.mark.parametrize("name", [name for name in SPARSE if "output" not in name])
 def test_irrelevant_inputs_fall_to_zero(name: str) -> None:
     check_irrelevant_inputs_fall(SPARSE[name])
+
+
+def check_whole_inputs_go(prior: bf.Prior) -> None:
+    bnn = trained(prior)
+    small = bf.prune(bnn, fraction=(bf.snr(bnn) < 2.0).double().mean().item())
+    weights = bnn.layout.unflatten(small.posterior.masked_mean)["weight"]
+    assert (weights != 0.0).all(dim=0).tolist() == [True] * 2 + [False] * 8
+    assert (weights != 0.0).any(dim=0).tolist() == [True] * 2 + [False] * 8
+
+
+def test_pruning_removes_whole_inputs() -> None:
+    for name in ("grouped-input", "spike-and-slab"):
+        check_whole_inputs_go(SPARSE[name])
+    with pytest.raises(AssertionError):
+        check_whole_inputs_go(bf.Gaussian(1.0))
 
 
 @loop_over("prior", [bf.Gaussian(1.0), bf.EmpiricalGaussian(min_size=1)])
