@@ -17,6 +17,7 @@ from torch import Tensor
 import bayesify as bf
 from bayesify.distributions import log_magnitude
 from bayesify.distributions.log_magnitude import log_magnitude_excess
+from bayesify.referee.density import PosteriorDensity
 
 RATIOS = (0.0, 1e-7, 0.003, 0.05, 0.4, 1.0, 2.0, 3.7, 8.0, 25.0, 300.0)
 STDS = (1e-9, 0.02, 1.0, 400.0)
@@ -161,6 +162,9 @@ def test_there_is_no_density() -> None:
             x, y
         )
     bnn = bf.BayesianModule(mlp(), prior=bf.LogUniform())
+    density = PosteriorDensity(bnn, x, y, temperature=1.0)  # of Hamiltonian Monte Carlo
+    with pytest.raises(TypeError, match="LogUniform prior is improper"):
+        density(density.centre)
     with pytest.raises(TypeError, match="no Monte Carlo KL"):
         bf.ELBO(bnn, num_data=6, kl="monte-carlo")(x, y)
 

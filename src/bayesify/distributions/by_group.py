@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -207,10 +208,7 @@ class UnitBlock(Prior):
         shape: the parameter's shape as (before, units, after): the second axis counts the units.
 
     Example:
-        >>> class Block(UnitBlock):
-        ...     def log_prob(self, weights: Tensor) -> Tensor:
-        ...         return weights
-        >>> block = Block((2, 3, 1))
+        >>> block = UnitBlock((2, 3, 1))
         >>> block.sum_by_unit(torch.arange(6.0), mask=None)
         tensor([3., 5., 7.])
         >>> block.spread(torch.tensor([3.0, 5.0, 7.0]))
@@ -218,6 +216,15 @@ class UnitBlock(Prior):
     """
 
     shape: tuple[int, int, int]
+
+    def log_prob(self, weights: Tensor) -> NoReturn:  # noqa: ARG002
+        """Raise TypeError: a single weight has no density of its own."""
+        raise TypeError(
+            f"a {type(self).__name__.removesuffix('Block')} prior is one of whole units and has no "
+            "density of a single weight, as a Monte Carlo KL or a point estimate needs; use "
+            'posterior=MeanFieldGaussian with kl="auto", or a prior of single weights such as '
+            "ScaleMixture()"
+        )
 
     def sum_by_unit(self, values: Tensor, mask: Tensor | None) -> Tensor:
         """Sum over the unpruned weights of each unit, from shape (n,) to (units,)."""

@@ -90,8 +90,11 @@ class UnitPrior(Prior):
         """Return the prior of the weights of one parameter of this shape, flattened."""
 
     def log_prob(self, weights: Tensor) -> NoReturn:  # noqa: ARG002
-        """Raise TypeError: a single weight has no density of its own."""
-        raise TypeError(_no_density(self))
+        """Raise TypeError: the units depend on the layout of the network."""
+        raise TypeError(
+            f"a {type(self).__name__} prior must know which parameter each weight belongs to; use "
+            "prior.for_layout(bnn.layout)"
+        )
 
     def _units(self, shape: Sequence[int]) -> tuple[int, int, int] | None:
         """The shape as (before, units, after), or None for a parameter without units."""
@@ -156,10 +159,6 @@ class GroupedGaussianBlock(UnitBlock):
         >>> GroupedGaussianBlock((2, 3, 1)).is_learned
         True
     """
-
-    def log_prob(self, weights: Tensor) -> NoReturn:  # noqa: ARG002
-        """Raise TypeError: a single weight has no density of its own."""
-        raise TypeError(_no_density(GroupedGaussian()))
 
     @property
     def is_learned(self) -> bool:
@@ -232,18 +231,6 @@ class SpikeAndSlabBlock(UnitBlock):
     pi: float
     std1: float
     std2: float
-
-    def log_prob(self, weights: Tensor) -> NoReturn:  # noqa: ARG002
-        """Raise TypeError: a single weight has no density of its own."""
-        raise TypeError(_no_density(SpikeAndSlab()))
-
-
-def _no_density(prior: Prior) -> str:
-    return (
-        f"a {type(prior).__name__} prior is one of whole units and has no density of a single "
-        "weight, as a Monte Carlo KL or a point estimate needs; use posterior=MeanFieldGaussian "
-        'with kl="auto", or a prior of single weights such as ScaleMixture()'
-    )
 
 
 def _check_choice(by: str, choices: tuple[str, ...]) -> None:
