@@ -76,7 +76,13 @@ def test_weights_are_within_half_a_step(tmp_path: Path, step: float) -> None:
     assert size.num_weights == 2000
     assert size.num_nonzero == int((net.weight != 0).sum())
     assert size.bits_per_weight == 8 * size.num_bytes / 2000
+    assert size.kl_bytes is not None
     assert math.isclose(size.kl_bytes * 8 * math.log(2), kl_nats(bnn))
+
+
+def test_an_improper_prior_has_no_description_length(tmp_path: Path) -> None:
+    bnn = posterior(nn.Linear(20, 5), prior=bf.LogUniform())
+    assert bf.compress(bnn, tmp_path / "net.bfz").kl_bytes is None
 
 
 def test_rounding_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,8 @@ class Compressed:
         num_nonzero: those that are not zero in the file.
         num_bytes: size of the file.
         kl_bytes: the KL divergence of the posterior in bytes, KL in nats / (8 ln 2): about what
-            bits-back coding of a weight sample would need. It is no bound on ``num_bytes``.
+            bits-back coding of a weight sample would need. It is no bound on ``num_bytes``. None
+            where the prior is improper, as ``LogUniform``.
 
     Example:
         >>> size = Compressed(num_weights=1000, num_nonzero=10, num_bytes=50, kl_bytes=40.0)
@@ -64,7 +65,7 @@ class Compressed:
     num_weights: int
     num_nonzero: int
     num_bytes: int
-    kl_bytes: float
+    kl_bytes: float | None
 
     @property
     def bits_per_weight(self) -> float:
@@ -180,7 +181,8 @@ def compressed(bnn: BayesianModule, *, step_size: float = 1.0) -> tuple[bytes, C
     )
     content = _MAGIC + bytes([_VERSION]) + _digest(body)[:_DIGEST] + body
     num_nonzero = sum(int(np.count_nonzero(each)) for each in tensors)
-    return content, Compressed(layout.num_weights, num_nonzero, len(content), kl_bytes(bnn))
+    length = kl_bytes(bnn) if bnn.weight_prior.is_proper else None
+    return content, Compressed(layout.num_weights, num_nonzero, len(content), length)
 
 
 def decompressed(content: bytes, net: nn.Module, *, source: str = "the content") -> nn.Module:

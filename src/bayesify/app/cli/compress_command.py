@@ -115,8 +115,9 @@ def compress(
     lines = [
         f"{out}: {size.num_bytes:,} bytes, {size.bits_per_weight:.3g} bits a weight; "
         f"{100 * choice.fraction:.4g} % of the weights removed, steps of {choice.step_size:g} std",
-        f"KL divergence of the posterior that is left: {size.kl_bytes:,.0f} bytes",
     ]
+    if size.kl_bytes is not None:
+        lines.append(f"KL divergence of the posterior that is left: {size.kl_bytes:,.0f} bytes")
     if chosen is not None:
         lines.append(f"chosen on {chosen:,} examples: {parts.chosen_on}")
     lines.append(f"measured on {parts.num_measuring:,} examples: {parts.measured_on}")
