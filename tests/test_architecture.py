@@ -37,7 +37,7 @@ LIBRARY = (
     "bandits",
     ROOT,
 )
-APPLICATION = ("adapters", "tabular", "sklearn", "integrations", "app")
+APPLICATION = ("adapters", "tabular", "export", "sklearn", "integrations", "app")
 PAPERS = ("reproduce",)
 PACKAGES = (*LIBRARY, *APPLICATION, *PAPERS)
 

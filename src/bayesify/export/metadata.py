@@ -1,0 +1,142 @@
+"""The description of an exported network, stored in its file as one JSON text."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from bayesify.io.files import StorageError
+
+__all__ = ["METADATA_KEY", "ExportMetadata", "read_metadata"]
+
+#: The key of the JSON text in an ONNX file's ``metadata_props``, and its file name in a ``.pt2``.
+METADATA_KEY = "bayesify"
+_FORMAT = 1
+
+Kind = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True)
+class ExportMetadata:
+    """What a program needs to know to use an exported network.
+
+    The network's outputs are named: ``mean`` (probabilities), ``total`` and ``epistemic``
+    (entropies in nats) for classes; ``mean``, ``std``, ``quantiles`` and ``epistemic`` (a variance)
+    for numbers.
+
+    Args:
+        kind: the kind of the prediction.
+        num_samples: number of weight samples in the network; 0 for its mean weights.
+        classes: names of the classes, in the order of the probabilities; none for numbers.
+        input: how to make the network's input, with a ``"kind"``; see docs/export.md.
+        thresholds: by the name of an output, the largest value to answer at: a prediction whose
+            uncertainty is above abstains. In the output's unit.
+        quantiles: the levels of the output ``quantiles``, between 0 and 1; none for classes.
+
+    Raises:
+        ValueError: the kind is unknown, ``num_samples`` is negative, a threshold is not finite, or
+            a level of a quantile does not lie between 0 and 1.
+
+    Example:
+        >>> description = ExportMetadata("classification", 32, classes=("cat", "dog"))
+        >>> ExportMetadata.from_json(description.to_json()) == description
+        True
+    """
+
+    kind: Kind
+    num_samples: int
+    classes: tuple[str, ...] = ()
+    input: Mapping[str, Any] = field(default_factory=dict)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    quantiles: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
+        if self.num_samples < 0:
+            raise ValueError(f"num_samples must be at least 0, got {self.num_samples}")
+        for name, value in self.thresholds.items():
+            if not math.isfinite(value):
+                raise ValueError(f"the threshold of {name} must be finite, got {value}")
+        for level in self.quantiles:
+            if not 0.0 < level < 1.0:
+                raise ValueError(f"a quantile's level must lie between 0 and 1, got {level}")
+
+    def to_json(self) -> str:
+        """Return the JSON text that is stored in a file."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> ExportMetadata:
+        """Read the JSON text of a file.
+
+        Raises:
+            ValueError: it is not of this form, or of a newer format.
+        """
+        document: Any = json.loads(text)
+        if not isinstance(document, dict) or document.pop("format", None) != _FORMAT:
+            raise ValueError(f"the description must be a JSON object of format {_FORMAT}")
+        try:
+            for name in ("classes", "quantiles"):
+                document[name] = tuple(document.get(name, ()))
+            return cls(**document)
+        except TypeError as error:
+            raise ValueError(f"the description has other entries than it must: {error}") from error
+
+
+def read_metadata(path: str | os.PathLike[str]) -> ExportMetadata:
+    """Read the description of an exported network, from a file ``.onnx`` or ``.pt2``.
+
+    No code is loaded, and no weight of a ``.pt2`` is read.
+
+    Raises:
+        StorageError: the file is missing, damaged, or bayesify did not write it.
+        ModuleNotFoundError: onnx is not installed, for an ONNX file.
+
+    Example:
+        >>> import tempfile
+        >>> text = ExportMetadata("regression", 8).to_json()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with zipfile.ZipFile(f"{folder}/net.pt2", "w") as archive:
+        ...         archive.writestr("net/extra/bayesify", text)
+        ...     read_metadata(f"{folder}/net.pt2").num_samples
+        8
+    """
+    place = Path(path)
+    if not place.is_file():
+        raise StorageError(f"there is no file {place}")
+    text = _onnx_text(place) if place.suffix == ".onnx" else _program_text(place)
+    if text is None:
+        raise StorageError(f"{place} is not a network that bayesify exported")
+    try:
+        return ExportMetadata.from_json(text)
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"the description in {place} cannot be read: {error}") from error
+
+
+def _onnx_text(path: Path) -> str | None:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+    except DecodeError as error:
+        raise StorageError(f"{path} is not a whole ONNX file, it was cut off or altered") from error
+    found = [entry.value for entry in model.metadata_props if entry.key == METADATA_KEY]
+    return found[0] if found else None
+
+
+def _program_text(path: Path) -> str | None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = [name for name in archive.namelist() if name.endswith(f"/extra/{METADATA_KEY}")]
+            return archive.read(found[0]).decode() if found else None
+    except (zipfile.BadZipFile, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} is not a whole .pt2 file, it was cut off or altered") from error
