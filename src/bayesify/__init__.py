@@ -27,8 +27,8 @@ Where to look next:
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once), ``Callback``; pruned as
   it is trained: ``PruningSchedule``; for a loop of your own ``make_step``, ``parameter_groups``; a
   variational optimiser: ``IVON``; examples that arrive in parts: ``StreamingELBO``
-* use: ``Predictive``, ``snr``, ``prune``, ``shrink``, ``save``, ``load``; a file of few bits a
-  weight: ``compress``, ``decompress``; guaranteed coverage:
+* use: ``Predictive``, ``snr``, ``prune``, ``shrink``, ``freeze``, ``save``, ``load``; a file of few
+  bits a weight: ``compress``, ``decompress``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; certified error: ``learn_prior_mean``,
   ``split_for_prior``, ``PACBayesObjective``, ``certify``, ``Certificate``;
   what to label next: ``acquire``; a table's run of the command line: ``open_run``
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from bayesify.io import compress, decompress, load, save
     from bayesify.module.acquire import acquire
     from bayesify.module.bayesian import BayesianModule
+    from bayesify.module.freezing import freeze
     from bayesify.module.outputs import MissingKLWarning
     from bayesify.module.pretrained import RelativeStd, last_layer
     from bayesify.module.pruning import prune, snr
@@ -123,6 +124,7 @@ _MODULES = {
     "training.baselines": ("DeepEnsemble", "MCDropout"),
     "training.certificate": ("Certificate", "certify"),
     "module.bayesian": ("BayesianModule",),
+    "module.freezing": ("freeze",),
     "module.outputs": ("MissingKLWarning",),
     "module.pretrained": ("RelativeStd", "last_layer"),
     "module.pruning": ("prune", "snr"),
@@ -211,6 +213,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "snr",
     "prune",
     "shrink",
+    "freeze",
     "save",
     "load",
     "compress",

@@ -39,6 +39,10 @@ class BernoulliLikelihood(Likelihood):
         """Return the probability of 1 averaged over the weight samples."""
         return BernoulliPredictive.from_logits(outputs, keep_samples=keep_samples)
 
+    def class_log_probs(self, outputs: Tensor) -> Tensor:
+        """Return the log probabilities of 0 and of 1, in nats, shape (..., 2)."""
+        return torch.stack((F.logsigmoid(-outputs), F.logsigmoid(outputs)), -1)
+
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the share of wrong labels, in percent."""
         self._check(outputs.unsqueeze(0), targets)

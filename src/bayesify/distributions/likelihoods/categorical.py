@@ -60,6 +60,10 @@ class CategoricalLikelihood(Likelihood):
         """Return the class probabilities averaged over the weight samples."""
         return CategoricalPredictive.from_logits(outputs, keep_samples=keep_samples)
 
+    def class_log_probs(self, outputs: Tensor) -> Tensor:
+        """Return the log probabilities of all classes, in nats, shape (..., K)."""
+        return outputs.log_softmax(-1)
+
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the share of misclassified examples, or positions, in percent.
 

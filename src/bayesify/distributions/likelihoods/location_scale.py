@@ -82,9 +82,8 @@ class LocationScaleLikelihood(Likelihood):
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return log p(y | output), in nats, summed over the components, shape (S, N)."""
-        locations = self._locations(outputs)
+        locations, scale = self.location_and_scale(outputs)
         self._check(locations, targets)
-        scale = self._predicted_scale(outputs) if self.input_dependent else self._scale.to(outputs)
         return sum_components(self._log_probs(locations, scale, targets))
 
     def predictive(
@@ -113,6 +112,15 @@ class LocationScaleLikelihood(Likelihood):
         if locations is None or scales is None:
             raise ValueError("at least one weight sample is needed, got none")
         return self._mixture(locations, scales)
+
+    def location_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return location (S, N, ...) and scale, in units of the target, from outputs (S, N, ...).
+
+        The scale can be broadcast to the location.
+        """
+        if self.input_dependent:
+            return self._locations(outputs), self._predicted_scale(outputs)
+        return outputs, self._scale.to(outputs)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared error, in squared units of the target."""

@@ -67,7 +67,7 @@ class OrdinalLikelihood(Likelihood):
         """Return the log probability of the target's class, in nats, shape (S, N)."""
         self._check(outputs, targets)
         index = targets.expand(outputs.shape[:2]).unsqueeze(-1)
-        return self._log_probs(outputs).gather(-1, index).squeeze(-1)
+        return self.class_log_probs(outputs).gather(-1, index).squeeze(-1)
 
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
         """Return the class probabilities averaged over the weight samples."""
@@ -77,15 +77,15 @@ class OrdinalLikelihood(Likelihood):
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the share of examples whose most probable class is wrong, in percent."""
         self._check(outputs.unsqueeze(0), targets)
-        is_wrong = self._log_probs(outputs).argmax(-1) != targets
+        is_wrong = self.class_log_probs(outputs).argmax(-1) != targets
         return 100.0 * is_wrong.to(torch.float64).mean()
 
     def config(self) -> dict[str, float | int | bool]:
         """Return ``num_classes``."""
         return {"num_classes": self.num_classes}
 
-    def _log_probs(self, outputs: Tensor) -> Tensor:
-        """Compute the log probabilities (..., K) of all classes from outputs (..., 1).
+    def class_log_probs(self, outputs: Tensor) -> Tensor:
+        """Return the log probabilities of all classes, in nats, (..., K), from outputs (..., 1).
 
         With b > a, sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)). With
         b - a = softplus(gap) the last factor is sigmoid(gap): no difference is left.
@@ -138,4 +138,4 @@ class _Mapped:
     def __iter__(self) -> Iterator[Tensor]:
         for sample in self._outputs:
             self._likelihood._check_outputs(tuple(sample.shape))
-            yield self._likelihood._log_probs(sample)
+            yield self._likelihood.class_log_probs(sample)

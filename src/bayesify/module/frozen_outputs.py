@@ -1,0 +1,151 @@
+"""The outputs of a frozen network: predictions and uncertainties from tensor operations only."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.distributions.likelihoods import (
+    BernoulliLikelihood,
+    CategoricalLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    OrdinalLikelihood,
+)
+
+__all__ = ["ClassOutputs", "NumberOutputs", "frozen_head"]
+
+#: Bisections of a quantile's bracket, which has the width of the weight samples' disagreement.
+_BISECTIONS = 24
+
+
+class ClassOutputs(NamedTuple):
+    """The prediction of classes for N examples, in the shapes of a ``Predictive``.
+
+    Args:
+        mean: averaged probabilities, shape (N, K); of binary labels the probability of 1, (N, ...).
+        total: entropy of the averaged probabilities, in nats, shape (N,).
+        epistemic: mutual information of class and weights, in nats, shape (N,).
+    """
+
+    mean: Tensor
+    total: Tensor
+    epistemic: Tensor
+
+
+class NumberOutputs(NamedTuple):
+    """The prediction of numbers for N examples.
+
+    Args:
+        mean: mean of the target, shape (N, ...).
+        std: standard deviation of the target, noise included, in its units, shape (N, ...).
+        quantiles: quantiles of the target, shape (N, ..., Q).
+        epistemic: variance of the mean over the weight samples, in squared units, shape (N, ...).
+    """
+
+    mean: Tensor
+    std: Tensor
+    quantiles: Tensor
+    epistemic: Tensor
+
+
+class _ClassHead(nn.Module):
+    """Average the class probabilities of S weight samples."""
+
+    def __init__(self, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.likelihood = copy.deepcopy(likelihood)
+        self.is_binary = isinstance(likelihood, BernoulliLikelihood)
+
+    def forward(self, outputs: Tensor) -> ClassOutputs:
+        assert isinstance(
+            self.likelihood, CategoricalLikelihood | BernoulliLikelihood | OrdinalLikelihood
+        )
+        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        log_probs = self.likelihood.class_log_probs(wide)
+        log_mean = log_probs.logsumexp(0) - math.log(len(log_probs))
+        mean = log_mean.exp()
+        # KL(sample || average), averaged: exact where the samples nearly agree, as a difference of
+        # two entropies is not.
+        divergence = (log_probs.exp() * (log_probs - log_mean)).sum(-1).mean(0)
+        total = -(mean * log_mean).sum(-1)
+        return ClassOutputs(
+            mean[..., 1] if self.is_binary else mean,
+            total.clamp_min(0.0),
+            divergence.clamp_min(0.0),
+        )
+
+
+class _NumberHead(nn.Module):
+    """Average S Gaussians: moments, and quantiles by bisection."""
+
+    levels: Tensor
+    standard: Tensor
+
+    def __init__(self, likelihood: GaussianLikelihood, quantiles: Sequence[float]) -> None:
+        super().__init__()
+        self.likelihood = copy.deepcopy(likelihood)
+        levels = torch.tensor(list(quantiles), dtype=torch.float64)
+        self.register_buffer("levels", levels)
+        self.register_buffer("standard", torch.special.ndtri(levels))
+
+    def forward(self, outputs: Tensor) -> NumberOutputs:
+        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        locations, scale = self.likelihood.location_and_scale(wide)
+        mean = locations.mean(0)
+        epistemic = (locations - mean).square().mean(0)
+        std = (epistemic + scale.square().expand_as(locations).mean(0)).sqrt()
+        return NumberOutputs(mean, std, self._quantiles(locations, scale), epistemic)
+
+    def _quantiles(self, locations: Tensor, scale: Tensor) -> Tensor:
+        # The mixture's quantile lies between the smallest and the largest of the components'.
+        levels, standard = self.levels.to(locations), self.standard.to(locations)
+        locations, scale = locations.unsqueeze(-1), scale.unsqueeze(-1)
+        components = locations + scale * standard
+        low, high = components.amin(0), components.amax(0)
+        width = scale * math.sqrt(2.0)
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            is_below = 0.5 + 0.5 * torch.erf((middle - locations) / width).mean(0) < levels
+            low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
+        return 0.5 * (low + high)
+
+
+def frozen_head(likelihood: Likelihood, quantiles: Sequence[float]) -> nn.Module:
+    """Return the module that turns outputs of S weight samples, (S, N, ...), into a prediction.
+
+    Args:
+        likelihood: the likelihood of the network; it is copied.
+        quantiles: the levels of the quantiles of numbers, at least one.
+
+    Raises:
+        TypeError: the prediction under this likelihood needs more than tensor operations.
+        ValueError: a level does not lie between 0 and 1, or there is none.
+
+    Example:
+        >>> head = frozen_head(CategoricalLikelihood(), ())
+        >>> mean, total, epistemic = head(torch.tensor([[[50.0, 0.0]], [[0.0, 50.0]]]))
+        >>> mean, total, epistemic
+        (tensor([[0.5000, 0.5000]]), tensor([0.6931]), tensor([0.6931]))
+        >>> head = frozen_head(GaussianLikelihood(std=0.5), quantiles=(0.05, 0.95))
+        >>> head(torch.tensor([[[-1.0]], [[1.0]]])).quantiles
+        tensor([[[-1.6408,  1.6408]]])
+    """
+    if isinstance(likelihood, CategoricalLikelihood | BernoulliLikelihood | OrdinalLikelihood):
+        return _ClassHead(likelihood)
+    if not isinstance(likelihood, GaussianLikelihood):
+        raise TypeError(
+            "a network can be frozen with a likelihood of classes, or a Gaussian one, got "
+            f"{type(likelihood).__name__}, whose quantiles are no tensor operations; use predict"
+        )
+    if not quantiles or not all(0.0 < level < 1.0 for level in quantiles):
+        raise ValueError(
+            "quantiles must be at least one level between 0 and 1, such as (0.025, 0.5, 0.975), "
+            f"got {tuple(quantiles)}"
+        )
+    return _NumberHead(likelihood, quantiles)
