@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from bayesify.io.files import StorageError
+from torch import nn
 
-__all__ = ["METADATA_KEY", "ExportMetadata", "read_metadata"]
+from bayesify.io.files import StorageError
+from bayesify.module.freezing import FrozenNetwork
+
+__all__ = ["METADATA_KEY", "ExportMetadata", "metadata_of", "read_metadata"]
 
 #: The key of the JSON text in an ONNX file's ``metadata_props``, and its file name in a ``.pt2``.
 METADATA_KEY = "bayesify"
@@ -89,6 +92,20 @@ class ExportMetadata:
             return cls(**document)
         except TypeError as error:
             raise ValueError(f"the description has other entries than it must: {error}") from error
+
+
+def metadata_of(net: nn.Module) -> ExportMetadata | None:
+    """Return what a frozen network tells of itself; None for another module.
+
+    Example:
+        >>> import bayesify as bf
+        >>> metadata_of(bf.freeze(bf.BayesianModule(nn.Linear(3, 2)), num_samples=8)).kind
+        'classification'
+    """
+    if not isinstance(net, FrozenNetwork):
+        return None
+    kind: Kind = "regression" if net.quantiles else "classification"
+    return ExportMetadata(kind, net.num_samples, quantiles=net.quantiles)
 
 
 def read_metadata(path: str | os.PathLike[str]) -> ExportMetadata:

@@ -46,6 +46,12 @@ class FrozenNetwork(nn.Module):
         self.requires_grad_(False)
         self.train(False)
 
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The levels of the quantiles of numbers; none for classes."""
+        levels = getattr(self.head, "levels", None)
+        return () if levels is None else tuple(levels.tolist())
+
     def forward(self, *args: Any, **kwargs: Any) -> ClassOutputs | NumberOutputs:
         """Return the prediction for the network's own inputs."""
         predicted: ClassOutputs | NumberOutputs = self.head(self.outputs(*args, **kwargs))
@@ -231,7 +237,7 @@ class _LocalLinear(nn.Module):
                 "freeze(..., estimator=WeightSampling())"
             )
         mean = nn.functional.linear(inputs, self.weight, self.bias)
-        std = nn.functional.linear(inputs.square(), self.variance, self.bias_variance).sqrt()
+        std = nn.functional.linear(inputs * inputs, self.variance, self.bias_variance).sqrt()
         if not self.is_first:
             mean, std = (each.unflatten(0, (len(self.noise), -1)) for each in (mean, std))
         return torch.addcmul(mean, std, self.noise).flatten(0, 1)

@@ -1,0 +1,66 @@
+"""The result of an export, and the comparison of an exported network with PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+__all__ = ["ExportError", "ExportReport", "largest_difference"]
+
+
+class ExportError(ValueError):
+    """A network cannot be exported, or its exported form has other outputs; nothing is written."""
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """An exported network: its file, and how well it agrees with PyTorch.
+
+    Args:
+        path: the file.
+        bytes: its size.
+        inputs: names of the inputs.
+        outputs: names of the outputs.
+        largest_difference: from PyTorch's outputs, over all examples, absolute, or relative to an
+            output's largest value where that is above 1.
+        float_bytes: with int8 weights, the size with weights in floating point.
+    """
+
+    path: Path
+    bytes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    largest_difference: float
+    float_bytes: int | None = None
+
+
+def largest_difference(found: Sequence[Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Return the largest difference, absolute or relative to an output's largest value above 1.
+
+    Raises:
+        ExportError: an output has another shape, or is not finite where PyTorch's is.
+
+    Example:
+        >>> import torch
+        >>> largest_difference([torch.tensor([0.5, 1.5])], {"mean": torch.tensor([0.5, 2.0])})
+        0.25
+    """
+    largest = 0.0
+    for value, (name, own) in zip(found, expected.items(), strict=True):
+        if value.shape != own.shape:
+            raise ExportError(
+                f"the exported network's output {name} must have shape {tuple(own.shape)}, as in "
+                f"PyTorch, got {tuple(value.shape)}"
+            )
+        if not own.numel():
+            continue
+        value, wide = value.double(), own.double()
+        difference = (value - wide).abs().where(value != wide, 0.0)  # infinities may be equal
+        worst = float(difference.max()) / max(1.0, float(wide.abs().max()))
+        if worst != worst:
+            raise ExportError(f"the exported network's output {name} is not finite as PyTorch's is")
+        largest = max(largest, worst)
+    return largest

@@ -1,0 +1,158 @@
+"""Trace a network for any number of examples, and compare its exported form with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from bayesify.estimators.stateless import evaluation_mode
+from bayesify.export.report import ExportError, largest_difference
+from bayesify.module.inputs import Inputs, arguments_of, count_examples
+
+__all__ = ["TracedNetwork", "first_line"]
+
+#: Examples of the traced pass: 0 and 1 would be taken for constants.
+_TRACED_ROWS = 3
+#: The largest difference from PyTorch's outputs, as :func:`largest_difference` measures it.
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class TracedNetwork:
+    """A network in evaluation mode and the program that was traced from it.
+
+    Args:
+        named: the network, whose outputs have names.
+        program: the program.
+        example: inputs with N examples.
+        inputs: names of the inputs, positional ones first.
+        outputs: names of the outputs.
+
+    Example:
+        >>> traced = TracedNetwork.of(nn.Linear(3, 2), torch.zeros(5, 3))
+        >>> traced.inputs, traced.outputs
+        (('input',), ('output',))
+        >>> traced.compare(lambda x: list(traced.program.module()(x).values())) < 1e-6
+        True
+    """
+
+    named: _NamedOutputs
+    program: ExportedProgram
+    example: Inputs
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, net: nn.Module, example: Inputs) -> TracedNetwork:
+        """Trace a network.
+
+        Raises:
+            ExportError: it cannot be traced, or does not return tensors.
+            TypeError: the example does not consist of tensors.
+            ValueError: there is no example, or their numbers differ between inputs.
+        """
+        named, count = _NamedOutputs(net), count_examples(example)
+        rows = [row % count for row in range(_TRACED_ROWS)]
+        args, kwargs = arguments_of(_rows(example, rows))
+        dynamic = {0: Dim.DYNAMIC}
+        shapes: dict[str, Any] = {"args": (dynamic,) * len(args)} if args else {}
+        shapes |= dict.fromkeys(kwargs, dynamic)
+        try:
+            with evaluation_mode(named), torch.no_grad():
+                outputs = tuple(named(*args, **kwargs))
+                program = torch.export.export(
+                    named, args, kwargs, dynamic_shapes=shapes, strict=False
+                )
+        except ExportError:
+            raise
+        except Exception as error:  # PyTorch raises errors of many kinds
+            raise ExportError(f"the network cannot be traced: {first_line(error)}") from error
+        inputs = ("input",) if len(args) == 1 else tuple(f"input_{i}" for i in range(len(args)))
+        return cls(named, program, example, (*inputs, *kwargs), outputs)
+
+    def compare(self, run: Callable[..., Sequence[Tensor]]) -> float:
+        """Run an exported form on all examples and on the first alone, and compare the outputs.
+
+        Args:
+            run: runs it on tensors in the order of the inputs.
+
+        Returns:
+            The largest difference, see :func:`largest_difference`.
+
+        Raises:
+            ExportError: it fails, or an output has another shape.
+        """
+        differences = []
+        for rows in (slice(None), slice(0, 1)):
+            args, kwargs = arguments_of(_rows(self.example, rows))
+            tensors = (*args, *kwargs.values())
+            with evaluation_mode(self.named), torch.no_grad():
+                expected = self.named(*args, **kwargs)
+            try:
+                with torch.no_grad():
+                    found = run(*tensors)
+            except Exception as error:  # PyTorch and ONNX Runtime raise errors of many kinds
+                raise ExportError(
+                    f"the exported network fails on {len(tensors[0])} examples: {first_line(error)}"
+                ) from error
+            differences.append(largest_difference(found, expected))
+        return max(differences)
+
+    def check(self, run: Callable[..., Sequence[Tensor]]) -> float:
+        """Return what :meth:`compare` returns.
+
+        Raises:
+            ExportError: as :meth:`compare`; or the outputs differ by more than 1e-5.
+        """
+        difference = self.compare(run)
+        if difference > _TOLERANCE:
+            raise ExportError(
+                f"the exported network's outputs must be within {_TOLERANCE:g} of PyTorch's, got a "
+                f"difference of {difference:.2g}; nothing is written"
+            )
+        return difference
+
+
+class _NamedOutputs(nn.Module):
+    """A network whose outputs are tensors by name."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        result = self.net(*args, **kwargs)
+        if isinstance(result, Tensor):
+            return {"output": result}
+        if hasattr(result, "_asdict"):
+            result = result._asdict()
+        if isinstance(result, Mapping) and all(isinstance(v, Tensor) for v in result.values()):
+            return dict(result)
+        raise ExportError(
+            "a network to export must return a tensor, or tensors by name, got "
+            f"{type(result).__name__}"
+        )
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or its kind if there is none.
+
+    Example:
+        >>> first_line(RuntimeError(chr(10) + " the reason" + chr(10) + "and a call stack"))
+        'the reason'
+    """
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)
+
+
+def _rows(example: Inputs, rows: slice | list[int]) -> Inputs:
+    if isinstance(example, Tensor):
+        return example[rows]
+    if isinstance(example, Mapping):
+        return {name: each[rows] for name, each in example.items()}
+    return [each[rows] for each in example]
