@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayesify.export.metadata import METADATA_KEY, ExportMetadata, metadata_of
 from bayesify.export.report import ExportReport
 from bayesify.export.tracing import TracedNetwork
 from bayesify.io.files import atomic_write
-from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.module.inputs import Inputs
 
 __all__ = ["export_program"]
 
@@ -28,8 +28,8 @@ def export_program(
     """Export a network to a file of ``torch.export``, which PyTorch runs without bayesify.
 
     The number of examples may vary. ``torch.export.load(path).module()(x)`` returns the outputs by
-    name. The file is read again and compared with the network on the examples; where they differ by
-    more than 1e-5, nothing is written.
+    name; the inputs are positional. The program is loaded again and compared with the network on
+    the examples; where they differ by more than 1e-5, nothing is written.
 
     Args:
         net: a frozen network, or an ordinary one, which is exported in evaluation mode.
@@ -61,12 +61,6 @@ def export_program(
     torch.export.save(traced.program, buffer, extra_files=extra)
     payload = buffer.getvalue()
     loaded = torch.export.load(io.BytesIO(payload)).module()
-    args, kwargs = arguments_of(example)
-
-    def run(*tensors: Tensor) -> list[Tensor]:
-        by_name = dict(zip(kwargs, tensors[len(args) :], strict=True))
-        return list(loaded(*tensors[: len(args)], **by_name).values())
-
-    difference = traced.check(run)
+    difference = traced.check(lambda *tensors: list(loaded(*tensors).values()))
     atomic_write(place, payload)
     return ExportReport(place, len(payload), traced.inputs, traced.outputs, difference)

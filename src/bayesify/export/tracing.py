@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ class TracedNetwork:
     Args:
         named: the network, whose outputs have names.
         program: the program.
-        example: inputs with N examples.
+        example: tensors of N examples, one for each input.
         inputs: names of the inputs, positional ones first.
         outputs: names of the outputs.
 
@@ -43,7 +42,7 @@ class TracedNetwork:
 
     named: _NamedOutputs
     program: ExportedProgram
-    example: Inputs
+    example: tuple[Tensor, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -56,24 +55,22 @@ class TracedNetwork:
             TypeError: the example does not consist of tensors.
             ValueError: there is no example, or their numbers differ between inputs.
         """
-        named, count = _NamedOutputs(net), count_examples(example)
+        count = count_examples(example)
+        args, kwargs = arguments_of(example)
+        named, tensors = _NamedOutputs(net, tuple(kwargs)), (*args, *kwargs.values())
         rows = [row % count for row in range(_TRACED_ROWS)]
-        args, kwargs = arguments_of(_rows(example, rows))
-        dynamic = {0: Dim.DYNAMIC}
-        shapes: dict[str, Any] = {"args": (dynamic,) * len(args)} if args else {}
-        shapes |= dict.fromkeys(kwargs, dynamic)
+        some = tuple(tensor[rows] for tensor in tensors)
+        shapes = ({0: Dim.DYNAMIC},) * len(some)
         try:
             with evaluation_mode(named), torch.no_grad():
-                outputs = tuple(named(*args, **kwargs))
-                program = torch.export.export(
-                    named, args, kwargs, dynamic_shapes=shapes, strict=False
-                )
+                outputs = tuple(named(*some))
+                program = torch.export.export(named, some, dynamic_shapes=(shapes,), strict=False)
         except ExportError:
             raise
         except Exception as error:  # PyTorch raises errors of many kinds
             raise ExportError(f"the network cannot be traced: {first_line(error)}") from error
         inputs = ("input",) if len(args) == 1 else tuple(f"input_{i}" for i in range(len(args)))
-        return cls(named, program, example, (*inputs, *kwargs), outputs)
+        return cls(named, program, tensors, (*inputs, *kwargs), outputs)
 
     def compare(self, run: Callable[..., Sequence[Tensor]]) -> float:
         """Run an exported form on all examples and on the first alone, and compare the outputs.
@@ -89,10 +86,9 @@ class TracedNetwork:
         """
         differences = []
         for rows in (slice(None), slice(0, 1)):
-            args, kwargs = arguments_of(_rows(self.example, rows))
-            tensors = (*args, *kwargs.values())
+            tensors = [tensor[rows] for tensor in self.example]
             with evaluation_mode(self.named), torch.no_grad():
-                expected = self.named(*args, **kwargs)
+                expected = self.named(*tensors)
             try:
                 with torch.no_grad():
                     found = run(*tensors)
@@ -119,14 +115,16 @@ class TracedNetwork:
 
 
 class _NamedOutputs(nn.Module):
-    """A network whose outputs are tensors by name."""
+    """A network whose inputs are positional, and whose outputs are tensors by name."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, keywords: tuple[str, ...]) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.keywords = net, keywords
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        result = self.net(*args, **kwargs)
+    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        first = len(tensors) - len(self.keywords)
+        kwargs = dict(zip(self.keywords, tensors[first:], strict=True))
+        result = self.net(*tensors[:first], **kwargs)
         if isinstance(result, Tensor):
             return {"output": result}
         if hasattr(result, "_asdict"):
@@ -148,11 +146,3 @@ def first_line(error: Exception) -> str:
     """
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)
-
-
-def _rows(example: Inputs, rows: slice | list[int]) -> Inputs:
-    if isinstance(example, Tensor):
-        return example[rows]
-    if isinstance(example, Mapping):
-        return {name: each[rows] for name, each in example.items()}
-    return [each[rows] for each in example]

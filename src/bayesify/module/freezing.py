@@ -181,6 +181,9 @@ class _StackedWeights(nn.Module):
         def run(tensors: Mapping[str, Tensor]) -> Tensor:
             return tensor_of(stateless.run_with(self.net, tensors, args, kwargs), self.output)
 
+        # A traced program has operations without a form under vmap in ONNX, and any batch size.
+        if torch.compiler.is_exporting():
+            return _looped(run, stacked, self.num_samples)
         try:
             with UnfusedAttention():
                 outputs: Tensor = torch.vmap(run)(stacked)
