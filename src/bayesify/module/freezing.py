@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta, MeanFieldGaussian
 from bayesify.estimators import Estimator, LocalReparameterization, WeightSampling, stateless
 from bayesify.module.bayesian import BayesianModule
@@ -20,6 +21,9 @@ from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.noise.keys import NoiseKey, NoiseSource, Stream
 
 __all__ = ["FrozenNetwork", "freeze"]
+
+#: The levels of the quantiles of numbers, unless others are asked for.
+QUANTILES = (0.025, 0.5, 0.975)
 
 
 class FrozenNetwork(nn.Module):
@@ -45,6 +49,31 @@ class FrozenNetwork(nn.Module):
         self.outputs, self.head, self.num_samples = outputs, head, num_samples
         self.requires_grad_(False)
         self.train(False)
+
+    @classmethod
+    def of_plain(
+        cls,
+        net: nn.Module,
+        likelihood: Likelihood,
+        *,
+        output: Output | None = None,
+        quantiles: Sequence[float] = QUANTILES,
+    ) -> FrozenNetwork:
+        """Freeze an ordinary network, such as one of :func:`bayesify.shrink`.
+
+        Args:
+            net: the network, which is copied.
+            likelihood: the distribution of the targets given its outputs.
+            output: as for ``BayesianModule``.
+            quantiles: as for :func:`freeze`.
+
+        Example:
+            >>> bnn = BayesianModule(nn.Linear(3, 2))
+            >>> FrozenNetwork.of_plain(bnn.to_module(), bnn.likelihood)(torch.zeros(5, 3)).epistemic
+            tensor([0., 0., 0., 0., 0.])
+        """
+        head = frozen_head(likelihood, quantiles)
+        return cls(_MeanWeights(copy.deepcopy(net), output), head, num_samples=0)
 
     @property
     def quantiles(self) -> tuple[float, ...]:
@@ -72,7 +101,7 @@ def freeze(
     *,
     seed: int | None = None,
     estimator: Estimator | None = None,
-    quantiles: Sequence[float] = (0.025, 0.5, 0.975),
+    quantiles: Sequence[float] = QUANTILES,
 ) -> FrozenNetwork:
     """Freeze a Bayesian network to an ordinary module that predicts with its uncertainty.
 
@@ -92,7 +121,8 @@ def freeze(
 
     Args:
         bnn: the network, which is not changed. Its likelihood is one of classes, or Gaussian.
-        num_samples: S; 0 for the mean weights alone, without epistemic uncertainty.
+        num_samples: S; 0 for the mean weights alone, without epistemic uncertainty. A point
+            estimate has only these.
         seed: the seed of the weight samples, as in ``bnn.predict``; None is the module's.
         estimator: ``WeightSampling()`` or ``LocalReparameterization()``; None chooses the second
             where it is possible.
@@ -119,6 +149,10 @@ def freeze(
         raise ValueError(
             f"num_samples must be at least 1, or 0 for the mean weights, got {samples}"
         )
+    if not samples or isinstance(bnn.posterior, Delta):
+        return FrozenNetwork.of_plain(
+            bnn.to_module(), bnn.likelihood, output=bnn.output, quantiles=quantiles
+        )
     head = frozen_head(bnn.likelihood, quantiles)
     reason = _not_local(bnn)
     if estimator is None:
@@ -130,9 +164,7 @@ def freeze(
         )
     key = NoiseKey(bnn.seed if seed is None else seed, Stream.PREDICTION, 0)
     outputs: nn.Module
-    if not samples or isinstance(bnn.posterior, Delta):
-        outputs = _MeanWeights(bnn.to_module(), bnn.output)
-    elif isinstance(estimator, LocalReparameterization):
+    if isinstance(estimator, LocalReparameterization):
         if reason:
             raise ValueError(
                 f"local reparametrisation cannot be frozen here: {reason}; use "

@@ -14,6 +14,7 @@ from bayesify.app.cli.bench_command import bench
 from bayesify.app.cli.certify_command import certify
 from bayesify.app.cli.compress_command import compress
 from bayesify.app.cli.data_command import data_app
+from bayesify.app.cli.export_command import export
 from bayesify.app.cli.predict_command import predict
 from bayesify.app.cli.results_commands import evaluate, inspect, prune, report
 from bayesify.app.cli.train_command import train
@@ -37,7 +38,8 @@ app = typer.Typer(
 _PLUGINS = [point.load() for point in entry_points(group="bayesify.commands")]
 
 for _command in (
-    *(train, predict, evaluate, certify, prune, compress, inspect, report, *_PLUGINS, bench),
+    *(train, predict, evaluate, certify, prune, compress, inspect, report, export),
+    *(*_PLUGINS, bench),
 ):
     # Each paragraph on one line, so that Typer wraps it at the width of the terminal.
     _paragraphs = inspection.cleandoc(_command.__doc__ or "").split("\n\n")

@@ -1,0 +1,162 @@
+"""Export the network of a run on images, with all that a program needs to use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.app.runs.declarations import ConfigError
+from bayesify.app.runs.folder import Run, RunData, RunError
+from bayesify.datasets import ImageData
+from bayesify.distributions.posteriors import Delta
+from bayesify.export import (
+    ExportMetadata,
+    ExportReport,
+    export_onnx,
+    export_program,
+    onnx_session,
+)
+from bayesify.module.bayesian import BayesianModule
+from bayesify.module.freezing import FrozenNetwork, freeze
+from bayesify.module.pruning import prune
+from bayesify.module.shrinking import shrink
+
+__all__ = ["check_export", "export_run"]
+
+#: Share of the held-out examples that the threshold of abstention answers.
+COVERAGE = 0.95
+#: Held-out examples from which the threshold and the errors are computed, and of these those on
+#: which the exported network is compared with PyTorch's.
+_MOST_HELD_OUT, _COMPARED = 2_000, 100
+_AT_ONCE = 100
+
+
+def check_export(out: Path, *, samples: int, pruned: float | None, int8: bool) -> None:
+    """Check the arguments of an export, before anything is loaded.
+
+    Raises:
+        ConfigError: one is wrong.
+    """
+    if out.suffix not in (".onnx", ".pt2"):
+        raise ConfigError(f"out must end in .onnx or .pt2, got {out.name}")
+    if int8 and out.suffix != ".onnx":
+        raise ConfigError(f"int8 is for ONNX; choose a file that ends in .onnx, got {out.name}")
+    if samples < 0:
+        raise ConfigError(f"samples must be at least 1, or 0 for the mean weights, got {samples}")
+    if pruned is not None and not 0.0 < pruned < 1.0:
+        raise ConfigError(f"pruned must lie between 0 and 1, got {pruned}")
+
+
+def export_run(
+    run: Run, out: Path, data: RunData, *, samples: int, pruned: float | None, int8: bool
+) -> dict[str, Any]:
+    """Export the network of a run on images, and measure the exported file.
+
+    Args:
+        run: the run.
+        out: the file, ``.onnx`` or ``.pt2``; an existing file is replaced.
+        data: the run's data. Its held-out part gives the threshold of abstention and the errors.
+        samples: weight samples; 0 for the mean weights, from which the units that pruning left
+            without use are removed.
+        pruned: the fraction of the weights to remove, or None.
+        int8: whether to store the weights in 8 bits.
+
+    Returns:
+        What was written, as JSON; errors in percent of the held-out examples.
+
+    Raises:
+        RunError: the run holds no examples out, or is a baseline that cannot be pruned.
+        ExportError: the network cannot be exported.
+    """
+    inputs, targets = data.test_inputs[:_MOST_HELD_OUT], data.test_targets[:_MOST_HELD_OUT]
+    if not len(inputs):
+        raise RunError(
+            f"{run.folder} holds no examples out to check the export on; train with a larger "
+            "--test-fraction"
+        )
+    frozen = _frozen(run, inputs[:2], samples=samples, pruned=pruned)
+    predicted = _predictions(frozen, inputs)
+    total = predicted["total"].double()
+    metadata = ExportMetadata(
+        "classification",
+        frozen.num_samples,
+        classes=run.class_names,
+        input=_described_input(run),
+        thresholds={"total": float(total.quantile(COVERAGE, interpolation="higher"))},
+    )
+    compared = inputs[:_COMPARED]
+    if out.suffix == ".onnx":
+        report = export_onnx(frozen, out, compared, metadata=metadata, int8=int8)
+    else:
+        report = export_program(frozen, out, compared, metadata=metadata)
+    error = _error(predicted["mean"], targets)
+    return {
+        "out": str(out),
+        "bytes": report.bytes,
+        "num_samples": frozen.num_samples,
+        "weights": sum(each.numel() for each in frozen.outputs.state_dict().values()),
+        "inputs": list(report.inputs),
+        "outputs": list(report.outputs),
+        "largest_difference": report.largest_difference,
+        "threshold": metadata.thresholds["total"],
+        "coverage": COVERAGE,
+        "held_out": len(inputs),
+        "error": error,
+        "int8": _int8_costs(report, inputs, targets) if int8 else None,
+    }
+
+
+def _frozen(run: Run, example: Tensor, *, samples: int, pruned: float | None) -> FrozenNetwork:
+    bnn: BayesianModule = run.load_module()
+    if pruned is not None:
+        if isinstance(bnn.posterior, Delta):
+            raise RunError(
+                f"{run.folder} holds a {run.config.baseline} baseline, whose weights have no "
+                "signal-to-noise ratio; leave --pruned out"
+            )
+        bnn = prune(bnn, pruned)
+    if samples or bnn.posterior.mask is None:
+        return freeze(bnn, samples)
+    return FrozenNetwork.of_plain(shrink(bnn, example), bnn.likelihood)
+
+
+def _described_input(run: Run) -> dict[str, Any]:
+    """Describe how pixels become inputs: (pixel - shift) / scale by channel, then flattened."""
+    if run.images is None:
+        shape, shift, scale = (1, *ImageData.image_shape), [0.0], [ImageData.pixel_scale]
+    else:
+        shape = run.images.image_shape
+        shift, scale = (
+            [255.0 * each for each in values] for values in (run.images.mean, run.images.std)
+        )
+    return {
+        "kind": "image",
+        "shape": [int(np.prod(shape))],
+        "image_shape": list(shape),
+        "pixels": [0, 255],
+        "shift": shift,
+        "scale": scale,
+    }
+
+
+@torch.no_grad()
+def _predictions(frozen: FrozenNetwork, inputs: Tensor) -> dict[str, Tensor]:
+    parts = [frozen(part)._asdict() for part in inputs.split(_AT_ONCE)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _error(mean: Tensor, targets: Tensor) -> float:
+    return 100.0 * float((mean.argmax(-1) != targets).double().mean())
+
+
+def _int8_costs(report: ExportReport, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+    session = onnx_session(report.path)
+    parts = [
+        torch.from_numpy(session.run(["mean"], {report.inputs[0]: part.numpy()})[0])
+        for part in inputs.split(_AT_ONCE)
+    ]
+    return {"error": _error(torch.cat(parts), targets), "float_bytes": report.float_bytes}
