@@ -20,8 +20,9 @@ from bayesify.distributions.likelihoods import (
 
 __all__ = ["ClassOutputs", "NumberOutputs", "frozen_head"]
 
-#: Bisections of a quantile's bracket, which has the width of the weight samples' disagreement.
-_BISECTIONS = 24
+#: The bracket of a quantile, as wide as the weight samples disagree, is divided into parts, of
+#: which one is the next bracket: 8 parts in 8 steps are 24 bisections in a third of the operations.
+_PARTS, _STEPS = 8, 8
 
 
 class ClassOutputs(NamedTuple):
@@ -82,10 +83,11 @@ class _ClassHead(nn.Module):
 
 
 class _NumberHead(nn.Module):
-    """Average S Gaussians: moments, and quantiles by bisection."""
+    """Average S Gaussians: moments, and quantiles by dividing a bracket."""
 
     levels: Tensor
     standard: Tensor
+    places: Tensor
 
     def __init__(self, likelihood: GaussianLikelihood, quantiles: Sequence[float]) -> None:
         super().__init__()
@@ -93,6 +95,7 @@ class _NumberHead(nn.Module):
         levels = torch.tensor(list(quantiles), dtype=torch.float64)
         self.register_buffer("levels", levels)
         self.register_buffer("standard", torch.special.ndtri(levels))
+        self.register_buffer("places", torch.arange(1.0, _PARTS))
 
     def forward(self, outputs: Tensor) -> NumberOutputs:
         wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
@@ -107,13 +110,16 @@ class _NumberHead(nn.Module):
         levels, standard = self.levels.to(locations), self.standard.to(locations)
         locations, scale = locations.unsqueeze(-1), scale.unsqueeze(-1)
         components = locations + scale * standard
-        low, high = components.amin(0), components.amax(0)
-        width = scale * math.sqrt(2.0)
-        for _ in range(_BISECTIONS):
-            middle = 0.5 * (low + high)
-            is_below = 0.5 + 0.5 * torch.erf((middle - locations) / width).mean(0) < levels
-            low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
-        return 0.5 * (low + high)
+        low = components.amin(0)
+        width = components.amax(0) - low
+        locations, spread = locations.unsqueeze(-1), scale.unsqueeze(-1) * math.sqrt(2.0)
+        for _ in range(_STEPS):
+            width = width / _PARTS
+            points = low.unsqueeze(-1) + width.unsqueeze(-1) * self.places.to(low)
+            below = 0.5 + 0.5 * torch.erf((points - locations) / spread).mean(0)
+            passed = (below < levels.unsqueeze(-1)).sum(-1)
+            low = low + width * passed.to(low)
+        return low + 0.5 * width
 
 
 def frozen_head(likelihood: Likelihood, quantiles: Sequence[float]) -> nn.Module:

@@ -1,0 +1,195 @@
+"""Exported networks agree with PyTorch's, or are not written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.cases import normals
+from tests.zoo import ZOO
+from torch import Tensor, nn
+
+import bayesify as bf
+from bayesify.export import (
+    ExportError,
+    ExportMetadata,
+    export_onnx,
+    export_program,
+    onnx_session,
+    read_metadata,
+)
+from bayesify.export import onnx as onnx_export
+from bayesify.export.report import largest_difference
+from bayesify.export.tracing import TracedNetwork
+
+X = normals(5, 4, seed=1).float()
+EXPORTS = {".onnx": export_onnx, ".pt2": export_program}
+SAMPLING = bf.WeightSampling()
+#: Networks of the zoo that cannot be exported, by format, with the cause.
+CANNOT = {
+    (".onnx", "branch-and-loop"): "Could not guard on data-dependent expression",
+    (".pt2", "branch-and-loop"): "Could not guard on data-dependent expression",
+    (".onnx", "lstm-projected"): "ONNX Runtime cannot load the network",
+}
+
+
+def make_bnn(outputs: int = 3, **options: Any) -> bf.BayesianModule:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
+    return bf.BayesianModule(net, init_std=0.2, seed=5, **options)
+
+
+def run_file(path: Path, inputs: Tensor) -> dict[str, Tensor]:
+    if path.suffix == ".pt2":
+        found: dict[str, Tensor] = torch.export.load(path).module()(inputs)
+        return found
+    session = onnx_session(path)
+    names = [output.name for output in session.get_outputs()]
+    values = session.run(names, {"input": inputs.numpy()})
+    return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+@pytest.mark.parametrize(
+    "estimator", [pytest.param(SAMPLING, marks=pytest.mark.slow), bf.LocalReparameterization()]
+)
+def test_classes_with_their_uncertainty(
+    suffix: str, estimator: bf.Estimator, tmp_path: Path
+) -> None:
+    path = tmp_path / f"net{suffix}"
+    frozen = bf.freeze(make_bnn(), 4, estimator=estimator)
+    report = EXPORTS[suffix](frozen, path, X)
+    assert report.path == path
+    assert report.bytes == path.stat().st_size
+    assert report.outputs == ("mean", "total", "epistemic")
+    assert report.largest_difference < 1e-5
+    other = normals(11, 4, seed=2).float()  # another number of examples
+    for name, value in run_file(path, other).items():
+        torch.testing.assert_close(value, getattr(frozen(other), name), atol=1e-5, rtol=1e-5)
+    assert read_metadata(path) == ExportMetadata("classification", 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_numbers_with_their_quantiles(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"net{suffix}"
+    bnn = make_bnn(1, likelihood=bf.GaussianLikelihood(std=0.3))
+    report = EXPORTS[suffix](bf.freeze(bnn, 4, estimator=SAMPLING), path, X)
+    assert report.outputs == ("mean", "std", "quantiles", "epistemic")
+    found, expected = run_file(path, X), bnn.predict(X, num_samples=4)
+    assert torch.allclose(found["mean"], expected.mean, atol=1e-5)
+    quantiles = torch.stack([expected.quantile(q) for q in (0.025, 0.5, 0.975)], -1)
+    assert torch.allclose(found["quantiles"], quantiles, atol=1e-5)
+    assert read_metadata(path).quantiles == (0.025, 0.5, 0.975)
+
+
+def test_a_plain_network_and_its_description(tmp_path: Path) -> None:
+    pruned = bf.prune(make_bnn(), 0.5)
+    small = bf.shrink(pruned, X)
+    described = ExportMetadata("classification", 0, classes=("a", "b", "c"))
+    path = tmp_path / "net.onnx"
+    assert export_onnx(small, path, X, metadata=described).outputs == ("output",)
+    assert torch.allclose(run_file(path, X)["output"], pruned.mean_outputs(X), atol=1e-5)
+    assert read_metadata(path) == described
+    assert export_onnx(nn.Linear(4, 3).train(), path, X).outputs == ("output",)
+
+
+@pytest.mark.slow
+def test_int8_is_smaller_and_says_what_it_costs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 200), nn.ReLU(), nn.Linear(200, 200), nn.Linear(200, 3))
+    frozen = bf.freeze(bf.BayesianModule(net), 0)
+    path = tmp_path / "net.onnx"
+    report = export_onnx(frozen, path, X, int8=True)
+    assert report.float_bytes is not None
+    assert report.bytes < 0.4 * report.float_bytes
+    assert 1e-5 < report.largest_difference < 0.05
+    found = run_file(path, X)["mean"]
+    assert float((found - frozen(X).mean).abs().max()) <= report.largest_difference + 1e-7
+    assert read_metadata(path).kind == "classification"
+
+
+def test_other_outputs_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_text("before")
+    encoded = onnx_export._encoded
+
+    def of_another(traced: TracedNetwork, metadata: ExportMetadata | None) -> bytes:
+        return encoded(TracedNetwork.of(bf.freeze(make_bnn(), 4, seed=6), X), metadata)
+
+    monkeypatch.setattr(onnx_export, "_encoded", of_another)
+    with pytest.raises(ExportError, match=r"within 1e-05 of PyTorch's, got a difference of"):
+        export_onnx(bf.freeze(make_bnn(), 4), path, X)
+    assert path.read_text() == "before"
+    assert [each.name for each in tmp_path.iterdir()] == ["net.onnx"]
+
+
+def test_differences_of_shape_and_nan_are_errors() -> None:
+    own = {"mean": torch.tensor([1.0, float("inf")])}
+    assert largest_difference([torch.tensor([1.0, float("inf")])], own) == 0.0
+    with pytest.raises(ExportError, match=r"mean must have shape \(2,\)"):
+        largest_difference([torch.zeros(2, 1)], own)
+    with pytest.raises(ExportError, match="mean is not finite"):
+        largest_difference([torch.tensor([float("nan"), 0.0])], own)
+
+
+class Texts(nn.Module):
+    def forward(self, x: Tensor) -> str:
+        return str(len(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((nn.Linear(4, 3), "net.txt", X), ValueError, "must end in"),
+        ((nn.Linear(4, 3), "net{}", X[:0]), ValueError, "N > 0"),
+        ((nn.Linear(4, 3), "net{}", np.zeros((2, 4))), TypeError, "inputs must be tensors"),
+        ((nn.Linear(9, 3), "net{}", X), ExportError, "cannot be traced: mat1 and mat2"),
+        ((Texts(), "net{}", X), ExportError, "must return a tensor, or tensors by name, got str"),
+        ((nn.Linear(4, 3), "none/net{}", X), OSError, "No such file"),
+    ],
+)
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_wrong_arguments(
+    suffix: str, arguments: tuple[Any, ...], error: type, message: str, tmp_path: Path
+) -> None:
+    net, name, example = arguments
+    with pytest.raises(error, match=message):
+        EXPORTS[suffix](net, tmp_path / name.format(suffix), example)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs onnxruntime; pip install 'bayesify\[onn"):
+        export_onnx(nn.Linear(4, 3), tmp_path / "net.onnx", X)
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's own decompositions
+@pytest.mark.parametrize("suffix", EXPORTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "inputs-by-name" else pytest.mark.slow)
+        for name in ZOO
+    ],
+)
+def test_the_zoo(name: str, suffix: str, tmp_path: Path) -> None:
+    specimen = ZOO[name]
+    reads: dict[str, Any] = {} if specimen.reads is None else {"output": specimen.reads}
+    options = {**specimen.options, **reads}
+    bnn = bf.BayesianModule(specimen.plain().float(), init_std=0.2, seed=3, **options)
+    example = specimen.changed(lambda t: t.float() if t.is_floating_point() else t)
+    frozen = bf.freeze(bnn, 2, estimator=SAMPLING)
+    path = tmp_path / f"net{suffix}"
+    cause = CANNOT.get((suffix, name))
+    if cause is None:
+        assert EXPORTS[suffix](frozen, path, example).largest_difference < 1e-5
+    else:
+        with pytest.raises(ExportError, match=cause):
+            EXPORTS[suffix](frozen, path, example)
+        assert not path.exists()
