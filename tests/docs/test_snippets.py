@@ -82,6 +82,7 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/which-prior.md": widths,
     "docs/which-posterior.md": lambda: classification(Parts()),
     "docs/table-comparison.md": dict,
+    "docs/export.md": lambda: classification(nn.Linear(4, 3)),
 }
 
 
