@@ -48,6 +48,13 @@ def test_stacked_weights_predict_as_the_network_does(name: str) -> None:
     check_equal(frozen, bnn.predict(specimen.inputs, num_samples=6), specimen.inputs)
 
 
+def test_a_tied_weight_is_held_once() -> None:
+    bnn = ZOO["tied-embedding"].bnn(SAMPLING)
+    own = bf.freeze(bnn, 6, estimator=SAMPLING).named_buffers()
+    held = sum(buffer.numel() for name, buffer in own if "stacked" in name)
+    assert held == 6 * bnn.layout.num_weights
+
+
 def test_other_weights_are_noticed() -> None:
     bnn = make_mlp()
     with pytest.raises(AssertionError):

@@ -196,14 +196,14 @@ class _StackedWeights(nn.Module):
         self.output, self.num_samples = bnn.output, num_samples
         with torch.no_grad():
             weights = sampler_of(bnn.posterior, key)(range(num_samples))
-        stacked = bnn.layout.unflatten(weights)
         self._places: dict[str, list[str]] = {}
-        for index, (path, tensor) in enumerate(bnn.placed(stacked).items()):
-            tied = next((n for n in self._places if getattr(self, n) is tensor), None)
-            name = tied or f"stacked_{index}"
-            if tied is None:
-                self.register_buffer(name, tensor.clone())
-            self._places.setdefault(name, []).append(path)
+        names: dict[int, str] = {}  # a tied weight is placed more than once
+        placed = bnn.placed(bnn.layout.unflatten(weights))
+        for path, tensor in placed.items():
+            if id(tensor) not in names:
+                names[id(tensor)] = f"stacked_{len(names)}"
+                self.register_buffer(names[id(tensor)], tensor.clone())
+            self._places.setdefault(names[id(tensor)], []).append(path)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         stacked = {
