@@ -146,6 +146,7 @@ class Texts(nn.Module):
     ("arguments", "error", "message"),
     [
         ((nn.Linear(4, 3), "net.txt", X), ValueError, "must end in"),
+        ((make_bnn(), "net{}", X), TypeError, "draws new weights at each call; export bf.freeze"),
         ((nn.Linear(4, 3), "net{}", X[:0]), ValueError, "N > 0"),
         ((nn.Linear(4, 3), "net{}", np.zeros((2, 4))), TypeError, "inputs must be tensors"),
         ((nn.Linear(9, 3), "net{}", X), ExportError, "cannot be traced: mat1 and mat2"),

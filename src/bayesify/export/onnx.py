@@ -55,6 +55,7 @@ def export_onnx(
         ExportError: the network cannot be exported, or its outputs are others in ONNX Runtime.
         ValueError: the file's name does not end in ``.onnx``.
         ModuleNotFoundError: the extra ``onnx`` is not installed.
+        TypeError: the network is a ``BayesianModule``, which is to be frozen first.
         OSError: the file cannot be written.
 
     Example:

@@ -40,6 +40,7 @@ def export_program(
     Raises:
         ExportError: the network cannot be traced, or the program's outputs are others.
         ValueError: the file's name does not end in ``.pt2``.
+        TypeError: the network is a ``BayesianModule``, which is to be frozen first.
         OSError: the file cannot be written.
 
     Example:

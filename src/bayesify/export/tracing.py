@@ -12,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 from bayesify.estimators.stateless import evaluation_mode
 from bayesify.export.report import ExportError, largest_difference
 from bayesify.module.inputs import Inputs, arguments_of, count_examples
+from bayesify.module.random_network import RandomNetwork
 
 __all__ = ["TracedNetwork", "first_line"]
 
@@ -52,9 +53,14 @@ class TracedNetwork:
 
         Raises:
             ExportError: it cannot be traced, or does not return tensors.
-            TypeError: the example does not consist of tensors.
+            TypeError: the network is random, or the example does not consist of tensors.
             ValueError: there is no example, or their numbers differ between inputs.
         """
+        if isinstance(net, RandomNetwork):
+            raise TypeError(
+                f"a {type(net).__name__} draws new weights at each call; export bf.freeze(bnn), or "
+                "bnn.to_module() for the mean weights"
+            )
         count = count_examples(example)
         args, kwargs = arguments_of(example)
         named, tensors = _NamedOutputs(net, tuple(kwargs)), (*args, *kwargs.values())

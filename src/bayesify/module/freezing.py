@@ -135,7 +135,7 @@ def freeze(
     Raises:
         ValueError: ``num_samples`` is negative; the estimator does not suit the network; or a level
             does not lie between 0 and 1.
-        TypeError: the likelihood or the estimator is of another kind.
+        TypeError: the network, the likelihood or the estimator is of another kind.
 
     Example:
         >>> bnn = BayesianModule(nn.Sequential(nn.Linear(3, 50), nn.ReLU(), nn.Linear(50, 2)))
@@ -144,6 +144,11 @@ def freeze(
         >>> torch.allclose(frozen(x).mean, bnn.predict(x, num_samples=32).mean, atol=1e-5)
         True
     """
+    if not isinstance(bnn, BayesianModule):
+        raise TypeError(
+            f"freeze needs a BayesianModule, got {type(bnn).__name__}; an ordinary network is "
+            "frozen by FrozenNetwork.of_plain(net, likelihood)"
+        )
     samples = operator.index(num_samples)
     if samples < 0:
         raise ValueError(
