@@ -85,6 +85,9 @@ def test_a_table_is_chosen_on_one_half_and_measured_on_the_other(
     )
     text = bayesify("compress", table_run, "--out", tmp_path / "b.bfz", "--max-error-rise", "20")
     assert ("RMSE" if run.config.task == "regression" else "error %") in text.out
+    few = "note: one of 6 examples to choose by is 17 percentage points, more than the 5 that"
+    text = bayesify("compress", table_run, "--out", tmp_path / "c.bfz", "--max-error-rise", "5")
+    assert (few in text.err) == (run.config.task == "classification")
 
 
 def check_apart(parts: Parts, data: choosing.RunData) -> None:

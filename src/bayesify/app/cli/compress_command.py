@@ -74,7 +74,15 @@ def compress(
         choose=fraction is None or step_size is None,
         data_dir=data_dir,
     )
-    with Console(stderr=True).status("choosing ...") as status:
+    messages = Console(stderr=True)
+    chosen = None if parts.choosing is None else len(parts.choosing.test_targets)
+    if chosen is not None and run.class_names and 100.0 / chosen > max_error_rise:
+        note = (
+            f"note: one of {chosen:,} examples to choose by is {100.0 / chosen:.2g} percentage "
+            f"points, more than the {max_error_rise:g} that the error may rise"
+        )
+        messages.print(Text(note), soft_wrap=True)
+    with messages.status("choosing ...") as status:
         trials = 0
 
         def on_trial() -> None:
@@ -94,7 +102,6 @@ def compress(
         rows = measure_file(run, bnn, choice, parts.measuring)
     atomic_write(out, choice.content)
     size = choice.size
-    chosen = None if parts.choosing is None else len(parts.choosing.test_targets)
     document = {
         "out": str(out),
         "fraction": choice.fraction,
