@@ -230,6 +230,10 @@ def test_errors(tmp_path: Path) -> None:
             bf.compress(bnn, tmp_path / "net.bfz", step_size=step)
     with pytest.raises(ValueError, match=r"below 2\^30 steps, .* larger step_size"):
         bf.compress(bnn, tmp_path / "net.bfz", step_size=1e-12)
+    with pytest.raises(ValueError, match=r"finite float32, .* smaller step_size"):
+        bf.compress(bnn, tmp_path / "net.bfz", step_size=1e300)
+    with pytest.raises(TypeError, match=r"a BayesianModule is needed, .* got Linear"):
+        bf.compress(nn.Linear(3, 2), tmp_path / "net.bfz")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="follow from the posterior's std, but got Delta"):
         bf.compress(bf.BayesianModule(nn.Linear(3, 2), posterior=bf.Delta), tmp_path / "net.bfz")
     with torch.no_grad():

@@ -97,7 +97,8 @@ def compress(
     Raises:
         ImportError: ``constriction`` is not installed; it is in the extra ``compress``.
         OSError: the file cannot be written; an existing file is then unchanged.
-        TypeError: the posterior has no std, as a point estimate.
+        TypeError: the network is no BayesianModule, or its posterior has no std, as a point
+            estimate.
         ValueError: step_size is not positive and finite, or too small for the weights; or weights
             are not finite.
 

@@ -37,7 +37,8 @@ def quantize_means(bnn: BayesianModule, step_size: float) -> dict[str, Quantized
         step_size: as for :func:`quantize`.
 
     Raises:
-        TypeError: the posterior has no std, as a point estimate.
+        TypeError: the network is no BayesianModule, or its posterior has no std, as a point
+            estimate.
         ValueError: step_size is not positive and finite, or as :func:`quantize` does.
 
     Example:
@@ -47,6 +48,11 @@ def quantize_means(bnn: BayesianModule, step_size: float) -> dict[str, Quantized
         >>> quantize_means(bnn, step_size=1.0)["weight"].weights
         tensor([[-1.,  2.]], dtype=torch.float64)
     """
+    if not isinstance(bnn, BayesianModule):
+        raise TypeError(
+            "a BayesianModule is needed, from whose stds the steps of compression follow, got "
+            f"{type(bnn).__name__}"
+        )
     if not 0.0 < step_size < float("inf"):
         raise ValueError(f"step_size must be positive and finite, got {step_size}")
     posterior = bnn.posterior
@@ -91,7 +97,8 @@ def quantize(means: FloatArray, stds: FloatArray, step_size: float) -> Quantized
         unit exactly; it is 0 if all means are.
 
     Raises:
-        ValueError: a mean is not finite, or an integer would not be below 2^30.
+        ValueError: a mean is not finite, the unit would be infinite, or an integer would not be
+            below 2^30.
 
     Example:
         >>> integers, unit = quantize(np.array([0.0, 1.0, -2.1]), np.full(3, 0.5), step_size=1.0)
@@ -104,6 +111,11 @@ def quantize(means: FloatArray, stds: FloatArray, step_size: float) -> Quantized
     if typical == 0.0:
         return Quantized(np.zeros(means.shape, np.int64), 0.0)
     unit = float(torch.tensor(step_size * typical, dtype=torch.bfloat16))
+    if np.isinf(unit):
+        raise ValueError(
+            f"a step must be a finite float32, got {step_size:g} x the typical std {typical:g}; "
+            "give a smaller step_size"
+        )
     largest = float(np.abs(means).max())
     if not largest < unit * 2.0**30:
         raise ValueError(
