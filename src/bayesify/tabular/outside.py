@@ -16,12 +16,12 @@ from bayesify.prediction import (
 )
 from bayesify.prediction.averaging import entropy
 
-__all__ = ["doubt", "widened"]
+__all__ = ["FEWEST_SAMPLES", "doubt", "normal_scores", "widen", "widened"]
 
 #: Largest share of the training frequencies in the probabilities of a row outside.
 _MOST_MIXED = 0.5
 #: Fewer weight samples cannot carry another variance of their means.
-_FEWEST_SAMPLES = 8
+FEWEST_SAMPLES = 8
 #: So often those of few samples are repeated, where noise cannot carry it either.
 _COPIES = 32
 
@@ -63,19 +63,38 @@ def widened(predictive: Predictive, distances: Tensor, marginal: Tensor) -> Pred
         >>> (q.total - p.total).round(decimals=4).tolist()
         [0.0, 2.0]
     """
-    far = distances > 0.0
-    if not bool(far.any()):
+    if not bool((distances > 0.0).any()):
         return predictive
+    return widen(predictive, distances, marginal)
+
+
+def widen(
+    predictive: Predictive,
+    distances: Tensor,
+    marginal: Tensor,
+    scores: Tensor | None = None,
+) -> Predictive:
+    """Return what :func:`widened` does, by operations that do not depend on the values.
+
+    A program that traces the operations records them.
+
+    Args:
+        predictive: of N rows.
+        distances: as for :func:`widened`.
+        marginal: as for :func:`widened`.
+        scores: :func:`normal_scores` of the number of weight samples; None computes them.
+    """
+    far = distances > 0.0
     share = doubt(distances)
     if isinstance(predictive, CategoricalPredictive):
         return _mixed(predictive, far, _MOST_MIXED * share, marginal)
     if isinstance(predictive, CountPredictive):
-        return _spread(predictive, far, share, marginal)
+        return _spread(predictive, far, share, marginal, scores)
     assert isinstance(predictive, GaussianPredictive | StudentTPredictive)
     means = predictive.means
     axes = (-1, *[1] * (means.dim() - 2))
     extra = (share.reshape(axes) * marginal).to(means).expand(means.shape[1:])
-    if len(means) < _FEWEST_SAMPLES:
+    if len(means) < FEWEST_SAMPLES:
         if isinstance(predictive, StudentTPredictive):
             scale, df = (part.to(means) for part in (predictive.scale, predictive.df))
             wide = (scale.square() + extra * (df - 2.0) / df).sqrt()
@@ -85,41 +104,56 @@ def widened(predictive: Predictive, distances: Tensor, marginal: Tensor) -> Pred
         noise = predictive.noise_std.to(means).expand_as(means)
         wide = torch.where(far.reshape(axes), (noise.square() + extra).sqrt(), noise)
         return GaussianPredictive(means, wide)
-    moved = means + extra.sqrt() * _uncorrelated_scores(means)
+    moved = means + extra.sqrt() * _uncorrelated_scores(means, scores)
     return dataclasses.replace(predictive, means=torch.where(far.reshape(axes), moved, means))
 
 
 def _spread(
-    predictive: CountPredictive, far: Tensor, share: Tensor, marginal: Tensor
+    predictive: CountPredictive,
+    far: Tensor,
+    share: Tensor,
+    marginal: Tensor,
+    scores: Tensor | None,
 ) -> CountPredictive:
     """Return counts whose logarithmic means vary by ``share * marginal`` more, of equal means."""
     rates = predictive.log_rates
-    if len(rates) < _FEWEST_SAMPLES:  # equal samples of one distribution are that distribution
+    if len(rates) < FEWEST_SAMPLES:  # equal samples of one distribution are that distribution
         predictive = predictive.subset([*range(len(rates))] * _COPIES)
         rates = predictive.log_rates
     axes = (-1, *[1] * (rates.dim() - 2))
     extra = (share.reshape(axes) * marginal).to(rates).expand(rates.shape[1:])
-    moved = rates + extra.sqrt() * _uncorrelated_scores(rates)
+    moved = rates + extra.sqrt() * _uncorrelated_scores(rates, scores)
     moved = moved + (rates.logsumexp(0) - moved.logsumexp(0))
     wide = torch.where(far.reshape(axes), moved, rates)
     found: CountPredictive = dataclasses.replace(predictive, log_rates=wide)  # type: ignore[type-var]
     return found
 
 
-def _uncorrelated_scores(means: Tensor) -> Tensor:
-    """Return numbers like S draws of a normal, of variance 1 and uncorrelated with the means."""
-    count = len(means)
+def normal_scores(count: int) -> Tensor:
+    """Return ``count`` equally probable quantiles of a normal in a fixed random order, float64.
+
+    Example:
+        >>> normal_scores(3).round(decimals=2)
+        tensor([ 0.9700, -0.9700,  0.0000], dtype=torch.float64)
+    """
     generator = torch.Generator()
     generator.manual_seed(0)  # so that the same row has the same prediction in every call
-    ranks = torch.randperm(count, generator=generator).to(means)
-    normal = torch.special.ndtri((ranks + 0.5) / count).reshape(-1, *[1] * (means.dim() - 1))
+    ranks = torch.randperm(count, generator=generator).double()
+    scores: Tensor = torch.special.ndtri((ranks + 0.5) / count)
+    return scores
+
+
+def _uncorrelated_scores(means: Tensor, scores: Tensor | None) -> Tensor:
+    """Return numbers like S draws of a normal, of variance 1 and uncorrelated with the means."""
+    normal = normal_scores(len(means)) if scores is None else scores
+    normal = normal.to(means).reshape(-1, *[1] * (means.dim() - 1))
     offsets = means - means.mean(0)
     # In units of their largest, so that no square overflows.
     offsets = offsets / offsets.abs().amax(0).clamp_min(torch.finfo(means.dtype).tiny)
     squares = offsets.square().sum(0).clamp_min(torch.finfo(means.dtype).tiny)
-    scores = normal - offsets * ((offsets * normal).sum(0) / squares)
-    scores = scores - scores.mean(0)
-    found: Tensor = scores / scores.square().mean(0).sqrt()
+    free = normal - offsets * ((offsets * normal).sum(0) / squares)
+    free = free - free.mean(0)
+    found: Tensor = free / free.square().mean(0).sqrt()
     return found
 
 

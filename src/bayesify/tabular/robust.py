@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.cells import Floats
 
 __all__ = [
+    "MOST",
     "bounds",
     "correlation",
     "moderated",
@@ -27,7 +28,7 @@ _PARTS = (0.25, 0.1, 0.05, 0.025, 0.01)
 #: A larger share of the values is not wild.
 _MOST_WILD = 0.05
 #: Moderated numbers stay below this multiple of the size up to which they are left as they are.
-_MOST = 5.0 / 3.0
+MOST = 5.0 / 3.0
 _NORMAL = NormalDist()
 #: Probabilities of the knots of a map to the scores of a normal, but for smallest and largest.
 _KNOTS = np.array([_NORMAL.cdf(place / 4.0) for place in range(-10, 11)])
@@ -71,7 +72,7 @@ def moderated(scaled: Floats, plain: float) -> Floats:
         [-1.0, 3.0, 3.92, 5.0]
     """
     size = np.abs(scaled)
-    span = (_MOST - 1.0) * plain
+    span = (MOST - 1.0) * plain
     far = plain + span * np.tanh((size - plain) / span)
     return np.where(size <= plain, scaled, np.copysign(far, scaled))
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from bayesify.tabular.cells import Floats, Texts, as_days
 from bayesify.tabular.columns.numbers import RangedColumn
 
-__all__ = ["DateColumn", "calendar_parts"]
+__all__ = ["CYCLES", "DateColumn", "calendar_parts"]
 
 #: Lengths of the cycles of a date, in days.
-_CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
+CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class DateColumn(RangedColumn):
         known = np.isfinite(values)
         inputs = [self._standardised(values)]
         for cycle in self.cycles:
-            angle = 2.0 * math.pi * np.where(known, values, 0.0) / _CYCLES[cycle]
+            angle = 2.0 * math.pi * np.where(known, values, 0.0) / CYCLES[cycle]
             inputs += [np.where(known, np.sin(angle), 0.0), np.where(known, np.cos(angle), 0.0)]
         return inputs
 
