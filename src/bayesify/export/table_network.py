@@ -29,7 +29,7 @@ from bayesify.tabular.schema import TableSchema
 __all__ = ["TableNetwork", "mixture_quantiles"]
 
 #: Steps of the search for a quantile.
-_STEPS = 24
+_STEPS = 14
 #: Mixtures of fewer counts cannot be widened.
 _COUNT_SAMPLES = 32
 
@@ -108,7 +108,7 @@ class TableNetwork(nn.Module):
         inputs, distances = self.inputs(values)
         outputs = torch.vmap(lambda row: torch.func.functional_call(self.net, row, (inputs,)))(
             self.weights
-        ).double()
+        )
         # All samples of all rows as rows of one sample.
         flat = self.likelihood.predictive([outputs.flatten(0, 1)], keep_samples=False)
         farthest = distances.amax(1)
@@ -120,9 +120,9 @@ class TableNetwork(nn.Module):
         return (*found, distances)
 
     def _classes(self, flat: CategoricalPredictive, farthest: Tensor) -> tuple[Tensor, ...]:
-        log_probs = flat.log_mean.unflatten(0, (self.num_samples, -1))
+        log_probs = flat.log_mean.double().unflatten(0, (self.num_samples, -1))
         log_mean = log_probs.logsumexp(0) - math.log(self.num_samples)
-        aleatoric = flat.aleatoric.unflatten(0, (self.num_samples, -1)).mean(0)
+        aleatoric = entropy(log_probs).mean(0)
         information = (entropy(log_mean) - aleatoric).clamp(min=0.0)
         p = CategoricalPredictive(log_mean, aleatoric, information)
         if self.marginal is not None:
@@ -149,7 +149,7 @@ class TableNetwork(nn.Module):
         """Return the mixture over the weight samples, of shape (S, N)."""
         shape = (self.num_samples, -1)
         if isinstance(flat, CountPredictive):
-            rates = flat.log_rates.flatten().unflatten(0, shape)
+            rates = flat.log_rates.double().flatten().unflatten(0, shape)
             if self.marginal is not None and self.num_samples < len(self.scores):
                 rates = rates.repeat(len(self.scores) // self.num_samples, 1)
             return dataclasses.replace(flat, log_rates=rates)  # type: ignore[type-var]
@@ -160,7 +160,8 @@ class TableNetwork(nn.Module):
         else:
             std = flat.noise_std
         means, stds = (
-            part.flatten().unflatten(0, shape) for part in (flat.means, std.expand_as(flat.means))
+            part.double().flatten().unflatten(0, shape)
+            for part in (flat.means, std.expand_as(flat.means))
         )
         return GaussianPredictive(means, stds)
 

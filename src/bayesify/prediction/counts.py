@@ -178,6 +178,8 @@ class NegativeBinomialPredictive(CountPredictive):
     def __post_init__(self) -> None:
         """Check shapes and values."""
         super().__post_init__()
+        if torch.compiler.is_compiling():  # there are no values while a program is traced
+            return
         if not bool((self.dispersion > 0.0).all()):
             raise ValueError(
                 f"dispersion must be positive, got {float(self.dispersion.min())}; without "
