@@ -20,7 +20,7 @@ from bayesify.export.tracing import TracedNetwork, first_line
 from bayesify.io.files import atomic_write
 from bayesify.module.inputs import Inputs
 
-__all__ = ["export_onnx", "onnx_session"]
+__all__ = ["check_installed", "encoded", "export_onnx", "onnx_session"]
 
 _LARGEST = 2**31 - 1  # bytes of a protocol buffer
 
@@ -68,9 +68,9 @@ def export_onnx(
     place = Path(path)
     if place.suffix != ".onnx":
         raise ValueError(f"the file of an ONNX network must end in .onnx, got {place.name}")
-    _check_installed()
+    check_installed()
     traced = TracedNetwork.of(net, example)
-    payload = _encoded(traced, metadata or metadata_of(net))
+    payload = encoded(traced, metadata or metadata_of(net))
     difference = traced.check(_runner(payload, traced))
     if not int8:
         atomic_write(place, payload)
@@ -97,7 +97,8 @@ def onnx_session(model: bytes | Path) -> Any:
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Raise ModuleNotFoundError unless the extra ``onnx`` is installed."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -108,7 +109,7 @@ def _check_installed() -> None:
         ) from error
 
 
-def _encoded(traced: TracedNetwork, metadata: ExportMetadata | None) -> bytes:
+def encoded(traced: TracedNetwork, metadata: ExportMetadata | None) -> bytes:
     """Return the ONNX file of a program.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -10,6 +11,12 @@ from statistics import NormalDist
 import torch
 from torch import Tensor, nn
 
+from bayesify.distributions.likelihoods import (
+    CategoricalLikelihood,
+    OrdinalLikelihood,
+    StudentTLikelihood,
+)
+from bayesify.distributions.likelihoods.location_scale import LocationScaleLikelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.export.table_inputs import TableInputs
 from bayesify.module.bayesian import BayesianModule
@@ -19,19 +26,17 @@ from bayesify.prediction import (
     CategoricalPredictive,
     CountPredictive,
     GaussianPredictive,
-    NumericPredictive,
-    StudentTPredictive,
+    Predictive,
 )
 from bayesify.prediction.averaging import entropy
-from bayesify.tabular.outside import normal_scores, widen
+from bayesify.tabular.columns import Column, UnusedColumn
+from bayesify.tabular.outside import COPIES, FEWEST_SAMPLES, normal_scores, widen
 from bayesify.tabular.schema import TableSchema
 
-__all__ = ["TableNetwork", "mixture_quantiles"]
+__all__ = ["TableNetwork", "mixture_quantiles", "used_columns"]
 
 #: Steps of the search for a quantile.
 _STEPS = 14
-#: Mixtures of fewer counts cannot be widened.
-_COUNT_SAMPLES = 32
 
 
 class TableNetwork(nn.Module):
@@ -41,15 +46,9 @@ class TableNetwork(nn.Module):
     rows outside the training data, and returns them in the units of the target: what
     ``bayesify predict`` computes for a row.
 
-    The forward pass maps values (N, C) as of :class:`TableInputs` to a tuple of tensors, named by
-    ``names``. For classes: ``mean``, the probabilities (N, K), and ``total`` and ``epistemic``, in
-    nats. For numbers: ``mean``, ``std``, ``quantiles`` (N, Q) if there are any, ``total`` and
-    ``epistemic``, which are variances. For both: ``distances`` (N, C), how far a row lies outside
-    in each column. Shapes are (N,) where no other is given.
-
     Args:
         bnn: the trained network.
-        schema: schema of its table.
+        schema: schema of its table; it must have no columns of texts.
         num_samples: number of weight samples, those of ``bnn.predict``; 0 for the mean weights.
         quantiles: levels of the quantiles of a number, between 0 and 1. Only Gaussian and censored
             numbers have them: ONNX has no operator for the distribution functions of counts and of
@@ -70,100 +69,99 @@ class TableNetwork(nn.Module):
     ) -> None:
         super().__init__()
         if num_samples < 0:
-            raise ValueError(f"num_samples must be at least 0, got {num_samples}")
+            raise ValueError(
+                f"num_samples must be 0, for the mean weights, or more, got {num_samples}"
+            )
         for level in quantiles:
             if not 0.0 < level < 1.0:
                 raise ValueError(f"a quantile's level must lie between 0 and 1, got {level}")
         target = schema.target
-        self.inputs = TableInputs(schema.columns)
-        self.has_classes = bool(target.classes)
+        self.inputs = TableInputs(used_columns(schema))
+        self.has_classes, self.has_counts = bool(target.classes), target.has_counts
         self.shift, self.scale = target.shift, target.scale
-        self.marginal = torch.tensor(target.marginal) if target.marginal else None
-        has_quantiles = target.likelihood in ("", "gaussian", "censored") and not self.has_classes
+        self.marginal = torch.tensor(target.marginal).double() if target.marginal else None
+        has_quantiles = target.likelihood in ("", "gaussian", "censored") and not target.classes
         self.quantiles = tuple(quantiles) if has_quantiles else ()
         self.net = bnn.to_module().requires_grad_(False)
-        self.likelihood = bnn.likelihood
+        self.likelihood = copy.deepcopy(bnn.likelihood).requires_grad_(False)
         with torch.no_grad():
             if num_samples and not isinstance(bnn.posterior, Delta):
                 key = NoiseKey(bnn.seed, Stream.PREDICTION, 0)
                 weights = sampler_of(bnn.posterior, key)(range(num_samples))
             else:
                 weights = bnn.posterior.masked_mean.clone().unsqueeze(0)
-            rows = [bnn.layout.unflatten(row) for row in weights]
-        self.num_samples = len(rows)
-        self.weights = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-        counts = _COUNT_SAMPLES * self.num_samples if target.has_counts else 0
-        self.scores = normal_scores(max(self.num_samples, counts))
+            self.weights = {n: each.clone() for n, each in bnn.layout.unflatten(weights).items()}
+        self.num_samples = len(weights)
+        # Few counts are repeated, see outside.widen.
+        self.copies = COPIES if self.has_counts and self.num_samples < FEWEST_SAMPLES else 1
+        self.scores = normal_scores(self.copies * self.num_samples)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the outputs."""
-        if self.has_classes:
-            return ("mean", "total", "epistemic", "distances")
-        quantiles = ("quantiles",) if self.quantiles else ()
-        return ("mean", "std", *quantiles, "total", "epistemic", "distances")
+    def forward(self, values: Tensor) -> dict[str, Tensor]:
+        """Return the predictions for the values of the columns, shape (N, C), float64.
 
-    def forward(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs for the values of the columns, shape (N, C), float64."""
+        Returns:
+            For classes ``mean``, the probabilities (N, K), and ``total`` and ``epistemic``, in
+            nats. For numbers ``mean``, ``std``, ``quantiles`` (N, Q) if there are any, and
+            ``total`` and ``epistemic``, which are variances. For both ``outside_training``, whether
+            a row lies outside, and ``outside_column``, the number from 1 of the column in which it
+            lies farthest outside, or 0. Shapes are (N,) where no other is given.
+        """
         inputs, distances = self.inputs(values)
+        farthest = distances.amax(1)
         outputs = torch.vmap(lambda row: torch.func.functional_call(self.net, row, (inputs,)))(
             self.weights
         )
-        # All samples of all rows as rows of one sample.
-        flat = self.likelihood.predictive([outputs.flatten(0, 1)], keep_samples=False)
-        farthest = distances.amax(1)
-        if isinstance(flat, CategoricalPredictive):
-            found = self._classes(flat, farthest)
-        else:
-            assert isinstance(flat, NumericPredictive)
-            found = self._numbers(flat, farthest)
-        return (*found, distances)
-
-    def _classes(self, flat: CategoricalPredictive, farthest: Tensor) -> tuple[Tensor, ...]:
-        log_probs = flat.log_mean.double().unflatten(0, (self.num_samples, -1))
-        log_mean = log_probs.logsumexp(0) - math.log(self.num_samples)
-        aleatoric = entropy(log_probs).mean(0)
-        information = (entropy(log_mean) - aleatoric).clamp(min=0.0)
-        p = CategoricalPredictive(log_mean, aleatoric, information)
+        predictive = self._predictive(outputs)
         if self.marginal is not None:
-            wide = widen(p, farthest, self.marginal.double(), self.scores)
-            assert isinstance(wide, CategoricalPredictive)
-            p = wide
-        return tuple(part.float() for part in (p.mean, p.total, p.epistemic))
+            predictive = widen(predictive, farthest, self.marginal, self.scores)
+        is_outside = farthest > 0.0
+        return {
+            **self._in_units(predictive),
+            "outside_training": is_outside,
+            "outside_column": torch.where(is_outside, distances.argmax(1) + 1, 0),
+        }
 
-    def _numbers(self, flat: NumericPredictive, farthest: Tensor) -> tuple[Tensor, ...]:
-        p = self._mixture(flat)
+    def _predictive(self, outputs: Tensor) -> Predictive:
+        """Return the mixture over the weight samples, of outputs (S, N, ...), in float64."""
+        likelihood = self.likelihood
+        if isinstance(likelihood, CategoricalLikelihood | OrdinalLikelihood):
+            log_probs = likelihood.class_log_probs(outputs).double()
+            log_mean = log_probs.logsumexp(0) - math.log(self.num_samples)
+            aleatoric = entropy(log_probs).mean(0)
+            return CategoricalPredictive(log_mean, aleatoric)
+        if isinstance(likelihood, LocationScaleLikelihood):
+            means, scale = likelihood.location_and_scale(outputs)
+            if isinstance(likelihood, StudentTLikelihood):
+                # Only moments are computed, which are those of Gaussian noise of equal variance.
+                df = likelihood.df
+                scale = scale * (df / (df - 2.0)).sqrt()
+            return GaussianPredictive(means.squeeze(-1).double(), scale.squeeze(-1).double())
+        # All rows of all samples as rows of one sample.
+        flat = likelihood.predictive([outputs.flatten(0, 1)], keep_samples=False)
+        assert isinstance(flat, CountPredictive)
+        rates = flat.log_rates.double().flatten().unflatten(0, (self.num_samples, -1))
         if self.marginal is not None:
-            wide = widen(p, farthest, self.marginal.double(), self.scores)
-            assert isinstance(wide, NumericPredictive)
-            p = wide
-        square = self.scale**2
-        found = [p.mean * self.scale + self.shift, p.total.sqrt() * self.scale]
+            rates = rates.repeat(self.copies, 1)
+        found: CountPredictive = dataclasses.replace(flat, log_rates=rates)  # type: ignore[type-var]
+        return found
+
+    def _in_units(self, p: Predictive) -> dict[str, Tensor]:
+        if self.has_classes:
+            return {name: getattr(p, name).float() for name in ("mean", "total", "epistemic")}
+        scale = 1.0 if self.has_counts else self.scale
+        shift = 0.0 if self.has_counts else self.shift
+        found = {"mean": p.mean * scale + shift, "std": p.total.sqrt() * scale}
         if self.quantiles:
             assert isinstance(p, GaussianPredictive)
-            quantiles = mixture_quantiles(p.means, p.noise_std.expand_as(p.means), self.quantiles)
-            found.append(quantiles.T * self.scale + self.shift)
-        return (*found, p.total * square, p.epistemic * square)
+            noise = p.noise_std.expand_as(p.means)
+            found["quantiles"] = mixture_quantiles(p.means, noise, self.quantiles).T * scale + shift
+        square = scale * scale
+        return {**found, "total": p.total * square, "epistemic": p.epistemic * square}
 
-    def _mixture(self, flat: NumericPredictive) -> NumericPredictive:
-        """Return the mixture over the weight samples, of shape (S, N)."""
-        shape = (self.num_samples, -1)
-        if isinstance(flat, CountPredictive):
-            rates = flat.log_rates.double().flatten().unflatten(0, shape)
-            if self.marginal is not None and self.num_samples < len(self.scores):
-                rates = rates.repeat(len(self.scores) // self.num_samples, 1)
-            return dataclasses.replace(flat, log_rates=rates)  # type: ignore[type-var]
-        assert isinstance(flat, GaussianPredictive | StudentTPredictive)
-        if isinstance(flat, StudentTPredictive):
-            # Only moments are computed, which are those of Gaussian noise of the same variance.
-            std = flat.scale * (flat.df / (flat.df - 2.0)).sqrt()
-        else:
-            std = flat.noise_std
-        means, stds = (
-            part.double().flatten().unflatten(0, shape)
-            for part in (flat.means, std.expand_as(flat.means))
-        )
-        return GaussianPredictive(means, stds)
+
+def used_columns(schema: TableSchema) -> list[Column]:
+    """Return the columns of a table that have inputs, or in which a row may lie outside."""
+    return [column for column in schema.columns if not isinstance(column, UnusedColumn)]
 
 
 def mixture_quantiles(means: Tensor, stds: Tensor, levels: Sequence[float]) -> Tensor:

@@ -15,6 +15,7 @@ import pandas as pd
 __all__ = [
     "DATE_FORMATS",
     "FLAG_WORDS",
+    "MISSING",
     "Floats",
     "Texts",
     "as_days",
@@ -28,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 Texts = npt.NDArray[np.object_]
 
 #: Cells without a value, in lower case.
-_MISSING = frozenset(
+MISSING = frozenset(
     ("", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "#null!", "none", "nil")
 ) | {"?", "-", "--", "missing"}
 #: Words for no and for yes, in lower case.
@@ -70,7 +71,7 @@ def is_missing(texts: Texts) -> npt.NDArray[np.bool_]:
         >>> is_missing(np.array(["", "NA", "none", "0"], dtype=object)).tolist()
         [True, True, True, False]
     """
-    return np.fromiter((text.lower() in _MISSING for text in texts), np.bool_, len(texts))
+    return np.fromiter((text.lower() in MISSING for text in texts), np.bool_, len(texts))
 
 
 def as_numbers(texts: Texts, *, decimal_comma: bool = False) -> Floats:

@@ -16,14 +16,14 @@ from bayesify.prediction import (
 )
 from bayesify.prediction.averaging import entropy
 
-__all__ = ["FEWEST_SAMPLES", "doubt", "normal_scores", "widen", "widened"]
+__all__ = ["COPIES", "FEWEST_SAMPLES", "doubt", "normal_scores", "widen", "widened"]
 
 #: Largest share of the training frequencies in the probabilities of a row outside.
 _MOST_MIXED = 0.5
 #: Fewer weight samples cannot carry another variance of their means.
 FEWEST_SAMPLES = 8
 #: So often those of few samples are repeated, where noise cannot carry it either.
-_COPIES = 32
+COPIES = 32
 
 
 def doubt(distances: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def _spread(
     """Return counts whose logarithmic means vary by ``share * marginal`` more, of equal means."""
     rates = predictive.log_rates
     if len(rates) < FEWEST_SAMPLES:  # equal samples of one distribution are that distribution
-        predictive = predictive.subset([*range(len(rates))] * _COPIES)
+        predictive = predictive.subset([*range(len(rates))] * COPIES)
         rates = predictive.log_rates
     axes = (-1, *[1] * (rates.dim() - 2))
     extra = (share.reshape(axes) * marginal).to(rates).expand(rates.shape[1:])

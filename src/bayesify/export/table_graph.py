@@ -1,0 +1,220 @@
+"""Export a table's run as one ONNX graph from raw columns to predictions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.export.metadata import METADATA_KEY, ExportMetadata
+from bayesify.export.onnx import check_installed, encoded, onnx_session
+from bayesify.export.report import ExportError, ExportReport
+from bayesify.export.table_columns import (
+    constants,
+    describe,
+    example_values,
+    input_names,
+    raw_columns,
+    value_nodes,
+)
+from bayesify.export.table_network import TableNetwork, used_columns
+from bayesify.export.tracing import TracedNetwork, first_line
+from bayesify.io.files import atomic_write
+from bayesify.module.bayesian import BayesianModule
+from bayesify.tabular.columns import Column, RangedColumn, TextColumn
+from bayesify.tabular.schema import TableSchema
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["export_table"]
+
+#: Names within the traced part begin with it.
+_PREFIX = "network/"
+_COLUMN = "outside_column"
+
+
+def export_table(
+    bnn: BayesianModule,
+    schema: TableSchema,
+    path: str | os.PathLike[str],
+    *,
+    num_samples: int = 32,
+    quantiles: Sequence[float] = (0.025, 0.5, 0.975),
+    thresholds: Mapping[str, float] | None = None,
+) -> ExportReport:
+    """Export the network of a table to an ONNX file that takes raw columns.
+
+    The inputs are the columns by name, each of shape (N,): numbers as float64, with nan for a
+    missing value; dates as days since 1970, with fractions; categories, and words for yes and no,
+    as texts, with ``""`` for a missing value. The graph holds everything between them and the
+    predictions of ``bayesify predict``: scaling, scores, levels, missing values, the weight
+    samples, the widening of rows outside the training data, and the units of the target.
+
+    The outputs, each of shape (N,) where no other is given: for classes ``mean``, the probabilities
+    (N, K), ``prediction``, the label as text, and ``total`` and ``epistemic``, in nats; for numbers
+    ``mean``, ``std``, ``quantiles`` (N, Q), and ``total`` and ``epistemic``, which are variances.
+    For both ``outside_training``, whether the row lies outside the training data, and
+    ``outside_column``, in which column, or ``""``. Counts, and numbers with Student's t, have no
+    ``quantiles``: ONNX has no operator for their distribution functions.
+
+    Args:
+        bnn: the trained network.
+        schema: the schema of its table.
+        path: the file, ending in ``.onnx``; an existing file is replaced.
+        num_samples: number of weight samples, those of ``bnn.predict``; 0 for the mean weights.
+        quantiles: levels between 0 and 1.
+        thresholds: as for :class:`ExportMetadata`.
+
+    Returns:
+        A report with the largest difference from PyTorch and the size of the file.
+
+    Raises:
+        ExportError: a column holds texts, or the outputs are others in ONNX Runtime; nothing is
+            written.
+        ValueError: the file's name does not end in ``.onnx``, ``num_samples`` is negative, or a
+            level is out of range.
+        ModuleNotFoundError: the extra ``onnx`` is not installed.
+        OSError: the file cannot be written.
+    """
+    place = Path(path)
+    if place.suffix != ".onnx":
+        raise ValueError(f"the file of an ONNX network must end in .onnx, got {place.name}")
+    columns = used_columns(schema)
+    texts = [column.name for column in columns if isinstance(column, TextColumn)]
+    if texts:
+        raise ExportError(
+            f"columns must be numbers, dates, categories or flags, got texts in {texts[0]!r}, "
+            "which a pretrained network reads; train without it, or use bayesify predict"
+        )
+    if not columns:
+        raise ExportError("the table must have a column that the network uses, got none")
+    check_installed()
+    network = TableNetwork(bnn, schema, num_samples=num_samples, quantiles=quantiles)
+    values = example_values(columns)
+    traced = TracedNetwork.of(network, torch.from_numpy(values))
+    outputs = [*traced.outputs]
+    classes = schema.target.classes
+    if classes:
+        outputs.insert(1, "prediction")
+    names = input_names(columns, outputs)
+    model = _model(encoded(traced, None), columns, names, outputs, classes)
+    description = ExportMetadata(
+        "classification" if classes else "regression",
+        num_samples,
+        classes=classes,
+        input={
+            "kind": "table",
+            "target": schema.target.name,
+            "columns": [describe(*each) for each in zip(columns, names, strict=True)],
+        },
+        thresholds=dict(thresholds or {}),
+        quantiles=network.quantiles,
+    )
+    _set_description(model, description)
+    payload: bytes = model.SerializeToString()
+
+    def run(tensor: Tensor) -> list[Tensor]:
+        raw = raw_columns(columns, names, tensor.numpy())
+        found = dict(zip(outputs, session.run(outputs, raw), strict=True))
+        if classes and [classes[i] for i in found["mean"].argmax(-1)] != [*found["prediction"]]:
+            raise ValueError("the labels are not those of the largest probabilities")
+        places = {name: place for place, name in enumerate(_outside_names(columns))}
+        found[_COLUMN] = np.array([places[name] for name in found[_COLUMN]])
+        return [torch.from_numpy(np.asarray(found[name])) for name in traced.outputs]
+
+    try:
+        session = onnx_session(payload)
+    except Exception as error:  # ONNX Runtime raises errors of many kinds
+        raise ExportError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
+    difference = traced.check(run)
+    atomic_write(place, payload)
+    return ExportReport(place, len(payload), tuple(names), tuple(outputs), difference)
+
+
+def _model(
+    network: bytes,
+    columns: Sequence[Column],
+    names: Sequence[str],
+    outputs: Sequence[str],
+    classes: Sequence[str],
+) -> onnx.ModelProto:
+    """Return the graph from raw columns, around the graph from values to numbers."""
+    import onnx
+    from onnx import TensorProto, compose, helper
+
+    inner = compose.add_prefix(onnx.load_from_string(network), _PREFIX)
+    parts = [f"columns/{place}" for place in range(len(columns))]
+    # The nodes in the order of their computation: columns, network, labels.
+    nodes = [
+        node
+        for column, name, part in zip(columns, names, parts, strict=True)
+        for node in value_nodes(column, name, part)
+    ]
+    nodes.append(helper.make_node("Concat", parts, [inner.graph.input[0].name], axis=1))
+    nodes += inner.graph.node
+    numbers = {value.name.removeprefix(_PREFIX): value for value in inner.graph.output}
+    texts = {_COLUMN: _outside_names(columns)}
+    if classes:
+        texts["prediction"] = [*classes]
+        nodes.append(
+            helper.make_node(*("ArgMax", [f"{_PREFIX}mean"], ["columns/place"]), axis=1, keepdims=0)
+        )
+    found, constant = [], constants()
+    for name in outputs:
+        if name in texts:
+            table, index = f"columns/{name}", f"{_PREFIX}{name}"
+            constant.append(_texts(table, texts[name]))
+            place = "columns/place" if name == "prediction" else index
+            nodes.append(helper.make_node("Gather", [table, place], [name]))
+            found.append(helper.make_tensor_value_info(name, TensorProto.STRING, ["batch"]))
+        else:
+            nodes.append(helper.make_node("Identity", [f"{_PREFIX}{name}"], [name]))
+            value = onnx.ValueInfoProto()
+            value.CopyFrom(numbers[name])
+            value.name = name
+            found.append(value)
+    kinds = [
+        TensorProto.DOUBLE if isinstance(column, RangedColumn) else TensorProto.STRING
+        for column in columns
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "table",
+        [
+            helper.make_tensor_value_info(*each, ["batch"])
+            for each in zip(names, kinds, strict=True)
+        ],
+        found,
+        [*constant, *inner.graph.initializer],
+    )
+    opsets = [*inner.opset_import, helper.make_opsetid("ai.onnx.ml", 4)]
+    return helper.make_model(
+        graph,
+        opset_imports=opsets,
+        ir_version=inner.ir_version,
+        functions=inner.functions,
+        producer_name="bayesify",
+    )
+
+
+def _outside_names(columns: Sequence[Column]) -> list[str]:
+    """Return the texts of the output ``outside_column`` by the network's number."""
+    return ["", *(column.name for column in columns)]
+
+
+def _texts(name: str, texts: Sequence[str]) -> onnx.TensorProto:
+    from onnx import numpy_helper
+
+    return numpy_helper.from_array(np.array(texts, dtype=object), name)
+
+
+def _set_description(model: onnx.ModelProto, description: ExportMetadata) -> None:
+    from onnx import helper
+
+    helper.set_model_props(model, {METADATA_KEY: description.to_json()})
