@@ -4,6 +4,7 @@ from bayesify.export.metadata import ExportMetadata, read_metadata
 from bayesify.export.onnx import export_onnx, onnx_session
 from bayesify.export.program import export_program
 from bayesify.export.report import ExportError, ExportReport
+from bayesify.export.table_graph import export_table
 
 __all__ = [
     "ExportError",
@@ -11,6 +12,7 @@ __all__ = [
     "ExportReport",
     "export_onnx",
     "export_program",
+    "export_table",
     "onnx_session",
     "read_metadata",
 ]

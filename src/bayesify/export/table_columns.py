@@ -165,6 +165,7 @@ def raw_columns(
         if isinstance(column, RangedColumn):
             found[name] = values[:, place]
             continue
+        assert isinstance(column, CategoryColumn | FlagColumn)
         words = column.levels if isinstance(column, CategoryColumn) else column.words
         texts = [_text(value, words) for value in values[:, place].tolist()]
         found[name] = np.array(texts, dtype=object)

@@ -183,6 +183,8 @@ def _model(
         TensorProto.DOUBLE if isinstance(column, RangedColumn) else TensorProto.STRING
         for column in columns
     ]
+    used = {name for node in nodes for name in node.input}
+    constant = [each for each in constant if each.name in used]
     graph = helper.make_graph(
         nodes,
         "table",

@@ -141,11 +141,12 @@ def _waves(columns: Sequence[Column]) -> _Part:
         for number, cycle in enumerate(each.cycles)
     ]
     which = _places([place for place, _, _ in waves])
-    length = _numbers([length for _, _, length in waves])
+    speed = _numbers([2.0 * math.pi / length for _, _, length in waves])
 
     def compute(values: Tensor, finite: Tensor) -> Tensor:
         known = finite[:, which]
-        angle = 2.0 * math.pi * torch.where(known, values[:, which], 0.0) / length
+        # Numbers outside of tensors are rounded to float32 by the exporter.
+        angle = speed * torch.where(known, values[:, which], 0.0)
         both = [torch.where(known, wave, 0.0) for wave in (angle.sin(), angle.cos())]
         return torch.cat(both, 1)
 

@@ -149,9 +149,10 @@ def _uncorrelated_scores(means: Tensor, scores: Tensor | None) -> Tensor:
     normal = normal.to(means).reshape(-1, *[1] * (means.dim() - 1))
     offsets = means - means.mean(0)
     # In units of their largest, so that no square overflows.
-    offsets = offsets / offsets.abs().amax(0).clamp_min(torch.finfo(means.dtype).tiny)
-    squares = offsets.square().sum(0).clamp_min(torch.finfo(means.dtype).tiny)
-    free = normal - offsets * ((offsets * normal).sum(0) / squares)
+    largest = offsets.abs().amax(0)
+    offsets = offsets / largest.where(largest > 0.0, 1.0)
+    squares = offsets.square().sum(0)
+    free = normal - offsets * ((offsets * normal).sum(0) / squares.where(squares > 0.0, 1.0))
     free = free - free.mean(0)
     found: Tensor = free / free.square().mean(0).sqrt()
     return found
