@@ -17,8 +17,18 @@ from bayesify.tabular.number_form import NumberForm
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["constants", "describe", "example_values", "input_names", "raw_columns", "value_nodes"]
+__all__ = [
+    "INNER",
+    "constants",
+    "describe",
+    "example_values",
+    "input_names",
+    "raw_columns",
+    "value_nodes",
+]
 
+#: Names of the values within a graph begin with one of these.
+INNER = ("columns/", "network/")
 #: A text that is no level and no word of any column.
 _UNKNOWN = "no level of the training table \N{SNOWMAN}"
 _EXAMPLES = 64
@@ -35,6 +45,8 @@ def input_names(columns: Sequence[Column], taken: Sequence[str]) -> list[str]:
     names: list[str] = []
     for column in columns:
         name = column.name or "column"
+        if name.startswith(INNER):
+            name = f"input {name}"
         while name in taken or name in names:
             name += " (input)"
         names.append(name)

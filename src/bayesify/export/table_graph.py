@@ -15,6 +15,7 @@ from bayesify.export.metadata import METADATA_KEY, ExportMetadata
 from bayesify.export.onnx import check_installed, encoded, onnx_session
 from bayesify.export.report import ExportError, ExportReport
 from bayesify.export.table_columns import (
+    INNER,
     constants,
     describe,
     example_values,
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export_table"]
 
-#: Names within the traced part begin with it.
-_PREFIX = "network/"
+_NETWORK = INNER[1]
 _COLUMN = "outside_column"
 
 
@@ -148,7 +148,7 @@ def _model(
     import onnx
     from onnx import TensorProto, compose, helper
 
-    inner = compose.add_prefix(onnx.load_from_string(network), _PREFIX)
+    inner = compose.add_prefix(onnx.load_from_string(network), _NETWORK)
     parts = [f"columns/{place}" for place in range(len(columns))]
     # The nodes in the order of their computation: columns, network, labels.
     nodes = [
@@ -158,23 +158,25 @@ def _model(
     ]
     nodes.append(helper.make_node("Concat", parts, [inner.graph.input[0].name], axis=1))
     nodes += inner.graph.node
-    numbers = {value.name.removeprefix(_PREFIX): value for value in inner.graph.output}
+    numbers = {value.name.removeprefix(_NETWORK): value for value in inner.graph.output}
     texts = {_COLUMN: _outside_names(columns)}
     if classes:
         texts["prediction"] = [*classes]
         nodes.append(
-            helper.make_node(*("ArgMax", [f"{_PREFIX}mean"], ["columns/place"]), axis=1, keepdims=0)
+            helper.make_node(
+                *("ArgMax", [f"{_NETWORK}mean"], ["columns/place"]), axis=1, keepdims=0
+            )
         )
     found, constant = [], constants()
     for name in outputs:
         if name in texts:
-            table, index = f"columns/{name}", f"{_PREFIX}{name}"
+            table, index = f"columns/{name}", f"{_NETWORK}{name}"
             constant.append(_texts(table, texts[name]))
             place = "columns/place" if name == "prediction" else index
             nodes.append(helper.make_node("Gather", [table, place], [name]))
             found.append(helper.make_tensor_value_info(name, TensorProto.STRING, ["batch"]))
         else:
-            nodes.append(helper.make_node("Identity", [f"{_PREFIX}{name}"], [name]))
+            nodes.append(helper.make_node("Identity", [f"{_NETWORK}{name}"], [name]))
             value = onnx.ValueInfoProto()
             value.CopyFrom(numbers[name])
             value.name = name

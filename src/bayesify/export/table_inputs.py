@@ -141,12 +141,13 @@ def _waves(columns: Sequence[Column]) -> _Part:
         for number, cycle in enumerate(each.cycles)
     ]
     which = _places([place for place, _, _ in waves])
-    speed = _numbers([2.0 * math.pi / length for _, _, length in waves])
+    length = _numbers([length for _, _, length in waves])
+    # Plain numbers are rounded to float32 by the exporter.
+    whole = _numbers([2.0 * math.pi])
 
     def compute(values: Tensor, finite: Tensor) -> Tensor:
         known = finite[:, which]
-        # Numbers outside of tensors are rounded to float32 by the exporter.
-        angle = speed * torch.where(known, values[:, which], 0.0)
+        angle = whole * torch.where(known, values[:, which], 0.0) / length
         both = [torch.where(known, wave, 0.0) for wave in (angle.sin(), angle.cos())]
         return torch.cat(both, 1)
 
