@@ -25,7 +25,7 @@ from bayesify.export import (
 from bayesify.export.onnx import encoded
 from bayesify.export.table_columns import raw_columns
 from bayesify.export.table_graph import _texts
-from bayesify.tabular.columns import TextColumn, UnusedColumn
+from bayesify.tabular.columns import TextColumn, UnusedColumn, column_from_json
 
 SAMPLES = 10
 #: Raw cells of each column, and the texts that ``bayesify train`` and ``predict`` read alike.
@@ -135,8 +135,9 @@ def test_the_description_names_inputs_and_classes(exported: Exported) -> None:
     assert description.input["kind"] == "table"
     inputs = description.input["columns"]
     assert tuple(each["input"] for each in inputs) == report.inputs
-    assert [each["type"] for each in inputs] == ["category", "number", "number", "flag", "date"]
-    assert inputs[0]["levels"] == list(found.schema.columns[0].levels)  # type: ignore[attr-defined]
+    assert [each["kind"] for each in inputs] == ["category", "number", "number", "flag", "date"]
+    columns = [{name: v for name, v in each.items() if name != "input"} for each in inputs]
+    assert tuple(map(column_from_json, columns)) == found.schema.columns
     onnx.checker.check_model(onnx.load(report.path), full_check=True)
     assert report.largest_difference < 1e-5
     assert report.path.stat().st_size == report.bytes
@@ -189,7 +190,7 @@ def test_names_of_columns_that_are_taken(
     report = export_table(bnn, other, tmp_path / "net.onnx", num_samples=SAMPLES)
     assert len({*report.inputs, *report.outputs}) == 5 + len(report.outputs)
     description = read_metadata(report.path).input["columns"]
-    assert [each["column"] for each in description] == names
+    assert [each["name"] for each in description] == names
     assert description[0]["input"] == "mean (input)"
 
 

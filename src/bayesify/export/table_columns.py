@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from bayesify.tabular.cells import MISSING
 from bayesify.tabular.columns import CategoryColumn, Column, FlagColumn, RangedColumn
-from bayesify.tabular.number_form import NumberForm
 
 if TYPE_CHECKING:
     import onnx
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "INNER",
     "constants",
-    "describe",
     "example_values",
     "input_names",
     "raw_columns",
@@ -51,34 +49,6 @@ def input_names(columns: Sequence[Column], taken: Sequence[str]) -> list[str]:
             name += " (input)"
         names.append(name)
     return names
-
-
-def describe(column: Column, name: str) -> dict[str, Any]:
-    """Return the description of an input for programs that ask for it, as JSON.
-
-    Example:
-        >>> describe(FlagColumn(name="sold", words=("no", "yes")), "sold")
-        {'input': 'sold', 'column': 'sold', 'type': 'flag', 'may_be_missing': False, \
-'words': ['no', 'yes']}
-    """
-    found = {
-        "input": name,
-        "column": column.name,
-        "type": column.kind,
-        "may_be_missing": column.missing,
-    }
-    if isinstance(column, CategoryColumn):
-        found["levels"] = list(column.levels)
-    if isinstance(column, FlagColumn):
-        found["words"] = list(column.words)
-    if isinstance(column, RangedColumn):
-        found |= {"low": column.low, "high": column.high, "mean": column.mean}
-        form = getattr(column, "form", None)
-        if isinstance(form, NumberForm):
-            found |= {"unit": form.unit, "whole": getattr(column, "whole", False)}
-        else:
-            found["unit"] = "days since 1970-01-01"
-    return found
 
 
 def value_nodes(column: Column, name: str, output: str) -> Iterator[onnx.NodeProto]:

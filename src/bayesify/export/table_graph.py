@@ -17,7 +17,6 @@ from bayesify.export.report import ExportError, ExportReport
 from bayesify.export.table_columns import (
     INNER,
     constants,
-    describe,
     example_values,
     input_names,
     raw_columns,
@@ -62,6 +61,9 @@ def export_table(
     For both ``outside_training``, whether the row lies outside the training data, and
     ``outside_column``, in which column, or ``""``. Counts, and numbers with Student's t, have no
     ``quantiles``: ONNX has no operator for their distribution functions.
+
+    The description of the file, see :func:`read_metadata`, has every column as its run stores it,
+    with the name of its ``"input"``: the column's own, unless an output has it.
 
     Args:
         bnn: the trained network.
@@ -111,7 +113,10 @@ def export_table(
         input={
             "kind": "table",
             "target": schema.target.name,
-            "columns": [describe(*each) for each in zip(columns, names, strict=True)],
+            "columns": [
+                {"input": name, **column.to_json()}
+                for name, column in zip(names, columns, strict=True)
+            ],
         },
         thresholds=dict(thresholds or {}),
         quantiles=network.quantiles,
