@@ -31,7 +31,7 @@ def check_table_export(out: Path, *, int8: bool) -> None:
     """
     if out.suffix != ".onnx":
         raise ConfigError(
-            "a run of a table must be exported to .onnx, as a program of PyTorch takes no texts, got "
+            "a run of a table must be exported to .onnx: a program of PyTorch takes no texts, got "
             f"{out.name}"
         )
     if int8:
