@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from bayesify.app.cli.results_commands import AsJson, DataDir, Folder, opened, read_data
-from bayesify.app.runs import RunError
 from bayesify.app.runs.predict import check_can_be_written
+
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.schema import Target
 
 __all__ = ["export"]
 
@@ -49,22 +51,31 @@ def export(
     information of class and weights; both in nats. The file also holds the names of the classes,
     the scaling of pixels, and a threshold of the total uncertainty that 95 % of the held-out
     examples stay below. Its outputs are compared with PyTorch's before it is written.
+
+    The graph of a table's run takes the raw columns by name: numbers, dates as days since 1970,
+    and texts; missing cells are NaN or empty texts. It does all that predict does. For numbers the
+    outputs are mean, std, quantiles, and total and epistemic, which are variances.
     """
     from bayesify.app.runs.export import check_export, export_run
+    from bayesify.app.runs.export_table import check_table_export, export_table_run
 
     check_export(out, samples=samples, pruned=pruned, int8=int8)
     check_can_be_written(out, overwrite=force)
     run = opened(folder)
     if run.table is not None:
-        raise RunError(f"{folder} is a run of a table; only runs on images can be exported")
+        check_table_export(out, int8=int8)
     data = read_data(run, data_dir)
     console = Console(stderr=True)
     with console.status("exporting ..."):
-        found = export_run(run, out, data, samples=samples, pruned=pruned, int8=int8)
+        if run.table is None:
+            found = export_run(run, out, data, samples=samples, pruned=pruned, int8=int8)
+        else:
+            found = export_table_run(run, out, data, samples=samples, pruned=pruned)
     if as_json:
         typer.echo(json.dumps(found))
         return
-    for line in _lines(found):
+    lines = _lines(found) if run.table is None else _table_lines(found, run.table.target)
+    for line in lines:
         console.print(Text(line), soft_wrap=True)
     typer.echo(f"exported: {out}")
 
@@ -84,5 +95,22 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"in int8: error {costs['error']:.2f} %; {costs['float_bytes'] / found['bytes']:.1f} "
             f"times smaller than {costs['float_bytes']:,} bytes in floating point"
+        )
+    return lines
+
+
+def _table_lines(found: dict[str, Any], target: Target) -> list[str]:
+    samples = found["num_samples"]
+    weights = f"{samples} weight samples" if samples else "the mean weights"
+    lines = [
+        f"{weights}, {found['bytes']:,} bytes; outputs {', '.join(found['outputs'])}",
+        f"{len(found['inputs'])} inputs, the columns of the table",
+        f"largest difference from PyTorch: {found['largest_difference']:.1g}",
+    ]
+    if found["threshold"] is not None:
+        unit = "nats" if target.classes else f"squared units of {target.name}"
+        lines.append(
+            f"total uncertainty of {100 * found['coverage']:g} % of {found['held_out']:,} held-out "
+            f"rows: at most {found['threshold']:.4g} {unit}"
         )
     return lines

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from bayesify.app.runs.declarations import ConfigError
-from bayesify.app.runs.folder import Run, RunError
+from bayesify.app.runs.export import COVERAGE
+from bayesify.app.runs.folder import Run, RunData, RunError
 from bayesify.app.runs.measure import in_units
 from bayesify.distributions.posteriors import Delta
 from bayesify.export import export_table
@@ -39,12 +40,7 @@ def check_table_export(out: Path, *, int8: bool) -> None:
 
 
 def export_table_run(
-    run: Run,
-    out: Path,
-    *,
-    samples: int,
-    pruned: float | None = None,
-    coverage: float = 0.95,
+    run: Run, out: Path, data: RunData, *, samples: int, pruned: float | None
 ) -> dict[str, Any]:
     """Export the network of a run on a table to an ONNX graph that takes raw columns.
 
@@ -54,9 +50,9 @@ def export_table_run(
     Args:
         run: the run.
         out: the file; an existing one is replaced.
+        data: the run's data, whose held-out part gives the threshold.
         samples: weight samples; 0 for the mean weights.
         pruned: the fraction of the weights to remove, or None.
-        coverage: the share of the held-out rows.
 
     Returns:
         What was written, as JSON; the threshold in nats, or in squared units of the target.
@@ -76,12 +72,11 @@ def export_table_run(
                 "signal-to-noise ratio; leave --pruned out"
             )
         bnn = prune(bnn, pruned)
-    data = run.load_data()
     assert isinstance(data, TableData)
     held_out = min(len(data.test_inputs), _MOST_HELD_OUT)
     thresholds = {}
     if held_out:
-        thresholds["total"] = _threshold(run, bnn, data, samples=samples, coverage=coverage)
+        thresholds["total"] = _threshold(run, bnn, data, samples=samples)
     report = export_table(bnn, run.table, out, num_samples=samples, thresholds=thresholds)
     return {
         "out": str(out),
@@ -91,14 +86,12 @@ def export_table_run(
         "outputs": list(report.outputs),
         "largest_difference": report.largest_difference,
         "threshold": thresholds.get("total"),
-        "coverage": coverage,
+        "coverage": COVERAGE,
         "held_out": held_out,
     }
 
 
-def _threshold(
-    run: Run, bnn: BayesianModule, data: TableData, *, samples: int, coverage: float
-) -> float:
+def _threshold(run: Run, bnn: BayesianModule, data: TableData, *, samples: int) -> float:
     assert run.table is not None
     target = run.table.target
     inputs, distances = data.test_inputs[:_MOST_HELD_OUT], data.test_distances[:_MOST_HELD_OUT]
@@ -106,4 +99,4 @@ def _threshold(
     if target.marginal:
         predictive = widened(predictive, distances, torch.tensor(target.marginal))
     total = in_units(predictive, target.shift, target.scale).total.double()
-    return float(torch.quantile(total, coverage, interpolation="higher"))
+    return float(torch.quantile(total, COVERAGE, interpolation="higher"))
