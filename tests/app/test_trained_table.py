@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import torch
 from tests.app.cli.test_cli import bayesify, quick_runs
@@ -53,6 +54,12 @@ def test_it_predicts_what_the_command_line_writes(place: Path) -> None:
         else:
             assert found[name].tolist() == written[name].tolist()
     assert found["outside_training"].dtype == bool
+
+
+def test_a_polars_frame_is_read_as_that_of_pandas(place: Path) -> None:
+    run = bf.open_run(place / "run")
+    found = run.predict(pl.read_csv(place / "table.csv"))
+    pd.testing.assert_frame_equal(found, run.predict(place / "table.csv"))
 
 
 def test_options_and_errors(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,37 @@ def test_rows_in_parts_teach_as_much_as_all_at_once() -> None:
     assert model.n_iter_ == 150
 
 
+@pytest.mark.parametrize("posterior", ["low-rank", "matrix"])
+@pytest.mark.parametrize("kind", [BayesianMLPClassifier, BayesianMLPRegressor])
+def test_partial_fit_needs_a_mean_field_posterior(kind: Any, posterior: Any) -> None:
+    """From the first call on, and of an estimator that was fitted before."""
+    message = f'partial_fit needs posterior="mean-field", got {posterior!r}; set it, or give all'
+    fitted = kind(steps=2, posterior=posterior).fit(X3, [0, 1, 0])
+    for model in (fitted, kind(steps=2, posterior=posterior)):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            model.partial_fit(X3, [0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        *(["low", "high", "low"], pd.Series(["low", "high", "low"], dtype="category")),
+        np.array(["low", "1", "2"], dtype=object),
+    ],
+)
+def test_a_regressor_refuses_classes_by_their_name(y: Any) -> None:
+    model = BayesianMLPRegressor(steps=2)
+    for train in (model.fit, model.partial_fit):
+        with pytest.raises(ValueError, match="y must hold numbers, got 'low'; use BayesianMLPC"):
+            train(X3, y)
+
+
+def test_a_regressor_refuses_dates_and_reads_numbers_in_texts() -> None:
+    with pytest.raises(ValueError, match="y must hold numbers, got '2020-01-01"):
+        BayesianMLPRegressor(steps=2).fit(X3, pd.date_range("2020-01-01", periods=3))
+    BayesianMLPRegressor(steps=2).fit(X3, ["1.5", "2", "1e3"])
+
+
 def test_partial_fit_raises_clear_errors() -> None:
     model = BayesianMLPClassifier(steps=2)
     with pytest.raises(ValueError, match="classes must be passed on the first call"):
@@ -208,9 +240,6 @@ def test_partial_fit_raises_clear_errors() -> None:
     model.partial_fit(X3, [0, 1, 0], classes=[0, 1])
     with pytest.raises(ValueError, match="classes must be those of the first call"):
         model.partial_fit(X3, [0, 1, 0], classes=[0, 1, 2])
-    structured = BayesianMLPRegressor(steps=2, posterior="low-rank").partial_fit(X3, X3)
-    with pytest.raises(TypeError, match='partial_fit with posterior="mean-field"'):
-        structured.partial_fit(X3, X3)
     regressor = BayesianMLPRegressor(steps=2).partial_fit(X3, X3)
     with pytest.raises(ValueError, match="of the first call, got shape"):
         regressor.partial_fit(X3, X3[:, 0])

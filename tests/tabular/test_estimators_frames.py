@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import torch
 from sklearn.base import clone
@@ -104,7 +105,6 @@ def test_relevance_is_that_of_each_column(kind: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_polars_frames_are_read_as_those_of_pandas(kind: Any) -> None:
-    pl = pytest.importorskip("polars")
     table = frame().drop(columns="written").reset_index(drop=True)
     same = pl.DataFrame(
         {name: pl.Series([None if pd.isna(v) else v for v in table[name]]) for name in table}

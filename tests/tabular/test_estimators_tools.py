@@ -78,6 +78,20 @@ def test_in_threads_and_processes_of_joblib() -> None:
         np.testing.assert_array_equal(cross_val_score(model, x, y, cv=2), alone)
 
 
+@pytest.mark.slow
+def test_a_grid_search_in_two_processes_finds_what_one_finds() -> None:
+    x, y = load_iris(return_X_y=True)
+    grid = {"hidden_layer_sizes": [(4,), (8,)], "posterior": ["mean-field", "low-rank"]}
+    found = []
+    for jobs in (1, 2):
+        model = BayesianMLPClassifier(steps=20, random_state=0)
+        found.append(GridSearchCV(model, grid, cv=2, n_jobs=jobs).fit(x, y))
+    scores = [each.cv_results_["mean_test_score"] for each in found]
+    np.testing.assert_array_equal(*scores)
+    assert found[0].best_params_ == found[1].best_params_
+    np.testing.assert_array_equal(*(each.predict_proba(x) for each in found))
+
+
 def test_calibration_display() -> None:
     x, y = load_breast_cancer(return_X_y=True)
     model = BayesianMLPClassifier(steps=40, random_state=0).fit(x[:300], y[:300])

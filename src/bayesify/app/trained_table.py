@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # pandas and matplotlib take their time to load
     import pandas as pd
@@ -32,7 +32,7 @@ class TrainedTable:
 
     def predict(
         self,
-        table: pd.DataFrame | str | Path,
+        table: Any,
         *,
         level: float = 0.95,
         samples: int | None = None,
@@ -43,7 +43,8 @@ class TrainedTable:
         Notes on how the table is read are warnings.
 
         Args:
-            table: a data frame, whose index the predictions have, or the path of a file.
+            table: a pandas data frame, whose index the predictions have; another frame that has
+                ``to_pandas``, such as polars'; or the path of a file.
             level: probability of a regression's intervals.
             samples: weight samples to average over; None for as many as in training.
             lenient: whether to read columns as in training even where their cells look otherwise.
@@ -59,6 +60,8 @@ class TrainedTable:
         from bayesify.tabular.files import open_table, table_of
         from bayesify.tabular.new_table import NewTable
 
+        if not isinstance(table, str | Path | pd.DataFrame) and hasattr(table, "to_pandas"):
+            table = table.to_pandas()
         if not isinstance(table, pd.DataFrame | str | Path):
             raise TypeError(
                 "table must be a pandas DataFrame or the path of a file, got "

@@ -135,8 +135,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
         Raises:
             ValueError: as for :meth:`fit`; or ``classes`` is missing, differs from the first call,
-                or does not hold a label of y.
+                or does not hold a label of y; or ``posterior`` is not ``"mean-field"``.
         """
+        self._check_streaming()
         if not hasattr(self, "bnn_") and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
         return self._fit(X, y, sample_weight, further=True, classes=classes)

@@ -162,8 +162,10 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             sample_weight: as for :meth:`fit`.
 
         Raises:
-            ValueError: as for :meth:`fit`; or y has another number of targets than before.
+            ValueError: as for :meth:`fit`; or y has another number of targets than before, or
+                ``posterior`` is not ``"mean-field"``.
         """
+        self._check_streaming()
         return self._fit(X, y, sample_weight, further=True)
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, *, further: bool) -> Self:  # noqa: N803
@@ -261,6 +263,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         sample_weight: Any = None,
     ) -> tuple[Array, Array]:
         """Return the checked rows and targets, which set the form of later ones if ``first``."""
+        _check_are_numbers(y)
         table, targets = self._checked(
             X, y, first=first, sample_weight=sample_weight, multi_output=True, y_numeric=True
         )
@@ -412,3 +415,30 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_are_numbers(y: Any) -> None:
+    """Raise ValueError where targets are texts or dates; scikit-learn checks all else."""
+    try:
+        values = np.asarray(y)
+    except ValueError:  # rows of different lengths
+        return
+    wrong = None
+    if values.dtype.kind == "M":
+        wrong = str(values.flat[0]) if values.size else None
+    elif values.dtype.kind in "OUS":
+        texts = (str(each) for each in values.flat if isinstance(each, str | bytes))
+        wrong = next((text for text in texts if not _is_number(text)), None)
+    if wrong is not None:
+        raise ValueError(
+            f"y must hold numbers, got {wrong!r}; use BayesianMLPClassifier for classes, and "
+            "convert dates to numbers"
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

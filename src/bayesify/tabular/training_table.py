@@ -13,7 +13,7 @@ import torch
 
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.tabular.advice import without_wild
-from bayesify.tabular.cells import Floats, Texts
+from bayesify.tabular.cells import Floats, Texts, as_numbers
 from bayesify.tabular.censoring import Limits
 from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn, TextColumn, facts_of
 from bayesify.tabular.detect import ColumnScan, find_target
@@ -37,6 +37,8 @@ __all__ = ["fit_table", "load_table"]
 _MOST_TEST_ROWS = 50_000
 _FEWEST_ROWS = 4
 _TEXTS_AT_ONCE = 1000
+#: Classes that an error message names.
+_MOST_NAMED = 10
 #: A target so many interquartile ranges from the median is reported.
 _WILD = 1e6
 
@@ -237,11 +239,18 @@ def _with_likelihood(
         return target
     labels = tuple(label_of(label) for label in ordered)
     if sorted(labels) != sorted(target.classes):
+        classes = target.classes
+        more = f" and {len(classes) - _MOST_NAMED:,} more" if len(classes) > _MOST_NAMED else ""
+        advice = "; leave --ordered out for numbers" if more and _are_numbers(classes) else ""
         raise TableError(
             f"--ordered must have each class of the target {target.name!r} once, which are "
-            f"{','.join(target.classes)}, got {','.join(labels)}"
+            f"{','.join(classes[:_MOST_NAMED])}{more}, got {','.join(labels)}{advice}"
         )
     return dataclasses.replace(target, classes=labels, likelihood="ordinal")
+
+
+def _are_numbers(classes: Sequence[str]) -> bool:
+    return bool(np.isfinite(as_numbers(np.array(classes, dtype=object))).all())
 
 
 def _text_column(scan: ColumnScan, encoder: str | None) -> Column:
