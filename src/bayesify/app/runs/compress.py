@@ -21,6 +21,7 @@ from bayesify.io.compression import Compressed, compressed, decompressed
 from bayesify.io.quantization import quantize_means
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.pruning import prune
+from bayesify.module.shrinking import shrink
 from bayesify.noise.keys import Stream, derived_seed
 
 __all__ = ["Choice", "Parts", "choose", "measure_file", "split_parts"]
@@ -210,9 +211,17 @@ def measure_file(
             "weights": choice.size.num_nonzero,
             "bytes": choice.size.num_bytes,
             **evaluate_mean(decoded, data),
-            "milliseconds": _milliseconds(net, example),
+            "milliseconds": _milliseconds(_shrunk(net, example), example),
         },
     ]
+
+
+def _shrunk(net: nn.Module, example: Tensor) -> nn.Module:
+    """The network without unused units, or itself where these cannot be found."""
+    try:
+        return shrink(net, example, select_inputs=True)
+    except ValueError:  # it cannot be traced
+        return net
 
 
 class _Errors:
