@@ -1,0 +1,1 @@
+"""Small networks on MNIST: pruned in training, compressed to a file, compared with literature."""
