@@ -8,16 +8,14 @@ epoch.
 from __future__ import annotations
 
 import base64
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.io.compression import compress, decompress
+from bayesify.io.compression import compressed, decompressed
 from bayesify.metrics import error_percent, nll
 from bayesify.module.shrinking import shrink
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
@@ -77,11 +75,8 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     """Train and prune a network, compress it, and measure the network decoded from the file."""
     data = images(job, context)
     bnn = train(job, data, context)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "network")
-        written = compress(bnn, path, step=job.config["step"])
-        net = decompress(path, make_network(job.config["network"]))
-        content = path.read_bytes()
+    content, size = compressed(bnn, step=job.config["coding_step"])
+    net = decoded({"config": job.config, "metrics": {"file": _text(content)}})
     outputs = _outputs(net, data.test_inputs)
     trained = _outputs(bnn.to_module(), data.test_inputs)
     small = shrink(net, data.test_inputs[:2])
@@ -93,21 +88,20 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         "weights_left": weights_left(net),
         "units": units_left(small),
         "bytes": len(content),
-        "kl_bytes": written.kl_bytes,
-        "file": base64.b85encode(content).decode(),
+        "kl_bytes": size.kl_bytes,
+        "file": _text(content),
     }
 
 
-def decoded(result: Result, folder: Path) -> nn.Module:
-    """Return the network of a result, decoded from the file that the result holds.
+def decoded(result: Result) -> nn.Module:
+    """Return the network of a result, decoded from the file that the result holds."""
+    config = result["config"]
+    net = make_network(config["network"], dropout_input=config["dropout_input"])
+    return decompressed(base64.b85decode(result["metrics"]["file"]), net)
 
-    Args:
-        result: a result of this experiment.
-        folder: where the file is written to be read.
-    """
-    path = folder / result["job"]
-    path.write_bytes(base64.b85decode(result["metrics"]["file"]))
-    return decompress(path, make_network(result["config"]["network"]))
+
+def _text(content: bytes) -> str:
+    return base64.b85encode(content).decode()
 
 
 def _outputs(net: nn.Module, inputs: Tensor) -> Tensor:
@@ -120,7 +114,9 @@ def summary(of: Sequence[Result]) -> list[str]:
     """Return error, times fewer weights, weights, units and bytes of the results of one job."""
     metrics = [result["metrics"] for result in of]
     fewer = mean(each["num_weights"] / each["weights_left"] for each in metrics)
-    units = [round(mean(values)) for values in zip(*(each["units"] for each in metrics), strict=True)]
+    units = [
+        round(mean(values)) for values in zip(*(each["units"] for each in metrics), strict=True)
+    ]
     return [
         mean_and_error([each["error"] for each in metrics], 2),
         f"{fewer:.0f}",
@@ -158,9 +154,7 @@ def table(results: Sequence[Result]) -> str:
 
 def _title(name: str) -> str:
     kind = name.rpartition("-")[2]
-    return {"weights": "bayesify, few weights", "units": "bayesify, few units"}.get(
-        kind, "bayesify"
-    )
+    return f"bayesify, few {kind}" if kind in ("weights", "bytes", "units") else "bayesify"
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
@@ -171,14 +165,22 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
     for network, title in NETWORKS.items():
         curves = []
         for name in RECIPES:
-            of = [r["metrics"] for r in results if r["job"] == name and r["config"]["network"] == network]
+            of = [
+                r["metrics"]
+                for r in results
+                if r["job"] == name and r["config"]["network"] == network
+            ]
             if of:
                 sizes = [each["bytes"] / 1000.0 for each in of]
-                curves.append(Curve(_title(name), sizes, [[each["error"] for each in of]], points=True))
+                curves.append(
+                    Curve(_title(name), sizes, [[each["error"] for each in of]], points=True)
+                )
         reported = [row for row in REPORTED if row.network == network and row.size and row.error]
         for row in reported if curves else []:
             size = float(row.size.replace(",", "")) / 1000.0
-            curves.append(Curve(row.method, [size], [[float(row.error)]], reported=True, points=True))
+            curves.append(
+                Curve(row.method, [size], [[float(row.error)]], reported=True, points=True)
+            )
         if curves:
             panels[title] = curves
     if not panels:

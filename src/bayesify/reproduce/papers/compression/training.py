@@ -70,7 +70,9 @@ def _fit(
     with torch.autocast("cpu", torch.bfloat16):
         fit(
             ELBO(bnn, num_data=num_data, temperature=phase["temperature"]),
-            TensorLoader(data.train_inputs, data.train_targets, config["batch_size"], seed=bnn.seed),
+            TensorLoader(
+                data.train_inputs, data.train_targets, config["batch_size"], seed=bnn.seed
+            ),
             TensorLoader(data.test_inputs, data.test_targets, 2000, shuffle=False),
             epochs=epochs,
             optimizer=partial(torch.optim.Adam, lr=phase["lr"], fused=True),

@@ -113,7 +113,7 @@ def _by_unit(bnn: BayesianModule, flat: Tensor) -> list[list[Tensor]]:
     tensors = bnn.layout.unflatten(flat)
     found: list[list[Tensor]] = []
     before: list[Tensor] = []
-    for name, tensor in tensors.items():
+    for tensor in tensors.values():
         if tensor.dim() == 1:
             before.append(tensor.view(1, -1, 1))
             continue
