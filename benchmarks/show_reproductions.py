@@ -24,7 +24,7 @@ PAGES = (
     *("paper.md", "recipe.md", "bandits.md"),
     *("documents.md", "reproductions.md", "calibration.md", "comparison.md", "bound.md"),
     *("adapters.md", "certificates.md", "table-comparison.md", "adr/0003-defaults-of-train.md"),
-    "referee.md",
+    *("referee.md", "small-networks.md"),
 )
 
 
@@ -41,6 +41,9 @@ def main() -> None:
         path = RESULTS / name / "table.md"
         if path.exists():
             insert(DOCS / "which-prior.md", name, path.read_text(encoding="utf-8").strip())
+    if (latency := RESULTS / "compression-latency" / "table.md").exists():
+        text = latency.read_text(encoding="utf-8").strip()
+        insert(DOCS / "small-networks.md", "compression-latency", text)
 
 
 def insert(path: Path, name: str, table: str) -> None:

@@ -33,15 +33,15 @@ _CAFFE: dict[str, Any] = {
 RECIPES: dict[str, dict[str, Any]] = {
     "lenet-300-100-weights": {
         **{**_SMALL, "coding_step": 0.4},
-        "bound": {**_BOUND, "epochs": 200, "fraction": 0.9855},
+        "bound": {**_BOUND, "epochs": 150, "fraction": 0.9855},
     },
     "lenet-300-100-bytes": {
         **{**_SMALL, "coding_step": 1.0},
-        "bound": {**_BOUND, "epochs": 200, "fraction": 0.977},
+        "bound": {**_BOUND, "epochs": 150, "fraction": 0.977},
     },
     "lenet-300-100-units": {
         **{**_SMALL, "coding_step": 1.0},
-        "bound": {**_BOUND, "epochs": 200, "fraction": 0.955, "units": [97, 71, 33]},
+        "bound": {**_BOUND, "epochs": 150, "fraction": 0.955, "units": [97, 71, 33]},
     },
     "lenet-5-caffe-weights": {
         **{**_CAFFE, "coding_step": 0.5},
