@@ -161,7 +161,7 @@ def test_a_job_measures_the_decoded_file(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_job_resumes(tmp_path: Path) -> None:
-    job = small("lenet-5-caffe-weights")
+    job = small("lenet-300-100-units")
     whole = EXPERIMENT.run(job, Context())
     calls: list[float] = []
 
