@@ -192,7 +192,7 @@ def test_settings_are_chosen_on_images_that_are_held_out() -> None:
 def made_up(name: str, seed: int, error: float, size: int) -> Result:
     metrics = {
         **{"error": error, "error_before_coding": error, "num_weights": 266_610},
-        **{"weights_left": 2666, "units": [100, 50, 31], "bytes": size},
+        **{"weights_left": 2666, "units": [100, 50, 31], "bytes": size, "kl_bytes": 900.0},
     }
     network = TRIALS[name].settings["network"]
     return {"job": name, "seed": seed, "config": {"network": network}, "metrics": metrics}
@@ -203,8 +203,8 @@ def test_the_table_has_the_literature_and_the_means_over_seeds() -> None:
     results = [made_up(name, 0, 1.8, 5000), made_up(name, 1, 2.0, 6000)]
     text = EXPERIMENT.table(results)
     assert "| sparse variational dropout | | 1.92 | 68 |" in text
-    row = "| **bayesify, few weights** | 2 | 1.90 +- 0.10 | 100 | 2,666 | 100-50-31 | 5,500 |"
-    assert row in text
+    ours = "1.90 +- 0.10 | 100 | 2,666 | 100-50-31 | 5,500 | 900"
+    assert f"| **bayesify, few weights** | 2 | {ours} |" in text
     assert NETWORKS["lenet-5-caffe"] not in text
     (figure,) = EXPERIMENT.figures(results).values()
     assert len(figure.axes) == 1

@@ -111,7 +111,7 @@ def _outputs(net: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def summary(of: Sequence[Result]) -> list[str]:
-    """Return error, times fewer weights, weights, units and bytes of the results of one job."""
+    """Return error, times fewer weights, weights, units, bytes and KL of the results of a job."""
     metrics = [result["metrics"] for result in of]
     fewer = mean(each["num_weights"] / each["weights_left"] for each in metrics)
     units = [
@@ -123,6 +123,7 @@ def summary(of: Sequence[Result]) -> list[str]:
         f"{mean(each['weights_left'] for each in metrics):,.0f}",
         "-".join(map(str, units)),
         f"{mean(each['bytes'] for each in metrics):,.0f}",
+        f"{mean(each['kl_bytes'] for each in metrics):,.0f}",
     ]
 
 
@@ -132,17 +133,20 @@ def table(results: Sequence[Result]) -> str:
         "Test error in percent of the network decoded from the file, after the last epoch; mean +- "
         "standard error over seeds. Weights left, units and bytes on disk are three axes, and each "
         "method of the literature is made for one. Units are the filters of a convolution and the "
-        "inputs that a linear layer uses. Empty: not reported.",
+        "inputs that a linear layer uses. The KL in nats / (8 ln 2) is about what bits-back coding "
+        "of a weight sample would need. Empty: not reported.",
     ]
     for network, title in NETWORKS.items():
         own = [result for result in results if result["config"]["network"] == network]
         if not own:
             continue
         lines += ["", f"**{title}**", ""]
-        lines.append("| | seeds | error | times fewer weights | weights left | units | bytes |")
-        lines.append("|---" * 7 + "|")
+        lines.append(
+            "| | seeds | error | times fewer weights | weights left | units | bytes | KL, bytes |"
+        )
+        lines.append("|---" * 8 + "|")
         lines += [
-            f"| {row.method} | | {row.error} | {row.fewer} | | {row.units} | {row.size} |"
+            f"| {row.method} | | {row.error} | {row.fewer} | | {row.units} | {row.size} | |"
             for row in REPORTED
             if row.network == network
         ]

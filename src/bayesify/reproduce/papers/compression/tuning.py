@@ -84,8 +84,8 @@ def table(results: Sequence[Result]) -> str:
         "last epoch.",
         "",
         "| recipe | what | error | before coding | times fewer weights | weights left | units "
-        "| bytes |",
-        "|---" * 8 + "|",
+        "| bytes | KL, bytes |",
+        "|---" * 9 + "|",
     ]
     for name, trial in TRIALS.items():
         if of := of_job(results, name):
