@@ -32,27 +32,31 @@ _CAFFE: dict[str, Any] = {
 #: of the typical std.
 RECIPES: dict[str, dict[str, Any]] = {
     "lenet-300-100-weights": {
-        **{**_SMALL, "coding_step": 0.4},
+        **{**_SMALL, "step_size": 0.4},
         "bound": {**_BOUND, "epochs": 150, "fraction": 0.9855},
     },
     "lenet-300-100-bytes": {
-        **{**_SMALL, "coding_step": 1.0},
-        "bound": {**_BOUND, "epochs": 150, "fraction": 0.977},
+        **{**_SMALL, "step_size": 0.6},
+        "bound": {**_BOUND, "epochs": 150, "fraction": 0.99},
     },
     "lenet-300-100-units": {
-        **{**_SMALL, "coding_step": 1.0},
-        "bound": {**_BOUND, "epochs": 150, "fraction": 0.955, "units": [97, 71, 33]},
+        **{**_SMALL, "step_size": 1.0, "dropout_input": 0.1},
+        "bound": {
+            **{**_BOUND, "temperature": 0.3, "epochs": 150, "fraction": 0.955},
+            "units": [97, 71, 33],
+        },
+        "tuning": {**_TUNING, "epochs": 40, "temperature": 0.3, "dropout_input": 0.1},
     },
     "lenet-5-caffe-weights": {
-        **{**_CAFFE, "coding_step": 0.5},
+        **{**_CAFFE, "step_size": 0.5},
         "bound": {**_BOUND, "epochs": 60, "fraction": 0.99643},
     },
     "lenet-5-caffe-units": {
-        **{**_CAFFE, "coding_step": 1.0},
+        **{**_CAFFE, "step_size": 1.0},
         "bound": {**_BOUND, "epochs": 60, "fraction": 0.99, "units": [1, 5, 10, 16]},
     },
     "2x1200": {
-        **{**_COMMON, "network": "2x1200", "coding_step": 1.0},
+        **{**_COMMON, "network": "2x1200", "step_size": 1.0},
         "bound": {
             **{**_BOUND, "kl_warmup": 0.95, "lr": 1.5e-3},
             **{"epochs": 100, "fraction": 0.99, "prune_between": [0.3, 0.9]},

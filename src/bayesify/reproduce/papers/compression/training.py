@@ -73,7 +73,6 @@ def _fit(
             TensorLoader(
                 data.train_inputs, data.train_targets, config["batch_size"], seed=bnn.seed
             ),
-            TensorLoader(data.test_inputs, data.test_targets, 2000, shuffle=False),
             epochs=epochs,
             optimizer=partial(torch.optim.Adam, lr=phase["lr"], fused=True),
             scheduler=cosine,

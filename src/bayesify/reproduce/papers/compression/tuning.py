@@ -41,7 +41,7 @@ class Trial(NamedTuple):
 
 def _trials() -> dict[str, Trial]:
     made = {name: Trial(name, "the recipe", {}) for name in RECIPES}
-    small = "lenet-300-100-weights"
+    small, units, caffe = "lenet-300-100-weights", "lenet-300-100-units", "lenet-5-caffe-weights"
     for name, what, changes in (
         ("no-pixels", "no pixels dropped", {"dropout_input": 0.0}),
         ("fast-rise", "KL rises over 30 %, as a straight line", _warmup(0.3, 1.0)),
@@ -53,6 +53,13 @@ def _trials() -> dict[str, Trial]:
         ("coarse", "steps of 1", {"coding_step": 1.0}),
     ):
         made[f"{small}-{name}"] = Trial(small, what, changes)
+    for temperature in (0.1, 1.0):
+        at = {"temperature": temperature}
+        changes = {"bound": at, "tuning": at}
+        made[f"{units}-{temperature:g}"] = Trial(units, f"temperature {temperature:g}", changes)
+    for part in (0.0, 0.2):
+        changes = {"dropout_input": part}
+        made[f"{caffe}-{part:g}"] = Trial(caffe, f"{part:.0%} of the pixels dropped", changes)
     return made
 
 
@@ -66,7 +73,7 @@ TRIALS = _trials()
 
 def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
     """Return a job for each trial and seed; a quick run has two trials."""
-    names = list(TRIALS)[:1] + list(TRIALS)[-1:] if quick else TRIALS
+    names = ["lenet-300-100-weights", "lenet-300-100-units"] if quick else TRIALS
     held_out = 500 if quick else _HELD_OUT
     return [
         experiment.compression_job(
