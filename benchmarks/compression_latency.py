@@ -62,21 +62,20 @@ def measured(result: Mapping[str, Any], inputs: Tensor) -> list[dict[str, Any]]:
     """Return a row for each size of batch: milliseconds of each contestant, and the load."""
     from bayesify.export import export_onnx
 
-    whole = make_network(result["config"]["network"]).eval()
-    small = shrink(decoded(result), inputs[:2], select_inputs=True)
+    whole, net = make_network(result["config"]["network"]).eval(), decoded(result)
+    small = shrink(net, inputs[:2])
+    selecting = shrink(net, inputs[:2], select_inputs=True)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         sessions = {}
-        for name, net in (("whole", whole), ("small", small)):
-            export_onnx(net, f"{folder}/{name}.onnx", inputs[:2])
+        for name, each in (("whole", whole), ("small", small), ("selecting", selecting)):
+            export_onnx(each, f"{folder}/{name}.onnx", inputs[:2])
             sessions[name] = _session(Path(folder, f"{name}.onnx"))
         for batch in BATCHES:
             part = inputs[:batch].contiguous()
             contestants = {f"{name}, ONNX Runtime": run(part) for name, run in sessions.items()}
-            contestants |= {
-                "whole, PyTorch": _pass(whole, part),
-                "small, PyTorch": _pass(small, part),
-            }
+            contestants["whole, PyTorch"] = _pass(whole, part)
+            contestants["small, PyTorch"] = _pass(small, part)
             rows.append({"batch": batch, "load": load_average(), "ms": _times(contestants)})
     return rows
 
@@ -134,22 +133,25 @@ def stored_rows() -> dict[str, list[dict[str, Any]]]:
 def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return the times as Markdown, with the literature's in the header line."""
     lines = [
-        "Milliseconds of one pass on one thread, median; the speed-up is that of the small network "
-        "over the whole one in ONNX Runtime, and in ONNX Runtime over the whole one in PyTorch.",
+        "Milliseconds of one pass on one thread, median. Small is the network without its dead "
+        "units; selecting, without the inputs that a layer does not read, too, which it selects "
+        "first. The last columns: how many times faster the better of the two is in ONNX Runtime "
+        "than the whole network in ONNX Runtime and in PyTorch, and the literature's first of "
+        "these.",
         "",
-        "| network | batch | whole, ONNX Runtime | small, ONNX Runtime | whole, PyTorch "
-        "| small, PyTorch | times faster, ONNX Runtime | times faster than PyTorch "
-        "| literature |",
-        "|---" * 9 + "|",
+        "| network | batch | whole, ONNX Runtime | small, ONNX Runtime | selecting, ONNX Runtime "
+        "| whole, PyTorch | small, PyTorch | times faster | than PyTorch | literature |",
+        "|---" * 10 + "|",
     ]
     for name, rows in found.items():
         network = RECIPES[name]["network"]
         for row in rows:
             ms = row["ms"]
-            whole, small = ms["whole, ONNX Runtime"], ms["small, ONNX Runtime"]
+            best = min(ms["small, ONNX Runtime"], ms["selecting, ONNX Runtime"])
             cells = [f"{NETWORKS[network]}, {name.rpartition('-')[2]}", f"{row['batch']:,}"]
             cells += [f"{value:.3g}" for value in ms.values()]
-            cells += [f"{whole / small:.1f}", f"{ms['whole, PyTorch'] / small:.1f}"]
+            cells += [f"{ms['whole, ONNX Runtime'] / best:.1f}"]
+            cells += [f"{ms['whole, PyTorch'] / best:.1f}"]
             cells += [f"{REPORTED_SPEED[network]:g}" if network in REPORTED_SPEED else ""]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -49,7 +49,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "lenet-5-caffe-weights": {
         **{**_CAFFE, "step_size": 0.5},
-        "bound": {**_BOUND, "epochs": 60, "fraction": 0.99643},
+        "bound": {**_BOUND, "epochs": 100, "fraction": 0.99643},
     },
     "lenet-5-caffe-units": {
         **{**_CAFFE, "step_size": 1.0},
