@@ -25,8 +25,8 @@ _SMALL: dict[str, Any] = {
     "tuning": {**_TUNING, "epochs": 40},
 }
 _CAFFE: dict[str, Any] = {
-    **{**_COMMON, "network": "lenet-5-caffe", "dropout_input": 0.1},
-    "tuning": {**_TUNING, "epochs": 20},
+    **{**_COMMON, "network": "lenet-5-caffe", "dropout_input": 0.0},
+    "tuning": {**_TUNING, "epochs": 30},
 }
 #: A job for each: the network, its two phases of training, and the steps of the file as a multiple
 #: of the typical std.

@@ -57,7 +57,7 @@ def _trials() -> dict[str, Trial]:
         at = {"temperature": temperature}
         changes = {"bound": at, "tuning": at}
         made[f"{units}-{temperature:g}"] = Trial(units, f"temperature {temperature:g}", changes)
-    for part in (0.0, 0.2):
+    for part in (0.1, 0.2):
         changes = {"dropout_input": part}
         made[f"{caffe}-{part:g}"] = Trial(caffe, f"{part:.0%} of the pixels dropped", changes)
     return made
