@@ -116,12 +116,12 @@ def test_int8_is_smaller_and_says_what_it_costs(tmp_path: Path) -> None:
 def test_other_outputs_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "net.onnx"
     path.write_text("before")
-    encoded = onnx_export._encoded
+    encoded = onnx_export.encoded
 
     def of_another(traced: TracedNetwork, metadata: ExportMetadata | None) -> bytes:
         return encoded(TracedNetwork.of(bf.freeze(make_bnn(), 4, seed=6), X), metadata)
 
-    monkeypatch.setattr(onnx_export, "_encoded", of_another)
+    monkeypatch.setattr(onnx_export, "encoded", of_another)
     with pytest.raises(ExportError, match=r"within 1e-05 of PyTorch's, got a difference of"):
         export_onnx(bf.freeze(make_bnn(), 4), path, X)
     assert path.read_text() == "before"

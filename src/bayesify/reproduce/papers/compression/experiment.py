@@ -75,7 +75,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     """Train and prune a network, compress it, and measure the network decoded from the file."""
     data = images(job, context)
     bnn = train(job, data, context)
-    content, size = compressed(bnn, step=job.config["coding_step"])
+    content, size = compressed(bnn, step_size=job.config["step_size"])
     net = decoded({"config": job.config, "metrics": {"file": _text(content)}})
     outputs = _outputs(net, data.test_inputs)
     trained = _outputs(bnn.to_module(), data.test_inputs)

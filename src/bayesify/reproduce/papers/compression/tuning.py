@@ -50,7 +50,7 @@ def _trials() -> dict[str, Trial]:
         ("cold", "temperature .3", {"bound": {"temperature": 0.3}}),
         ("tuned-at-1", "second phase at temperature 1", {"tuning": {"temperature": 1.0}}),
         ("tuned-at-0", "second phase without KL", {"tuning": {"temperature": 0.0}}),
-        ("coarse", "steps of 1", {"coding_step": 1.0}),
+        ("coarse", "steps of 1", {"step_size": 1.0}),
     ):
         made[f"{small}-{name}"] = Trial(small, what, changes)
     for temperature in (0.1, 1.0):
