@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,18 @@ class ImageSchema:
         Raises:
             DataError: one cannot be read.
         """
-        return self._standardised(_pixels(paths, self.size, self.channels, on_image))
+        return self.standardised(_pixels(paths, self.size, self.channels, on_image))
 
-    def _standardised(self, pixels: Tensor) -> Tensor:
+    def pixels(self, files: Iterable[Path | BytesIO]) -> Tensor:
+        """Read images as squares, shape (N, channels, size, size), uint8.
+
+        Raises:
+            DataError: one cannot be read.
+        """
+        return _pixels(files, self.size, self.channels, None)
+
+    def standardised(self, pixels: Tensor) -> Tensor:
+        """Return inputs (N, channels * size * size) for pixels (N, channels, size, size)."""
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return ((pixels.to(torch.float32) / 255.0 - mean) / std).flatten(1)
 
@@ -236,7 +246,7 @@ def _data(
     train: Tensor,
     test: Tensor,
 ) -> FolderData:
-    inputs, held_out = (schema._standardised(pixels[part]) for part in (train, test))
+    inputs, held_out = (schema.standardised(pixels[part]) for part in (train, test))
     return FolderData(
         folder.name,
         *(inputs, targets[train], held_out, targets[test]),
@@ -308,7 +318,7 @@ def _all_pixels(
 
 
 def _pixels(
-    paths: Iterable[Path], size: int, channels: int, on_image: Callable[[], None] | None
+    paths: Iterable[Path | BytesIO], size: int, channels: int, on_image: Callable[[], None] | None
 ) -> Tensor:
     """Read images as squares, shape (N, channels, size, size), uint8."""
     import numpy as np
@@ -331,7 +341,7 @@ def _pixels(
     return torch.stack(found)
 
 
-def _in_bytes(image: Any, path: Path) -> Any:
+def _in_bytes(image: Any, path: Path | BytesIO) -> Any:
     """Return an image whose pixels are bytes, what is transparent on white."""
     import numpy as np
     from PIL import Image
@@ -340,8 +350,8 @@ def _in_bytes(image: Any, path: Path) -> Any:
         return Image.fromarray((np.asarray(image).astype(np.float64) / 257.0).round().astype("u1"))
     if image.mode in ("I", "F"):
         raise DataError(
-            f"{path} has pixels of mode {image.mode}, whose range is not known; save it with 8 or "
-            "16 bits"
+            f"{_name_of(path)} has pixels of mode {image.mode}, whose range is not known; save it "
+            "with 8 or 16 bits"
         )
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
@@ -360,11 +370,15 @@ def _kind(path: Path) -> tuple[int, int, bool]:
         raise _unreadable(path, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
+def _unreadable(path: Path | BytesIO, error: Exception) -> DataError:
     return DataError(
-        f"{path} cannot be read as an image ({type(error).__name__}: "
+        f"{_name_of(path)} cannot be read as an image ({type(error).__name__}: "
         f"{' '.join(str(error).split())}); mend it or move it elsewhere"
     )
+
+
+def _name_of(path: Path | BytesIO) -> str:
+    return str(path) if isinstance(path, Path) else "the image"
 
 
 def _sha256_of(folder: Path, paths: Iterable[Path]) -> str:

@@ -17,6 +17,7 @@ from bayesify.app.cli.data_command import data_app
 from bayesify.app.cli.export_command import export
 from bayesify.app.cli.predict_command import predict
 from bayesify.app.cli.results_commands import evaluate, inspect, prune, report
+from bayesify.app.cli.serve_command import serve
 from bayesify.app.cli.train_command import train
 from bayesify.app.out_of_memory import is_out_of_memory
 from bayesify.training import NonFiniteLossError
@@ -38,7 +39,7 @@ app = typer.Typer(
 _PLUGINS = [point.load() for point in entry_points(group="bayesify.commands")]
 
 for _command in (
-    *(train, predict, evaluate, certify, prune, compress, inspect, report, export),
+    *(train, predict, serve, evaluate, certify, prune, compress, inspect, report, export),
     *(*_PLUGINS, bench),
 ):
     # Each paragraph on one line, so that Typer wraps it at the width of the terminal.

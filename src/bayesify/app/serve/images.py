@@ -1,0 +1,163 @@
+"""Read images from JSON: nested lists of pixels, or PNG and JPEG files in base64."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bayesify.app.serve.requests import Examples, InputError, described
+
+__all__ = ["FORMATS", "ImageReader", "check_size", "decoded_exactly"]
+
+#: Image files that are read.
+FORMATS = ("PNG", "JPEG")
+#: Pixels of an image file; more would need much memory for few bytes of a body.
+_MOST_PIXELS = 4096 * 4096
+
+Pixels = npt.NDArray[np.float32]
+Path = tuple[str | int, ...]
+
+
+class ImageReader:
+    """Reader of images of one shape.
+
+    Args:
+        shape: height and width of nested lists, and for colours 3.
+        decode: turns an image file into pixels of this shape, from 0 to 255.
+
+    Example:
+        >>> reader = ImageReader((1, 2), lambda file: np.zeros((1, 2)))
+        >>> reader.read(Examples([[[0, 255]], [[128, 7]]])).tolist()
+        [[[0.0, 255.0]], [[128.0, 7.0]]]
+    """
+
+    def __init__(
+        self, shape: Sequence[int], decode: Callable[[io.BytesIO], npt.NDArray[Any]]
+    ) -> None:
+        self.shape = tuple(shape)
+        self._decode = decode
+
+    def read(self, examples: Examples) -> Pixels:
+        """Return pixels from 0 to 255, shape (N, *shape).
+
+        Raises:
+            InputError: an example is no such image.
+        """
+        return np.stack(
+            [
+                self._one(item, examples.pixels or "0-255", ("examples", place))
+                for place, item in enumerate(examples.items)
+            ]
+        )
+
+    def _one(self, item: Any, pixels: str, path: Path) -> Pixels:
+        if isinstance(item, str):
+            return self._file(item, path)
+        found = np.array(_numbers(item, self.shape, path), np.float32).reshape(self.shape)
+        largest = 255.0 if pixels == "0-255" else 1.0
+        low, high = float(found.min()), float(found.max())
+        if not 0.0 <= low <= high <= largest:  # NaN too
+            wrong = np.argwhere(~((found >= 0.0) & (found <= largest)))[0].tolist()
+            raise InputError(
+                (*path, *wrong),
+                f"a pixel must lie from 0 to {largest:g}, got "
+                f"{described(float(found[tuple(wrong)]))}",
+            )
+        if pixels == "0-1":
+            return found * np.float32(255.0)
+        if 0.0 < high <= 1.0:
+            raise InputError(
+                path,
+                f"pixels must lie from 0 to 255, but the largest is {high:g}; for pixels from 0 to "
+                '1 add "pixels": "0-1" to the body',
+            )
+        return found
+
+    def _file(self, text: str, path: Path) -> Pixels:
+        try:
+            content = base64.b64decode(text.partition(";base64,")[2] or text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InputError(
+                path, f"must be an image file in base64, or nested lists of pixels: {error}"
+            ) from error
+        try:
+            found = self._decode(io.BytesIO(content))
+        except ValueError as error:  # DataError too
+            raise InputError(path, str(error)) from error
+        return np.asarray(found, np.float32).reshape(self.shape)
+
+
+def _numbers(value: Any, shape: tuple[int, ...], path: Path) -> list[float]:
+    if not isinstance(value, list) or len(value) != shape[0]:
+        whole = " x ".join(map(str, shape))
+        raise InputError(path, f"must be a list of {whole} pixels, got {described(value)}")
+    if len(shape) == 1:
+        for place, each in enumerate(value):
+            if type(each) is not float and type(each) is not int:
+                raise InputError((*path, place), f"must be a number, got {described(each)}")
+            if not abs(each) <= 1e9:
+                raise InputError(
+                    (*path, place), f"a pixel must be a finite number, got {described(each)}"
+                )
+        return value
+    return [
+        number
+        for place, each in enumerate(value)
+        for number in _numbers(each, shape[1:], (*path, place))
+    ]
+
+
+def check_size(file: io.BytesIO) -> tuple[int, int]:
+    """Return width and height of an image file by its header, and check them.
+
+    Raises:
+        ValueError: it is not PNG or JPEG, or too large.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            width, height = image.size
+    except (OSError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise ValueError(f"must be an image as {' or '.join(FORMATS)} in base64") from None
+    if width * height > _MOST_PIXELS:
+        raise ValueError(
+            f"an image must have at most {_MOST_PIXELS:,} pixels, got {width} x {height}"
+        )
+    file.seek(0)
+    return width, height
+
+
+def decoded_exactly(file: io.BytesIO, shape: Sequence[int]) -> npt.NDArray[Any]:
+    """Return the grey pixels of an image file that must have a size, shape (height, width).
+
+    Raises:
+        ValueError: it is no such image.
+    """
+    from PIL import Image
+
+    height, width = shape
+    if check_size(file) != (width, height):
+        raise ValueError(
+            f"an image must have {width} x {height} pixels, got {' x '.join(map(str, _size(file)))}"
+        )
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            grey = np.asarray(image.convert("L"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"the image cannot be read: {' '.join(str(error).split())}") from error
+    assert math.prod(grey.shape) == height * width
+    return grey
+
+
+def _size(file: io.BytesIO) -> tuple[int, int]:
+    found = check_size(file)
+    file.seek(0)
+    return found

@@ -1,0 +1,222 @@
+"""Read rows of a table from JSON, by the names of the columns and in the forms of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import date, timedelta
+from typing import Any
+
+import numpy as np
+
+from bayesify.app.serve import model
+from bayesify.app.serve.requests import Examples, InputError, described
+from bayesify.tabular.cells import Floats, Texts, as_days, as_flags, is_missing
+from bayesify.tabular.columns import (
+    CategoryColumn,
+    Column,
+    DateColumn,
+    FlagColumn,
+    NumberColumn,
+    TextColumn,
+    UnusedColumn,
+)
+from bayesify.tabular.schema import TableSchema
+
+__all__ = ["RowReader", "check_names"]
+
+Path = tuple[str | int, ...]
+#: Levels of a category that a description lists.
+_MOST_OPTIONS = 100
+
+
+class RowReader:
+    """Reader of rows for a trained network.
+
+    A number is a JSON number, or text as the training table has it; yes and no are true and false,
+    or the table's words; a date is ISO 8601, or text as in the table; null is a missing value.
+
+    Args:
+        schema: schema of the training table.
+
+    Example:
+        >>> from bayesify.tabular.schema import Target
+        >>> reader = RowReader(TableSchema((NumberColumn(name="x"),), Target("y", "regression")))
+        >>> reader.read(Examples([{"x": 1.5}, {"x": "2"}]))[0].tolist()
+        [1.5, 2.0]
+    """
+
+    def __init__(self, schema: TableSchema) -> None:
+        self._schema = schema
+        self._needed = [c for c in schema.columns if not isinstance(c, UnusedColumn)]
+        names = {column.name for column in self._needed}
+        all_names = {c.name for c in schema.columns} | {*schema.dropped, *schema.carried}
+        #: Columns that a row may have, and that are not read.
+        self.unused = sorted((all_names | {schema.target.name}) - names)
+
+    @property
+    def columns(self) -> list[model.Column]:
+        """Descriptions of the columns that a row must have."""
+        return [_description(column) for column in self._needed]
+
+    def read(self, examples: Examples) -> list[Floats]:
+        """Return the values of each column of the schema, each of shape (N,) or (N, F).
+
+        Raises:
+            InputError: a row has not the columns, or has a value that its column cannot hold.
+        """
+        check_names(examples, [column.name for column in self._needed], self.unused)
+        known = {
+            column.name: _values(column, [row[column.name] for row in examples.items])
+            for column in self._needed
+        }
+        zeros = np.zeros(len(examples.items))
+        return [known.get(column.name, zeros) for column in self._schema.columns]
+
+
+def check_names(examples: Examples, needed: Sequence[str], unused: Sequence[str]) -> None:
+    """Check that every row has the columns, and no unknown ones.
+
+    Raises:
+        InputError: a row is no object, lacks a column, or has an unknown one.
+
+    Example:
+        >>> check_names(Examples([{"x": 1, "z": 2}]), ["x"], ["y"])
+        Traceback (most recent call last):
+        bayesify.app.serve.requests.InputError: examples[0].z: the training table had no such column
+    """
+    allowed = {*needed, *unused}
+    if examples.pixels is not None:
+        raise InputError(("pixels",), "is for images, and this model takes rows; leave it out")
+    for place, row in enumerate(examples.items):
+        path: Path = ("examples", place)
+        if not isinstance(row, dict):
+            raise InputError(
+                path, f"must be an object with a value for each column, got {described(row)}"
+            )
+        for name in needed:
+            if name not in row:
+                raise InputError(
+                    (*path, name), "is missing; add it, with null where the value is not known"
+                )
+        for name in row:
+            if name not in allowed:
+                raise InputError((*path, name), "the training table had no such column")
+
+
+def _values(column: Column, cells: list[Any]) -> Floats:
+    """Return the values of a column's cells, as ``Column.parse`` has them.
+
+    JSON numbers and truth values are values; texts are parsed as in training.
+    """
+    texts: Texts = np.full(len(cells), "", dtype=object)
+    numbers = np.full(len(cells), math.nan)
+    for place, cell in enumerate(cells):
+        path = ("examples", place, column.name)
+        if isinstance(cell, str):
+            texts[place] = cell.strip()
+        elif isinstance(cell, bool):
+            if not isinstance(column, FlagColumn | CategoryColumn):
+                raise InputError(path, f"must be {_wanted(column)}, got {described(cell)}")
+            if isinstance(column, FlagColumn):
+                numbers[place] = float(cell)
+            else:
+                texts[place] = str(cell).lower()
+        elif isinstance(cell, int | float):
+            if not abs(cell) < 1e300:  # NaN too
+                raise InputError(
+                    path,
+                    f"must be a finite number, got {described(cell)}; write null for a missing "
+                    "value",
+                )
+            if isinstance(column, NumberColumn):
+                numbers[place] = float(cell)
+            elif isinstance(column, CategoryColumn):
+                texts[place] = _level(column, cell)
+            elif isinstance(column, FlagColumn) and cell in (0, 1):
+                numbers[place] = float(cell)
+            else:
+                raise InputError(path, f"must be {_wanted(column)}, got {described(cell)}")
+        elif cell is not None:
+            raise InputError(path, f"must be {_wanted(column)}, got {described(cell)}")
+    found = column.parse(texts)
+    if found.ndim > 1 or isinstance(column, CategoryColumn):
+        return found
+    found = np.where(np.isnan(numbers), found, numbers)
+    return _other_forms(column, texts, found)
+
+
+def _other_forms(column: Column, texts: Texts, values: Floats) -> Floats:
+    """Read texts that are not in the form of training as ISO dates, or as true and false.
+
+    Raises:
+        InputError: a text cannot be read.
+    """
+    unread = np.isposinf(values) & ~is_missing(texts)
+    if unread.any() and isinstance(column, DateColumn):
+        values[unread] = as_days(texts[unread], "ISO8601")
+    if unread.any() and isinstance(column, FlagColumn):
+        values[unread] = as_flags(texts[unread], ("false", "true"))
+    wrong = unread & ~np.isfinite(values)
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise InputError(
+            ("examples", place, column.name),
+            f"must be {_wanted(column)}, got {described(texts[place])}",
+        )
+    return values
+
+
+def _level(column: CategoryColumn, cell: float) -> str:
+    """Return the text of a category that JSON has as a number: 3 is the level 3, 3.0 or 03."""
+    plain = f"{cell:.15g}"
+    if plain in column.levels:
+        return plain
+    for level in column.levels:
+        try:
+            if float(level) == cell:
+                return level
+        except ValueError:
+            continue
+    return plain
+
+
+def _wanted(column: Column) -> str:
+    if isinstance(column, NumberColumn):
+        return "a number or null"
+    if isinstance(column, FlagColumn):
+        no, yes = column.words
+        return f'true, false, "{yes}", "{no}" or null'
+    if isinstance(column, DateColumn):
+        return 'a date such as "2024-12-31", or null'
+    if isinstance(column, CategoryColumn):
+        return "the text of a category, or null"
+    return "a text or null"
+
+
+def _description(column: Column) -> model.Column:
+    common: dict[str, Any] = {"name": column.name, "can_be_missing": column.missing}
+    if isinstance(column, NumberColumn):
+        typical = column.typical or (column.mean,) * 5
+        return model.Column(
+            kind="number",
+            example=float(f"{typical[2]:.6g}"),
+            low=typical[0],
+            high=typical[-1],
+            whole=column.whole,
+            **common,
+        )
+    if isinstance(column, FlagColumn):
+        return model.Column(kind="flag", example=True, options=[*column.words], **common)
+    if isinstance(column, DateColumn):
+        # A span of days beyond what datetime holds has the epoch for an example.
+        days = column.mean if abs(column.mean) < 700_000 else 0.0
+        example = (date(1970, 1, 1) + timedelta(days=math.floor(days))).isoformat()
+        return model.Column(kind="date", example=example, **common)
+    if isinstance(column, CategoryColumn):
+        options = [*column.levels[:_MOST_OPTIONS]]
+        return model.Column(
+            kind="category", example=options[0] if options else "", options=options, **common
+        )
+    assert isinstance(column, TextColumn)
+    return model.Column(kind="text", example="some text", **common)
