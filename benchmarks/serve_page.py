@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,12 @@ def draw(page: Page, strokes: Sequence[Stroke]) -> list[dict[str, Any]]:
         places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in stroke]
         page.mouse.move(*places[0])
         page.mouse.down()
-        for place in places[1:]:
-            page.mouse.move(*place, steps=4)
-            settle(page)
-            seen.append(shown(page))
+        for (from_x, from_y), (to_x, to_y) in pairwise(places):
+            steps = 1 if len(places) > 9 else 4  # a curve has many places already
+            for part in (step / steps for step in range(1, steps + 1)):
+                page.mouse.move(from_x + part * (to_x - from_x), from_y + part * (to_y - from_y))
+                settle(page)
+                seen.append(shown(page))
         page.mouse.up()
     return seen
 

@@ -19,6 +19,7 @@ from bayesify.app.serve.rows import RowReader
 from bayesify.datasets import ImageData, ImageSchema
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.freezing import FrozenNetwork, freeze
 from bayesify.prediction import CategoricalPredictive, CountPredictive, Predictive
 from bayesify.tabular.outside import widened
 from bayesify.tabular.table_data import TableData
@@ -27,6 +28,8 @@ __all__ = ["RunModel"]
 
 #: Held-out examples from which the threshold is computed.
 _MOST_HELD_OUT = 2_000
+#: Examples in one pass of all weight samples; more would need much memory.
+_AT_ONCE = 64
 
 
 class RunModel:
@@ -55,6 +58,7 @@ class RunModel:
         self._run, self._bnn = run, bnn
         self._num_samples = 1 if isinstance(bnn.posterior, Delta) else num_samples
         self._level = level
+        self._frozen = _frozen(bnn, self._num_samples)
         self._rows = RowReader(run.table) if run.table is not None else None
         self._images = None if run.table is not None else _image_reader(run.images)
         self.card = self._describe(*self._threshold(coverage))
@@ -113,6 +117,13 @@ class RunModel:
             found = widened(found, distances, torch.tensor(target.marginal))
         return in_units(found, target.shift, target.scale)
 
+    @torch.no_grad()
+    def _network(self, inputs: Tensor) -> Predictive:
+        if self._frozen is None:
+            return self._bnn.predict(inputs, self._num_samples, keep_samples=True)
+        outputs = [self._frozen.outputs(part) for part in inputs.split(_AT_ONCE)]
+        return self._bnn.likelihood.predictive(torch.cat(outputs, 1), keep_samples=True)
+
     def _inputs_of(self, pixels: Tensor) -> Tensor:
         """Return inputs (N, D) for pixels (N, height, width) or (N, height, width, 3)."""
         images = self._run.images
@@ -161,6 +172,14 @@ class RunModel:
             threshold=threshold,
             threshold_origin=origin,
         )
+
+
+def _frozen(bnn: BayesianModule, num_samples: int) -> FrozenNetwork | None:
+    """Return the network with fixed weight samples; None if its likelihood cannot be frozen."""
+    try:
+        return freeze(bnn, num_samples)
+    except TypeError:
+        return None
 
 
 def _image_reader(schema: ImageSchema | None) -> ImageReader:

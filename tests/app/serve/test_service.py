@@ -1,0 +1,539 @@
+"""The service: its endpoints, its answers, and requests that it must not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from bayesify.app.runs import Run, RunError
+from bayesify.app.runs.measure import in_units, predict_rows
+from bayesify.app.serve.answers import ClassAnswers, NumberAnswers
+from bayesify.app.serve.model import Batch, ModelCard
+from bayesify.app.serve.openapi import example_request
+from bayesify.app.serve.page import page
+from bayesify.app.serve.requests import Examples, InputError, RequestError, read_limited
+from bayesify.app.serve.run_model import RunModel
+from bayesify.app.serve.service import Limits, make_app
+from bayesify.prediction import Predictive
+from bayesify.tabular.new_table import NewTable
+
+KINDS = ("digits", "folder", "regression", "classification")
+JSON = {"content-type": "application/json"}
+Client = Callable[..., TestClient]
+
+
+@pytest.fixture
+def client(models: dict[str, RunModel]) -> Iterator[Client]:
+    opened = []
+
+    def make(kind: str, **limits: Any) -> TestClient:
+        found = TestClient(make_app(models[kind], Limits(**limits)), raise_server_exceptions=False)
+        found.__enter__()
+        opened.append(found)
+        return found
+
+    yield make
+    for each in opened:
+        each.__exit__(None, None, None)
+
+
+def post(client: TestClient, body: Any) -> httpx.Response:
+    """Post a body, which may hold what JSON has not: NaN."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return client.post("/predict", content=content, headers=JSON)
+
+
+def refused(response: httpx.Response, status: int, *parts: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    problem: dict[str, Any] = response.json()
+    assert set(problem) == {"detail", "path"}
+    assert "\n" not in problem["detail"]
+    for part in parts:
+        assert part in problem["detail"]
+    return problem
+
+
+# ------------------------------------------------------------------------------------- endpoints
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_example_of_openapi_is_answered(client: Client, kind: str) -> None:
+    service = client(kind)
+    spec = service.get("/openapi.json").json()
+    operation = spec["paths"]["/predict"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]["examples"]["one"]["value"]
+    response = post(service, body)
+    assert response.status_code == 200, response.text
+    card = service.get("/model").json()
+    model = ClassAnswers if card["task"] == "classification" else NumberAnswers
+    found = model.model_validate(response.json())
+    assert set(response.json()) == set(model.model_fields)
+    answer: Any = found.answers[0]
+    assert 0.0 <= answer.epistemic <= answer.total + 1e-6
+    assert answer.abstain == (answer.total > card["threshold"])
+    if isinstance(found, ClassAnswers):
+        assert sum(answer.probabilities.values()) == pytest.approx(1.0, abs=1e-5)
+        assert answer.prediction == max(answer.probabilities, key=answer.probabilities.get)
+        assert sum(answer.votes.values()) == found.num_samples == 16
+        assert answer.total <= math.log(len(card["classes"])) + 1e-6
+    else:
+        assert answer.lower < answer.prediction < answer.upper
+        assert answer.std**2 == pytest.approx(answer.total)
+        assert len(answer.votes) == 16
+        assert found.level == 0.9
+
+
+def test_health_metrics_and_no_page_of_others(client: Client) -> None:
+    service = client("digits")
+    assert service.get("/health").json()["status"] == "ok"
+    assert service.get("/docs").status_code == service.get("/redoc").status_code == 404
+    assert service.get("/predict").status_code == 405
+    post(service, {"examples": []})
+    post(service, example_request(ModelCard(**service.get("/model").json())))
+    metrics = service.get("/metrics").text
+    for line in (
+        'bayesify_requests_total{status="200"} 1.0',
+        'bayesify_requests_total{status="422"} 1.0',
+        "bayesify_examples_total 1.0",
+        "bayesify_pass_examples_count 1.0",
+        "bayesify_requests_in_progress 0.0",
+        "process_resident_memory_bytes",
+    ):
+        assert line in metrics
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_needs_no_other_host(client: Client, kind: str) -> None:
+    response = client(kind).get("/")
+    assert response.headers["content-type"].startswith("text/html")
+    links = re.findall(r"\b(?:src|href|action)=[\"']?([^\"'\s>]+)|url\(", response.text)
+    assert set(links) == {"data:,", "openapi.json", "model", "health", "metrics"}
+    assert re.findall(r"https?://[^\"'\s]+", response.text) == ["http://www.w3.org/2000/svg"]
+    policy = response.headers["content-security-policy"]
+    (nonce,) = re.findall(r"script-src 'nonce-([^']+)'", policy)
+    assert response.text.count(f'nonce="{nonce}"') == 2
+    assert policy.startswith("default-src 'none'")
+    assert ('id="drawing"' in response.text) == (kind == "digits")
+
+
+def test_a_name_cannot_leave_its_place_in_the_page(models: dict[str, RunModel]) -> None:
+    text, _ = page(models["digits"].card.model_copy(update={"name": "</script><b>&"}))
+    assert "<b>" not in text
+    assert "&lt;b&gt;" in text
+
+
+# --------------------------------------------------------------------------------------- answers
+
+
+def expected_of(run: Run, rows: list[dict[str, Any]], tmp_path: Path) -> Predictive:
+    """The predictions of the library for rows of a table, from many weight samples."""
+    assert run.table is not None
+    table = tmp_path / "new.csv"
+    lines = [",".join(rows[0])]
+    lines += [",".join("" if v is None else str(v) for v in row.values()) for row in rows]
+    table.write_text("\n".join(lines) + "\n")
+    (new,) = NewTable.open(table, run.table, lenient=True)
+    target = run.table.target
+    found = predict_rows(run.load_module(), new.inputs, new.distances, 2000, target.marginal)
+    return in_units(found, target.shift, target.scale)
+
+
+ROWS = [
+    {"city": "Rome", "size": 0.3, "sold": "yes", "when": "2024-05-05"},
+    {"city": "Nowhere", "size": None, "sold": "no", "when": "2024-03-07"},
+    {"city": "Ulm", "size": 50.0, "sold": "no", "when": "2024-09-01"},
+]
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_rows_are_answered_as_the_library_predicts(
+    runs: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    run = Run.open(runs[kind])
+    model = RunModel(run, run.load_module(), num_samples=2000, level=0.9, coverage=0.95)
+    expected = expected_of(run, ROWS, tmp_path)
+
+    def error(rows: list[dict[str, Any]]) -> float:
+        """The largest difference of means, in standard deviations or as a probability."""
+        answers = model.predict(model.read(Examples(rows)))
+        if kind == "classification":
+            found = torch.tensor([list(each["probabilities"].values()) for each in answers])
+            return float((found - expected.mean).abs().max())
+        means = torch.tensor([each["prediction"] for each in answers], dtype=torch.float64)
+        stds = torch.tensor([each["std"] for each in answers], dtype=torch.float64)
+        scale = expected.total.sqrt().flatten()
+        differences = (means - expected.mean.flatten()).abs() / scale
+        return float(torch.maximum(differences, (stds / scale - 1.0).abs()).max())
+
+    assert error(ROWS) < 0.05
+    assert error(ROWS[1:] + ROWS[:1]) > 0.05  # the answers of other rows
+    answers = model.predict(model.read(Examples(ROWS)))
+    assert [each["outside"] for each in answers] == ["", "city", "size"]
+
+
+def test_images_are_answered_as_the_library_predicts(runs: dict[str, Path]) -> None:
+    run = Run.open(runs["digits"])
+    bnn = run.load_module()
+    model = RunModel(run, bnn, num_samples=500, level=0.9, coverage=0.95)
+    inputs = run.load_data().test_inputs[:3]
+    pixels = (126.0 * inputs).round().reshape(3, 28, 28).numpy()
+    expected = bnn.predict(inputs, 500)
+
+    def error(images: Any, **more: str) -> float:
+        answers = model.predict(model.read(Examples(images, **more)))
+        found = torch.tensor([list(each["probabilities"].values()) for each in answers])
+        totals = torch.tensor([each["total"] for each in answers])
+        differences = (found - expected.mean).abs().amax(-1)
+        return float(torch.maximum(differences, (totals - expected.total).abs()).max())
+
+    files = []
+    for each in pixels:
+        file = io.BytesIO()
+        Image.fromarray(each.astype(np.uint8)).save(file, "PNG")
+        files.append(base64.b64encode(file.getvalue()).decode())
+    assert error(pixels.tolist()) < 0.05
+    assert error((pixels / 255.0).tolist(), pixels="0-1") < 0.05
+    assert error(files) < 0.05
+    assert error([f"data:image/png;base64,{each}" for each in files]) < 0.05
+    assert error(pixels[::-1].tolist()) > 0.05  # other images
+
+
+def test_a_folder_of_images_takes_files_of_any_size(client: Client) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (50, 30), "red").save(file, "JPEG")
+    response = post(client("folder"), {"examples": [base64.b64encode(file.getvalue()).decode()]})
+    assert response.status_code == 200, response.text
+    assert set(response.json()["answers"][0]["probabilities"]) == {"bars", "dots", "grey"}
+
+
+def test_the_threshold_is_that_of_held_out_examples(runs: dict[str, Path]) -> None:
+    run = Run.open(runs["digits"])
+    bnn = run.load_module()
+
+    def answered(coverage: float) -> float:
+        model = RunModel(run, bnn, num_samples=16, level=0.9, coverage=coverage)
+        images = (run.load_data().test_inputs[:500] * 126.0).reshape(-1, 28, 28)
+        answers = model.predict(model.read(Examples(images.round().tolist())))
+        return 1.0 - float(np.mean([each["abstain"] for each in answers]))
+
+    assert answered(0.9) == pytest.approx(0.9, abs=0.05)
+    assert answered(0.5) == pytest.approx(0.5, abs=0.05)
+
+
+def test_without_held_out_data_nothing_is_abstained_from(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(self: Run) -> None:
+        raise RunError("the table is gone")
+
+    monkeypatch.setattr(Run, "load_data", missing)
+    run = Run.open(runs["digits"])
+    model = RunModel(run, run.load_module(), num_samples=2, level=0.9, coverage=0.9)
+    assert model.card.threshold is None
+    assert "the table is gone" in model.card.threshold_origin
+    answers = model.predict(model.read(Examples([np.zeros((28, 28)).tolist()])))
+    assert answers[0]["abstain"] is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"level": 1.0}, "level must lie strictly between 0 and 1"),
+        ({"coverage": math.nan}, "coverage must lie strictly between 0 and 1"),
+        ({"num_samples": 0}, "samples must be at least 1"),
+    ],
+)
+def test_numbers_out_of_range(runs: dict[str, Path], numbers: dict[str, Any], message: str) -> None:
+    run = Run.open(runs["digits"])
+    usual = {"num_samples": 2, "level": 0.9, "coverage": 0.9}
+    with pytest.raises(RunError, match=message):
+        RunModel(run, run.load_module(), **(usual | numbers))
+
+
+# ------------------------------------------------------------------------------------ wrong input
+
+BLANK = np.zeros((28, 28)).tolist()
+
+
+def with_pixel(value: Any) -> list[Any]:
+    return [[value if (r, c) == (2, 3) else 0 for c in range(28)] for r in range(28)]
+
+
+WRONG_BODIES = {
+    b"": "the body must be JSON",
+    b"{": "the body must be JSON",
+    b"\xff\xfe": "the body must be JSON",
+    b"[" * 100_000: "the body must be JSON",
+    b"[]": "the body must be an object, got an empty list",
+    b"NaN": "the body must be an object, got NaN",
+    b"{}": "examples: is missing",
+    b'{"examples": []}': "examples: must be a list of at least one example, got an empty list",
+    b'{"examples": {}}': "got an object",
+    b'{"examples": null}': "got null",
+    b'{"examples": [1], "seed": 1}': "seed: is unknown",
+    b'{"examples": [1], "pixels": "0-2"}': 'pixels: must be "0-255" or "0-1", got "0-2"',
+}
+WRONG_IMAGES = {
+    "number": (3, "examples[0]: must be a list of 28 x 28 pixels, got 3"),
+    "rows": (BLANK[1:], "must be a list of 28 x 28 pixels, got a list of 27"),
+    "columns": ([*BLANK[1:], [0]], "examples[0][27]: must be a list of 28 pixels, got a list of 1"),
+    "nan": (with_pixel(math.nan), "examples[0][2][3]: a pixel must be a finite number, got NaN"),
+    "inf": (with_pixel(math.inf), "examples[0][2][3]"),
+    "huge": (with_pixel(10**400), "examples[0][2][3]"),
+    "text": (with_pixel("7"), 'examples[0][2][3]: must be a number, got "7"'),
+    "true": (with_pixel(True), "got true"),
+    "null": (with_pixel(None), "got null"),
+    "negative": (with_pixel(-1), "a pixel must lie from 0 to 255, got -1"),
+    "large": (with_pixel(256), "a pixel must lie from 0 to 255, got 256"),
+    "0 to 1": (with_pixel(0.5), 'for pixels from 0 to 1 add "pixels": "0-1"'),
+    "no base64": ("!", "must be an image file in base64"),
+    "no image": ("aGVsbG8=", "must be an image as PNG or JPEG in base64"),
+}
+
+
+@pytest.mark.parametrize("body", WRONG_BODIES)
+def test_wrong_bodies(client: Client, body: bytes) -> None:
+    refused(post(client("digits"), body), 422, WRONG_BODIES[body])
+
+
+@pytest.mark.parametrize("case", WRONG_IMAGES)
+def test_wrong_images(client: Client, case: str) -> None:
+    image, message = WRONG_IMAGES[case]
+    problem = refused(post(client("digits"), {"examples": [image]}), 422, message)
+    assert problem["path"][:2] == ["examples", 0]
+
+
+def test_wrong_image_files(client: Client) -> None:
+    def encoded(size: tuple[int, int], kind: str) -> str:
+        file = io.BytesIO()
+        Image.new("1", size).save(file, kind)
+        return base64.b64encode(file.getvalue()).decode()
+
+    service = client("digits")
+    refused(post(service, {"examples": [encoded((27, 28), "PNG")]}), 422, "28 x 28 pixels, got 27")
+    refused(post(service, {"examples": [encoded((28, 28), "BMP")]}), 422, "PNG or JPEG")
+    cut = encoded((28, 28), "PNG")[:-40] + "="
+    refused(post(service, {"examples": [cut]}), 422)
+    # 36 million pixels in a few kilobytes.
+    bomb = encoded((6000, 6000), "PNG")
+    refused(post(client("folder"), {"examples": [bomb]}), 422, "at most 16,777,216 pixels")
+
+
+WRONG_CELLS = {
+    "size": ["much", True, [1], {}, math.nan, math.inf, 10**400, "inf"],
+    "sold": ["perhaps", 2, [1], math.nan],
+    "when": ["soon", 20240101, True, "2024-13-01"],
+    "city": [["Rome"], {}, math.nan],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CELLS)
+def test_wrong_cells_are_named(client: Client, name: str) -> None:
+    service = client("regression")
+    for value in WRONG_CELLS[name]:
+        body = {"examples": [ROWS[0], {**ROWS[0], name: value}]}
+        problem = refused(post(service, body), 422, f"examples[1].{name}: must be")
+        assert problem["path"] == ["examples", 1, name]
+
+
+def test_missing_and_unknown_columns_are_named(client: Client) -> None:
+    service = client("regression")
+    row = {name: value for name, value in ROWS[0].items() if name != "size"}
+    refused(post(service, {"examples": [row]}), 422, "examples[0].size: is missing; add it")
+    refused(post(service, {"examples": [{**ROWS[0], "x": 1}]}), 422, "examples[0].x: the training")
+    refused(post(service, {"examples": [[1, 2]]}), 422, "examples[0]: must be an object")
+    refused(post(service, {"examples": ROWS, "pixels": "0-1"}), 422, "pixels: is for images")
+    # Columns that are not used may be there.
+    assert post(service, {"examples": [{**ROWS[0], "price": 3, "id": None}]}).status_code == 200
+
+
+def test_forms_of_a_cell_that_mean_the_same(models: dict[str, RunModel]) -> None:
+    def inputs(**cells: Any) -> list[float]:
+        batch = models["regression"].read(Examples([{**ROWS[0], **cells}]))
+        return [*batch["inputs"][0].tolist(), *batch["distances"].tolist()]
+
+    usual = inputs()
+    for cells in (
+        {"size": "0.3"},
+        {"sold": True},
+        {"sold": " YES "},
+        {"sold": "true"},
+        {"sold": 1},
+    ):
+        assert inputs(**cells) == usual
+    assert inputs(size=None) == inputs(size="") == inputs(size="NA") != usual
+    assert inputs(sold=False) == inputs(sold="no") != usual
+
+
+# ----------------------------------------------------------------------------------------- limits
+
+
+def test_too_large_bodies(client: Client) -> None:
+    service = client("regression", max_body_mb=0.01, max_examples=5)
+    # 1 GB that is only announced is not read.
+    headers = {**JSON, "content-length": "1000000000"}
+    response = service.post("/predict", content=b"{}", headers=headers)
+    refused(response, 413, "at most 10,000 bytes", "--max-body-mb")
+    assert response.headers["connection"] == "close"
+    chunks = (b" " * 1000 for _ in range(100))  # of no announced length
+    refused(service.post("/predict", content=chunks, headers=JSON), 413)
+    refused(post(service, {"examples": ROWS * 2}), 422, "at most 5 examples, got 6")
+
+
+def test_a_body_without_a_length_is_read_up_to_the_limit() -> None:
+    read = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 1
+            yield b" " * 1000
+
+    with pytest.raises(RequestError, match="at most 10,000 bytes"):
+        asyncio.run(read_limited(chunks(), None, 10_000))
+    assert read == 11
+
+
+def test_a_million_rows(client: Client) -> None:
+    body = b'{"examples": [' + b"{}," * 999_999 + b"{}]}"
+    refused(post(client("regression"), body), 422, "at most 1,000 examples, got 1,000,000")
+    refused(post(client("regression", max_body_mb=1), body), 413)
+
+
+def test_other_types_of_content(client: Client) -> None:
+    service = client("digits")
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        response = service.post("/predict", content=b"{}", headers={"content-type": kind})
+        refused(response, 415, "Content-Type must be application/json")
+
+
+@pytest.mark.parametrize("name", ["max_batch", "max_examples", "max_body_mb", "queue", "timeout_s"])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+def test_limits_must_be_positive(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name.replace('_', '-')} must be at least"):
+        Limits(**{name: value})
+
+
+# ---------------------------------------------------------------------------- concurrent requests
+
+
+class Stub:
+    """A model whose answers are its inputs, and whose passes wait to be let go."""
+
+    def __init__(self, card: ModelCard) -> None:
+        self.card = card
+        self.passes: list[list[float]] = []
+        self.seconds = 0.0
+
+    def read(self, examples: Examples) -> Batch:
+        return {"x": np.array(examples.items, np.float64)}
+
+    def predict(self, batch: Batch) -> list[dict[str, Any]]:
+        values = batch["x"].tolist()
+        self.passes.append(values)
+        time.sleep(self.seconds)
+        if -1.0 in values:
+            raise InputError(("examples",), "a prediction must be finite")
+        if -2.0 in values:
+            raise RuntimeError("a fault of the program")
+        return [{"value": value, "abstain": False, "outside": None} for value in values]
+
+
+@pytest.fixture
+def stub(models: dict[str, RunModel]) -> Stub:
+    return Stub(models["digits"].card)
+
+
+def ask(stub: Stub, bodies: list[list[float]], **limits: Any) -> list[httpx.Response]:
+    """Send requests at once."""
+
+    async def all_of() -> list[httpx.Response]:
+        app = make_app(stub, Limits(**limits))
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://service") as client,
+        ):
+            asked = (client.post("/predict", json={"examples": body}) for body in bodies)
+            return await asyncio.gather(*asked)
+
+    return asyncio.run(all_of())
+
+
+def values_of(response: httpx.Response) -> list[float]:
+    assert response.status_code == 200, response.text
+    return [each["value"] for each in response.json()["answers"]]
+
+
+def test_requests_share_passes_and_get_their_own_answers(stub: Stub) -> None:
+    bodies = [[float(place)] * (1 + place % 3) for place in range(30)]
+    responses = ask(stub, bodies, max_batch=16, batch_wait_ms=50)
+    assert [values_of(each) for each in responses] == bodies
+    assert len(stub.passes) < 10
+    assert max(map(len, stub.passes)) <= 16
+    stub.passes.clear()
+    responses = ask(stub, bodies, max_batch=1)
+    assert [values_of(each) for each in responses] == bodies
+    assert len(stub.passes) == 30
+
+
+def test_a_large_request_has_a_pass_of_its_own(stub: Stub) -> None:
+    (response, _) = ask(stub, [[1.0] * 40, [2.0]], max_batch=16, batch_wait_ms=50)
+    assert values_of(response) == [1.0] * 40
+    assert [1.0] * 40 in stub.passes
+
+
+def test_only_the_request_at_fault_gets_the_error(stub: Stub) -> None:
+    responses = ask(stub, [[1.0], [-1.0], [2.0], [-2.0]], batch_wait_ms=50)
+    assert [each.status_code for each in responses] == [200, 422, 200, 500]
+    assert values_of(responses[0]) == [1.0]
+    refused(responses[1], 422, "a prediction must be finite")
+
+
+def test_a_full_queue_is_told_to_come_again(stub: Stub) -> None:
+    stub.seconds = 0.2
+    responses = ask(stub, [[float(place)] for place in range(8)], queue=3)
+    codes = [each.status_code for each in responses]
+    assert sorted(codes) == [200] * 3 + [503] * 5
+    late = responses[codes.index(503)]
+    refused(late, 503, "3 requests are in progress", "--queue")
+    assert late.headers["retry-after"] == "1"
+    assert [each.status_code for each in ask(stub, [[1.0]], queue=3)] == [200]
+
+
+def test_an_answer_that_takes_too_long(stub: Stub) -> None:
+    stub.seconds = 0.3
+    responses = ask(stub, [[1.0], [2.0]], timeout_s=0.05, max_batch=1)
+    for each in responses:
+        refused(each, 504, "within 0.05 s", "--timeout-s")
+    assert len(stub.passes) == 1  # what nobody waits for any more is not computed
+
+
+def test_a_body_that_does_not_arrive(stub: Stub) -> None:
+    async def slow() -> Any:
+        yield b'{"examples"'
+        await asyncio.sleep(5.0)
+        yield b": [1]}"
+
+    async def one() -> httpx.Response:
+        app = make_app(stub, Limits(timeout_s=0.05))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            return await client.post("/predict", content=slow(), headers=JSON)
+
+    refused(asyncio.run(one()), 408, "the body must arrive within 0.05 s")
