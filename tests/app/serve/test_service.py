@@ -206,11 +206,11 @@ def test_images_are_answered_as_the_library_predicts(runs: dict[str, Path]) -> N
         file = io.BytesIO()
         Image.fromarray(each.astype(np.uint8)).save(file, "PNG")
         files.append(base64.b64encode(file.getvalue()).decode())
-    assert error(pixels.tolist()) < 0.05
-    assert error((pixels / 255.0).tolist(), pixels="0-1") < 0.05
-    assert error(files) < 0.05
-    assert error([f"data:image/png;base64,{each}" for each in files]) < 0.05
-    assert error(pixels[::-1].tolist()) > 0.05  # other images
+    assert error(pixels.tolist()) < 0.02
+    assert error((pixels / 255.0).tolist(), pixels="0-1") < 0.02
+    assert error(files) < 0.02
+    assert error([f"data:image/png;base64,{each}" for each in files]) < 0.02
+    assert error(pixels[::-1].tolist()) > 0.02  # other images
 
 
 def test_a_folder_of_images_takes_files_of_any_size(client: Client) -> None:

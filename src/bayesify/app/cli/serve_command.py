@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-_NEEDED = ("fastapi", "uvicorn", "prometheus_client", "PIL")
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client", "PIL", "onnx", "onnxruntime")
 
 
 def serve(
@@ -129,6 +129,16 @@ def _opened(
     level: float | None,
     coverage: float | None,
 ) -> ServedModel:
+    if source.suffix == ".onnx" or source.is_file():
+        given = {"samples": samples, "pruned": pruned, "level": level, "coverage": coverage}
+        extra = [name for name, value in given.items() if value is not None]
+        if extra:
+            raise RunError(
+                f"{extra[0]} is for a run; an ONNX file has its own, set by bayesify export"
+            )
+        from bayesify.app.serve.onnx_model import OnnxModel
+
+        return OnnxModel(source)
     from bayesify.app.serve.run_model import RunModel
 
     run = opened(source)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -136,25 +135,28 @@ def check_size(file: io.BytesIO) -> tuple[int, int]:
 
 
 def decoded_exactly(file: io.BytesIO, shape: Sequence[int]) -> npt.NDArray[Any]:
-    """Return the grey pixels of an image file that must have a size, shape (height, width).
+    """Return the pixels of an image file that must have a size.
+
+    Args:
+        file: the file.
+        shape: height and width for grey, and 3 for colours.
 
     Raises:
         ValueError: it is no such image.
     """
     from PIL import Image
 
-    height, width = shape
+    height, width = shape[:2]
     if check_size(file) != (width, height):
         raise ValueError(
             f"an image must have {width} x {height} pixels, got {' x '.join(map(str, _size(file)))}"
         )
     try:
         with Image.open(file, formats=FORMATS) as image:
-            grey = np.asarray(image.convert("L"))
+            pixels = np.asarray(image.convert("L" if len(shape) == 2 else "RGB"))
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"the image cannot be read: {' '.join(str(error).split())}") from error
-    assert math.prod(grey.shape) == height * width
-    return grey
+    return pixels
 
 
 def _size(file: io.BytesIO) -> tuple[int, int]:

@@ -21,7 +21,6 @@ from bayesify.tabular.columns import (
     TextColumn,
     UnusedColumn,
 )
-from bayesify.tabular.schema import TableSchema
 
 __all__ = ["RowReader", "check_names"]
 
@@ -37,22 +36,21 @@ class RowReader:
     or the table's words; a date is ISO 8601, or text as in the table; null is a missing value.
 
     Args:
-        schema: schema of the training table.
+        columns: the columns of the trained network.
+        unused: names that a row may have too; they are not read.
 
     Example:
-        >>> from bayesify.tabular.schema import Target
-        >>> reader = RowReader(TableSchema((NumberColumn(name="x"),), Target("y", "regression")))
-        >>> reader.read(Examples([{"x": 1.5}, {"x": "2"}]))[0].tolist()
+        >>> reader = RowReader([NumberColumn(name="x")], unused=["y"])
+        >>> reader.read(Examples([{"x": 1.5}, {"x": "2", "y": 3}]))[0].tolist()
         [1.5, 2.0]
     """
 
-    def __init__(self, schema: TableSchema) -> None:
-        self._schema = schema
-        self._needed = [c for c in schema.columns if not isinstance(c, UnusedColumn)]
+    def __init__(self, columns: Sequence[Column], unused: Sequence[str]) -> None:
+        self._columns = columns
+        self._needed = [c for c in columns if not isinstance(c, UnusedColumn)]
         names = {column.name for column in self._needed}
-        all_names = {c.name for c in schema.columns} | {*schema.dropped, *schema.carried}
-        #: Columns that a row may have, and that are not read.
-        self.unused = sorted((all_names | {schema.target.name}) - names)
+        #: Names that a row may have and that are not read.
+        self.unused = sorted({*unused, *(column.name for column in columns)} - names)
 
     @property
     def columns(self) -> list[model.Column]:
@@ -60,7 +58,7 @@ class RowReader:
         return [_description(column) for column in self._needed]
 
     def read(self, examples: Examples) -> list[Floats]:
-        """Return the values of each column of the schema, each of shape (N,) or (N, F).
+        """Return the values of each column, each of shape (N,) or (N, F).
 
         Raises:
             InputError: a row has not the columns, or has a value that its column cannot hold.
@@ -71,7 +69,7 @@ class RowReader:
             for column in self._needed
         }
         zeros = np.zeros(len(examples.items))
-        return [known.get(column.name, zeros) for column in self._schema.columns]
+        return [known.get(column.name, zeros) for column in self._columns]
 
 
 def check_names(examples: Examples, needed: Sequence[str], unused: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from bayesify.module.freezing import FrozenNetwork, freeze
 from bayesify.prediction import CategoricalPredictive, CountPredictive, Predictive
 from bayesify.tabular.outside import widened
 from bayesify.tabular.table_data import TableData
+
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.schema import TableSchema
 
 __all__ = ["RunModel"]
 
@@ -59,7 +62,7 @@ class RunModel:
         self._num_samples = 1 if isinstance(bnn.posterior, Delta) else num_samples
         self._level = level
         self._frozen = _frozen(bnn, self._num_samples)
-        self._rows = RowReader(run.table) if run.table is not None else None
+        self._rows = _row_reader(run.table) if run.table is not None else None
         self._images = None if run.table is not None else _image_reader(run.images)
         self.card = self._describe(*self._threshold(coverage))
 
@@ -180,6 +183,10 @@ def _frozen(bnn: BayesianModule, num_samples: int) -> FrozenNetwork | None:
         return freeze(bnn, num_samples)
     except TypeError:
         return None
+
+
+def _row_reader(schema: TableSchema) -> RowReader:
+    return RowReader(schema.columns, [*schema.dropped, *schema.carried, schema.target.name])
 
 
 def _image_reader(schema: ImageSchema | None) -> ImageReader:

@@ -1,0 +1,147 @@
+"""Exported files: they are answered as their run, and wrong files are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from fastapi.testclient import TestClient
+from onnx import TensorProto, helper
+from tests.app.cli.test_cli import bayesify
+from tests.app.cli.test_errors import check_refused
+
+from bayesify.app.runs import Run
+from bayesify.app.serve.onnx_model import OnnxModel
+from bayesify.app.serve.requests import Examples, InputError
+from bayesify.app.serve.run_model import RunModel
+from bayesify.app.serve.service import Limits, make_app
+from bayesify.export import ExportMetadata
+from bayesify.io.files import StorageError
+from bayesify.tabular.columns import CategoryColumn, NumberColumn
+
+
+@pytest.fixture(scope="module")
+def digits(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "digits.onnx"
+    said = bayesify("export", runs["digits"], "--out", out, "--samples", "16")
+    assert said.code == 0, said.err
+    return out
+
+
+@pytest.mark.slow
+def test_a_file_of_images_is_answered_as_its_run(digits: Path, runs: dict[str, Path]) -> None:
+    run = Run.open(runs["digits"])
+    own = RunModel(run, run.load_module(), num_samples=16, level=0.95, coverage=0.95)
+    exported = OnnxModel(digits)
+    images = (126.0 * run.load_data().test_inputs[:20]).round().reshape(-1, 28, 28).tolist()
+
+    def difference(first: list[Any], second: list[Any]) -> float:
+        answers = own.predict(own.read(Examples(first)))
+        others = exported.predict(exported.read(Examples(second)))
+        parts = [
+            [[*each["probabilities"].values(), each["total"], each["epistemic"]] for each in some]
+            for some in (answers, others)
+        ]
+        return float(np.abs(np.subtract(*parts)).max())
+
+    assert difference(images, images) < 1e-4
+    assert difference(images, images[::-1]) > 1e-2
+    assert exported.card.threshold == pytest.approx(own.card.threshold, rel=1e-3)
+    assert exported.card.num_samples == 16
+    with TestClient(make_app(exported, Limits())) as client:
+        answer = client.post("/predict", json={"examples": images[:1]}).json()["answers"][0]
+    assert answer["votes"] is None
+    assert answer["outside"] is None
+    with pytest.raises(InputError, match="28 x 28 pixels"):
+        exported.read(Examples([[1]]))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A graph whose mean is the column x, and which calls a row outside in its category's text."""
+    columns = [
+        {"input": "x", **NumberColumn(name="x", missing=True).to_json()},
+        {"input": "city", **CategoryColumn(name="city", levels=("Rome", "Oslo"), kept=2).to_json()},
+    ]
+    metadata = ExportMetadata(
+        "regression",
+        8,
+        input={"kind": "table", "target": "price", "columns": columns},
+        thresholds={"total": 4.0},
+        quantiles=(0.05, 0.5, 0.95),
+    )
+    nodes = [
+        helper.make_node("Identity", ["x"], ["mean"]),
+        helper.make_node("Abs", ["x"], ["std"]),
+        helper.make_node("Abs", ["x"], ["epistemic"]),
+        helper.make_node("Constant", [], ["one"], value_ints=[1]),
+        helper.make_node("Unsqueeze", ["x", "one"], ["wide"]),
+        helper.make_node("Constant", [], ["two"], value=_doubles([-2.0, 0.0, 2.0])),
+        helper.make_node("Add", ["wide", "two"], ["quantiles"]),
+        helper.make_node("Identity", ["city"], ["outside_column"]),
+    ]
+    number, text = TensorProto.DOUBLE, TensorProto.STRING
+    graph = helper.make_graph(
+        nodes,
+        "table",
+        [
+            helper.make_tensor_value_info("x", number, ["batch"]),
+            helper.make_tensor_value_info("city", text, ["batch"]),
+        ],
+        [
+            *(
+                helper.make_tensor_value_info(name, number, ["batch"])
+                for name in ("mean", "std", "epistemic")
+            ),
+            helper.make_tensor_value_info("quantiles", number, ["batch", 3]),
+            helper.make_tensor_value_info("outside_column", text, ["batch"]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    helper.set_model_props(model, {"bayesify": metadata.to_json()})
+    path = tmp_path / "table.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def _doubles(values: list[float]) -> onnx.TensorProto:
+    return helper.make_tensor("two", TensorProto.DOUBLE, [len(values)], values)
+
+
+def test_a_file_of_a_table_gets_raw_columns(table: Path) -> None:
+    rows = [{"x": 1.5, "city": "Oslo"}, {"x": "3", "city": "Bonn"}, {"x": -1, "city": None}]
+    with TestClient(make_app(OnnxModel(table), Limits())) as client:
+        response = client.post("/predict", json={"examples": rows})
+        assert response.status_code == 200, response.text
+        wrong = client.post("/predict", json={"examples": [{"x": "a", "city": None}]})
+        missing = client.post("/predict", json={"examples": [{"x": None, "city": "Rome"}]})
+    answers = response.json()["answers"]
+    assert [each["prediction"] for each in answers] == [1.5, 3.0, -1.0]
+    assert [(each["lower"], each["upper"]) for each in answers] == [(-0.5, 3.5), (1, 5), (-3, 1)]
+    assert [each["outside"] for each in answers] == ["Oslo", "not Rome", ""]
+    assert [each["abstain"] for each in answers] == [False, True, False]
+    assert response.json()["level"] == pytest.approx(0.9)
+    assert wrong.json()["detail"] == 'examples[0].x: must be a number or null, got "a"'
+    # This graph makes NaN of a missing value, which is no answer.
+    assert missing.status_code == 422
+    assert "a prediction must be finite" in missing.json()["detail"]
+
+
+def test_other_files_are_refused(tmp_path: Path, table: Path) -> None:
+    for name, content in {"a.onnx": b"no network", "b.onnx": b""}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(StorageError):
+            OnnxModel(tmp_path / name)
+        check_refused(bayesify("serve", tmp_path / name, "--port", "0"), name)
+    model = onnx.load(table)
+    other = ExportMetadata("classification", 8, classes=("a", "b"), input={"kind": "sound"})
+    del model.metadata_props[:]
+    helper.set_model_props(model, {"bayesify": other.to_json()})
+    onnx.save(model, tmp_path / "c.onnx")
+    check_refused(bayesify("serve", tmp_path / "c.onnx", "--port", "0"), "as images or as a table")
+    check_refused(bayesify("serve", tmp_path / "none.onnx", "--port", "0"), "there is no file")
+    said = bayesify("serve", table, "--port", "0", "--samples", "3")
+    check_refused(said, "samples is for a run; an ONNX file has its own")
