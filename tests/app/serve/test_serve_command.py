@@ -20,6 +20,8 @@ import pytest
 from tests.app.cli.test_cli import bayesify
 from tests.app.cli.test_errors import check_refused
 
+from bayesify.app.serve.running import bound_socket, is_loopback
+
 IMAGES = np.random.default_rng(1).integers(0, 256, (4, 28, 28)).tolist()
 
 
@@ -156,3 +158,12 @@ def test_bodies_of_a_gigabyte_and_a_million_rows_take_no_memory(runs: dict[str, 
         assert service.ask(rows).status_code == 422
         assert process.memory_info().rss - before < 300e6
         assert service.ask(IMAGES).status_code == 200
+
+
+def test_connections_do_not_wait_for_acknowledgements() -> None:
+    with bound_socket("127.0.0.1", 0) as listening:
+        client = socket.create_connection(listening.getsockname())
+        connection, _ = listening.accept()
+        with client, connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert is_loopback(connection)

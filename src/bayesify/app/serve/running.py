@@ -29,12 +29,16 @@ def bound_socket(host: str, port: int) -> socket.socket:
         raise ValueError(f"port must lie from 0 to 65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listening = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, UnicodeError) as error:
         raise ValueError(
             f"the service cannot listen on {host} port {port}: {error}; choose others with --host "
             "and --port"
         ) from error
+    # Connections inherit it. Without it each response waits 40 ms for an acknowledgement, because
+    # its head and its body are two packets.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def url_of(listening: socket.socket) -> str:
