@@ -14,7 +14,8 @@ the network is not edited.
 
 Where to look next:
 
-* model: ``BayesianModule``; pretrained networks: ``last_layer``, ``RelativeStd``
+* model: ``BayesianModule``; pretrained networks: ``last_layer``, ``RelativeStd``; several tasks:
+  ``MultiHead``
 * likelihoods of classes: ``CategoricalLikelihood``, ``BernoulliLikelihood``, ``OrdinalLikelihood``;
   of numbers: ``GaussianLikelihood``, ``StudentTLikelihood``, ``CensoredGaussianLikelihood``; of
   counts: ``PoissonLikelihood``, ``NegativeBinomialLikelihood``
@@ -26,7 +27,8 @@ Where to look next:
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once), ``Callback``; pruned as
   it is trained: ``PruningSchedule``; for a loop of your own ``make_step``, ``parameter_groups``; a
-  variational optimiser: ``IVON``; examples that arrive in parts: ``StreamingELBO``
+  variational optimiser: ``IVON``; examples that arrive in parts: ``StreamingELBO``,
+  ``choose_coreset``
 * use: ``Predictive``, ``snr``, ``prune``, ``shrink``, ``freeze``, ``save``, ``load``; a file of few
   bits a weight: ``compress``, ``decompress``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; certified error: ``learn_prior_mean``,
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from bayesify.module.acquire import acquire
     from bayesify.module.bayesian import BayesianModule
     from bayesify.module.freezing import freeze
+    from bayesify.module.multi_head import MultiHead
     from bayesify.module.outputs import MissingKLWarning
     from bayesify.module.pretrained import RelativeStd, last_layer
     from bayesify.module.pruning import prune, snr
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
     from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
     from bayesify.training.baselines import DeepEnsemble, MCDropout
     from bayesify.training.certificate import Certificate, certify
+    from bayesify.training.coreset import choose_coreset
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
     from bayesify.training.ivon import IVON
@@ -125,6 +129,7 @@ _MODULES = {
     "training.certificate": ("Certificate", "certify"),
     "module.bayesian": ("BayesianModule",),
     "module.freezing": ("freeze",),
+    "module.multi_head": ("MultiHead",),
     "module.outputs": ("MissingKLWarning",),
     "module.pretrained": ("RelativeStd", "last_layer"),
     "module.pruning": ("prune", "snr"),
@@ -132,6 +137,7 @@ _MODULES = {
     "module.shrinking": ("shrink",),
     "prediction": ("Predictive",),
     "prediction.conformal": ("ConformalIntervals", "ConformalSets"),
+    "training.coreset": ("choose_coreset",),
     "training.elbo": ("ELBO", "ELBOTerms"),
     "training.fit": ("fit",),
     "training.ivon": ("IVON",),
@@ -153,6 +159,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "MissingKLWarning",
     "last_layer",
     "RelativeStd",
+    "MultiHead",
     # likelihoods
     "Likelihood",
     "CategoricalLikelihood",
@@ -193,6 +200,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "ELBO",
     "ELBOTerms",
     "StreamingELBO",
+    "choose_coreset",
     "PACBayesObjective",
     "learn_prior_mean",
     "split_for_prior",

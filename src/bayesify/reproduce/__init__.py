@@ -32,6 +32,7 @@ from bayesify.reproduce.papers.clinc150 import experiment as clinc150
 from bayesify.reproduce.papers.clinc150 import tuning as clinc150_tuning
 from bayesify.reproduce.papers.compression import experiment as compression
 from bayesify.reproduce.papers.compression import tuning as compression_tuning
+from bayesify.reproduce.papers.continual import experiment as continual
 from bayesify.reproduce.papers.pyro_local import notebook
 from bayesify.reproduce.papers.rahmanto import prior_grid, widths
 from bayesify.reproduce.papers.referee import experiment as referee
@@ -83,6 +84,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         referee,
         compression_tuning,
         compression,
+        continual,
     )
 }
 
