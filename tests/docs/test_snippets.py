@@ -71,6 +71,7 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/active-learning.md": dict,
     "docs/any-network.md": lambda: classification(Parts()),
     "docs/compression.md": lambda: classification(nn.Linear(4, 3)),
+    "docs/continual-learning.md": dict,
     "docs/estimators.md": lambda: classification(Parts()),
     "docs/likelihoods.md": dict,
     "docs/objective.md": lambda: classification(Parts()),
