@@ -14,7 +14,8 @@ the network is not edited.
 
 Where to look next:
 
-* model: ``BayesianModule``; pretrained networks: ``last_layer``, ``RelativeStd``
+* model: ``BayesianModule``; pretrained networks: ``last_layer``, ``RelativeStd``; several tasks:
+  ``MultiHead``
 * likelihoods of classes: ``CategoricalLikelihood``, ``BernoulliLikelihood``, ``OrdinalLikelihood``;
   of numbers: ``GaussianLikelihood``, ``StudentTLikelihood``, ``CensoredGaussianLikelihood``; of
   counts: ``PoissonLikelihood``, ``NegativeBinomialLikelihood``
@@ -25,7 +26,7 @@ Where to look next:
 * gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once); for a loop of your own
   ``make_step``, ``parameter_groups``; a variational optimiser: ``IVON``; examples that arrive in
-  parts: ``StreamingELBO``
+  parts: ``StreamingELBO``, ``choose_coreset``
 * use: ``Predictive``, ``snr``, ``prune``, ``save``, ``load``; guaranteed coverage:
   ``ConformalIntervals``, ``ConformalSets``; certified error: ``learn_prior_mean``,
   ``split_for_prior``, ``PACBayesObjective``, ``certify``, ``Certificate``;
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from bayesify.io import load, save
     from bayesify.module.acquire import acquire
     from bayesify.module.bayesian import BayesianModule
+    from bayesify.module.multi_head import MultiHead
     from bayesify.module.outputs import MissingKLWarning
     from bayesify.module.pretrained import RelativeStd, last_layer
     from bayesify.module.pruning import prune, snr
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
     from bayesify.training.baselines import DeepEnsemble, MCDropout
     from bayesify.training.certificate import Certificate, certify
+    from bayesify.training.coreset import choose_coreset
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
     from bayesify.training.ivon import IVON
@@ -115,12 +118,14 @@ _MODULES = {
     "training.baselines": ("DeepEnsemble", "MCDropout"),
     "training.certificate": ("Certificate", "certify"),
     "module.bayesian": ("BayesianModule",),
+    "module.multi_head": ("MultiHead",),
     "module.outputs": ("MissingKLWarning",),
     "module.pretrained": ("RelativeStd", "last_layer"),
     "module.pruning": ("prune", "snr"),
     "module.random_network": ("SharedNoiseWarning",),
     "prediction": ("Predictive",),
     "prediction.conformal": ("ConformalIntervals", "ConformalSets"),
+    "training.coreset": ("choose_coreset",),
     "training.elbo": ("ELBO", "ELBOTerms"),
     "training.fit": ("fit",),
     "training.ivon": ("IVON",),
@@ -140,6 +145,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "MissingKLWarning",
     "last_layer",
     "RelativeStd",
+    "MultiHead",
     # likelihoods
     "Likelihood",
     "CategoricalLikelihood",
@@ -177,6 +183,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "ELBO",
     "ELBOTerms",
     "StreamingELBO",
+    "choose_coreset",
     "PACBayesObjective",
     "learn_prior_mean",
     "split_for_prior",

@@ -95,3 +95,25 @@ def test_scalars_and_negative_epochs_raise() -> None:
         TensorLoader(torch.zeros(1), torch.tensor(0), 1)
     with pytest.raises(ValueError, match="epoch must be at least 0, got -1"):
         make_loader().set_epoch(-1)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_several_inputs_keep_their_rows_together(shuffle: bool) -> None:
+    x, z = torch.arange(12.0).view(6, 2), torch.arange(6)
+    loader = TensorLoader((x, z), z, 4, shuffle=shuffle, seed=3)
+    assert (loader.num_data, len(loader)) == (6, 2)
+    rows = [inputs for inputs, targets in loader if torch.equal(inputs[1], targets)]
+    assert [len(first) for first, _ in rows] == [4, 2]
+    assert all(torch.equal(first, x[second]) for first, second in rows)
+    alone = [targets for _, targets in TensorLoader(x, z, 4, shuffle=shuffle, seed=3)]
+    assert all(torch.equal(one, other) for (_, one), other in zip(rows, alone, strict=True))
+
+
+def test_each_of_several_inputs_is_checked() -> None:
+    x, y = torch.zeros(3, 2), torch.zeros(3)
+    with pytest.raises(ValueError, match="inputs must have at least 1 tensor, got 0"):
+        TensorLoader((), y, 1)
+    with pytest.raises(ValueError, match="same length, got 2 and 3"):
+        TensorLoader((x, x[:2]), y, 1)
+    with pytest.raises(ValueError, match="inputs must be finite"):
+        TensorLoader((x, x.clone().fill_(torch.nan)), y, 1)

@@ -163,3 +163,60 @@ def test_it_needs_a_mean_field_posterior() -> None:
     for posterior in (bf.Delta, bf.LowRankGaussian(1)):
         with pytest.raises(TypeError, match="needs a MeanFieldGaussian posterior, got "):
             bf.StreamingELBO(bf.BayesianModule(nn.Linear(3, 1), posterior=posterior), num_data=1)
+
+
+def with_heads(prior: bf.Prior | None = None, **settings: object) -> bf.BayesianModule:
+    body = nn.Linear(3, 4, bias=False, dtype=D)
+    net = bf.MultiHead(body, [nn.Linear(4, 2, bias=False, dtype=D) for _ in range(2)])
+    return bf.BayesianModule(
+        net,
+        prior=prior or bf.Gaussian(0.7),
+        init_std=0.1,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def test_the_prior_of_new_parameters_is_the_networks() -> None:
+    bnn = with_heads(bf.ByGroup({"heads.*": bf.Gaussian(0.5), "*": bf.Gaussian(0.7)}))
+    head = bnn.layout.slice_of("heads.1.weight")
+    q = gaussian(bnn)
+    prior = Normal(torch.zeros_like(q.mean), torch.full_like(q.mean, 0.5))
+    each = kl_divergence(Normal(q.mean, q.full_std), prior)
+    kl, _ = bf.StreamingELBO(bnn, num_data=1, new=("heads.1.*",)).complexity(None, 0, range(1))
+    torch.testing.assert_close(kl, each[head].sum())
+    nothing, _ = bf.StreamingELBO(bnn, num_data=1).complexity(None, 0, range(1))
+    assert float(nothing.detach()) == 0.0  # its initial values as its prior are caught
+
+
+def test_with_all_parameters_new_it_is_the_elbo() -> None:
+    bnn = with_heads(prior_mean="initial")
+    with torch.no_grad():
+        gaussian(bnn).mean.add_(0.3)
+    kl, _ = bf.StreamingELBO(bnn, num_data=1, new=("*",)).complexity(None, 0, range(1))
+    torch.testing.assert_close(kl, bf.ELBO(bnn, num_data=1).complexity(None, 0, range(1))[0])
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_a_head_that_is_not_used_stays_as_it_is() -> None:
+    x, y = torch.eye(3, dtype=D).repeat(3, 1)[:8], torch.arange(8) % 2
+    bnn = with_heads(estimator=bf.LocalReparameterization())
+    before = gaussian(bnn).mean.detach().clone(), gaussian(bnn).rho.detach().clone()
+    elbo = bf.StreamingELBO(bnn, num_data=8, new=("body.*", "heads.1.*"))
+    bf.fit(elbo, TensorLoader((x, torch.ones(8, dtype=torch.long)), y, 4), epochs=2)
+    first, second = (bnn.layout.slice_of(f"heads.{i}.weight") for i in range(2))
+    for vector, old in zip((gaussian(bnn).mean, gaussian(bnn).rho), before, strict=True):
+        assert torch.equal(vector[first], old[first])
+        assert not bool((vector[second] == old[second]).any())
+
+
+def test_new_must_name_parameters_with_a_gaussian_prior() -> None:
+    bnn = with_heads()
+    with pytest.raises(ValueError, match=r"every pattern of new .* 'heads.2.\*' matches none"):
+        bf.StreamingELBO(bnn, num_data=1, new=("body.*", "heads.2.*"))
+    for wrong in ("body.*", (1,)):
+        with pytest.raises(TypeError, match="new must be a sequence of name patterns"):
+            bf.StreamingELBO(bnn, num_data=1, new=wrong)  # type: ignore[arg-type]
+    laplace = with_heads(bf.ByGroup({"heads.*": bf.Laplace(1.0), "*": bf.Gaussian(1.0)}))
+    assert bf.StreamingELBO(laplace, num_data=1, new=("body.*",)).num_data == 1
+    with pytest.raises(TypeError, match="new parameters need a Gaussian prior, got Laplace"):
+        bf.StreamingELBO(laplace, num_data=1, new=("heads.0.*",))

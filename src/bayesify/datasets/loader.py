@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ class TensorLoader:
     has the same order.
 
     Args:
-        inputs: shape (N, ...), finite, on any device; the minibatches stay on it.
+        inputs: shape (N, ...), finite, on any device, where the minibatches stay; or a sequence of
+            such tensors, for a network with several inputs.
         targets: shape (N, ...), finite, on the same device.
         batch_size: examples per minibatch, at least 1.
         shuffle: permute the examples; if False they keep their order, and minibatches are views.
@@ -38,9 +40,11 @@ class TensorLoader:
         [[0, 1], [2, 3], [4]]
     """
 
+    inputs: Tensor | tuple[Tensor, ...]
+
     def __init__(
         self,
-        inputs: Tensor,
+        inputs: Tensor | Sequence[Tensor],
         targets: Tensor,
         batch_size: int,
         *,
@@ -48,21 +52,27 @@ class TensorLoader:
         seed: int = 0,
         has_bounds: bool = False,
     ) -> None:
-        for name, tensor in (("inputs", inputs), ("targets", targets)):
+        parts = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+        if not parts:
+            raise ValueError("inputs must have at least 1 tensor, got 0")
+        for name, tensor in (*(("inputs", part) for part in parts), ("targets", targets)):
             if tensor.dim() == 0:
                 raise ValueError(f"{name} must have a first axis of N examples, got a scalar")
-        if len(inputs) != len(targets):
-            raise ValueError(
-                "inputs and targets must have the same length, got "
-                f"{len(inputs)} and {len(targets)}"
-            )
-        if len(inputs) == 0:
+        for part in parts:
+            if len(part) != len(targets):
+                raise ValueError(
+                    "inputs and targets must have the same length, got "
+                    f"{len(part)} and {len(targets)}"
+                )
+        if len(targets) == 0:
             raise ValueError("there must be at least 1 example, got 0")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        _check_finite("inputs", inputs)
+        for part in parts:
+            _check_finite("inputs", part)
         _check_finite("targets", targets.nan_to_num(torch.nan, 0.0, 0.0) if has_bounds else targets)
-        self.inputs = inputs
+        self.inputs = inputs if isinstance(inputs, Tensor) else parts
+        self._parts = parts
         self.targets = targets
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -72,7 +82,7 @@ class TensorLoader:
     @property
     def num_data(self) -> int:
         """N, the number of examples in an epoch."""
-        return len(self.inputs)
+        return len(self.targets)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass.
@@ -90,20 +100,22 @@ class TensorLoader:
     def __len__(self) -> int:
         return -(-self.num_data // self.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        tensors = (*self._parts, self.targets)
+        minibatches: Iterable[Sequence[Tensor]]
         if not self.shuffle:
-            yield from zip(
-                self.inputs.split(self.batch_size),
-                self.targets.split(self.batch_size),
-                strict=True,
+            minibatches = zip(*(each.split(self.batch_size) for each in tensors), strict=True)
+        else:
+            generator = torch.Generator()
+            generator.manual_seed(derived_seed(self.seed, Stream.SHUFFLE, self.epoch))
+            # Drawn on the CPU, because the order must be the same on every device.
+            order = torch.randperm(self.num_data, generator=generator).to(self.targets.device)
+            minibatches = (
+                [each.index_select(0, index) for each in tensors]
+                for index in order.split(self.batch_size)
             )
-            return
-        generator = torch.Generator()
-        generator.manual_seed(derived_seed(self.seed, Stream.SHUFFLE, self.epoch))
-        # Drawn on the CPU, because the order must be the same on every device.
-        order = torch.randperm(self.num_data, generator=generator).to(self.inputs.device)
-        for index in order.split(self.batch_size):
-            yield self.inputs.index_select(0, index), self.targets.index_select(0, index)
+        for *inputs, targets in minibatches:
+            yield (inputs[0] if isinstance(self.inputs, Tensor) else tuple(inputs)), targets
 
 
 class Passes:
@@ -139,7 +151,7 @@ class Passes:
     def __len__(self) -> int:
         return self._passes * len(self._loader)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
         for number in range(self._passes):
             self._loader.set_epoch(self._epoch * self._passes + number)
             yield from self._loader

@@ -30,6 +30,7 @@ from bayesify.reproduce.papers.blundell import (
 )
 from bayesify.reproduce.papers.clinc150 import experiment as clinc150
 from bayesify.reproduce.papers.clinc150 import tuning as clinc150_tuning
+from bayesify.reproduce.papers.continual import experiment as continual
 from bayesify.reproduce.papers.pyro_local import notebook
 from bayesify.reproduce.papers.rahmanto import prior_grid, widths
 from bayesify.reproduce.papers.referee import experiment as referee
@@ -79,6 +80,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         tables,
         certificates,
         referee,
+        continual,
     )
 }
 

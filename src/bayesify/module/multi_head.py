@@ -1,0 +1,78 @@
+"""Network with a body for all tasks and an output layer for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["MultiHead"]
+
+
+class MultiHead(nn.Module):
+    """A body that all tasks share, and a head for each task (Nguyen et al. 2018, section 4).
+
+    Each example says which head answers, so that one minibatch may hold several tasks. The other
+    heads have no gradient from it.
+
+    Args:
+        body: maps inputs to features; any module.
+        heads: one module for each task, from features to outputs, all of the same shape.
+
+    Raises:
+        ValueError: there is no head.
+
+    Example:
+        >>> body = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+        >>> net = MultiHead(body, [nn.Linear(8, 2) for _ in range(3)])
+        >>> x, head = torch.zeros(5, 4), torch.tensor([0, 2, 1, 1, 0])
+        >>> net(x, head).shape
+        torch.Size([5, 2])
+        >>> from bayesify import BayesianModule
+        >>> BayesianModule(net).predict((x, head), num_samples=10).mean.shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(self, body: nn.Module, heads: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if len(heads) < 1:
+            raise ValueError("heads must have at least 1 module, got 0")
+        self.body = body
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, inputs: Tensor, head: Tensor) -> Tensor:
+        """Return the outputs of each example's own head, shape (N, ...).
+
+        Args:
+            inputs: of the body, shape (N, ...).
+            head: the index of each example's head, from 0, integers of shape (N,).
+
+        Raises:
+            TypeError: ``head`` does not hold integers.
+            ValueError: ``head`` has another shape, or an index without a head; or the heads'
+                outputs differ in shape.
+        """
+        if head.is_floating_point() or head.is_complex() or head.dtype == torch.bool:
+            raise TypeError(f"head must hold integers, got {head.dtype}; use head.long()")
+        features = self.body(inputs)
+        if head.shape != features.shape[:1]:
+            raise ValueError(
+                f"head must have shape ({len(features)},), one index for each example, got "
+                f"{tuple(head.shape)}"
+            )
+        count = len(self.heads)
+        # In compiled and exported code the values are not known.
+        if not torch.compiler.is_compiling() and bool(((head < 0) | (head >= count)).any()):
+            raise ValueError(
+                f"head must lie from 0 to {count - 1}, got {int(head.min())} to {int(head.max())}"
+            )
+        outputs = [each(features) for each in self.heads]
+        shapes = {tuple(each.shape) for each in outputs}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"heads must return outputs of one shape, got {', '.join(map(str, sorted(shapes)))}"
+            )
+        stacked = torch.stack(outputs, dim=1)  # (N, heads, ...)
+        index = head.long().view(-1, *[1] * (stacked.dim() - 1)).expand_as(stacked[:, :1])
+        return stacked.gather(1, index).squeeze(1)

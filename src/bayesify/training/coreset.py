@@ -1,0 +1,77 @@
+"""Choice of the examples that continual learning sets aside."""
+
+from __future__ import annotations
+
+import operator
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from bayesify.noise.keys import Stream, derived_seed
+
+__all__ = ["CoresetMethod", "choose_coreset"]
+
+CoresetMethod = Literal["random", "k-center"]
+
+
+def choose_coreset(
+    inputs: Tensor, size: int, method: CoresetMethod = "random", *, seed: int = 0
+) -> Tensor:
+    """Choose examples of a task to set aside (Nguyen et al. 2018, section 2.2).
+
+    The posterior is trained on the other examples of the task. Before predictions a copy of it is
+    trained on the coresets of all tasks, see docs/continual-learning.md. An example must not be
+    in both, or it would count twice.
+
+    Args:
+        inputs: the inputs of a task's N examples, shape (N, ...), finite.
+        size: the number of examples to choose, from 1 to N.
+        method: ``"random"``, or ``"k-center"``: the first at random, then always the example that
+            is farthest from those chosen (Gonzalez 1985), in Euclidean distance of the inputs.
+        seed: of the random choices.
+
+    Returns:
+        Indices into the examples, int64, shape (size,), on the CPU, in the order of choice.
+
+    Raises:
+        TypeError: ``inputs`` is not a tensor, or ``size`` not an integer.
+        ValueError: ``method`` is unknown, ``size`` is out of range, or inputs are not finite.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [9.0]])
+        >>> sorted(choose_coreset(x, 3, "k-center").tolist())
+        [0, 2, 4]
+    """
+    if method not in get_args(CoresetMethod):
+        known = ", ".join(f'"{name}"' for name in get_args(CoresetMethod))
+        raise ValueError(f"method must be one of {known}, got {method!r}")
+    if not isinstance(inputs, Tensor) or inputs.dim() == 0:
+        raise TypeError(
+            f"inputs must be a tensor whose first axis is N examples, got {inputs!r}; use "
+            "torch.as_tensor(x)"
+        )
+    size, count = operator.index(size), len(inputs)
+    if not 1 <= size <= count:
+        raise ValueError(f"size must lie from 1 to {count}, the number of examples, got {size}")
+    generator = torch.Generator().manual_seed(derived_seed(seed, Stream.ACTING, 0))
+    order = torch.randperm(count, generator=generator)
+    if method == "random":
+        return order[:size]
+    return _k_center(inputs.detach().flatten(1), int(order[0]), size)
+
+
+def _k_center(rows: Tensor, first: int, size: int) -> Tensor:
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    if not bool(rows.isfinite().all()):
+        raise ValueError("inputs must be finite, got NaN or infinite values")
+    norms = rows.square().sum(1)
+    nearest = rows.new_full((len(rows),), torch.inf)  # squared distance to the nearest choice
+    chosen = [first]
+    while len(chosen) < size:
+        newest = chosen[-1]
+        distances = (norms + norms[newest] - 2.0 * (rows @ rows[newest])).clamp_min_(0.0)
+        nearest = torch.minimum(nearest, distances)
+        nearest[newest] = -1.0  # not again, also among equal examples
+        chosen.append(int(nearest.argmax()))
+    return torch.tensor(chosen)
