@@ -66,6 +66,7 @@ def widths() -> dict[str, Any]:
 PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/active-learning.md": dict,
     "docs/any-network.md": lambda: classification(Parts()),
+    "docs/continual-learning.md": dict,
     "docs/estimators.md": lambda: classification(Parts()),
     "docs/likelihoods.md": dict,
     "docs/objective.md": lambda: classification(Parts()),

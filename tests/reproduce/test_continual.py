@@ -25,10 +25,10 @@ pytestmark = [
 
 
 def small(name: str, **settings: Any) -> Job:
-    """A job with 300 images and small networks."""
+    """A job with 300 images and small networks, measured on 60 of them."""
     [job] = [job for job in EXPERIMENT.jobs((0,), True) if job.name == name]
-    tiny = {"limit": 300, "num_samples": 2, "epochs": 1, "coreset_epochs": 1, **settings}
-    return Job(job.name, job.seed, {**job.config, **tiny}, job.seconds, job.datasets)
+    tiny = {"limit": 300, "num_samples": 2, "epochs": 1, "coreset_epochs": 1, "held_out": 60}
+    return Job(job.name, job.seed, {**job.config, **tiny, **settings}, job.seconds, job.datasets)
 
 
 def test_each_seed_has_every_method_and_the_first_the_trials() -> None:
@@ -83,11 +83,10 @@ def test_a_job_repeats_and_resumes(name: str, tmp_path: Path) -> None:
 def test_a_coreset_is_learned_by_the_copy_that_predicts_only() -> None:
     job = small("split-vcl-random-coreset")
     tasks = split_tasks(load_images("mnist", limit=300))[:2]
-    config = {**job.config, "held_out": 0}
     means: list[list[torch.Tensor]] = []
     for epochs in (1, 3):
-        bnn = make_network(config, tasks, 0)
-        stages = learn(bnn, tasks, {**config, "coreset_epochs": epochs}, 0, Context())
+        bnn = make_network(job.config, tasks, 0)
+        stages = learn(bnn, tasks, {**job.config, "coreset_epochs": epochs}, 0, Context())
         seen = [(copied.posterior.mean.detach(), copied is bnn) for copied in stages]
         assert not any(same for _, same in seen)
         means.append([bnn.posterior.mean.detach(), *(mean for mean, _ in seen)])
