@@ -46,15 +46,17 @@ _METHODS: dict[str, dict[str, Any]] = {
     "fine-tuning": {"method": "fine-tuning", "coreset": None},
 }
 _COLOURS = dict(zip(_METHODS, ("blue", "vermillion", "green", "grey"), strict=True))
-_COMMON: dict[str, Any] = {"limit": None, "held_out": 0, "init_std": 0.02, "num_samples": 10}
+_COMMON: dict[str, Any] = {
+    **{"limit": None, "held_out": 0, "num_samples": 10, "prior_std": 0.1, "rho_lr_scale": 0.3},
+}
 _BENCHMARKS: dict[str, dict[str, Any]] = {
     "permuted": {
         **{"hidden": [100, 100], "num_tasks": 10, "coreset_size": 200, "coreset_epochs": 20},
-        **{"batch_size": 512, "epochs": 10, "lr": 5e-3, "prior_std": 0.1},
+        **{"batch_size": 512, "epochs": 10, "lr": 5e-3, "init_std": 0.01},
     },
     "split": {
         **{"hidden": [256, 256], "num_tasks": 5, "coreset_size": 40, "coreset_epochs": 100},
-        **{"batch_size": 256, "epochs": 20, "lr": 5e-3, "prior_std": 0.1},
+        **{"batch_size": 256, "epochs": 20, "lr": 5e-3, "init_std": 0.01},
     },
 }
 #: Seconds of a task on one core, with variational learning.
@@ -183,10 +185,11 @@ def _benchmark_table(benchmark: str, results: Sequence[Result]) -> str:
 
 
 def _trial_table(results: Sequence[Result]) -> str:
-    shown = ("lr", "prior_std", "init_std", "epochs", "num_tasks")
+    shown = ("lr", "rho_lr_scale", "prior_std", "init_std", "epochs", "num_tasks")
     lines = [
-        "| benchmark | rate | prior's std | first std | epochs | tasks | average accuracy |",
-        "|---" * 7 + "|",
+        "| benchmark | rate | of rho, times | prior's std | first std | epochs | tasks "
+        "| average accuracy |",
+        "|---" * 8 + "|",
     ]
     for result in results:
         config = result["config"]

@@ -123,6 +123,7 @@ def _train(
         epochs=epochs,
         optimizer=partial(torch.optim.Adam, lr=config["lr"], fused=True),
         scheduler=cosine,
+        rho_lr_scale=config["rho_lr_scale"],
         checkpoint_dir=context.work,
         resume=True,
         callback=EpochProgress(context, epochs),
