@@ -51,6 +51,7 @@ def make_network(config: Mapping[str, Any], tasks: Sequence[Task], seed: int) ->
         net,
         prior=Gaussian(config["prior_std"]),
         init_std=config["init_std"],
+        prior_mean=config["prior_mean"],
         estimator=LocalReparameterization(),
         seed=seed,
     )
