@@ -68,7 +68,7 @@ def test_split_tasks_have_each_image_once() -> None:
     assert sum(len(task.test()[1]) for task in tasks) == len(data.test_targets)
 
 
-@pytest.mark.parametrize("name", ["permuted-vcl-random-coreset", "split-vcl-k-center-coreset"])
+@pytest.mark.parametrize("name", ["permuted-fine-tuning", "split-vcl-k-center-coreset"])
 def test_a_job_repeats_and_resumes(name: str, tmp_path: Path) -> None:
     job = small(name)
     parts: list[float] = []

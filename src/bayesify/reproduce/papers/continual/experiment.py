@@ -43,7 +43,7 @@ _METHODS: dict[str, dict[str, Any]] = {
     "VCL": {"method": "vcl", "coreset": None},
     "VCL + random coreset": {"method": "vcl", "coreset": "random"},
     "VCL + k-center coreset": {"method": "vcl", "coreset": "k-center"},
-    "fine-tuning": {"method": "fine-tuning", "coreset": None, "lr": 1e-3},
+    "fine-tuning": {"method": "fine-tuning", "coreset": None, "lr": 1e-3, "rho_lr_scale": 1.0},
 }
 _COLOURS = dict(zip(_METHODS, ("blue", "vermillion", "green", "grey"), strict=True))
 _COMMON: dict[str, Any] = {"limit": None, "held_out": 0, "num_samples": 10}

@@ -74,7 +74,9 @@ def learn(
         bnn.seed = derived_seed(seed, Stream.TRAINING, number)
         inputs, targets = task.train()
         if config["coreset"] is not None:
-            chosen = choose_coreset(inputs, config["coreset_size"], config["coreset"], seed=seed)
+            chosen = choose_coreset(
+                inputs, config["coreset_size"], config["coreset"], seed=bnn.seed
+            )
             others = torch.ones(len(inputs), dtype=torch.bool)
             others[chosen] = False
             coresets.append((with_head(inputs[chosen], task.head), targets[chosen]))
