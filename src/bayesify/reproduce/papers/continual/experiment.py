@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bayesify.datasets import load_images
 from bayesify.metrics import error_percent
 from bayesify.module.bayesian import BayesianModule
-from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result, of_job
+from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.harness.image_runs import held_out
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.continual.learning import learn, make_network
@@ -174,6 +174,11 @@ def _is_trial(result: Result) -> bool:
     return bool(result["config"]["held_out"])
 
 
+def _by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
+    found = {title: [r for r in results if r["config"]["title"] == title] for title in _METHODS}
+    return {title: of for title, of in found.items() if of}
+
+
 def _benchmark_table(benchmark: str, results: Sequence[Result]) -> str:
     count = max(result["config"]["num_tasks"] for result in results)
     after = sorted({1, 2, (count + 1) // 2, count})
@@ -184,10 +189,8 @@ def _benchmark_table(benchmark: str, results: Sequence[Result]) -> str:
         + f" | first task, after task {count} | seeds |",
         "|---" * (len(after) + 4) + "|",
     ]
-    for name in dict.fromkeys(result["job"] for result in results):
-        of = of_job(results, name)
+    for title, of in _by_method(results).items():
         curves = [average_accuracies(result) for result in of]
-        title = of[0]["config"]["title"]
         last = [result["metrics"]["accuracies"][-1][0] for result in of]
         cells = [
             *(title, f"{reported[title]:.1f}" if title in reported else ""),
@@ -234,9 +237,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 def _draw(axes: Axes, benchmark: str, results: Sequence[Result]) -> None:
     from bayesify.plots.style import COLOURS
 
-    for name in dict.fromkeys(result["job"] for result in results):
-        of = of_job(results, name)
-        title = of[0]["config"]["title"]
+    for title, of in _by_method(results).items():
         curves = [average_accuracies(result) for result in of]
         tasks = range(1, len(curves[0]) + 1)
         means = [mean(values) for values in zip(*curves, strict=True)]
