@@ -115,5 +115,7 @@ def test_each_of_several_inputs_is_checked() -> None:
         TensorLoader((), y, 1)
     with pytest.raises(ValueError, match="same length, got 2 and 3"):
         TensorLoader((x, x[:2]), y, 1)
+    with pytest.raises(TypeError, match="inputs must be tensors, got ndarray; use"):
+        TensorLoader(x.numpy(), y, 1)
     with pytest.raises(ValueError, match="inputs must be finite"):
         TensorLoader((x, x.clone().fill_(torch.nan)), y, 1)

@@ -31,6 +31,7 @@ class TensorLoader:
             infinite.
 
     Raises:
+        TypeError: inputs or targets are not tensors.
         ValueError: lengths differ, there is no example, ``batch_size`` is below 1, or values are
             NaN, or infinite where they must not be.
 
@@ -56,6 +57,10 @@ class TensorLoader:
         if not parts:
             raise ValueError("inputs must have at least 1 tensor, got 0")
         for name, tensor in (*(("inputs", part) for part in parts), ("targets", targets)):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"{name} must be tensors, got {type(tensor).__name__}; use torch.as_tensor(x)"
+                )
             if tensor.dim() == 0:
                 raise ValueError(f"{name} must have a first axis of N examples, got a scalar")
         for part in parts:
