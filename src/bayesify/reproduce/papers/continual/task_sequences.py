@@ -68,7 +68,7 @@ def split_tasks(data: ImageData) -> list[Task]:
         >>> from bayesify.datasets import load_images
         >>> tasks = split_tasks(load_images("mnist", limit=20))
         >>> tasks[1].classes, tasks[1].train()[1]
-        ((2, 3), tensor([0, 1, 1, 1]))
+        ((2, 3), tensor([0, 1, 1, 1, 0]))
     """
     return [Task(data, classes=(2 * i, 2 * i + 1), head=i) for i in range(5)]
 
