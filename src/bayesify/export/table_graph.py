@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify.distributions.posteriors import Delta
 from bayesify.export.metadata import METADATA_KEY, ExportMetadata
 from bayesify.export.onnx import check_installed, encoded, onnx_session
 from bayesify.export.report import ExportError, ExportReport
@@ -83,6 +84,20 @@ def export_table(
             level is out of range.
         ModuleNotFoundError: the extra ``onnx`` is not installed.
         OSError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from bayesify.tabular.columns import NumberColumn
+        >>> from bayesify.tabular.model import TableNet, table_baseline
+        >>> from bayesify.tabular.schema import Target
+        >>> target = Target("sold", "classification", classes=("no", "yes"))
+        >>> schema = TableSchema((NumberColumn(name="age"),), target)
+        >>> bnn = table_baseline(TableNet(1, (4,), 2), seed=0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_table(bnn, schema, f"{folder}/net.onnx")
+        ...     found = onnx_session(report.path).run(["prediction"], {"age": np.array([30.0])})
+        >>> report.inputs, found[0][0] in target.classes
+        (('age',), True)
     """
     place = Path(path)
     if place.suffix != ".onnx":
@@ -108,7 +123,7 @@ def export_table(
     model = _model(encoded(traced, None), columns, names, outputs, classes)
     description = ExportMetadata(
         "classification" if classes else "regression",
-        num_samples,
+        0 if isinstance(bnn.posterior, Delta) else num_samples,
         classes=classes,
         input={
             "kind": "table",

@@ -57,6 +57,17 @@ class TableNetwork(nn.Module):
     Raises:
         ValueError: ``num_samples`` is negative, or a level is not strictly between 0 and 1.
         TypeError: a column is of texts.
+
+    Example:
+        >>> from bayesify.tabular.columns import NumberColumn
+        >>> from bayesify.tabular.model import TableNet, table_baseline
+        >>> from bayesify.tabular.schema import Target
+        >>> target = Target("sold", "classification", classes=("no", "yes"))
+        >>> schema = TableSchema((NumberColumn(name="age"),), target)
+        >>> bnn = table_baseline(TableNet(1, (4,), 2), seed=0)
+        >>> network = TableNetwork(bnn, schema, num_samples=0)
+        >>> network(torch.tensor([[30.0], [float("nan")]], dtype=torch.float64))["outside_column"]
+        tensor([0, 1])
     """
 
     def __init__(
@@ -162,7 +173,14 @@ class TableNetwork(nn.Module):
 
 
 def used_columns(schema: TableSchema) -> list[Column]:
-    """Return the columns of a table that have inputs, or in which a row may lie outside."""
+    """Return the columns of a table that have inputs, or in which a row may lie outside.
+
+    Example:
+        >>> from bayesify.tabular.schema import Target
+        >>> schema = TableSchema((UnusedColumn(name="id"),), Target("y", "regression"))
+        >>> used_columns(schema)
+        []
+    """
     return [column for column in schema.columns if not isinstance(column, UnusedColumn)]
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from tests.app.cli.test_cli import as_json, bayesify, quick_runs
 from tests.app.cli.test_errors import check_refused
-from tests.app.cli.test_tables import TABLES, trained
+from tests.app.cli.test_tables import QUICK, TABLES, trained
 from tests.tabular.test_training_table import messy
 
 import bayesify as bf
@@ -92,3 +94,21 @@ def test_what_is_not_for_tables(
     out = tmp_path / options[1]
     check_refused(bayesify("export", place / "run", "--out", out, *options[2:]), message)
     assert not out.exists()
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "export-tables.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{rng.normal(80.0, 20.0):.1f},{('Rome', 'Oslo')[i % 2]},{rng.normal()}" for i in range(50)
+    ]
+    Path("houses.csv").write_text("\n".join(["area,city,price", *rows]) + "\n")
+    train = ["train", "houses.csv", "--target", "price", "--out", "runs/houses", *QUICK]
+    assert bayesify(*train).code == 0
+    names: dict[str, Any] = {}
+    exec(*snippets, names)
+    assert names["found"]["quantiles"].shape == (1, 3)
+    assert names["found"]["outside_column"].tolist() == [""]
