@@ -28,7 +28,7 @@ __all__ = [
 #: Names of the values within a graph begin with one of these.
 INNER = ("columns/", "network/")
 #: A text that is no level and no word of any column.
-_UNKNOWN = "no level of the training table \N{SNOWMAN}"
+_UNKNOWN = "no level of the training table"
 _EXAMPLES = 64
 
 
