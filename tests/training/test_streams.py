@@ -76,6 +76,8 @@ def test_a_stream_goes_on_within_an_epoch(tmp_path: Path) -> None:
     assert torch.equal(weights(loader, resume=True, **folder), weights(loader))
 
 
+# Other tests may have loaded JAX, which warns of its threads; the workers do not use it.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_the_workers_of_a_stream_bring_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two workers has half of the rows, and a last minibatch that is not full."""
 

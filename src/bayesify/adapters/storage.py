@@ -76,7 +76,7 @@ def load_adapter(folder: str | os.PathLike[str], base: nn.Module, **options: Any
     Example:
         >>> load_adapter("nowhere", nn.Linear(8, 8))
         Traceback (most recent call last):
-        bayesify.io.StorageError: nowhere must be a folder of save_adapter, but has no ...
+        bayesify.io.files.StorageError: nowhere must be a folder of save_adapter, but has no ...
     """
     path = Path(folder) / _POSTERIOR
     if not path.is_file():
