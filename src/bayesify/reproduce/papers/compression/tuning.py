@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bayesify.reproduce.harness.experiment import Experiment, Job, Result, of_job
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.compression import experiment
+from bayesify.reproduce.papers.compression.networks import NETWORKS
 from bayesify.reproduce.papers.compression.recipes import RECIPES
 
 if TYPE_CHECKING:
@@ -103,9 +104,22 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def figures(results: Sequence[Result]) -> dict[str, Figure]:  # noqa: ARG001
-    """Return no figure."""
-    return {}
+def figures(results: Sequence[Result]) -> dict[str, Figure]:
+    """Draw the held-out error by the size of the file, a panel for each network."""
+    from bayesify.plots.compared import Curve, curves_compared
+
+    panels: dict[str, list[Curve]] = {}
+    for name, trial in TRIALS.items():
+        if of := of_job(results, name):
+            sizes = [result["metrics"]["bytes"] / 1000.0 for result in of]
+            errors = [[result["metrics"]["error"] for result in of]]
+            title = NETWORKS[of[0]["config"]["network"]]
+            label = f"{trial.recipe.rpartition('-')[2]}, {trial.what}"
+            panels.setdefault(title, []).append(Curve(label, sizes, errors, points=True))
+    if not panels:
+        return {}
+    drawn = curves_compared(panels, xlabel="file (kB)", ylabel="held-out error (%)")
+    return {"compression-tuning": drawn}
 
 
 EXPERIMENT: Experiment = replace(
