@@ -8,11 +8,11 @@ from io import BytesIO
 
 from matplotlib.figure import Figure
 
-__all__ = ["show"]
+__all__ = ["html_of"]
 
 
-def show(figure: Figure, description: str) -> None:
-    """Print a figure as HTML that needs no other file.
+def html_of(figure: Figure, description: str) -> str:
+    """Return a figure as HTML that needs no other file.
 
     Args:
         figure: what is shown.
@@ -21,4 +21,4 @@ def show(figure: Figure, description: str) -> None:
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    print(f'<img src="data:image/png;base64,{data}" alt="{escape(description)}">')
+    return f'<img src="data:image/png;base64,{data}" alt="{escape(description)}">'
