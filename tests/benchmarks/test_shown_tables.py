@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("conformal", "conformal.md", "table", ("scores",)),
         ("tabular", "scikit-learn.md", "table", ()),
         ("export_parity", "export.md", "table", ()),
+        ("freeze", "export.md", "table", ()),
         ("table_recipe", "adr/0008-recipe-for-tables.md", "table", ()),
     ],
 )

@@ -55,7 +55,8 @@ def bands(
     for panel in panels:
         if 0.5 not in panel.quantiles:
             raise ValueError(f"{panel.name} must have the median, 0.5, among its quantiles")
-    figure = Figure(figsize=(4.6 * len(panels), 3.8), layout="constrained")
+    # The legend needs the width of a panel and a half.
+    figure = Figure(figsize=(max(6.8, 4.6 * len(panels)), 3.8), layout="constrained")
     axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     for ax, (name, axis, quantiles) in zip(axes, panels, strict=True):
         for level in sorted(q for q in quantiles if q < 0.5):

@@ -122,7 +122,8 @@ def _report(
     if not isinstance(bnn.posterior, Delta):
         pruning = prune_table(bnn, data, FRACTIONS)
         whole = metrics["test"] or metrics["train"]
-        if pruning and "error_predictive" in whole:  # of more weight samples: one number for one thing
+        if pruning and "error_predictive" in whole:
+            # Of more weight samples: one number for one thing.
             pruning[0]["error_predictive"] = whole["error_predictive"]
         run.write_json("pruning.json", pruning)
     inputs, targets = shown(data)
