@@ -102,6 +102,27 @@ def test_quantiles_of_mixtures() -> None:
         assert quantile_error(spread * means, noise.clamp(-2.0, 2.0).exp()) < 1e-5
 
 
+def between_modes() -> float:
+    """The error of a median where the mixture is flat, in standard deviations."""
+    means = torch.tensor([[-2.4], [2.7]], dtype=torch.float64)
+    stds = torch.full_like(means, 0.5)
+    p = GaussianPredictive(means, stds)
+    [[found]] = mixture_quantiles(means, stds, (0.5,))
+    return float((found - p.quantile(0.5)).abs() / p.total.sqrt())
+
+
+def test_a_quantile_between_modes_is_that_of_the_prediction() -> None:
+    assert between_modes() < 1e-7
+
+
+def test_a_distribution_function_in_float32_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounded(z: torch.Tensor) -> torch.Tensor:
+        return (0.5 * torch.erfc((z * math.sqrt(0.5)).float())).double()
+
+    monkeypatch.setattr("bayesify.export.table_network._upper_tail", rounded)
+    assert between_modes() > 1e-5
+
+
 def test_too_few_steps_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bayesify.export.table_network._NEWTON", 0)
     means = 5.0 * torch.linspace(-1.0, 1.0, 32, dtype=torch.float64).unsqueeze(-1)

@@ -6,8 +6,11 @@ import copy
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import cache
 from statistics import NormalDist
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +40,8 @@ __all__ = ["TableNetwork", "mixture_quantiles", "used_columns"]
 
 #: Steps of the search for a quantile: bisections, then Newton's.
 _BISECTIONS, _NEWTON = 12, 4
+#: Degree of a series for erfc, at which its relative error is below 2e-14 up to 8 stds.
+_ERFC_DEGREE = 28
 
 
 class TableNetwork(nn.Module):
@@ -189,8 +194,8 @@ def mixture_quantiles(means: Tensor, stds: Tensor, levels: Sequence[float]) -> T
 
     Bisection bounds the quantile; Newton's method on the logarithm of the distribution function
     then finds it, as in ``GaussianPredictive.quantile``. The distribution function is computed in
-    float32, as ONNX Runtime has erf in no other type; its rounding moves a quantile by about 1e-6
-    standard deviations at a level of 2.5 %.
+    float64 by arithmetic alone, as ONNX Runtime has erf in float32 only: between separate modes,
+    where the mixture is flat, its rounding would move a quantile visibly.
 
     Args:
         means: shape (S, N), float64.
@@ -222,7 +227,7 @@ def mixture_quantiles(means: Tensor, stds: Tensor, levels: Sequence[float]) -> T
         if step < _BISECTIONS + 1:
             value = 0.5 * (low + high)
         distance = (places - value.unsqueeze(1)) / stds
-        below = 0.5 * torch.erfc((distance * math.sqrt(0.5)).float()).double().mean(1)
+        below = _upper_tail(distance).mean(1)
         if step < _BISECTIONS:
             is_low = below < tail
             low, high = torch.where(is_low, value, low), torch.where(is_low, high, value)
@@ -231,3 +236,34 @@ def mixture_quantiles(means: Tensor, stds: Tensor, levels: Sequence[float]) -> T
             newton = value - torch.log(below / tail) * below / density
             value = newton.maximum(low).minimum(high)
     return sign * value
+
+
+def _upper_tail(z: Tensor) -> Tensor:
+    """Return the probability of a standard normal number above z, in float64.
+
+    With x = |z| / sqrt(2) and t = 2 / (2 + x), erfc(x) = t exp(-x^2 + P(t)), where P is a
+    Chebyshev series, summed by Clenshaw's recurrence.
+    """
+    size = z.abs()
+    t = 1.0 / (1.0 + size * torch.tensor(math.sqrt(0.125), dtype=torch.float64))
+    place = 2.0 * t - 1.0
+    last, before = torch.zeros_like(place), torch.zeros_like(place)
+    first, *rest = torch.tensor(_erfc_series(), dtype=torch.float64).unbind()
+    for coefficient in reversed(rest):
+        last, before = 2.0 * place * last - before + coefficient, last
+    series = place * last - before + first
+    tail = 0.5 * t * torch.exp(series - 0.5 * size.square())
+    return torch.where(z < 0.0, 1.0 - tail, tail)
+
+
+@cache
+def _erfc_series() -> list[float]:
+    """Interpolate log(erfc(x) exp(x^2) / t), t = 2 / (2 + x), at Chebyshev points of t."""
+
+    def exact(place: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        t = torch.from_numpy(0.5 * (place + 1.0))
+        values = torch.log(torch.special.erfcx(2.0 / t - 2.0) / t)
+        return np.asarray(values.numpy(), dtype=np.float64)
+
+    series: list[float] = np.polynomial.Chebyshev.interpolate(exact, _ERFC_DEGREE).coef.tolist()
+    return series
