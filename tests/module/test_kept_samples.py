@@ -124,10 +124,24 @@ class Decaying(nn.Linear):
         return super().forward(x)
 
 
-def test_a_network_may_edit_what_it_gets() -> None:
-    bnn = bf.BayesianModule(Decaying(4, 3))
-    means = [mean_of(bnn) for _ in range(4)]
+class Growing(nn.Linear):
+    """Edits only weights that are larger than all means."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.copy_(torch.where(self.weight > 1.0, 2.0 * self.weight, self.weight))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("layer", [Decaying, Growing])
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_network_may_edit_what_it_gets(layer: type[nn.Linear], batch_size: int | None) -> None:
+    torch.manual_seed(0)
+    bnn = bf.BayesianModule(layer(4, 3), init_std=1.0)
+    means = [bnn.predict(X, S, batch_size=batch_size).mean for _ in range(4)]
     assert all(torch.equal(mean, means[0]) for mean in means)
+    before = bnn.posterior.mean.clone()
+    bnn.predict_mean(X)
+    assert torch.equal(bnn.posterior.mean, before)
 
 
 def test_copies_and_pickles_hold_no_samples() -> None:
@@ -162,20 +176,20 @@ def test_a_limit_of_memory_keeps_nothing(draws: list[int]) -> None:
 def test_the_bytes_are_bounded() -> None:
     posterior, kept = MeanFieldGaussian(torch.zeros(4_000_000), std=0.1), KeptSamples()
     with torch.no_grad():
-        kept.sampler(posterior, KEY)
-        draw = kept.sampler(posterior, KEY)
+        kept.sampler(posterior, KEY, 100)
+        draw = kept.sampler(posterior, KEY, 100)
         for sample in range(16):
             draw(range(sample, sample + 1))
         assert len(kept) == 14  # of 16 MB each, beside mean and rho
         kept.clear()
         large = MeanFieldGaussian(torch.zeros(6_000_000), std=0.1)
         for _ in range(2):
-            kept.sampler(large, KEY)(range(1))
+            kept.sampler(large, KEY, 1)(range(1))
     assert len(kept) == 0
 
 
 def test_a_point_needs_no_samples() -> None:
     kept, point = KeptSamples(), Delta(torch.ones(3))
     for _ in range(3):
-        assert torch.equal(kept.sampler(point, KEY)(range(2)), torch.ones(2, 3))
+        assert torch.equal(kept.sampler(point, KEY, 2)(range(2)), torch.ones(2, 3))
     assert len(kept) == 0

@@ -172,15 +172,15 @@ def test_a_long_prediction_is_counted_on_a_terminal(monkeypatch: pytest.MonkeyPa
     clock = iter(range(1000))
     monkeypatch.setattr("time.monotonic", lambda: 0.4 * next(clock))
     bnn = bf.BayesianModule(nn.Linear(3, 2))
-    bnn.predict(torch.zeros(5, 3), 10)
+    bnn.predict(torch.zeros(5, 3), 10, batch_size=2)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    bnn.predict(torch.zeros(5, 3), 10)
+    bnn.predict(torch.zeros(5, 3), 10, batch_size=2)
     assert terminal.text == "", "something else stands between the program and its terminal"
     monkeypatch.setattr(sys, "__stderr__", terminal)
-    bnn.predict(torch.zeros(5, 3), 2)
+    bnn.predict(torch.zeros(5, 3), 2, batch_size=2)
     assert terminal.text == "", "within a second"
-    bnn.predict(torch.zeros(5, 3), 10)
+    bnn.predict(torch.zeros(5, 3), 10, batch_size=2)
     shown = terminal.text.split("\r")
     assert shown[1:3] == [f"predict: {number} of 10 weight samples" for number in (2, 3)]
     assert shown[-2:] == [" " * len(shown[-3]), ""], "the line is removed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,12 @@ from torch import Tensor, nn
 
 from bayesify import BayesianModule, Delta, GaussianLikelihood
 from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.prediction import CategoricalPredictive, GaussianPredictive
+from bayesify.prediction import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    GaussianPredictive,
+    stack_samples,
+)
 
 CATEGORICAL = Case("scale-mixture", "mean-field", "categorical")
 GAUSSIAN = Case("gaussian", "mean-field", "gaussian")
@@ -276,3 +283,33 @@ def test_mean_outputs_are_the_nets_own() -> None:
     bnn = CATEGORICAL.bnn(net)
     assert torch.allclose(bnn.mean_outputs(x), net(x), atol=1e-14)
     assert torch.allclose(bnn.predict_mean(x).mean, net(x).softmax(-1), atol=1e-14)
+
+
+class InBlocks:
+    """Outputs that are computed several samples at a time."""
+
+    def __init__(self, outputs: Tensor, sizes: list[int]) -> None:
+        self._outputs, self._sizes = outputs, sizes
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._outputs)
+
+    def blocks(self) -> Iterator[Tensor]:
+        yield from self._outputs.split(self._sizes)
+
+
+@loop_over("sizes", [[7], [1, 6], [3, 1, 3]])
+def test_blocks_of_samples_give_the_average_of_all(sizes: list[int]) -> None:
+    torch.manual_seed(0)
+    logits = 3.0 * torch.randn(7, 5, 4, dtype=torch.float64)
+    for predictive in (CategoricalPredictive, BernoulliPredictive):
+        expected = predictive.from_logits(list(logits), keep_samples=True)
+        found = predictive.from_logits(InBlocks(logits, sizes), keep_samples=True)
+        for name in ("log_mean", "expected_entropy", "epistemic", "samples"):
+            torch.testing.assert_close(
+                getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-14
+            )
+    assert torch.equal(stack_samples(InBlocks(logits, sizes)), logits)

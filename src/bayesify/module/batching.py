@@ -28,11 +28,14 @@ PassMemoryCache = dict[object, PassMemory | None]
 _BEST_PASS = {"cpu": 8 * 10**6}
 _LARGEST_PASS = 10**9
 _MAX_BATCH_SIZE = 1024
-# Weight samples share a pass only if each needs few bytes and there are enough of them; otherwise
-# a loop is as fast.
-_LARGEST_SHARE = 250_000
-_BEST_SHARED_PASS = 4 * 10**6
-_MIN_GROUP, _MAX_GROUP = 8, 64
+# Weight samples share a pass only if each needs few bytes for tensors other than weights, and there
+# are enough of them; otherwise a loop is as fast. Weights are only read.
+_LARGEST_SHARE = 500_000
+_BEST_SHARED_PASS = 20 * 10**6
+_SHARED_WEIGHTS = 256 * 10**6
+_MIN_GROUP, _MAX_GROUP = 8, 128
+# Bytes of averaging a block of outputs in float64, to those of the outputs.
+_AVERAGING = 8
 # Factor for memory that the tracker does not count.
 _SAFETY_FACTOR = 2
 # The batch size is chosen for a pass of a third of the available bytes, since the memory of an
@@ -78,10 +81,12 @@ class Batching(NamedTuple):
     Args:
         batch_size: the number of examples in one pass.
         group: the number of weight samples in one pass; 1 is a loop over the samples.
+        may_edit_weights: whether the network may write to its weights, so that it needs copies.
     """
 
     batch_size: int
     group: int
+    may_edit_weights: bool = True
 
     @classmethod
     def of(
@@ -118,8 +123,8 @@ class Batching(NamedTuple):
             >>> with torch.no_grad():
             ...     Batching.of(bnn, x, {})
             ...     Batching.of(bnn, x, {}, max_memory="90 MB")
-            Batching(batch_size=1000, group=1)
-            Batching(batch_size=158, group=1)
+            Batching(batch_size=1000, group=1, may_edit_weights=False)
+            Batching(batch_size=158, group=1, may_edit_weights=False)
         """
         if batch_size == "all":
             if max_memory is not None:
@@ -147,15 +152,19 @@ class Batching(NamedTuple):
             if available is not None:
                 size = min(size, pass_memory.examples_within(available // _FRAGMENTATION_FACTOR))
             wanted = ceil(num_examples / ceil(num_examples / max(1, size)))
+        # Forward hooks may edit the weights in the passes of the prediction only.
+        may_edit = has_hooks or pass_memory.edits_weights
+        alone = cls(wanted, 1, may_edit)
         if has_hooks or wanted < num_examples or not pass_memory.vectorises:
-            return cls(wanted, 1)
-        share = pass_memory.bytes_for(num_examples) + mean.nbytes
-        group = min(num_samples, _MAX_GROUP, _BEST_SHARED_PASS // share)
+            return alone
+        share = pass_memory.bytes_for(num_examples) + _AVERAGING * pass_memory.output * num_examples
+        group = min(_BEST_SHARED_PASS // share, _SHARED_WEIGHTS // mean.nbytes)
         if available is not None:
-            group = min(group, available // (share + _WEIGHT_VECTORS * mean.nbytes))
+            group = min(group, available // (share + (1 + _WEIGHT_VECTORS) * mean.nbytes))
+        group = min(group, num_samples, _MAX_GROUP)
         if share > _LARGEST_SHARE or group < _MIN_GROUP:
-            return cls(wanted, 1)
-        return cls(wanted, ceil(num_samples / ceil(num_samples / group)))
+            return alone
+        return cls(wanted, ceil(num_samples / ceil(num_samples / group)), may_edit)
 
 
 def _cached_pass_memory(

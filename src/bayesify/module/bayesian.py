@@ -213,11 +213,13 @@ class BayesianModule(RandomNetwork):
                 batch_size=batch_size,
                 max_memory=max_memory,
             )
-            # A limit of memory leaves no room for samples that outlast the call.
-            sampler = self._kept_samples.sampler if max_memory is None else sampler_of
-            draw = sampler(self.posterior, key)
-            size, group = batching
-            rows = group * rows_in_pass(inputs, size)
+            if max_memory is None:
+                draw = self._kept_samples.sampler(
+                    self.posterior, key, num_samples, may_edit=batching.may_edit_weights
+                )
+            else:  # there is no room for samples that outlast the call
+                draw = sampler_of(self.posterior, key)
+            rows = batching.group * rows_in_pass(inputs, batching.batch_size)
             with one_thread_if_small(self, rows):
                 return reduction(SampledOutputs(self, inputs, draw, num_samples, batching, parts))
 
@@ -277,7 +279,9 @@ class BayesianModule(RandomNetwork):
                 batch_size=batch_size,
                 max_memory=max_memory,
             )
-            mean = self.posterior.masked_mean.clone()  # the network may edit its weights in place
+            mean = self.posterior.masked_mean.detach()
+            if batching.may_edit_weights:
+                mean = mean.clone()
             rows = rows_in_pass(inputs, batching.batch_size)
             with one_thread_if_small(self, rows):
                 return run_in_batches(self, mean, inputs, batching.batch_size)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +20,13 @@ _LARGEST = 256 * 10**6
 _FEWEST = 10
 
 
+class _Samples(NamedTuple):
+    """Room for weight samples, shape (S, D), and the indices of those that are there."""
+
+    rows: Tensor
+    indices: set[int]
+
+
 @dataclass
 class _Kept:
     """The posterior's tensors at the last prediction, and weight samples drawn from them."""
@@ -25,14 +34,24 @@ class _Kept:
     key: NoiseKey
     state: dict[str, Tensor]
     capacity: int
-    rows: dict[int, Tensor] = field(default_factory=dict)
+    samples: _Samples
+
+    def room_for(self, num_samples: int) -> _Samples:
+        """Return room for as many samples as are needed and fit, with what is there already."""
+        count, (rows, indices) = min(num_samples, self.capacity), self.samples
+        if len(rows) < count:
+            there = set(indices)  # before the rows: another thread may add samples meanwhile
+            more = rows.new_empty((count, rows.shape[1]))
+            more[: len(rows)] = rows
+            self.samples = _Samples(more, there)
+        return self.samples
 
 
 class KeptSamples:
     """Weight samples of a mean-field Gaussian, drawn once for predictions in a row.
 
     The second prediction with the same seed and posterior keeps its samples, as far as 256 MB a
-    network suffice, and later ones copy them. Whether the posterior has changed is found by
+    network suffice, and later ones use them. Whether the posterior has changed is found by
     comparing its values, so that any way of changing them counts. Copies and pickles are empty.
 
     Example:
@@ -41,7 +60,7 @@ class KeptSamples:
         >>> key = NoiseKey(0, Stream.PREDICTION, 0)
         >>> with torch.no_grad():
         ...     for _ in range(2):
-        ...         weights = kept.sampler(posterior, key)(range(5))
+        ...         weights = kept.sampler(posterior, key, num_samples=5)(range(5))
         ...     torch.equal(weights, posterior.draw(posterior.noise(key, range(5))).weights)
         True
         >>> len(kept)
@@ -53,7 +72,7 @@ class KeptSamples:
 
     def __len__(self) -> int:
         """The number of weight samples that are kept."""
-        return 0 if self._kept is None else len(self._kept.rows)
+        return 0 if self._kept is None else len(self._kept.samples.indices)
 
     def __reduce__(self) -> tuple[type[KeptSamples], tuple[()]]:
         return KeptSamples, ()
@@ -62,10 +81,17 @@ class KeptSamples:
         """Free the memory."""
         self._kept = None
 
-    def sampler(self, posterior: Posterior, key: NoiseKey) -> Callable[[range], Tensor]:
+    def sampler(
+        self, posterior: Posterior, key: NoiseKey, num_samples: int, *, may_edit: bool = False
+    ) -> Callable[[range], Tensor]:
         """Begin a prediction: return a function that draws samples by index, shape (S, D).
 
-        The caller may edit what it draws.
+        Args:
+            posterior: the distribution of the weights.
+            key: the key of the noise; the sample index completes it.
+            num_samples: the number of samples that the prediction needs, of which those that fit
+                are kept.
+            may_edit: whether the caller may write to what it draws, which is then a copy.
         """
         draw = sampler_of(posterior, key)
         if type(posterior) is not MeanFieldGaussian:
@@ -74,16 +100,16 @@ class KeptSamples:
         kept, is_new = self._find(posterior, key)
         if kept is None or is_new:
             return draw
-        rows, capacity = kept.rows, kept.capacity
+        rows, indices = kept.room_for(num_samples)
 
         def take(samples: range) -> Tensor:
-            if all(sample in rows for sample in samples):
-                return torch.stack([rows[sample] for sample in samples])
-            weights = draw(samples)
-            for sample, row in zip(samples, weights, strict=True):
-                if len(rows) < capacity:
-                    rows.setdefault(sample, row.clone())
-            return weights
+            if samples.stop > len(rows):
+                return draw(samples)
+            own = rows[samples.start : samples.stop]
+            if not indices.issuperset(samples):
+                own.copy_(draw(samples))
+                indices.update(samples)
+            return own.clone() if may_edit else own
 
         return take
 
@@ -98,7 +124,8 @@ class KeptSamples:
         self._kept = None
         if capacity >= _FEWEST:
             copies = {name: each.clone() for name, each in state.items()}
-            self._kept = _Kept(key, copies, capacity)
+            room = _Samples(posterior.mean.detach().new_empty((0, len(posterior.mean))), set())
+            self._kept = _Kept(key, copies, capacity, room)
         return self._kept, True
 
 
@@ -106,10 +133,14 @@ def sampler_of(posterior: Posterior, key: NoiseKey) -> Callable[[range], Tensor]
     """Return a function that draws weight samples by index, shape (S, D)."""
     if type(posterior) is not MeanFieldGaussian:
         return lambda samples: posterior.draw(posterior.noise(key, samples)).weights
-    mean, std = posterior.masked_mean.detach(), posterior.std.detach()
+
+    @cache
+    def moments() -> tuple[Tensor, Tensor]:
+        return posterior.masked_mean.detach(), posterior.std.detach()
 
     def draw(samples: range) -> Tensor:
         # The same numbers as posterior.draw, with std computed only once, and in place.
+        mean, std = moments()
         noise = posterior.noise(key, samples)
         return torch.addcmul(mean, std, noise, out=noise)
 

@@ -43,6 +43,7 @@ class MemoryTracker(TorchDispatchMode):
         peak: the largest number of bytes at any time, including the workspace of convolutions and
             recurrent layers.
         operations: names of the operations that were run.
+        written: the storages of the tensors that were written to, by their address.
 
     Example:
         >>> with MemoryTracker() as tracker:
@@ -56,6 +57,7 @@ class MemoryTracker(TorchDispatchMode):
         self.live = 0
         self.peak = 0
         self.operations: set[str] = set()
+        self.written: set[int] = set()
         self._held: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     @classmethod
@@ -80,6 +82,13 @@ class MemoryTracker(TorchDispatchMode):
         result = func(*args, **named)
         name = func._schema.name.removeprefix("aten::")
         self.operations.add(name)
+        self.written |= {
+            value.untyped_storage()._cdata
+            for value, argument in zip(args, func._schema.arguments, strict=False)
+            if isinstance(value, Tensor) and argument.alias_info and argument.alias_info.is_write
+        }
+        if isinstance(named.get("out"), Tensor):
+            self.written.add(named["out"].untyped_storage()._cdata)
         for value in result if isinstance(result, tuple | list) else (result,):
             if isinstance(value, Tensor) and value.untyped_storage()._cdata not in given:
                 self._hold(value.untyped_storage())
@@ -145,6 +154,7 @@ class PassMemory(NamedTuple):
         per_example: additional bytes for each example.
         output: bytes of the output of one example, which ``per_example`` includes.
         vectorises: whether several weight samples can share a pass.
+        edits_weights: whether the network writes to its weights.
     """
 
     single: int
@@ -152,6 +162,7 @@ class PassMemory(NamedTuple):
     per_example: int
     output: int
     vectorises: bool
+    edits_weights: bool = False
 
     def bytes_for(self, num_examples: int) -> int:
         """Return the bytes of a pass over this number of examples.
@@ -197,19 +208,24 @@ class PassMemory(NamedTuple):
             >>> from torch import nn
             >>> from bayesify import BayesianModule
             >>> with torch.no_grad():
-            ...     PassMemory.of(BayesianModule(nn.Linear(3, 2)), torch.zeros(100, 3), 10**6)[0]
-            PassMemory(single=8, fixed=0, per_example=8, output=8, vectorises=True)
+            ...     memory, _ = PassMemory.of(BayesianModule(nn.Linear(3, 2)), torch.ones(9, 3), 99)
+            >>> memory.single, memory.per_example, memory.vectorises, memory.edits_weights
+            (8, 8, True, False)
         """
         weights = network.posterior.masked_mean.clone()
         undo = stateless.snapshot(network.net)
 
+        edits_weights = False
+
         def measure(count: int) -> tuple[int, Tensor, bool]:
+            nonlocal edits_weights
             args, kwargs = next(batches_of(inputs, count))
             # Copies, as a network may edit its inputs.
             args = tuple(value.clone() for value in args)
             kwargs = {name: value.clone() for name, value in kwargs.items()}
             with MemoryTracker() as tracker, UnfusedAttention():
                 result = network.tensor_of(network.run_with(weights, *args, **kwargs))
+            edits_weights |= weights.untyped_storage()._cdata in tracker.written
             outputs = result.clone()
             del result
             # A network that stores tensors of a pass would store unusable vmap tensors.
@@ -231,5 +247,6 @@ class PassMemory(NamedTuple):
             per_example=max(1, ceil(per_example)),
             output=outputs.nbytes // count,
             vectorises=vectorises,
+            edits_weights=edits_weights,
         )
         return pass_memory, outputs

@@ -77,22 +77,28 @@ class SampledOutputs:
         return self._num_samples
 
     def __iter__(self) -> Iterator[Tensor]:
+        for block in self.blocks():
+            yield from block.unbind()
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield the outputs of the samples that shared a pass, shape (S_i, N, ...)."""
         outputs = self._outputs_by_batch() if self._once else self._outputs()
         return _with_progress(outputs, self._num_samples)
 
     def _outputs(self) -> Iterator[Tensor]:
-        (batch_size, group), first = self._batching, 0
+        batch_size, group, first = self._batching.batch_size, self._batching.group, 0
         while first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
             weights = self._draw(samples)
             if len(samples) == 1:
-                yield run_in_batches(self._network, weights[0], self._inputs, batch_size)
+                outputs = run_in_batches(self._network, weights[0], self._inputs, batch_size)
+                yield outputs.unsqueeze(0)
             else:
-                outputs = self._run_group(weights)
-                if outputs is None:
+                block = self._run_group(weights)
+                if block is None:
                     group = 1  # the weights are drawn again, as the network may have edited them
                     continue
-                yield from outputs.unbind()
+                yield block
             first = samples.stop
 
     def _outputs_by_batch(self) -> Iterator[Tensor]:
@@ -117,7 +123,7 @@ class SampledOutputs:
                         check_rows(part, len([*args, *kwargs.values()][0]))
                     own.append(part.clone())
         for own in parts:
-            yield own[0] if len(own) == 1 else torch.cat(own)
+            yield (own[0] if len(own) == 1 else torch.cat(own)).unsqueeze(0)
 
     def _run_group(self, weights: Tensor) -> Tensor | None:
         """Return the outputs of several weight vectors in one pass, or None if vmap fails."""
@@ -139,21 +145,22 @@ class SampledOutputs:
         return outputs
 
 
-def _with_progress(outputs: Iterator[Tensor], total: int) -> Iterator[Tensor]:
-    """Yield the outputs; where they take over a second, count them on a terminal."""
+def _with_progress(blocks: Iterator[Tensor], total: int) -> Iterator[Tensor]:
+    """Yield the blocks; where they take over a second, count their samples on a terminal."""
     terminal = sys.stderr
     # Not where another program's display, such as a progress bar, has put itself in between.
     is_direct = terminal is sys.__stderr__
     is_shown = is_direct and terminal is not None and terminal.isatty()
     begun = last = time.monotonic()
-    line = ""
+    line, done = "", 0
     try:
-        for number, each in enumerate(outputs):
+        for block in blocks:
             now = time.monotonic()
             if is_shown and now - begun > 1.0 and now - last > _REFRESH_S:
-                line, last = f"predict: {number} of {total} weight samples", now
+                line, last = f"predict: {done} of {total} weight samples", now
                 print(f"\r{line}", end="", file=terminal, flush=True)
-            yield each
+            done += len(block)
+            yield block
     finally:
         if line:
             print(f"\r{' ' * len(line)}\r", end="", file=terminal, flush=True)

@@ -36,7 +36,7 @@ class AveragedProbabilities(NamedTuple):
 def average_probabilities(
     log_probs: Iterable[Tensor], count: int, *, keep_samples: bool
 ) -> AveragedProbabilities:
-    """Average ``count`` distributions over classes, holding one of them at a time.
+    """Average ``count`` distributions over classes, holding one block of them at a time.
 
     The averaged probabilities are accumulated as logarithms, so that a class to which every sample
     gives a tiny probability still has a finite nll, and in float32 or wider, since in half
@@ -45,43 +45,53 @@ def average_probabilities(
     because they are small differences where the samples nearly agree.
 
     Args:
-        log_probs: the log probabilities of each sample, shape (..., K).
-        count: the number of samples.
+        log_probs: the log probabilities in blocks of samples, shape (S_i, ..., K).
+        count: S, the number of samples in all blocks.
         keep_samples: whether the result holds the log probabilities of all samples.
 
     Raises:
         ValueError: there is no sample.
 
     Example:
-        >>> samples = [torch.tensor([0.5, 0.5]).log()] * 3
-        >>> average = average_probabilities(samples, 3, keep_samples=False)
+        >>> blocks = [torch.tensor([[0.5, 0.5]] * size).log() for size in (1, 2)]
+        >>> average = average_probabilities(blocks, 3, keep_samples=False)
         >>> average.log_mean.exp(), average.mutual_information
         (tensor([0.5000, 0.5000]), tensor(0.))
     """
     log_sum: Tensor | None = None
     prob_sum = entropy_sum = torch.zeros(())
     log_samples: Tensor | None = None
-    index = -1  # not enumerate, which would hold a sample while the next one is computed
-    for sample in log_probs:
-        index += 1
+    start = 0
+    for block in log_probs:
+        if count == 1:
+            return _of_one(block[0], keep_samples=keep_samples)
+        dtype, stop = block.dtype, start + len(block)
         if keep_samples:
             if log_samples is None:
-                log_samples = sample.new_empty((count, *sample.shape))
-            log_samples[index] = sample
-        probs = sample.to(accumulation_dtype(sample)).exp()
+                log_samples = block.new_empty((count, *block.shape[1:]))
+            log_samples[start:stop] = block
+        wide, alone = torch.promote_types(dtype, torch.float32), len(block) == 1
+        probs = block.to(accumulation_dtype(block)).exp()
+        summed = block[0] if alone else block.to(wide).logsumexp(0)
         if log_sum is None:
-            dtype = sample.dtype
-            log_sum = sample.to(torch.promote_types(dtype, torch.float32), copy=True)
-            prob_sum, entropy_sum = torch.zeros_like(probs), torch.zeros_like(probs[..., 0])
+            log_sum = summed.to(wide, copy=True)
         else:
             # Autograd does not allow the in-place form.
-            out = None if sample.requires_grad or log_sum.requires_grad else log_sum
-            log_sum = torch.logaddexp(log_sum, sample, out=out)
-        del sample
+            out = None if summed.requires_grad or log_sum.requires_grad else log_sum
+            log_sum = torch.logaddexp(log_sum, summed, out=out)
+        del block, summed
         probs, entropies = _normalise(probs)
-        prob_sum += probs
-        entropy_sum += entropies
+        if alone:  # without a copy
+            probs, entropies = probs[0], entropies[0]
+        else:
+            probs, entropies = probs.sum(0), entropies.sum(0)
+        if start == 0:
+            prob_sum, entropy_sum = probs, entropies
+        else:
+            prob_sum += probs
+            entropy_sum += entropies
         del probs, entropies
+        start = stop
     if log_sum is None:
         raise ValueError("at least one weight sample is needed, got none")
     mean, expected = prob_sum / count, entropy_sum / count
@@ -94,12 +104,20 @@ def average_probabilities(
     )
 
 
+def _of_one(log_probs: Tensor, *, keep_samples: bool) -> AveragedProbabilities:
+    """Return the average of a single distribution, which differs from nothing."""
+    entropies = entropy(log_probs)
+    samples = log_probs.unsqueeze(0) if keep_samples else None
+    return AveragedProbabilities(log_probs, entropies, torch.zeros_like(entropies), samples)
+
+
 def join_averages(parts: Sequence[AveragedProbabilities]) -> AveragedProbabilities:
     """Average several averages in equal shares.
 
     The result has all of their samples if each holds the same number of samples, else None.
     """
-    means = average_probabilities([part.log_mean for part in parts], len(parts), keep_samples=False)
+    blocks = [part.log_mean.unsqueeze(0) for part in parts]
+    means = average_probabilities(blocks, len(parts), keep_samples=False)
     samples = [part.log_samples for part in parts if part.log_samples is not None]
     equal = len(samples) == len(parts) and len({len(part) for part in samples}) == 1
     within = torch.stack([part.mutual_information for part in parts]).mean(0)

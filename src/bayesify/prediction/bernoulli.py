@@ -21,6 +21,7 @@ from bayesify.prediction.predictive import (
     KEEP_SAMPLES_HINT,
     Predictive,
     SizedIterable,
+    blocks_of,
     check_joinable,
     select_samples,
 )
@@ -58,7 +59,7 @@ class BernoulliPredictive(Predictive):
     def from_logits(
         cls, logits: SizedIterable, *, keep_samples: bool = False
     ) -> BernoulliPredictive:
-        """Average sigmoid(logits) over weight samples, one tensor of shape (N, ...) at a time.
+        """Average sigmoid(logits) over weight samples, each of shape (N, ...).
 
         The memory does not grow with the number of samples, unless they are kept.
 
@@ -131,7 +132,7 @@ class BernoulliPredictive(Predictive):
     def subset(self, samples: Sequence[int] | Tensor) -> Self:
         """See ``Predictive.subset``."""
         selected = select_samples(self.log_samples, samples)
-        return type(self)(*average_probabilities(selected, len(selected), keep_samples=True))
+        return type(self)(*average_probabilities([selected], len(selected), keep_samples=True))
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -169,7 +170,7 @@ def check_labels(targets: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _log_probs(logits: SizedIterable) -> Iterator[Tensor]:
-    for sample in logits:
-        if sample.dim() < 1:
-            raise ValueError(f"logits must have shape (N, ...), got {tuple(sample.shape)}")
-        yield torch.stack((F.logsigmoid(-sample), F.logsigmoid(sample)), -1)
+    for block in blocks_of(logits):
+        if block.dim() < 2:
+            raise ValueError(f"logits must have shape (N, ...), got {tuple(block.shape[1:])}")
+        yield torch.stack((F.logsigmoid(-block), F.logsigmoid(block)), -1)

@@ -15,7 +15,13 @@ from bayesify.prediction.averaging import (
     entropy,
     join_averages,
 )
-from bayesify.prediction.predictive import Predictive, SizedIterable, check_joinable, select_samples
+from bayesify.prediction.predictive import (
+    Predictive,
+    SizedIterable,
+    blocks_of,
+    check_joinable,
+    select_samples,
+)
 
 __all__ = ["CategoricalPredictive"]
 
@@ -49,7 +55,7 @@ class CategoricalPredictive(Predictive):
 
     @classmethod
     def from_logits(cls, logits: SizedIterable, *, keep_samples: bool = False) -> Self:
-        """Average softmax(logits) over weight samples, one tensor of shape (N, K) at a time.
+        """Average softmax(logits) over weight samples, each of shape (N, K).
 
         The memory does not grow with the number of samples, unless they are kept.
 
@@ -121,7 +127,7 @@ class CategoricalPredictive(Predictive):
     def subset(self, samples: Sequence[int] | Tensor) -> Self:
         """See ``Predictive.subset``."""
         selected = select_samples(self.log_samples, samples)
-        return type(self)(*average_probabilities(selected, len(selected), keep_samples=True))
+        return type(self)(*average_probabilities([selected], len(selected), keep_samples=True))
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -135,9 +141,9 @@ class CategoricalPredictive(Predictive):
 
 
 def _log_probs(logits: SizedIterable) -> Iterator[Tensor]:
-    for sample in logits:
-        if sample.dim() < 2:
+    for block in blocks_of(logits):
+        if block.dim() < 3:
             raise ValueError(
-                f"logits must have shape (N, K) or (N, ..., K), got {tuple(sample.shape)}"
+                f"logits must have shape (N, K) or (N, ..., K), got {tuple(block.shape[1:])}"
             )
-        yield torch.log_softmax(sample, -1)
+        yield torch.log_softmax(block, -1)

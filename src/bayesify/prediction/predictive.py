@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self, get_args
 
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from bayesify.prediction.jackknife import jackknife
 
-__all__ = ["Abstention", "Predictive", "SizedIterable", "Uncertainty", "stack_samples"]
+__all__ = [
+    *("Abstention", "Predictive", "SizedIterable", "Uncertainty", "blocks_of", "stack_samples"),
+]
 
 #: The uncertainties of a predictive distribution, by name.
 Uncertainty = Literal["total", "aleatoric", "epistemic"]
@@ -22,10 +24,24 @@ class SizedIterable(Sized, Iterable[Tensor], Protocol):
     """An iterable of tensors with a length: a list, or tensors that are computed on iteration."""
 
 
-def stack_samples(tensors: SizedIterable) -> Tensor:
-    """Stack tensors along a new first axis, holding one of them at a time.
+def blocks_of(tensors: SizedIterable) -> Iterator[Tensor]:
+    """Yield tensors stacked in the blocks in which they are computed; in blocks of one otherwise.
 
-    Each tensor is copied to its place as it is computed; ``torch.stack`` would hold all twice.
+    Operations on few examples cost as much for a block as for one sample. An iterable that computes
+    several tensors at a time has a method ``blocks``, which yields them stacked.
+
+    Example:
+        >>> [tuple(block.shape) for block in blocks_of([torch.zeros(2), torch.ones(2)])]
+        [(1, 2), (1, 2)]
+    """
+    blocks: Callable[[], Iterator[Tensor]] | None = getattr(tensors, "blocks", None)
+    return (tensor.unsqueeze(0) for tensor in tensors) if blocks is None else blocks()
+
+
+def stack_samples(tensors: SizedIterable) -> Tensor:
+    """Stack tensors along a new first axis, holding one block of them at a time.
+
+    Each block is copied to its place as it is computed; ``torch.stack`` would hold all twice.
 
     Raises:
         ValueError: there is no tensor.
@@ -35,11 +51,12 @@ def stack_samples(tensors: SizedIterable) -> Tensor:
         tensor([[0., 0.],
                 [1., 1.]])
     """
-    stack: Tensor | None = None
-    for index, tensor in enumerate(tensors):
+    stack, start = None, 0
+    for block in blocks_of(tensors):
         if stack is None:
-            stack = tensor.new_empty((len(tensors), *tensor.shape))
-        stack[index] = tensor
+            stack = block.new_empty((len(tensors), *block.shape[1:]))
+        stack[start : start + len(block)] = block
+        start += len(block)
     if stack is None:
         raise ValueError("at least one weight sample is needed, got none")
     return stack
