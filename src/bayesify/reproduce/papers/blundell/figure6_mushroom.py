@@ -12,6 +12,7 @@ few of them to learn from.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -205,17 +206,18 @@ def table(results: Sequence[Result]) -> str:
     """Return the table of regret by agent: over the seeds, of each run, and in the last part."""
     steps = results[0]["config"]["interactions"]
     lines = [
-        f"| | runs | cumulative regret at {steps:,} | of each run | in the last 1,000 | "
+        f"| | runs | cumulative regret at {steps:,} | median | of each run | in the last 1,000 | "
         "poisonous eaten | of the last 1,000: edible eaten | poisonous eaten | never learnt |",
-        "|---|---|---|---|---|---|---|---|---|",
-        "| Blundell et al. 2015, Figure 6 | 1 | a curve only | | | | | | |",
-        *(f"| others' code, Thompson sampling | 1 | {_regret(r)} | | | | | | |" for r in _OTHERS),
+        "|---|---|---|---|---|---|---|---|---|---|",
+        "| Blundell et al. 2015, Figure 6 | 1 | a curve only | | | | | | | |",
+        *(f"| others' code, Thompson sampling | 1 | {_regret(r)} | | | | | | | |" for r in _OTHERS),
     ]
     for name, found in _by_agent(results).items():
         regrets = [each["regret"] for each in found]
         cells = [
             str(len(found)),
             mean_and_error(regrets, 0),
+            _regret(statistics.median(regrets)),
             ", ".join(map(_regret, regrets)),
             mean_and_error([each["regret_last"] for each in found], 0),
             mean_and_error([each["poisonous_eaten"] for each in found], 0),
