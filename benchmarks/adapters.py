@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from records import RESULTS
+from records import RESULTS, commit, require_clean_tree
 from show_reproductions import insert
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
@@ -32,7 +32,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import bayesify as bf
 from bayesify.adapters import bayesian_adapter
 from bayesify.app.bench.step_memory import built_with_peak
-from bayesify.app.runs.environment import commit, hardware, load_average, versions
+from bayesify.app.runs.environment import hardware, load_average, versions
 from prediction import in_turn, ratio, table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "adapters.md"
@@ -147,6 +147,7 @@ def stored_tables() -> str:
 
 def main() -> None:
     """Measure and print, or show what was stored."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--threads", type=int, default=1)

@@ -30,13 +30,13 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
-from records import RESULTS
+from records import RESULTS, commit, require_clean_tree
 from show_reproductions import insert
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import bayesify as bf
-from bayesify.app.runs.environment import commit, hardware, load_average, versions
+from bayesify.app.runs.environment import hardware, load_average, versions
 from bayesify.io import atomic_write
 
 FOLDER = RESULTS / "architectures"
@@ -381,6 +381,7 @@ def measure(it: Architecture) -> dict[str, Any]:
 
 def main() -> None:
     """Measure the named architectures, all without a name, or show what was measured."""
+    require_clean_tree()
     if sys.argv[1:] == ["--show"]:
         insert(PAGE, "architectures", table())
         return

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from records import RESULTS
+from records import RESULTS, require_clean, require_clean_tree
 
 from bayesify.app.runs import Run
 
@@ -73,10 +73,13 @@ def table(records: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Write the results of the runs named on the command line."""
+    uncommitted = require_clean_tree()
     if len(sys.argv) < 3:
         sys.exit(__doc__)
     experiment = sys.argv[1]
     records = [record(experiment, Path(name)) for name in sys.argv[2:]]
+    for each in records:
+        require_clean(each["commit"], f"run {each['run']}", uncommitted=uncommitted)
     results = RESULTS / experiment
     results.mkdir(parents=True, exist_ok=True)
     for each in records:

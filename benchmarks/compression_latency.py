@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from records import RESULTS, resumed, store_rows
+from records import RESULTS, require_clean_tree, resumed, store_rows
 from torch import Tensor, nn
 
 from bayesify.app.runs.environment import load_average
@@ -42,6 +42,7 @@ ROUNDS, SECONDS = 31, 0.02
 
 def main() -> None:
     """Time the networks that were not timed yet, and write the table."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0, help="the networks of this seed")
     seed = parser.parse_args().seed

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from records import resumed, store_rows, stored
+from records import require_clean_tree, resumed, store_rows, stored
 from show_reproductions import DOCS, insert
 from sklearn import datasets
 from torch import Tensor
@@ -195,6 +195,7 @@ def _has(rows: list[dict[str, Any]], method: str) -> bool:
 
 def main() -> None:
     """Measure, or show what was measured."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=(*NUMBERS, *CLASSES))
     parser.add_argument("--splits", type=int, default=SPLITS, choices=range(1, SPLITS + 1))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from records import resumed, store_rows, stored
+from records import require_clean_tree, resumed, store_rows, stored
 from rich.progress import track
 from show_reproductions import DOCS, insert
 from tests.zoo import ZOO, Specimen
@@ -82,6 +82,7 @@ def table() -> str:
 
 def main() -> None:
     """Measure what is missing, and write the table."""
+    require_clean_tree()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     document = resumed(NAME, SET, {"num_samples": SAMPLES})

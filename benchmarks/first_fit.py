@@ -26,13 +26,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from records import RESULTS
+from records import RESULTS, commit, require_clean_tree
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.model_selection import train_test_split
 from torch import nn
 
 import bayesify as bf
-from bayesify.app.runs.environment import commit, hardware, load_average, versions
+from bayesify.app.runs.environment import hardware, load_average, versions
 from bayesify.datasets import TensorLoader, load_images
 from bayesify.io import atomic_write
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
@@ -237,6 +237,7 @@ def _not_converged(row: Mapping[str, Any]) -> bool:
 
 def main() -> None:
     """Run the cases that are not stored, and write the table of all."""
+    require_clean_tree()
     torch.set_num_threads(1)
     FOLDER.mkdir(parents=True, exist_ok=True)
     names = sys.argv[1:] or [*NETWORKS, *TABLES]

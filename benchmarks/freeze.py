@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from records import store_rows, stored
+from records import commit, require_clean_tree, store_rows, stored
 from rich.progress import track
 from show_reproductions import DOCS, insert
 
 import bayesify as bf
-from bayesify.app.runs.environment import commit
 from bayesify.export import export_onnx, onnx_session
 from bayesify.module.networks import mlp
 
@@ -115,6 +114,7 @@ def table() -> str:
 
 def main() -> None:
     """Measure, store and show."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=200, help="rounds on one example")
     parser.add_argument(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from records import write
+from records import require_clean_tree, write
 from rich.progress import track
 from torch import Tensor
 
@@ -95,6 +95,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure, and write the results."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the folder of a finished run")
     parser.add_argument("--batch-size", type=int, default=128)

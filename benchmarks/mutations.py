@@ -35,8 +35,9 @@ from typing import Any
 from mutation_faults import Fault, draw
 from mutation_server import Answer, Request
 from mutation_suite import ROOT, Suite, Worker, console, file_of, in_parallel, measured, workers
+from records import commit, require_clean_tree
 
-from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import hardware, versions
 from bayesify.io import atomic_write
 
 RESULTS = ROOT / "results" / "mutations"
@@ -257,6 +258,7 @@ def print_cost(number: int, count: int, limit: float, kind: str) -> None:
 
 def main() -> None:
     """Plant the faults that are not done yet."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--faults", type=int, default=320, help="at least so many in all")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from records import commit, require_clean_tree
 from scipy import stats
 from torch import Tensor, nn
 
 from bayesify import ELBO, BayesianModule, GaussianLikelihood
-from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import hardware, versions
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.threefry import BLOCK, counter_key, normals
 from bayesify.training.backends import CompiledBackend
@@ -171,6 +172,7 @@ def differences(size: int) -> dict[str, float]:
 
 def main() -> None:
     """Draw, test, and write the results."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--numbers", type=int, default=100_000_000, help="at least so many")
     parser.add_argument("--size", type=int, default=2**20, help="of a vector, in whole blocks")

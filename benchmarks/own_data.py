@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from records import RESULTS
+from records import RESULTS, commit, require_clean_tree
 from show_reproductions import insert
 
-from bayesify.app.runs.environment import commit, hardware, load_average, versions
+from bayesify.app.runs.environment import hardware, load_average, versions
 from bayesify.datasets import load_clinc150, load_images
 from bayesify.io import atomic_write
 from bayesify.reproduce.papers.clinc150.encoder import encoder_folder
@@ -125,6 +125,7 @@ def table(name: str) -> str:
 
 def main() -> None:
     """Measure, or show what was measured."""
+    require_clean_tree()
     if sys.argv[1:] == ["--show"]:
         for name, page in (("texts", "tables.md"), ("images", "image-folders.md")):
             insert(DOCS / page, f"own-{name}", table(name))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from records import write
+from records import require_clean_tree, write
 from rich.progress import track
 from torch import Tensor
 
@@ -67,6 +67,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure, and write the results."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the folder of a finished run of lenet5")
     parser.add_argument("--images", type=int, default=256)

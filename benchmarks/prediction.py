@@ -37,11 +37,12 @@ from typing import Any
 
 import torch
 from prediction_memory import NETWORKS, made, memory
+from records import commit, require_clean_tree
 from torch import Tensor, nn
 
 import bayesify as bf
 import bayesify.module.bayesian
-from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import hardware, versions
 from bayesify.estimators import stateless
 from bayesify.module.batching import Batching
 from bayesify.module.kept_samples import sampler_of
@@ -251,6 +252,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 @torch.no_grad()
 def main() -> None:
     """Measure and print."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--samples", type=int, default=100)

@@ -7,14 +7,54 @@ other, so that a script that was stopped resumes.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from bayesify.app.runs import Run
-from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import commit as commit_of
+from bayesify.app.runs.environment import hardware, versions
 from bayesify.io import atomic_write
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+#: Options with which a script stores no measurement.
+READ_ONLY = {"--help", "-h", "--list-survivors", "--report", "--show", "--table"}
+
+
+def commit() -> str | None:
+    """Return the commit of the package and of the benchmarks, with ``-dirty`` if either differs."""
+    return commit_of("benchmarks")
+
+
+def require_clean_tree() -> bool:
+    """Refuse to measure code that differs from its commit, unless ``--uncommitted`` is given.
+
+    Every script that stores results calls this first. It takes the option from the command line,
+    so that the script's own options need not name it.
+
+    Returns:
+        Whether the option was given. Results then name a commit that ends in ``-dirty``.
+
+    Raises:
+        SystemExit: src, pyproject.toml or benchmarks differ from their commit.
+    """
+    uncommitted = "--uncommitted" in sys.argv
+    if uncommitted:
+        sys.argv.remove("--uncommitted")
+    if not READ_ONLY & set(sys.argv):
+        code = "the code in src, pyproject.toml or benchmarks"
+        require_clean(commit(), code, uncommitted=uncommitted)
+    return uncommitted
+
+
+def require_clean(found: str | None, what: str, *, uncommitted: bool) -> None:
+    """Raise SystemExit if something was made by code that differs from its commit."""
+    if found is not None and found.endswith("-dirty") and not uncommitted:
+        raise SystemExit(
+            f"results must be of a commit, but {what} differs from "
+            f"{found.removesuffix('-dirty')[:12]}; commit or undo the changes, or pass "
+            "--uncommitted to store results that are marked as made by uncommitted code"
+        )
 
 
 def write(
@@ -61,10 +101,8 @@ def resumed(experiment: str, name: str, config: dict[str, Any]) -> dict[str, Any
     """Return what is stored of a data set, to add rows.
 
     Raises:
-        SystemExit: the code is not that of a commit, or the stored rows are those of another one.
+        SystemExit: the stored rows are those of another commit.
     """
-    if str(commit()).endswith("-dirty"):
-        raise SystemExit("results must be of a commit, but the code in src differs; commit it")
     document = stored(experiment, name, config)
     if document["commit"] != commit():
         raise SystemExit(

@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-from records import RESULTS
+from records import RESULTS, commit, require_clean_tree
 
-from bayesify.app.runs.environment import commit, hardware, load_average, versions
+from bayesify.app.runs.environment import hardware, load_average, versions
 from bayesify.datasets import load_images
 from bayesify.io import atomic_write
 
@@ -100,6 +100,7 @@ def row(url: str, bodies: Sequence[bytes], clients: int, seconds: float) -> dict
 
 def main() -> None:
     """Measure each source with each number of clients."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("sources", nargs="+", help="folder of a run, or a file of bayesify export")
     parser.add_argument("--seconds", type=float, default=60.0)

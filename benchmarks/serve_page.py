@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
-from records import RESULTS
+from records import RESULTS, commit, require_clean_tree
 
-from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import hardware, versions
 from bayesify.io import atomic_write
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
@@ -206,4 +206,5 @@ def main(runs: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    require_clean_tree()
     main(sys.argv[1:])

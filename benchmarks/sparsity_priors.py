@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from records import RESULTS, resumed, store_rows
+from records import RESULTS, require_clean_tree, resumed, store_rows
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
@@ -147,6 +147,7 @@ def table() -> str:
 
 def main() -> None:
     """Measure what is not stored, or write the table."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -17,7 +17,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from records import resumed, store_rows, stored
+from records import require_clean_tree, resumed, store_rows, stored
 from show_reproductions import DOCS, insert
 
 from bayesify.reproduce.papers.tables.evaluation import evaluate
@@ -110,6 +110,7 @@ def table() -> str:
 
 def main() -> None:
     """Measure, or show what was measured."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=NAMES)
     parser.add_argument("--splits", type=int, default=2, choices=range(1, 6))

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from records import commit, require_clean_tree
 from sklearn import datasets
 from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
@@ -33,7 +34,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import hardware, versions
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -173,6 +174,7 @@ def table() -> str:
 
 def main() -> None:
     """Measure, and write the tables."""
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=(*CLASSES, *NUMBERS))
     parser.add_argument("--table", action="store_true", help="only write the tables")

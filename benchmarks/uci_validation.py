@@ -18,9 +18,9 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from records import RESULTS
+from records import RESULTS, commit, require_clean_tree
 
-from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import hardware, versions
 from bayesify.datasets import load_regression, standard_splits
 from bayesify.io import atomic_write
 from bayesify.reproduce import Context
@@ -75,6 +75,7 @@ def measured(name: str, change: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure the missing settings, then write the table and the page."""
+    require_clean_tree()
     torch.set_num_threads(1)
     folder = RESULTS / "uci-validation"
     folder.mkdir(parents=True, exist_ok=True)

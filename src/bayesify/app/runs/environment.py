@@ -36,18 +36,21 @@ def versions(*, table: bool = False, texts: bool = False) -> dict[str, str]:
     }
 
 
-def commit() -> str | None:
+def commit(*folders: str) -> str | None:
     """Return the commit of bayesify's checkout, or None without one.
 
     It ends in ``-dirty`` where the package's code differs from that commit, new files included;
     documentation and stored results do not count.
+
+    Args:
+        *folders: other folders of the checkout whose code counts too.
     """
     root = Path(bayesify.__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     try:
         head = _git(root, "rev-parse", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--", "src", "pyproject.toml")
+        changed = _git(root, "status", "--porcelain", "--", "src", "pyproject.toml", *folders)
     except (FileNotFoundError, PermissionError, subprocess.SubprocessError):  # no usable git
         return None
     return f"{head}-dirty" if head and changed else head or None
