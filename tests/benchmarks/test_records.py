@@ -1,0 +1,52 @@
+"""Stored results name a commit, and scripts refuse to store others."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+#: Scripts and their parts that store no rows with a commit.
+STORE_NOTHING = {
+    *("bench_table", "call_chain", "kernels", "mutation_faults", "mutation_operators"),
+    *("mutation_server", "mutation_suite", "prediction_memory", "records", "same_results"),
+    *("show_reproductions", "uncertainty"),
+}
+#: Rows of uncommitted code by folder, and how many: to be measured again.
+UNCOMMITTED = {"architectures": 20}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.stem)
+def test_a_script_that_stores_results_checks_the_tree(path: Path) -> None:
+    calls = "    require_clean_tree()\n", "= require_clean_tree()\n"
+    checks = any(call in path.read_text(encoding="utf-8") for call in calls)
+    assert checks == (path.stem not in STORE_NOTHING)
+
+
+def test_an_unclean_tree_is_refused_unless_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import records
+
+    monkeypatch.setattr(records, "commit", lambda: f"{COMMIT}-dirty")
+    monkeypatch.setattr(sys, "argv", ["script"])
+    with pytest.raises(SystemExit, match="differs from 0123456789ab; commit or undo"):
+        records.require_clean_tree()
+    monkeypatch.setattr(sys, "argv", ["script", "--uncommitted", "name"])
+    assert records.require_clean_tree()
+    assert sys.argv == ["script", "name"]
+    monkeypatch.setattr(sys, "argv", ["script", "--show"])
+    assert not records.require_clean_tree()
+
+
+def test_stored_rows_are_of_committed_code() -> None:
+    found: Counter[str] = Counter()
+    for path in (ROOT / "results").glob("*/*.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(document, dict) and str(document.get("commit")).endswith("-dirty"):
+            found[path.parent.name] += 1
+    assert dict(found) == UNCOMMITTED
