@@ -59,7 +59,7 @@ def _trials() -> dict[str, Trial]:
     pixels = {**bound, "dropout_input": DROPPED["dropout_input"]}
     made = {
         "plain": Trial("no prior", "plain network, SGD", {**SGD, "epochs": EPOCHS}),
-        "bound": Trial("-", "the recipe of the bound", bound),
+        "bound": Trial("-", "the recipe of the scale mixture", bound),
         "longer": Trial("epochs", "200", {**bound, "epochs": 200}),
         "no-warmup": Trial("KL warm-up", "none", _without_warmup(bound)),
         "squared-warmup": Trial("KL warm-up", "a square", {**bound, "kl_warmup_power": 2.0}),
