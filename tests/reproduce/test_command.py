@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,18 @@ def test_short_tables_are_those_of_the_stored_results(
     inside, mark, _ = rest.partition(f"<!-- {name}: end -->")
     assert mark
     assert inside.strip() == made()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_cpu_without_bfloat16_is_named_before_the_start(
+    with_toy: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    monkeypatch.setattr("bayesify.reproduce.command.has_fast_bfloat16", lambda: fast)
+    note = "this CPU has no bfloat16 instructions: expect up to ten times as long"
+    assert note not in bayesify("reproduce", "toy", "--seeds", "5").err
+    monkeypatch.setitem(EXPERIMENTS, "toy", replace(toy(), bfloat16=True))
+    lines = bayesify("reproduce", "toy").err.splitlines()
+    assert (lines[1] == note) is not fast
+    assert note not in bayesify("reproduce", "toy").err, "nothing is left to run"
+    jobs = EXPERIMENTS["blundell-comparison"].jobs((0,), False)
+    assert EXPERIMENTS["blundell-comparison"].trains_in_bfloat16(jobs)

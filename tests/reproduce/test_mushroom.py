@@ -187,6 +187,12 @@ def test_the_table_names_each_run_and_who_never_learnt() -> None:
     few = [row("epsilon-5", 0, 2016), row("epsilon-5", 1, 2070), row("epsilon-5", 2, 2080)]
     [line] = [each for each in experiment.table(few).splitlines() if each.startswith("| 5 %")]
     assert line.endswith("| 1 |")
+    # A regret of exactly 1,250 is "1,250 or more".
+    for regret, never in ((1249.0, 0), (1250.0, 1)):
+        at = row("greedy", 0, 100)
+        at = {**at, "metrics": {**at["metrics"], "regret_last": regret}}
+        [line] = [each for each in experiment.table([at]).splitlines() if each[:8] == "| greedy"]
+        assert line.endswith(f"| {never} |")
     assert [line for line in lines if "6,700" in line or "9,700" in line]
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from bayesify.app.cli.data_command import download_bar
 from bayesify.app.cli.formatting import duration
 from bayesify.app.runs import ConfigError
-from bayesify.app.runs.environment import commit
+from bayesify.app.runs.environment import commit, has_fast_bfloat16
 from bayesify.io import StorageError
 from bayesify.reproduce import (
     EXPERIMENTS,
@@ -213,6 +213,8 @@ class _Display:
             f"{self._experiment.name}{quick} ({self._experiment.source}): {len(jobs)} runs{there}"
             f"; about {duration(seconds)} on one core and {self._experiment.memory_mb} MB"
         )
+        if self._experiment.trains_in_bfloat16(left) and not has_fast_bfloat16():
+            self._say("this CPU has no bfloat16 instructions: expect up to ten times as long")
         self._say(f"results in {self._out}; stop at any time, the same command resumes")
 
     def on_job(self, job: Job) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import bayesify
 
-__all__ = ["commit", "hardware", "load_average", "versions"]
+__all__ = ["commit", "hardware", "has_fast_bfloat16", "load_average", "versions"]
 
 
 def versions(*, table: bool = False, texts: bool = False) -> dict[str, str]:
@@ -73,6 +73,13 @@ def load_average() -> float | None:
         return os.getloadavg()[0]
     except (AttributeError, OSError):  # Windows has no such function
         return None
+
+
+def has_fast_bfloat16() -> bool:
+    """Return whether the CPU has bfloat16 instructions; True where PyTorch cannot tell."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def hardware() -> str:

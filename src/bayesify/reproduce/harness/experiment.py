@@ -178,6 +178,12 @@ def no_files(results: Sequence[Result]) -> dict[str, str]:  # noqa: ARG001
     return {}
 
 
+def _names_bfloat16(config: Any) -> bool:
+    if isinstance(config, Mapping):
+        return any(_names_bfloat16(value) for value in config.values())
+    return bool(config == "bfloat16")
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A table or a figure of the literature, as this library reproduces it.
@@ -196,6 +202,7 @@ class Experiment:
         schedule: runs the jobs in some order.
         files: further results as text, by file name, from any part of the results. Tables among
             them have a column that tells quick results from full ones.
+        bfloat16: whether jobs train in bfloat16 although their ``config`` does not name it.
     """
 
     name: str
@@ -209,6 +216,11 @@ class Experiment:
     figures: Callable[[Sequence[Result]], dict[str, Figure]]
     schedule: Schedule = one_by_one
     files: Callable[[Sequence[Result]], dict[str, str]] = no_files
+    bfloat16: bool = False
+
+    def trains_in_bfloat16(self, jobs: Sequence[Job]) -> bool:
+        """Return whether any of the jobs trains in bfloat16."""
+        return any(self.bfloat16 or _names_bfloat16(job.config) for job in jobs)
 
     def seconds(self, *, quick: bool = False) -> float:
         """Return the estimated time of all jobs on one core, in seconds."""

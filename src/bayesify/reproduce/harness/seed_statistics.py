@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
+from typing import Any
 
 __all__ = [
     *("holm_adjusted", "mean_and_error", "paired_p_value", "standard_error", "welch_p_value"),
+    "with_cost",
 ]
+
+
+def with_cost(
+    table: Callable[[Sequence[Mapping[str, Any]]], str],
+) -> Callable[[Sequence[Mapping[str, Any]]], str]:
+    """Return a table that ends with the measured seconds and load of its results.
+
+    Example:
+        >>> results = [{"seconds": 900.0, "load": 0.5}, {"seconds": 1100.0, "load": 2.0}]
+        >>> print(with_cost(lambda _: "a table")(results))
+        a table
+        <BLANKLINE>
+        2 runs, 2,000 s in total, at a load of 0.5 to 2.0.
+        <BLANKLINE>
+    """
+
+    def with_line(results: Sequence[Mapping[str, Any]]) -> str:
+        text = table(results)
+        if not results or any("seconds" not in result for result in results):
+            return text
+        seconds = sum(float(result["seconds"]) for result in results)
+        loads = [float(r["load"]) for r in results if r.get("load") is not None]
+        load = f", at a load of {min(loads):.1f} to {max(loads):.1f}" if loads else ""
+        return f"{text.rstrip()}\n\n{len(results)} runs, {seconds:,.0f} s in total{load}.\n"
+
+    return with_line
 
 
 def mean_and_error(values: Sequence[float], digits: int) -> str:

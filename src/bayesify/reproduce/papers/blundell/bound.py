@@ -25,7 +25,7 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import mlp
 from bayesify.module.pruning import prune
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Experiment, Job, Result
-from bayesify.reproduce.harness.seed_statistics import mean_and_error
+from bayesify.reproduce.harness.seed_statistics import mean_and_error, with_cost
 from bayesify.reproduce.papers.blundell.classifiers import SAMPLES, averaged, outputs_of, scores
 from bayesify.reproduce.papers.blundell.mnist_networks import by_job
 from bayesify.training.elbo import ELBO
@@ -306,37 +306,66 @@ def _cells(of: Sequence[Result]) -> str:
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
-    """Draw the test error over the free energy, by the warm-up's power and length."""
-    from bayesify.plots.compared import Curve, curves_compared
+    """Draw the test error over the free energy: colours are powers, markers are lengths."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    from bayesify.plots.style import COLOURS, styled
 
     found = by_job(results)
-    curves = []
-    for power in (1.0, 2.0, 4.0):
-        points = sorted(
-            (_free_energy(of[0]), float(of[0]["metrics"]["mean_weights"]["error"]))
-            for length, each in WARM_UPS
-            if (each == power or not length) and (of := found.get(f"warm-up-{length:g}-{each:g}"))
-        )
-        if points:
-            places, errors = zip(*points, strict=True)
-            curves.append(Curve(f"warm-up, power {power:g}", places, [errors]))
-    lowest = sorted(
-        (_free_energy(of[0]), float(of[0]["metrics"]["mean_weights"]["error"]))
+
+    def place(of: Sequence[Result]) -> tuple[float, float]:
+        return _free_energy(of[0]), float(of[0]["metrics"]["mean_weights"]["error"])
+
+    warm_ups = {
+        each: place(of)
+        for each in WARM_UPS
+        if (of := found.get(f"warm-up-{each[0]:g}-{each[1]:g}"))
+    }
+    lowest = [
+        place(of)
         for name, (_, settings) in LOWEST.items()
         if "width" not in settings and (of := found.get(f"lowest-{name}"))
-    )
-    if lowest:
-        places, errors = zip(*lowest, strict=True)
-        curves.append(Curve("full weight early", places, [errors], points=True))
-    if not curves:
+    ]
+    if not (warm_ups or lowest):
         return {}
-    return {
-        "blundell-bound": curves_compared(
-            {"2x400, MNIST": curves},
-            xlabel="free energy (nats per training image)",
-            ylabel="test error (%)",
+    colours = {1.0: COLOURS["blue"], 2.0: COLOURS["vermillion"], 4.0: COLOURS["green"]}
+    markers = {0.0: "*", 0.25: "o", 0.5: "s", 0.95: "^"}
+
+    @styled
+    def draw() -> Figure:
+        figure = Figure(figsize=(6.8, 4.6), layout="constrained")
+        ax = figure.add_subplot()
+        grey: dict[str, Any] = {"color": COLOURS["grey"], "linestyle": "none"}
+        handles = []
+        for power, colour in colours.items():
+            line = [at for (length, each), at in warm_ups.items() if each == power or not length]
+            if line:
+                ax.plot(*zip(*line, strict=True), color=colour, lw=1.2)
+            handles.append(Line2D([], [], color=colour, label=f"warm-up, power {power:g}"))
+        for (length, power), at in warm_ups.items():
+            colour = colours[power] if length else COLOURS["ink"]
+            ax.plot(*at, marker=markers[length], color=colour, ms=9 if not length else 6)
+        for length, marker in markers.items():
+            label = f"over {100 * length:g} % of the epochs" if length else "no warm-up"
+            handles.append(Line2D([], [], marker=marker, label=label, **grey))
+        for at in lowest:
+            ax.plot(*at, marker="D", ms=4, color=COLOURS["orange"])
+        handles.append(
+            Line2D([], [], **{**grey, "color": COLOURS["orange"]}, marker="D", label="early KL")
         )
-    }
+        if warm_ups:
+            name = "warm-up-{:g}-{:g}".format(*next(iter(warm_ups)))
+            level = float(found[name][0]["metrics"]["last"]["free_energy_untrained"])
+            ax.axvline(level, color=COLOURS["grey"], ls="--", lw=1)
+            top, text = ax.get_xaxis_transform(), f"untrained means, {level:.2f} "
+            ax.text(level, 0.97, text, transform=top, ha="right", va="top", fontsize=8.5)
+        ax.set(xlabel="free energy (nats per training image)", ylabel="test error (%)")
+        ax.set_title("2x400, MNIST")
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
+        return figure
+
+    return {"blundell-bound": draw()}
 
 
 EXPERIMENT = Experiment(
@@ -347,6 +376,7 @@ EXPERIMENT = Experiment(
     memory_mb=1500,
     jobs=jobs,
     run=run,
-    table=table,
+    table=with_cost(table),
     figures=figures,
+    bfloat16=True,
 )

@@ -24,6 +24,7 @@ from bayesify.reproduce.harness.seed_statistics import (
     mean_and_error,
     paired_p_value,
     welch_p_value,
+    with_cost,
 )
 from bayesify.reproduce.papers.blundell.classifiers import (
     EPOCHS,
@@ -401,6 +402,6 @@ EXPERIMENT = Experiment(
     memory_mb=1500,
     jobs=jobs,
     run=run,
-    table=table,
+    table=with_cost(table),
     figures=figures,
 )

@@ -12,6 +12,7 @@ paper's table have. 2x800 is for its price.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ from bayesify.app.runs.measure import weights_left
 from bayesify.datasets import ImageData, load_images
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
-from bayesify.reproduce.harness.seed_statistics import mean_and_error
+from bayesify.reproduce.harness.seed_statistics import mean_and_error, with_cost
 from bayesify.reproduce.papers.blundell.classifiers import (
     EPOCHS,
     FRACTIONS,
@@ -136,7 +137,7 @@ def table(results: Sequence[Result]) -> str:
             def cell(
                 share: str, score: str, count: int = count, metrics: list[Any] = metrics
             ) -> str:
-                found = [each["pooled"][share][count - 1][score] for each in metrics]
+                found = [_mean_score(each, share, score, count) for each in metrics]
                 return mean_and_error(found, 2 if score == "error" else 4)
 
             cells = [
@@ -150,7 +151,8 @@ def table(results: Sequence[Result]) -> str:
         f"Networks of 2x{_WIDTH} units with a scale mixture and dropped pixels, the best of "
         f"{TRIALS} trials on held-out images, which had {EPOCHS} epochs. Test error in percent at "
         "the mean weights, probabilities averaged over the networks; that share of the weights of "
-        "each is removed, in one shot. Mean +- standard error over the ensembles. One dense "
+        "each is removed, in one shot. A line of one network has the mean "
+        "over all networks of an ensemble. Mean +- standard error over the ensembles. One dense "
         f"network of 2x1200 has {DENSE:,} weights.\n\n" + "\n".join(lines) + "\n"
     )
 
@@ -164,13 +166,25 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
         epochs, _ = _length(of_length[0])
         curves = []
         for share, title in (("0", "whole"), ("0.95", "95 % removed"), ("0.98", "98 % removed")):
-            pools = [result["metrics"]["pooled"][share] for result in of_length]
-            curves.append(
-                Curve.by_epoch(title, [[scored["error"] for scored in pool] for pool in pools])
-            )
+            metrics = [result["metrics"] for result in of_length]
+            runs = [
+                [
+                    _mean_score(each, share, "error", count)
+                    for count in range(1, len(each["pooled"][share]) + 1)
+                ]
+                for each in metrics
+            ]
+            curves.append(Curve.by_epoch(title, runs))
         panels[f"2x{_WIDTH}, {epochs} epochs"] = curves
     drawn = curves_compared(panels, xlabel="networks", ylabel="test error (%)")
     return {"blundell-ensemble": drawn}
+
+
+def _mean_score(metrics: Any, share: str, score: str, count: int) -> float:
+    """Return the score of the first ``count`` networks; of one, the mean over all networks."""
+    if count == 1:
+        return mean(each[score] for each in metrics["single"][share])
+    return float(metrics["pooled"][share][count - 1][score])
 
 
 def _by_job(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -193,6 +207,6 @@ EXPERIMENT = Experiment(
     memory_mb=1500,
     jobs=jobs,
     run=run,
-    table=table,
+    table=with_cost(table),
     figures=figures,
 )

@@ -19,6 +19,7 @@ from torch import Tensor
 from bayesify.datasets import ImageData
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.seed_statistics import with_cost
 from bayesify.reproduce.papers.blundell.classifiers import (
     METHODS,
     Network,
@@ -266,6 +267,6 @@ EXPERIMENT = Experiment(
     memory_mb=1200,
     jobs=jobs,
     run=run,
-    table=table,
+    table=with_cost(table),
     figures=figures,
 )
