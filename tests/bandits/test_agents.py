@@ -18,6 +18,8 @@ import bayesify as bf
 from bayesify.bandits import EpsilonGreedy, Learning, ThompsonSampler
 from bayesify.bandits.learning import RewardModel
 from bayesify.distributions.softplus import inverse_softplus
+from bayesify.noise.keys import Stream, derived_seed
+from bayesify.training.minibatches import kept_generators
 
 ACTS = 1500
 MEANS, STDS = (0.0, 0.3, -0.5), (1.0, 0.5, 2.0)
@@ -284,3 +286,23 @@ def test_a_diverged_network_is_named() -> None:
     diverging.observe(CONTEXT, 0, 5.0)
     with pytest.raises(bf.training.NonFiniteLossError, match="the nll at step"):
         diverging.learn()
+
+
+def masks_of(seed: int) -> torch.Tensor:
+    """The dropout mask of an agent's first step of learning."""
+    bnn = bf.BayesianModule(nn.Linear(2, 1), likelihood=bf.GaussianLikelihood(), seed=seed)
+    rewards = RewardModel(bnn, 1, Learning(updates=1))
+    rewards.observe(torch.zeros(1), 0, 1.0)
+    rewards.expected(torch.zeros(1), rewards.mean_weights())  # reads the shape of the outputs
+    with kept_generators():
+        next(rewards._minibatches(1))
+        return nn.functional.dropout(torch.ones(100))
+
+
+def test_agents_of_two_seeds_share_no_dropout_masks() -> None:
+    """PyTorch keeps 32 bits of a seed on the CPU, in which the seeds of these agents agree."""
+    seeds = (33049, 67802)
+    assert len({derived_seed(seed, Stream.DROPOUT, 0) % 2**32 for seed in seeds}) == 1
+    one, other = map(masks_of, seeds)
+    assert not torch.equal(one, other)
+    assert torch.equal(masks_of(seeds[0]), one)

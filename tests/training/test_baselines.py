@@ -20,6 +20,7 @@ from bayesify import (
     GaussianLikelihood,
     MCDropout,
 )
+from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import CategoricalPredictive, GaussianPredictive
 from bayesify.training.baselines import logit_temperature
 
@@ -241,3 +242,20 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(kind, match=message):
         call()
+
+
+#: Seeds whose derived seeds agree in the lower 32 bits.
+COLLIDING = (101882, 150711)
+
+
+def test_seeds_share_no_masks_of_mc_dropout() -> None:
+    """PyTorch keeps 32 bits of a seed on the CPU, in which the seeds of these answers agree."""
+    one, other = (predicted_with(seed) for seed in COLLIDING)
+    assert len({derived_seed(s, Stream.PREDICTION, 0) % 2**32 for s in COLLIDING}) == 1
+    assert not torch.equal(one, other)
+    assert torch.equal(predicted_with(COLLIDING[0]), one)
+
+
+def predicted_with(seed: int) -> Tensor:
+    net = nn.Sequential(nn.Dropout(0.5), nn.Identity())
+    return MCDropout(net, GaussianLikelihood()).predict(torch.ones(1, 100), 1, seed=seed).mean

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,10 +27,12 @@ from bayesify.datasets import TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.module.pruning import prune
 from bayesify.noise.keys import Stream, derived_seed
+from bayesify.reproduce import read_results
 from bayesify.training import ConvergenceWarning
-from bayesify.training.convergence import STD_RESIDUAL_LIMIT, std_residual
+from bayesify.training.convergence import STD_RESIDUAL_LIMIT, residual_advice, std_residual
 from bayesify.training.minibatches import minibatches
 
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 ignored = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 quick: Any = {"epochs": 2, "optimizer": partial(SGD, lr=0.1)}
 
@@ -284,6 +287,33 @@ def test_the_warning_is_silent_after_long_training_and_sounds_where_rho_stood_st
         assert residual * sign > STD_RESIDUAL_LIMIT
         if sign < 0:
             assert residual == pytest.approx(-1.0, abs=0.02)
+
+
+def test_the_stored_networks_of_the_recipe_have_the_warning() -> None:
+    """Unlike the conjugate model above: the weights that carry the signal have not converged."""
+    results = read_results(RESULTS / "blundell-comparison")
+    bayesian = [r for r in results if r["job"].startswith(("gaussian", "mixture"))]
+    assert len(bayesian) >= 20
+    for result in bayesian:
+        assert any("standard deviations have not converged" in note for note in result["notes"])
+        rows = rows_with_residual(result["metrics"])
+        assert rows
+        for row in rows:
+            # The error over the minibatches is not stored: the worst group is taken as exact.
+            advice = residual_advice({**row, "std_residual_worst_error": 0.0})
+            assert advice is not None
+            assert "still growing" in advice
+
+
+def rows_with_residual(metrics: Any) -> list[dict[str, float]]:
+    """The parts of a result that have the residual of the worst group."""
+    if isinstance(metrics, dict):
+        if "std_residual_worst" in metrics:
+            return [metrics]
+        metrics = list(metrics.values())
+    if not isinstance(metrics, list):
+        return []
+    return [row for part in metrics for row in rows_with_residual(part)]
 
 
 @pytest.mark.filterwarnings("ignore::bayesify.training.TargetScaleWarning")

@@ -352,7 +352,13 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
         for at in lowest:
             ax.plot(*at, marker="D", ms=4, color=COLOURS["orange"])
         handles.append(
-            Line2D([], [], **{**grey, "color": COLOURS["orange"]}, marker="D", label="early KL")
+            Line2D(
+                [],
+                [],
+                **{**grey, "color": COLOURS["orange"]},
+                marker="D",
+                label="KL at full weight early",
+            )
         )
         if warm_ups:
             name = "warm-up-{:g}-{:g}".format(*next(iter(warm_ups)))
