@@ -183,7 +183,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 def _mean_score(metrics: Any, share: str, score: str, count: int) -> float:
     """Return the score of the first ``count`` networks; of one, the mean over all networks."""
     if count == 1:
-        return mean(each[score] for each in metrics["single"][share])
+        return float(mean(each[score] for each in metrics["single"][share]))
     return float(metrics["pooled"][share][count - 1][score])
 
 
