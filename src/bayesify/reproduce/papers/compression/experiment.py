@@ -204,4 +204,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=table,
     figures=figures,
+    bfloat16=True,
 )
