@@ -199,7 +199,7 @@ def test_a_cpu_without_bfloat16_is_named_before_the_start(
     with_toy: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
     monkeypatch.setattr("bayesify.reproduce.command.has_fast_bfloat16", lambda: fast)
-    note = "this CPU has no bfloat16 instructions: expect up to ten times as long"
+    note = "this CPU has no bfloat16 instructions: expect some thirty times as long"
     assert note not in bayesify("reproduce", "toy", "--seeds", "5").err
     monkeypatch.setitem(EXPERIMENTS, "toy", replace(toy(), bfloat16=True))
     lines = bayesify("reproduce", "toy").err.splitlines()

@@ -214,7 +214,7 @@ class _Display:
             f"; about {duration(seconds)} on one core and {self._experiment.memory_mb} MB"
         )
         if self._experiment.trains_in_bfloat16(left) and not has_fast_bfloat16():
-            self._say("this CPU has no bfloat16 instructions: expect up to ten times as long")
+            self._say("this CPU has no bfloat16 instructions: expect some thirty times as long")
         self._say(f"results in {self._out}; stop at any time, the same command resumes")
 
     def on_job(self, job: Job) -> None:
