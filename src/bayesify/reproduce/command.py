@@ -17,7 +17,7 @@ from rich.text import Text
 from bayesify.app.cli.data_command import download_bar
 from bayesify.app.cli.formatting import duration
 from bayesify.app.runs import ConfigError
-from bayesify.app.runs.environment import commit, has_fast_bfloat16
+from bayesify.app.runs.environment import check_committed, commit, has_fast_bfloat16
 from bayesify.io import StorageError
 from bayesify.reproduce import (
     EXPERIMENTS,
@@ -130,17 +130,9 @@ def _check_committed(experiment: Experiment, folder: Path, seeds: Sequence[int])
     Raises:
         ConfigError: the code differs from its commit, and results are missing.
     """
-    found = commit()
-    if found is None or not found.endswith("-dirty"):
-        return
     jobs = experiment.jobs(tuple(seeds) or experiment.seeds, False)
-    if all(stored_result(experiment, folder, job, quick=False) is not None for job in jobs):
-        return
-    raise ConfigError(
-        "results must be of a commit, but the code in src differs from "
-        f"{found.removesuffix('-dirty')[:12]}; commit or undo the changes, or pass --uncommitted "
-        "to store results that are marked as made by uncommitted code"
-    )
+    if any(stored_result(experiment, folder, job, quick=False) is None for job in jobs):
+        check_committed(commit())
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ def bench(*arguments: object) -> Said:
 @NEEDS_COMPILER
 def test_the_json_is_as_promised(tiny_cases: None, no_peers: None, tmp_path: Path) -> None:
     out, figure = tmp_path / "cpu.json", tmp_path / "times.png"
-    said = bench("--json", "--peers", "--out", out, "--figure", figure)
+    said = bench("--json", "--peers", "--uncommitted", "--out", out, "--figure", figure)
     assert said.code == 0, said.err
     assert re.match(r"2 x 2 rounds on .*: about \d+ s", said.err)
     printed = json.loads(said.out)
@@ -108,7 +108,7 @@ def test_ctrl_c_shows_what_is_there_and_stores_nothing(
 
     monkeypatch.setattr("bayesify.app.cli.bench_command.measure", interrupted)
     out = tmp_path / "cpu.json"
-    said = bench("--case", "predict", "--out", out)
+    said = bench("--case", "predict", "--uncommitted", "--out", out)
     assert said.code == 130
     assert "predict, batch 16" in said.out
     assert "stopped early: nothing was stored" in said.out
@@ -132,6 +132,16 @@ def test_wrong_settings(arguments: list[str], message: str) -> None:
     assert said.out == ""
     (line,) = said.err.strip().splitlines()
     assert re.search(message, line), line
+
+
+def test_rows_of_uncommitted_code_are_not_stored(
+    tiny_cases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bayesify.app.cli.bench_command.commit", lambda: "0123456789abcdef-dirty")
+    said = bench("--case", "predict", "--out", tmp_path / "cpu.json")
+    assert said.code == 2
+    assert "differs from 0123456789ab; commit or undo the changes" in said.err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

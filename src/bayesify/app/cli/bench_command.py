@@ -33,7 +33,7 @@ from bayesify.app.bench.disturbance import Watch
 from bayesify.app.bench.step_memory import can_measure
 from bayesify.app.bench.tables import by_group, cells_of, headings_of
 from bayesify.app.runs import ConfigError, RunError
-from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.environment import check_committed, commit, hardware, versions
 from bayesify.io import atomic_write
 from bayesify.module.threads import num_threads
 
@@ -97,6 +97,10 @@ def bench(
             "--store-disturbed", help="Store rows that other processes disturbed too, marked."
         ),
     ] = False,
+    uncommitted: Annotated[
+        bool,
+        typer.Option("--uncommitted", help="Store rows although the code differs from its commit."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure time and memory of a step, relative to the plain network in the same run.
@@ -106,7 +110,8 @@ def bench(
     its forward and backward pass, memory traffic and noise. Ctrl-C shows the results so far.
 
     Rounds in which other processes use the processor are taken again. Rows that stay disturbed are
-    marked, and --out and --figure refuse them.
+    marked, and --out and --figure refuse them. So does --out where the code of the checkout differs
+    from the commit that the file names, without --uncommitted.
     """
     cases = find_cases(case or [])
     rounds = steps if steps is not None else _QUICK_ROUNDS if quick else _ROUNDS
@@ -121,6 +126,8 @@ def bench(
     for path in (out, figure):
         if path is not None and not path.absolute().parent.is_dir():
             raise RunError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+    if out is not None and not uncommitted:
+        check_committed(commit())
     found, missing = installed_peers() if peers else ([], [])
     groups = _groups(cases, batch, found)
     console = Console(stderr=True)

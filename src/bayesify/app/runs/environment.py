@@ -11,8 +11,11 @@ from pathlib import Path
 import torch
 
 import bayesify
+from bayesify.app.runs.declarations import ConfigError
 
-__all__ = ["commit", "hardware", "has_fast_bfloat16", "load_average", "versions"]
+__all__ = [
+    *("check_committed", "commit", "hardware", "has_fast_bfloat16", "load_average", "versions"),
+]
 
 
 def versions(*, table: bool = False, texts: bool = False) -> dict[str, str]:
@@ -73,6 +76,25 @@ def load_average() -> float | None:
         return os.getloadavg()[0]
     except (AttributeError, OSError):  # Windows has no such function
         return None
+
+
+def check_committed(found: str | None) -> None:
+    """Check that new results can be traced to a commit, as :func:`commit` returned it.
+
+    Raises:
+        ConfigError: the code differs from its commit.
+
+    Example:
+        >>> check_committed("0123456789abcdef-dirty")
+        Traceback (most recent call last):
+        bayesify.app.runs.declarations.ConfigError: results must be of a commit, but the code ...
+    """
+    if found is not None and found.endswith("-dirty"):
+        raise ConfigError(
+            "results must be of a commit, but the code in src differs from "
+            f"{found.removesuffix('-dirty')[:12]}; commit or undo the changes, or pass "
+            "--uncommitted to store results that are marked as made by uncommitted code"
+        )
 
 
 def has_fast_bfloat16() -> bool:
