@@ -188,6 +188,21 @@ def test_the_bytes_are_bounded() -> None:
     assert len(kept) == 0
 
 
+def test_a_group_of_which_some_are_kept(draws: list[int]) -> None:
+    posterior, kept = MeanFieldGaussian(torch.zeros(4_000_000), std=0.1), KeptSamples()
+    with torch.no_grad():
+        kept.sampler(posterior, KEY, 20)
+        group = kept.sampler(posterior, KEY, 20)(range(12, 16))
+        assert draws == [12, 13, 14, 15]
+        for _ in range(2):
+            draws.clear()
+            assert torch.equal(kept.sampler(posterior, KEY, 20)(range(12, 16)), group)
+            assert draws == [14, 15]
+        draws.clear()
+        expected = posterior.draw(posterior.noise(KEY, range(12, 16))).weights
+    assert torch.equal(group, expected)
+
+
 def test_a_point_needs_no_samples() -> None:
     kept, point = KeptSamples(), Delta(torch.ones(3))
     for _ in range(3):

@@ -32,7 +32,7 @@ _MAX_BATCH_SIZE = 1024
 # are enough of them; otherwise a loop is as fast. Weights are only read.
 _LARGEST_SHARE = 500_000
 _BEST_SHARED_PASS = 20 * 10**6
-_SHARED_WEIGHTS = 256 * 10**6
+_SHARED_WEIGHTS = 192 * 10**6
 _MIN_GROUP, _MAX_GROUP = 8, 128
 # Bytes of averaging a block of outputs in float64, to those of the outputs.
 _AVERAGING = 8

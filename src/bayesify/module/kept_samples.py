@@ -103,12 +103,15 @@ class KeptSamples:
         rows, indices = kept.room_for(num_samples)
 
         def take(samples: range) -> Tensor:
-            if samples.stop > len(rows):
+            there = range(samples.start, min(samples.stop, len(rows)))
+            if not there:
                 return draw(samples)
-            own = rows[samples.start : samples.stop]
-            if not indices.issuperset(samples):
-                own.copy_(draw(samples))
-                indices.update(samples)
+            own = rows[there.start : there.stop]
+            if not indices.issuperset(there):
+                own.copy_(draw(there))
+                indices.update(there)
+            if len(there) < len(samples):
+                return torch.cat([own, draw(range(there.stop, samples.stop))])
             return own.clone() if may_edit else own
 
         return take
