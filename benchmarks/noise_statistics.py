@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from records import commit, require_clean_tree
 from scipy import stats
 from torch import Tensor, nn
 
@@ -172,6 +171,8 @@ def differences(size: int) -> dict[str, float]:
 
 def main() -> None:
     """Draw, test, and write the results."""
+    from records import commit, require_clean_tree  # the tests load this file from elsewhere
+
     require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--numbers", type=int, default=100_000_000, help="at least so many")
