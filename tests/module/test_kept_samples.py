@@ -132,7 +132,15 @@ class Growing(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("layer", [Decaying, Growing])
+class Doubling(nn.Linear):
+    """Edits its weights by an operation on a list."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._foreach_mul_([self.weight], 2.0)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("layer", [Decaying, Growing, Doubling])
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_a_network_may_edit_what_it_gets(layer: type[nn.Linear], batch_size: int | None) -> None:
     torch.manual_seed(0)

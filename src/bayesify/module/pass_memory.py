@@ -82,18 +82,20 @@ class MemoryTracker(TorchDispatchMode):
         result = func(*args, **named)
         name = func._schema.name.removeprefix("aten::")
         self.operations.add(name)
-        self.written |= {
-            value.untyped_storage()._cdata
-            for value, argument in zip(args, func._schema.arguments, strict=False)
-            if isinstance(value, Tensor) and argument.alias_info and argument.alias_info.is_write
-        }
-        if isinstance(named.get("out"), Tensor):
-            self.written.add(named["out"].untyped_storage()._cdata)
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info and argument.alias_info.is_write:
+                self._write(value)
+        self._write(named.get("out"))
         for value in result if isinstance(result, tuple | list) else (result,):
             if isinstance(value, Tensor) and value.untyped_storage()._cdata not in given:
                 self._hold(value.untyped_storage())
         self.peak = max(self.peak, self.live + _workspace(name, args, result))
         return result
+
+    def _write(self, target: object) -> None:
+        for each in target if isinstance(target, list | tuple) else (target,):
+            if isinstance(each, Tensor):
+                self.written.add(each.untyped_storage()._cdata)
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
