@@ -68,18 +68,28 @@ def test_known_answers_of_the_compiled_generator(tmp_path: Path) -> None:
     source, library = tmp_path / "words.cpp", tmp_path / "words.so"
     source.write_text(
         '#define REAL double\n#include "noise.h"\n'
-        'extern "C" void words(const uint32_t* k, uint32_t* c) { threefry(k[0], k[1], *c, c[1]); }'
+        'extern "C" int lanes() { return kLanes; }\n'
+        'extern "C" void words(const uint32_t* k, uint32_t* c) {\n'
+        "  threefry(k[0], k[1], c, c + kLanes);\n"
+        "}"
     )
     real = compiler.find_compiler()
     assert real is not None
     include = Path(compiler.__file__).parent / "cpp"
     command = [real, "-std=c++17", "-fPIC", "-shared", "-w", f"-I{include}", str(source)]
     subprocess.run([*command, "-o", str(library)], check=True)
-    words = ctypes.CDLL(str(library)).words
+    kernel = ctypes.CDLL(str(library))
+    lanes = kernel.lanes()
     for counter, key, expected in KNOWN:
-        found = (ctypes.c_uint32 * 2)(*counter)
-        words((ctypes.c_uint32 * 2)(*key), found)
-        assert tuple(found) == expected
+        # The counter in one lane, and another beside it.
+        first, second = ([word, *range(1, lanes)] for word in counter)
+        found = (ctypes.c_uint32 * (2 * lanes))(*first, *second)
+        kernel.words((ctypes.c_uint32 * 2)(*key), found)
+        assert (found[0], found[lanes]) == expected
+        others = [torch.arange(1, lanes, dtype=torch.int32)] * 2
+        made = threefry(*map(signed, key), *others)
+        assert [signed(word) for word in found[1:lanes]] == made[0].tolist()
+        assert [signed(word) for word in found[lanes + 1 :]] == made[1].tolist()
 
 
 @pytest.mark.parametrize("step", [0, 2**31 + 9])

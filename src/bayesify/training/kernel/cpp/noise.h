@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "elementary.h"
 
 namespace {
@@ -11,22 +13,35 @@ constexpr int64_t kHalf = kBlock / 2;
 
 inline uint32_t rotated(uint32_t x, int by) { return (x << by) | (x >> (32 - by)); }
 
-// Threefry-2x32 of 20 rounds (Salmon et al. 2011).
-inline void threefry(uint32_t k0, uint32_t k1, uint32_t& x0, uint32_t& x1) {
+constexpr int kLanes = 32;  // of the generator; kHalf is a multiple
+
+// Threefry-2x32 of 20 rounds (Salmon et al. 2011), of kLanes counters.
+// Each round goes over all lanes, because the rounds of a lane wait for each other: a processor
+// does not look far enough ahead to fill that time with the lanes that follow.
+inline void threefry(uint32_t k0, uint32_t k1, uint32_t* counter0, uint32_t* counter1) {
   const uint32_t keys[3] = {k0, k1, k0 ^ k1 ^ 0x1BD11BDAu};
   constexpr int rotations[8] = {13, 15, 26, 6, 17, 29, 16, 24};
-  x0 += keys[0];
-  x1 += keys[1];
+  uint32_t x0[kLanes], x1[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    x0[i] = counter0[i] + keys[0];
+    x1[i] = counter1[i] + keys[1];
+  }
 #pragma GCC unroll 20
   for (int round = 0; round < 20; ++round) {
-    x0 += x1;
-    x1 = rotated(x1, rotations[round % 8]) ^ x0;
+    for (int i = 0; i < kLanes; ++i) {
+      x0[i] += x1[i];
+      x1[i] = rotated(x1[i], rotations[round % 8]) ^ x0[i];
+    }
     if (round % 4 == 3) {
       const int turn = round / 4 + 1;
-      x0 += keys[turn % 3];
-      x1 += keys[(turn + 1) % 3] + static_cast<uint32_t>(turn);
+      for (int i = 0; i < kLanes; ++i) {
+        x0[i] += keys[turn % 3];
+        x1[i] += keys[(turn + 1) % 3] + static_cast<uint32_t>(turn);
+      }
     }
   }
+  std::copy_n(x0, kLanes, counter0);
+  std::copy_n(x1, kLanes, counter1);
 }
 
 inline void cos_sin(int32_t turns, float& cosine, float& sine) {
@@ -61,17 +76,26 @@ inline void cos_sin(int32_t turns, double& cosine, double& sine) {
 // One block of standard normals (Box and Muller 1958).
 inline void normals(uint32_t k0, uint32_t k1, uint32_t step, int64_t block, Real* out) {
   const uint32_t first = static_cast<uint32_t>(block * kHalf);
+  uint32_t lengths[kHalf], turns[kHalf];
+  for (int64_t j = 0; j < kHalf; ++j) {
+    lengths[j] = first + static_cast<uint32_t>(j);
+    turns[j] = step;
+  }
+  for (int64_t j = 0; j < kHalf; j += kLanes) threefry(k0, k1, lengths + j, turns + j);
+  Real radius[kHalf];
 #pragma omp simd
   for (int64_t j = 0; j < kHalf; ++j) {
-    uint32_t x0 = first + static_cast<uint32_t>(j), x1 = step;
-    threefry(k0, k1, x0, x1);
-    const Real u = static_cast<Real>(static_cast<int32_t>(x0 >> 1)) * Real(4.656612873077393e-10) +
-                   Real(2.3283064365386963e-10);
-    const Real radius = std::sqrt(Real(-2) * log_positive(u));
+    const Real u =
+        static_cast<Real>(static_cast<int32_t>(lengths[j] >> 1)) * Real(4.656612873077393e-10) +
+        Real(2.3283064365386963e-10);
+    radius[j] = std::sqrt(Real(-2) * log_positive(u));
+  }
+#pragma omp simd
+  for (int64_t j = 0; j < kHalf; ++j) {
     Real cosine, sine;
-    cos_sin(static_cast<int32_t>(x1), cosine, sine);
-    out[j] = radius * cosine;
-    out[kHalf + j] = radius * sine;
+    cos_sin(static_cast<int32_t>(turns[j]), cosine, sine);
+    out[j] = radius[j] * cosine;
+    out[kHalf + j] = radius[j] * sine;
   }
 }
 

@@ -112,18 +112,21 @@ struct Mover {
         eps(Real(rates.eps)),
         root(Real(1.0 / std::sqrt(rates.correction2))) {}
 
-  inline Real operator()(Real value, Real gradient, [[maybe_unused]] Real* first,
-                         [[maybe_unused]] Real* second) const {
+  inline void operator()(Real* value, const Real* gradient, [[maybe_unused]] Real* first,
+                         [[maybe_unused]] Real* second, int64_t size) const {
+#pragma omp simd
+    for (int64_t j = 0; j < size; ++j) {
 #if OPTIMIZER == 2
-    *first += rest1 * (gradient - *first);
-    *second = beta2 * *second + rest2 * gradient * gradient;
-    return value - lr * *first / (std::sqrt(*second) * root + eps);
+      first[j] += rest1 * (gradient[j] - first[j]);
+      second[j] = beta2 * second[j] + rest2 * gradient[j] * gradient[j];
+      value[j] -= lr * first[j] / (std::sqrt(second[j]) * root + eps);
 #elif OPTIMIZER == 1
-    *first = beta1 * *first + gradient;
-    return value - lr * *first;
+      first[j] = beta1 * first[j] + gradient[j];
+      value[j] -= lr * first[j];
 #else
-    return value - lr * gradient;
+      value[j] -= lr * gradient[j];
 #endif
+    }
   }
 
   Real lr, beta1, beta2, rest1, rest2, eps, root;
@@ -353,7 +356,7 @@ void update_all(Step* s) {
     reduction(+ : sums, counts, leaf_sum, posterior_sum)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
     Real grad_mean[kBlock];
-    [[maybe_unused]] Real noise[kBlock] = {}, grad_spread[kBlock];
+    [[maybe_unused]] Real noise[kBlock] = {}, grad_spread[kBlock], grad_rho[kBlock];
     Real centre[kBlock] = {}, strength[kBlock];
     [[maybe_unused]] Real log_std[kBlock];
     [[maybe_unused]] uint8_t group[kBlock];
@@ -400,9 +403,17 @@ void update_all(Step* s) {
       Real *mean_second = s->mean_second + base, *rho_second = s->rho_second + base;
 #endif
       if constexpr (kResidual) find_groups(s, base, size, group);
+      // Several short loops: the chain of one long turn would be waited for.
+      Real std[kBlock], ratio[kBlock];
 #pragma omp simd
       for (int64_t j = 0; j < size; ++j) {
         const Spread q = spread_of(rho[j]);
+        std[j] = q.std;
+        ratio[j] = q.ratio;
+      }
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) {
+        const Spread q = {std[j], ratio[j]};
         const Real centred = mean[j] - centre[j];
 #if !LEAF
         [[maybe_unused]] const Real deviation = leaf[j] - mean[j];
@@ -442,11 +453,15 @@ void update_all(Step* s) {
         move(mean + j, rho + j, mean_first + j, rho_first + j, total_mean, in_log_std, centred,
              NUMBER(0));
 #else
-        mean[j] = move_mean(mean[j], total_mean, mean_first + j, mean_second + j);
-        rho[j] = move_rho(rho[j], in_log_std * q.ratio, rho_first + j, rho_second + j);
+        grad_mean[j] = total_mean;
+        grad_rho[j] = in_log_std * q.ratio;
 #endif
         if constexpr (kResidual) log_std[j] = in_log_std;
       }
+#if OPTIMIZER < 3
+      move_mean(mean, grad_mean, mean_first, mean_second, size);
+      move_rho(rho, grad_rho, rho_first, rho_second, size);
+#endif
       if constexpr (kResidual)
         for (int64_t j = 0; j < size; ++j)
           if (!s->mask || s->mask[base + j]) {
