@@ -159,14 +159,6 @@ def tensors_left_behind(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def each_name_a_place(patch: pytest.MonkeyPatch) -> None:
-    """A module that is registered twice gets its weights twice."""
-    patch.setattr(
-        "bayesify.estimators.stateless.parameter_paths",
-        lambda _, layout: dict(zip(layout.names, layout.ties, strict=True)),
-    )
-
-
 def trace_not_undone(patch: pytest.MonkeyPatch) -> None:
     """Traced passes move buffers and generators on."""
     patch.setattr("bayesify.estimators.tracing.snapshot", lambda _: lambda: None)
@@ -245,7 +237,6 @@ FAULTS: list[tuple[Fault, Law, str, tuple[str, ...]]] = [
     (ties_forgotten, laws.check_kl, "tied-embedding", ALL_KINDS),
     (network_not_copied, laws.check_users_module, "mlp", ALL_KINDS),
     (tensors_left_behind, laws.check_copies, "lstm", ALL_KINDS),
-    (each_name_a_place, laws.check_copies, "used-twice", BOTH),
     (trace_not_undone, check_summary, "batch-norm-training", ("local", "flipout")),
     (all_called_exact, check_summary, "used-twice", BOTH),
     (all_called_exact, check_summary, "embedding", ALL_KINDS),

@@ -211,7 +211,7 @@ class ParameterLayout:
         lead = flat.shape[:-1]
         # split instead of slices: the backward of each slice would allocate a zero vector of
         # length D.
-        parts = flat.split(self.sizes, dim=-1)
+        parts = flat.split_with_sizes(self.sizes, dim=-1)
         return {
             name: part.view((*lead, *shape))
             for name, part, shape in zip(self.names, parts, self.shapes, strict=True)

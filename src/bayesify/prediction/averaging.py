@@ -20,7 +20,8 @@ class AveragedProbabilities(NamedTuple):
 
     Args:
         log_mean: logarithm of the averaged probabilities, shape (..., K).
-        expected_entropy: entropy averaged over the S distributions, in nats, shape (...).
+        expected_entropy: entropy averaged over the S distributions, in nats, shape (...); None for
+            a single one, whose entropy is that of ``log_mean``, found where it is asked for.
         mutual_information: KL divergence from their average, averaged over the S distributions, in
             nats, shape (...).
         log_samples: logarithm of the probabilities of each distribution, shape (S, ..., K), or
@@ -28,7 +29,7 @@ class AveragedProbabilities(NamedTuple):
     """
 
     log_mean: Tensor
-    expected_entropy: Tensor
+    expected_entropy: Tensor | None
     mutual_information: Tensor
     log_samples: Tensor | None
 
@@ -106,9 +107,9 @@ def average_probabilities(
 
 def _of_one(log_probs: Tensor, *, keep_samples: bool) -> AveragedProbabilities:
     """Return the average of a single distribution, which differs from nothing."""
-    entropies = entropy(log_probs)
     samples = log_probs.unsqueeze(0) if keep_samples else None
-    return AveragedProbabilities(log_probs, entropies, torch.zeros_like(entropies), samples)
+    nothing = log_probs.new_zeros(log_probs.shape[:-1])
+    return AveragedProbabilities(log_probs, None, nothing, samples)
 
 
 def join_averages(parts: Sequence[AveragedProbabilities]) -> AveragedProbabilities:
@@ -123,10 +124,14 @@ def join_averages(parts: Sequence[AveragedProbabilities]) -> AveragedProbabiliti
     within = torch.stack([part.mutual_information for part in parts]).mean(0)
     return AveragedProbabilities(
         means.log_mean,
-        torch.stack([part.expected_entropy for part in parts]).mean(0),
+        torch.stack([_expected_entropy(part) for part in parts]).mean(0),
         within + means.mutual_information,
         torch.cat(samples) if equal else None,
     )
+
+
+def _expected_entropy(of: AveragedProbabilities) -> Tensor:
+    return entropy(of.log_mean) if of.expected_entropy is None else of.expected_entropy
 
 
 def entropy(log_probs: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ class BernoulliPredictive(Predictive):
 
     Args:
         log_mean: logarithm of the averaged probabilities of 0 and of 1, shape (N, ..., 2).
-        expected_entropy: entropy averaged over the weight samples, in nats, shape (N, ...).
+        expected_entropy: entropy averaged over the weight samples, in nats, shape (N, ...); None
+            stands for the entropy of ``log_mean``, which it is with one sample.
         mutual_information: mutual information of label and weights, in nats, shape (N, ...).
         log_samples: logarithm of each weight sample's probabilities, shape (S, N, ..., 2), or
             None.
@@ -51,7 +52,7 @@ class BernoulliPredictive(Predictive):
     """
 
     log_mean: Tensor
-    expected_entropy: Tensor
+    expected_entropy: Tensor | None
     mutual_information: Tensor
     log_samples: Tensor | None = None
 
@@ -88,7 +89,7 @@ class BernoulliPredictive(Predictive):
     @property
     def aleatoric(self) -> Tensor:
         """Entropy averaged over the weight samples, in nats, shape (N, ...)."""
-        return self.expected_entropy
+        return self.total if self.expected_entropy is None else self.expected_entropy
 
     @property
     def epistemic(self) -> Tensor:

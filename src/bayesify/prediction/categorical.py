@@ -49,7 +49,7 @@ class CategoricalPredictive(Predictive):
     """
 
     log_mean: Tensor
-    expected_entropy: Tensor
+    expected_entropy: Tensor | None
     mutual_information: Tensor | None = None
     log_samples: Tensor | None = None
 
@@ -84,7 +84,7 @@ class CategoricalPredictive(Predictive):
     @property
     def aleatoric(self) -> Tensor:
         """Entropy averaged over the weight samples, in nats, shape (N,)."""
-        return self.expected_entropy
+        return self.total if self.expected_entropy is None else self.expected_entropy
 
     @property
     def epistemic(self) -> Tensor:

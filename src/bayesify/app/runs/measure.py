@@ -148,7 +148,7 @@ class RowMetrics:
             found = _regression(some, at_mean, truth)
         else:
             assert isinstance(predictive, CategoricalPredictive)
-            entropy = predictive.expected_entropy[known]
+            entropy = predictive.aleatoric[known]
             classes = CategoricalPredictive(predictive.log_mean[known], entropy)
             labels = truth.long()
             found = classification_metrics(classes, at_mean, labels)
