@@ -87,14 +87,15 @@ struct Newton {
         rate(Real(rates.ess * (1.0 - rates.beta2))),
         debias(Real(1.0 / rates.correction1)) {}
 
-  inline void operator()(Real* mean, Real* rho, Real* momentum, Real* h, Real in_mean,
-                         Real in_log_std, Real centred, Real prior_precision) const {
+  // Returns the new standard deviation.
+  inline Real operator()(Real* mean, Real* momentum, Real* h, Real in_mean, Real in_log_std,
+                         Real centred, Real prior_precision) const {
     const Real delta = prior_precision * part, excess = in_log_std * rate;
     *momentum = beta1 * *momentum + rest1 * (in_mean - delta * centred);
     *h += (*h + delta) * (excess + Real(0.5) * excess * excess);
     const Real precision = *h + delta;
     *mean -= lr * (*momentum * debias + delta * centred) / precision;
-    *rho = inverse_softplus(Real(1) / std::sqrt(ess * precision));
+    return Real(1) / std::sqrt(ess * precision);
   }
 
   Real lr, beta1, rest1, ess, part, rate, debias;
@@ -450,15 +451,18 @@ void update_all(Step* s) {
         mean_first[j] = total_mean;
         rho_first[j] = in_log_std * q.ratio;
 #elif OPTIMIZER == 4
-        move(mean + j, rho + j, mean_first + j, rho_first + j, total_mean, in_log_std, centred,
-             NUMBER(0));
+        std[j] = move(mean + j, mean_first + j, rho_first + j, total_mean, in_log_std, centred,
+                      NUMBER(0));
 #else
         grad_mean[j] = total_mean;
         grad_rho[j] = in_log_std * q.ratio;
 #endif
         if constexpr (kResidual) log_std[j] = in_log_std;
       }
-#if OPTIMIZER < 3
+#if OPTIMIZER == 4
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) rho[j] = inverse_softplus(std[j]);
+#elif OPTIMIZER < 3
       move_mean(mean, grad_mean, mean_first, mean_second, size);
       move_rho(rho, grad_rho, rho_first, rho_second, size);
 #endif
