@@ -91,6 +91,40 @@ def test_the_part_runs_once_for_each_batch() -> None:
     assert bnn.net.encoder.passes == 3
 
 
+class CountingWhole(Network):
+    """Counts the passes of the whole network, and may look at a weight's value."""
+
+    def __init__(self, kind: str = "plain") -> None:
+        super().__init__(kind)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        outputs = super().forward(x)
+        if self.kind == "reads a value" and float(self.head.weight.sum()) > 1e9:
+            return outputs + 1.0
+        return outputs
+
+
+@pytest.mark.parametrize("batch_size", [10, 4])
+@pytest.mark.parametrize("kind", ["plain", "twice", "in place", "data", "reads a value"])
+def test_many_samples_share_what_follows_the_part(kind: str, batch_size: int) -> None:
+    torch.manual_seed(0)
+    bnn = bf.BayesianModule(CountingWhole(kind), include=("head.*",), init_std=0.3)
+    options: dict[str, Any] = {"keep_samples": True, "batch_size": batch_size}
+    expected = outputs(bnn.predict(X, 40, **options))
+    for _ in range(3):
+        bnn.net.calls = bnn.net.encoder.passes = 0
+        found = outputs(bnn.predict(X, 40, once="encoder", **options))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    batches = math.ceil(10 / batch_size)
+    # The first sample runs the part, the second is measured, the others share a pass, unless vmap
+    # has no rule for what the network does.
+    assert bnn.net.calls == (40 if kind in ("data", "reads a value") else 3) * batches
+    assert bnn.net.encoder.passes == batches * (2 if kind == "twice" else 1)
+
+
 def test_numbers_and_a_seed() -> None:
     net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
     bnn = bf.BayesianModule(net, include=("2.*",), likelihood=bf.GaussianLikelihood())

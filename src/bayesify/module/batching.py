@@ -16,7 +16,9 @@ from bayesify.module.pass_memory import PROBE_SIZE, MemoryTracker, PassMemory
 from bayesify.module.random_network import RandomNetwork
 from bayesify.prediction import SizedIterable
 
-__all__ = ["Batching", "PassMemoryCache", "Reduction", "parse_bytes"]
+__all__ = [
+    *("MIN_GROUP", "Batching", "PassMemoryCache", "Reduction", "parse_bytes", "shared_group"),
+]
 
 #: Reduces the outputs of all weight samples to a result, such as a predictive distribution.
 Reduction = Callable[[SizedIterable], object]
@@ -33,7 +35,9 @@ _MAX_BATCH_SIZE = 1024
 _LARGEST_SHARE = 500_000
 _BEST_SHARED_PASS = 20 * 10**6
 _SHARED_WEIGHTS = 192 * 10**6
-_MIN_GROUP, _MAX_GROUP = 8, 128
+#: The least number of weight samples that share a pass.
+MIN_GROUP = 8
+_MAX_GROUP = 128
 # Bytes of averaging a block of outputs in float64, to those of the outputs.
 _AVERAGING = 8
 # Factor for memory that the tracker does not count.
@@ -158,13 +162,30 @@ class Batching(NamedTuple):
         if has_hooks or wanted < num_examples or not pass_memory.vectorises:
             return alone
         share = pass_memory.bytes_for(num_examples) + _AVERAGING * pass_memory.output * num_examples
-        group = min(_BEST_SHARED_PASS // share, _SHARED_WEIGHTS // mean.nbytes)
-        if available is not None:
-            group = min(group, available // (share + (1 + _WEIGHT_VECTORS) * mean.nbytes))
-        group = min(group, num_samples, _MAX_GROUP)
-        if share > _LARGEST_SHARE or group < _MIN_GROUP:
+        if share > _LARGEST_SHARE:
             return alone
-        return cls(wanted, ceil(num_samples / ceil(num_samples / group)), may_edit)
+        room = None
+        if available is not None:
+            room = available // (share + (1 + _WEIGHT_VECTORS) * mean.nbytes)
+        return cls(wanted, shared_group(share, mean.nbytes, num_samples, room=room), may_edit)
+
+
+def shared_group(share: int, vector: int, num_samples: int, *, room: int | None = None) -> int:
+    """Return how many of the weight samples share a pass; 1 where a loop is as fast.
+
+    Args:
+        share: bytes of one sample's tensors in the pass, without its weights.
+        vector: bytes of one sample's weights.
+        num_samples: the number of weight samples that are left.
+        room: how many fit into memory, or None.
+
+    Example:
+        >>> shared_group(100_000, 4_000, 100), shared_group(10_000_000, 4_000, 100)
+        (100, 1)
+    """
+    group = min(_BEST_SHARED_PASS // max(1, share), _SHARED_WEIGHTS // max(1, vector))
+    group = min(group, num_samples, _MAX_GROUP if room is None else min(_MAX_GROUP, room))
+    return 1 if group < MIN_GROUP else ceil(num_samples / ceil(num_samples / group))
 
 
 def _cached_pass_memory(

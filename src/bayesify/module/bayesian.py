@@ -184,8 +184,9 @@ class BayesianModule(RandomNetwork):
                 weight samples, such as a pretrained encoder under a random last layer. In
                 evaluation mode their outputs must depend on their inputs only, and these not on
                 random parameters. The inputs are checked, and must be tensors, plain values or
-                containers of these; what a parent sets on a part is not checked. The outputs of
-                all samples are held at once, and up to 1 GB of weights.
+                containers of these; what a parent sets on a part is not checked. Weight samples
+                share what is left of a pass where that is faster. The outputs of all samples are
+                held at once, and up to 1 GB of weights.
 
         Returns:
             A :class:`Predictive` over N examples.
@@ -233,7 +234,7 @@ class BayesianModule(RandomNetwork):
     ) -> Predictive:
         """Predict with the mean weights, in one pass of a single network.
 
-        For few examples the overhead of this method doubles the time of the pass; see
+        For few examples the overhead of this method adds to the time of the pass; see
         docs/prediction.md.
 
         Args:

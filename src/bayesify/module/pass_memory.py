@@ -92,6 +92,14 @@ class MemoryTracker(TorchDispatchMode):
         self.peak = max(self.peak, self.live + _workspace(name, args, result))
         return result
 
+    @property
+    def vectorises(self) -> bool:
+        """Whether several weight samples can share what was run; ask once its results are gone.
+
+        A network that stores tensors of a pass would store unusable vmap tensors.
+        """
+        return self.live == 0 and self.operations <= _VECTORISED
+
     def _write(self, target: object) -> None:
         for each in target if isinstance(target, list | tuple) else (target,):
             if isinstance(each, Tensor):
@@ -230,9 +238,7 @@ class PassMemory(NamedTuple):
             edits_weights |= weights.untyped_storage()._cdata in tracker.written
             outputs = result.clone()
             del result
-            # A network that stores tensors of a pass would store unusable vmap tensors.
-            stores = tracker.live > 0
-            return tracker.peak, outputs, not stores and tracker.operations <= _VECTORISED
+            return tracker.peak, outputs, tracker.vectorises
 
         try:
             one, outputs, vectorises = measure(1)

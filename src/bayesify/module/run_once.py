@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from bayesify.module.random_network import RandomNetwork
 
@@ -128,10 +129,13 @@ class _Memory:
         given = _Arguments(self._name, args, kwargs)
         if place < len(self._calls):
             call = self._calls[place]
-            if given.match(call.frame, call.before):
-                return call.repeat(given.tensors)
+            # What is measured of a pass is the network's own.
+            with _disable_current_modes():
+                if given.match(call.frame, call.before):
+                    return call.repeat(given.tensors)
+                is_edited = given.match(call.frame, call.after)
             # Memory that outlasts a pass, such as the network's input, still holds the part's edit.
-            if not given.match(call.frame, call.after):
+            if not is_edited:
                 raise ValueError(
                     f"once names {self._name!r}, whose inputs differ between weight samples; name "
                     "only what comes before the first random parameter"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesify.estimators import stateless
 from bayesify.estimators.stateless import is_out_of_memory
-from bayesify.module.batching import Batching
+from bayesify.module.batching import MIN_GROUP, Batching, shared_group
 from bayesify.module.inputs import (
     WHOLE,
     Inputs,
@@ -20,7 +20,7 @@ from bayesify.module.inputs import (
     check_rows,
     count_examples,
 )
-from bayesify.module.pass_memory import UnfusedAttention
+from bayesify.module.pass_memory import MemoryTracker, UnfusedAttention
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.run_once import run_once
 
@@ -94,7 +94,7 @@ class SampledOutputs:
                 outputs = run_in_batches(self._network, weights[0], self._inputs, batch_size)
                 yield outputs.unsqueeze(0)
             else:
-                block = self._run_group(weights)
+                block = self._run_group(weights, *arguments_of(self._inputs))
                 if block is None:
                     group = 1  # the weights are drawn again, as the network may have edited them
                     continue
@@ -102,32 +102,76 @@ class SampledOutputs:
             first = samples.stop
 
     def _outputs_by_batch(self) -> Iterator[Tensor]:
-        """Yield the outputs of each sample, after all batches have seen all samples."""
-        parts: list[list[Tensor]] = [[] for _ in range(self._num_samples)]
-        kept: dict[int, Tensor] = {}  # drawing them anew for each batch could cost more than a pass
+        """Yield the outputs of all samples, after all batches have seen all samples."""
         batch_size = self._batching.batch_size
         num_examples = WHOLE if batch_size == WHOLE else count_examples(self._inputs)
+        draw = self._draw if batch_size >= num_examples else self._drawn_once()
+        batches = []
         for args, kwargs in batches_of(self._inputs, batch_size):
             with run_once(self._once or {}) as begin:
-                for sample, own in enumerate(parts):
-                    begin()
-                    if sample in kept:
-                        weights = kept[sample].clone()  # the network may edit its weights in place
-                    else:
-                        weights = self._draw(range(sample, sample + 1))[0]
-                        fits = (len(kept) + 1) * weights.nbytes <= _LARGEST_KEPT
-                        if fits and batch_size < num_examples:
-                            kept[sample] = weights.clone()
-                    part = self._network.tensor_of(self._network.run_with(weights, *args, **kwargs))
-                    if batch_size < num_examples:
-                        check_rows(part, len([*args, *kwargs.values()][0]))
-                    own.append(part.clone())
-        for own in parts:
-            yield (own[0] if len(own) == 1 else torch.cat(own)).unsqueeze(0)
+                batches.append(torch.cat(list(self._outputs_of(draw, begin, args, kwargs))))
+            if batch_size < num_examples:
+                check_rows(batches[-1][0], len([*args, *kwargs.values()][0]))
+        outputs = batches[0] if len(batches) == 1 else torch.cat(batches, dim=1)
+        yield from outputs.split(1)
 
-    def _run_group(self, weights: Tensor) -> Tensor | None:
+    def _drawn_once(self) -> Callable[[range], Tensor]:
+        """Return a function that draws like ``_draw``, of which each batch gets the same tensors.
+
+        Drawing a sample anew for each batch could cost more than a pass.
+        """
+        vector = self._network.posterior.mean.nbytes
+        kept = min(self._num_samples, _LARGEST_KEPT // max(1, vector))
+        rows = self._draw(range(kept)) if kept else None
+
+        def draw(samples: range) -> Tensor:
+            if rows is None or samples.stop > kept:
+                return self._draw(samples)
+            # The network may edit its weights in place.
+            return rows[samples.start : samples.stop].clone()
+
+        return draw
+
+    def _outputs_of(
+        self,
+        draw: Callable[[range], Tensor],
+        begin: Callable[[], None],
+        args: tuple[Tensor, ...],
+        kwargs: Mapping[str, Tensor],
+    ) -> Iterator[Tensor]:
+        """Yield the outputs of a batch under all samples, shape (S_i, B, ...).
+
+        The parts that are run once answer from the second sample on: what is left of a pass is
+        measured then, and shared by the samples that follow where that is faster.
+        """
+        network, first, group = self._network, 0, 1
+        while first < self._num_samples:
+            samples = range(first, min(first + group, self._num_samples))
+            weights, left = draw(samples), self._num_samples - samples.stop
+            begin()
+            if len(samples) > 1:
+                block = self._run_group(weights, args, kwargs)
+                if block is None:
+                    group = 1
+                    continue
+                yield block
+            elif first == 1 and left >= MIN_GROUP and not self._batching.may_edit_weights:
+                with MemoryTracker() as tracker, UnfusedAttention():
+                    result = network.tensor_of(network.run_with(weights[0], *args, **kwargs))
+                outputs = result.clone()
+                del result
+                if tracker.vectorises:
+                    group = shared_group(tracker.peak, weights.nbytes, left)
+                yield outputs.unsqueeze(0)
+            else:
+                result = network.tensor_of(network.run_with(weights[0], *args, **kwargs))
+                yield result.clone().unsqueeze(0)
+            first = samples.stop
+
+    def _run_group(
+        self, weights: Tensor, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
+    ) -> Tensor | None:
         """Return the outputs of several weight vectors in one pass, or None if vmap fails."""
-        args, kwargs = arguments_of(self._inputs)
         network = self._network
         undo = stateless.snapshot(network.net)
         try:
