@@ -10,6 +10,7 @@ again with each change that the warning names. The results are in results/first-
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import io
@@ -238,10 +239,17 @@ def _not_converged(row: Mapping[str, Any]) -> bool:
 def main() -> None:
     """Run the cases that are not stored, and write the table of all."""
     require_clean_tree()
+    order = [*NETWORKS, *TABLES]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(order)}")
+    names = parser.parse_args().names
+    if unknown := sorted(set(names) - set(order)):
+        parser.error(f"NAME must be one of {', '.join(order)}, got {', '.join(unknown)}")
     torch.set_num_threads(1)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    names = sys.argv[1:] or [*NETWORKS, *TABLES]
-    for name in names:
+    for name in names or order:
         path = FOLDER / (re.sub(r"[^\w-]+", "-", name) + ".json")
         if path.exists():
             continue
@@ -258,7 +266,6 @@ def main() -> None:
             "seconds": time.perf_counter() - started,
         }
         atomic_write(path, json.dumps(document, indent=2) + "\n")
-    order = [*NETWORKS, *TABLES]
     stored = [json.loads(path.read_text()) for path in FOLDER.glob("*.json")]
     text = table(sorted(stored, key=lambda case: order.index(case["name"])))
     atomic_write(FOLDER / "table.md", text)

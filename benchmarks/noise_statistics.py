@@ -1,23 +1,30 @@
 """Test that the noise of the compiled backend is standard normal and independent.
 
-python benchmarks/noise_statistics.py --numbers 100000000
+python benchmarks/noise_statistics.py --numbers 1000000000
+python benchmarks/noise_statistics.py --words | dieharder -a -g 200
 
 Four neighbouring seeds, step after step, in float32 from the compiled kernel: moments, tails,
 Kolmogorov-Smirnov, and correlations within a vector, between the halves of a block, between steps
 and between seeds. If the noise is standard normal and independent, all tests pass with probability
 0.999 at least (Bonferroni). The script also checks that compiled code of three kinds gives the same
 numbers, and writes results/noise/statistics.json.
+
+With ``--words`` it writes the generator's 32-bit words to the standard output instead, without end,
+for test batteries of others: those of the first seed's steps, one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from scipy import stats
@@ -26,7 +33,7 @@ from torch import Tensor, nn
 from bayesify import ELBO, BayesianModule, GaussianLikelihood
 from bayesify.app.runs.environment import hardware, versions
 from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.noise.threefry import BLOCK, counter_key, normals
+from bayesify.noise.threefry import BLOCK, counter_key, normals, threefry
 from bayesify.training.backends import CompiledBackend
 from bayesify.training.kernel.compiler import find_compiler
 
@@ -169,6 +176,16 @@ def differences(size: int) -> dict[str, float]:
     return found
 
 
+def write_words(size: int, stream: BinaryIO) -> None:
+    """Write the generator's words for ``size`` places, step after step, until the reader ends."""
+    key = counter_key(NoiseKey(0, Stream.TRAINING, 0))
+    place = torch.arange(size // 2, dtype=torch.int32)
+    with contextlib.suppress(BrokenPipeError):
+        for step in itertools.count():
+            words = threefry(*key, place, torch.full_like(place, step))
+            stream.write(torch.stack(words, dim=1).numpy().tobytes())
+
+
 def main() -> None:
     """Draw, test, and write the results."""
     from records import commit, require_clean_tree  # the tests load this file from elsewhere
@@ -177,10 +194,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--numbers", type=int, default=100_000_000, help="at least so many")
     parser.add_argument("--size", type=int, default=2**20, help="of a vector, in whole blocks")
+    parser.add_argument("--words", action="store_true", help="write 32-bit words, test nothing")
     options = parser.parse_args()
     if options.size % BLOCK:
         parser.error(f"--size must be a multiple of {BLOCK}")
     torch.set_num_threads(1)
+    if options.words:
+        write_words(options.size, sys.stdout.buffer)
+        return
     started = time.perf_counter()
     there_is_one = find_compiler() is not None
     filler, by = (fused_filler, "C++ kernel") if there_is_one else (plain_filler, "PyTorch")

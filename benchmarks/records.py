@@ -18,7 +18,7 @@ from bayesify.io import atomic_write
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 #: Options with which a script stores no measurement.
-READ_ONLY = {"--help", "-h", "--list-survivors", "--report", "--show", "--table"}
+READ_ONLY = {"--help", "-h", "--list-survivors", "--report", "--show", "--table", "--words"}
 
 
 def commit() -> str | None:

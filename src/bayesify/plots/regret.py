@@ -29,7 +29,9 @@ class RegretCurves(NamedTuple):
 
 @styled
 def cumulative_regret(curves: Sequence[RegretCurves]) -> Figure:
-    """Draw regret on a logarithmic axis over interactions: the mean thick, each run thin.
+    """Draw regret on a logarithmic axis over interactions: the median thick, each run thin.
+
+    The median, because one run in which an agent never learns would be most of the mean.
 
     Values that are not positive are not drawn. The vertical axis starts at the regret after the
     first 0.5 % of the interactions.
@@ -41,9 +43,9 @@ def cumulative_regret(curves: Sequence[RegretCurves]) -> Figure:
         ValueError: there is none, or a run does not have as many values as its axis.
 
     Example:
-        >>> greedy = RegretCurves("greedy", [1, 10], [[5.0, 40.0], [0.0, 60.0]])
+        >>> greedy = RegretCurves("greedy", [1, 10], [[5.0, 40.0], [1.0, 900.0], [2.0, 60.0]])
         >>> cumulative_regret([greedy]).axes[0].lines[-1].get_ydata().tolist()
-        [2.5, 50.0]
+        [2.0, 60.0]
     """
     if not curves:
         raise ValueError("curves must hold at least one agent, got none")
@@ -61,9 +63,9 @@ def cumulative_regret(curves: Sequence[RegretCurves]) -> Figure:
         if len(runs) > 1:
             for run in values:
                 ax.plot(interactions, _positive(run), color=colour, lw=0.7, alpha=0.45)
-        mean = _positive(values.mean(0))
-        ax.plot(interactions, mean, color=colour, lw=2.2, label=name)
-        shown = mean[np.array(interactions) >= _BEGINNING * interactions[-1]]
+        middle = _positive(np.median(values, axis=0))
+        ax.plot(interactions, middle, color=colour, lw=2.2, label=name)
+        shown = middle[np.array(interactions) >= _BEGINNING * interactions[-1]]
         lowest = min([lowest, *shown[np.isfinite(shown)]])
     ax.set_yscale("log")
     if math.isfinite(lowest):  # the first few would fill half of the axis
@@ -74,7 +76,11 @@ def cumulative_regret(curves: Sequence[RegretCurves]) -> Figure:
         axis.set_major_formatter(FuncFormatter(plain))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
     ax.set_xlim(left=0)
-    ax.set(xlabel="interactions", ylabel="cumulative regret", title="Cumulative regret")
+    ax.set(
+        xlabel="interactions",
+        ylabel="cumulative regret",
+        title="Cumulative regret: runs, and their median",
+    )
     ax.legend(loc="lower right")
     return figure
 

@@ -242,7 +242,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
-    """Draw the cumulative regret over interactions: each run, and the mean of each agent."""
+    """Draw the cumulative regret over interactions: each run, and the median of each agent."""
     from bayesify.plots.regret import RegretCurves, cumulative_regret
 
     curves = [
