@@ -29,6 +29,8 @@ __all__ = ["SampledOutputs", "run_in_batches"]
 _REFRESH_S = 0.2
 # Bytes of the weight samples that one prediction keeps for its next batch.
 _LARGEST_KEPT = 10**9
+# Bytes of outputs that are averaged at once, which takes some eight times as many.
+_BLOCK = 10**6
 
 
 class SampledOutputs:
@@ -106,14 +108,17 @@ class SampledOutputs:
         batch_size = self._batching.batch_size
         num_examples = WHOLE if batch_size == WHOLE else count_examples(self._inputs)
         draw = self._draw if batch_size >= num_examples else self._drawn_once()
-        batches = []
+        batches, at_once = [], 1
         for args, kwargs in batches_of(self._inputs, batch_size):
             with run_once(self._once or {}) as begin:
-                batches.append(torch.cat(list(self._outputs_of(draw, begin, args, kwargs))))
+                blocks = list(self._outputs_of(draw, begin, args, kwargs))
+            if len(blocks) < self._num_samples:  # else averaged one by one too, as without parts
+                at_once = self._num_samples
+            batches.append(torch.cat(blocks))
             if batch_size < num_examples:
                 check_rows(batches[-1][0], len([*args, *kwargs.values()][0]))
         outputs = batches[0] if len(batches) == 1 else torch.cat(batches, dim=1)
-        yield from outputs.split(1)
+        yield from outputs.split(max(1, min(at_once, _BLOCK // max(1, outputs[0].nbytes))))
 
     def _drawn_once(self) -> Callable[[range], Tensor]:
         """Return a function that draws like ``_draw``, of which each batch gets the same tensors.
