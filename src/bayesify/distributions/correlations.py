@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bayesify.distributions.precision import WideModule
 from bayesify.noise.keys import NoiseKey, Stream
@@ -36,6 +37,8 @@ class Correlation(WideModule, ABC):
 
     #: Whether the scale of a weight matters to no other weight.
     scale_is_own: ClassVar[bool] = True
+    #: Whether the weights depend on each other also given the last ``num_shared`` normals.
+    is_joint: ClassVar[bool] = True
 
     def __init__(self, num_weights: int, num_shared: int = 0) -> None:
         super().__init__()
@@ -46,6 +49,11 @@ class Correlation(WideModule, ABC):
         """How many standard normals one sample needs."""
         return self.num_weights + self.num_shared
 
+    @property
+    def num_given(self) -> int:
+        """How many standard normals :meth:`given` needs."""
+        return self.num_normals if self.is_joint else self.num_shared
+
     @abstractmethod
     def deviations(self, scale: Tensor, noise: Tensor) -> Tensor:
         """Transform normals of shape (S, num_normals) to w - mean, shape (S, n)."""
@@ -54,20 +62,15 @@ class Correlation(WideModule, ABC):
     def std(self, scale: Tensor) -> Tensor:
         """Return the standard deviation of each weight, shape (n,)."""
 
-    def given(self, scale: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+    def given(self, scale: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Return shift and std, shapes (n,), given which the weights are independent Gaussians.
 
         Args:
             scale: the scale of each weight, shape (n,).
-            shared: the last ``num_shared`` normals of a sample.
-
-        Raises:
-            TypeError: there are no such normals.
+            shared: ``num_given`` normals of a sample: the last ``num_shared``, or all of them where
+                the weights are not independent given less. Their std is then 0.
         """
-        raise TypeError(
-            "noise for each example needs weights that are independent given a few numbers, as "
-            "under MeanFieldGaussian or LowRankGaussian; use estimator=WeightSampling()"
-        )
+        return self.deviations(scale, shared.unsqueeze(0))[0], torch.zeros_like(scale)
 
     @abstractmethod
     def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:
@@ -86,6 +89,8 @@ class Independent(Correlation):
         >>> float(Independent(2).total_correlation(torch.ones(2), None))
         0.0
     """
+
+    is_joint = False
 
     def deviations(self, scale: Tensor, noise: Tensor) -> Tensor:
         """See :meth:`Correlation.deviations`."""
@@ -112,6 +117,8 @@ class LowRank(Correlation):
         >>> correlation.std(torch.ones(2)).tolist()
         [1.4142135381698608, 1.0]
     """
+
+    is_joint = False
 
     def __init__(self, factor: Tensor) -> None:
         num_weights, rank = factor.shape
@@ -201,8 +208,12 @@ class Kronecker(Correlation):
 
     Example:
         >>> below = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
-        >>> Kronecker((2, 2), below, below).std(torch.ones(4)).square().round(decimals=4).tolist()
+        >>> correlation = Kronecker((2, 2), below, below)
+        >>> correlation.std(torch.ones(4)).square().round(decimals=4).tolist()
         [1.0, 2.0, 2.0, 4.0]
+        >>> variances, factor = correlation.output_noise(torch.ones(4), torch.tensor([[1.0, 1.0]]))
+        >>> variances.tolist(), factor.tolist()
+        ([[5.0, 5.0]], [[1.0, 0.0], [1.0, 1.0]])
     """
 
     scale_is_own = False
@@ -248,6 +259,30 @@ class Kronecker(Correlation):
         each = torch.eye(self.num_weights, dtype=scale.dtype, device=scale.device)
         factor = self.deviations(scale, each)[:, mask]
         return self.std(scale)[mask].log().sum() - 0.5 * _log_det(factor.T @ factor)
+
+    def output_noise(self, scale: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return v and A: the outputs' deviations of a linear layer are A (sqrt(v) * e).
+
+        For one row x of the inputs, with a 1 for the bias, (W - mean) x = A (scale * E) z with
+        z = B^T x. The entries of (scale * E) z are independent, of variance
+        v_i = sum over j of scale_ij^2 z_j^2; e holds standard normals. Under a matrix normal
+        distribution, whose scale is an outer product r c^T, the covariance of the outputs is
+        therefore A diag(r^2) A^T, that of the rows, times x^T B diag(c^2) B^T x, that of the
+        columns (Louizos and Welling 2016, section 3).
+
+        Args:
+            scale: the scale of each weight, shape (n,).
+            inputs: rows of the layer's inputs, shape (..., columns), or one less with ``bias``.
+
+        Returns:
+            Variances of shape (..., rows), in squared units of the outputs, and A of shape
+            (rows, rows), or None where outputs are uncorrelated.
+        """
+        rows = F.pad(inputs, (0, 1), value=1.0) if self.bias else inputs
+        if self.columns is not None:
+            rows = rows @ _unit_lower(self.columns)
+        variances = rows.square() @ self._grid(scale.square()).T
+        return variances, None if self.rows is None else _unit_lower(self.rows)
 
     def _spread(self, grid: Tensor, factor_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Multiply matrices (..., rows, columns) by A from the left and B^T from the right."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from bayesify.distributions.posteriors import GaussianPosterior, MeanFieldGaussi
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.noise.keys import NoiseKey
 
-__all__ = ["Group", "PosteriorFamily", "StructuredGaussian"]
+__all__ = ["Group", "MomentsGiven", "PosteriorFamily", "ScaledGroup", "StructuredGaussian"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,28 @@ class Group:
 
     names: tuple[str, ...]
     correlation: Correlation
+
+
+@dataclass(frozen=True)
+class ScaledGroup(Group):
+    """Weights that depend on each other, with the scale of each, shape (n,)."""
+
+    scale: Tensor
+
+
+class MomentsGiven(NamedTuple):
+    """The distribution of the weights given some of the noise; all by the parameters' first names.
+
+    Args:
+        means: the mean of each parameter, with its shape.
+        stds: the standard deviation of each parameter whose weights are independent, given that
+            noise; the others have none left, or belong to a group of ``joint``.
+        joint: the group of each parameter of which no noise was given.
+    """
+
+    means: dict[str, Tensor]
+    stds: dict[str, Tensor]
+    joint: dict[str, ScaledGroup]
 
 
 class StructuredGaussian(GaussianPosterior):
@@ -59,6 +81,7 @@ class StructuredGaussian(GaussianPosterior):
         super().__init__(mean, std)
         self.family = family
         self.correlations = nn.ModuleList(group.correlation for group in groups)
+        self._names = [group.names for group in groups]
         self._places = [_merged(layout.slice_of(name) for name in group.names) for group in groups]
         with torch.no_grad():  # so that the standard deviations are those asked for
             wanted = softplus(self.rho)
@@ -106,33 +129,57 @@ class StructuredGaussian(GaussianPosterior):
         return [name for name in names if name != "rho"]
 
     @property
-    def num_shared(self) -> int:
+    def joint_groups(self) -> list[Group]:
+        """The groups whose weights are independent only given all of their noise."""
+        pairs = zip(self._names, self._correlations, strict=True)
+        return [Group(names, correlation) for names, correlation in pairs if correlation.is_joint]
+
+    def num_given(self, local: Collection[str] = ()) -> int:
         """How many standard normals :meth:`moments_given` needs."""
-        return sum(correlation.num_shared for correlation in self._correlations)
+        pairs = zip(self._names, self._correlations, strict=True)
+        return sum(c.num_given for names, c in pairs if not _is_left(names, c, local))
 
     def moments_given(
-        self, shared: Tensor, layout: ParameterLayout
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return mean and std of each parameter by its first name, given some of the noise.
+        self, noise: Tensor, layout: ParameterLayout, local: Collection[str] = ()
+    ) -> MomentsGiven:
+        """Return the distribution of the weights given some of the noise of a sample.
 
         Args:
-            shared: standard normals of shape (``num_shared``,), given which the weights are
-                independent.
+            noise: standard normals of shape (``num_given(local)``,).
             layout: the layout of the parameters.
-
-        Raises:
-            TypeError: the weights of a group are not independent given a few numbers.
+            local: parameters whose noise is added within the operations: of a group of
+                :attr:`joint_groups` that consists of such parameters no noise is given.
         """
         scales = self._split(softplus(self.rho))
-        parts = shared.split([c.num_shared for c in self._correlations])
-        of_groups = zip(self._correlations, scales, parts, strict=True)
+        joint: dict[str, ScaledGroup] = {}
+        shifts, stds, place = [], [], 0
         with self._without_autocast():
-            given = [c.given(*each) for c, *each in of_groups]
-        shift, std = (self._join(each) for each in zip(*given, strict=True))
-        return (
-            layout.unflatten(self._masked(self.mean + shift)),
-            layout.unflatten(self._masked(std)),
+            for names, correlation, scale in zip(
+                self._names, self._correlations, scales, strict=True
+            ):
+                if _is_left(names, correlation, local):
+                    shift = std = torch.zeros_like(scale)
+                    joint |= dict.fromkeys(names, ScaledGroup(names, correlation, scale))
+                else:
+                    part = noise[place : place + correlation.num_given]
+                    shift, std = correlation.given(scale, part)
+                    place += correlation.num_given
+                shifts.append(shift)
+                stds.append(std)
+        without_std = {name for group in self.joint_groups for name in group.names}
+        by_name = layout.unflatten(self._masked(self._join(stds)))
+        return MomentsGiven(
+            layout.unflatten(self._masked(self.mean + self._join(shifts))),
+            {name: std for name, std in by_name.items() if name not in without_std},
+            joint,
         )
+
+    def is_pruned(self, names: Iterable[str]) -> bool:
+        """Return whether some weights of the parameters of a group are pruned."""
+        if self.mask is None:
+            return False
+        places = self._places[self._names.index(tuple(names))]
+        return not all(bool(self.mask[place].all()) for place in places)
 
     def log_prob_of(self, draw: WeightDraw) -> Tensor:
         """Return the log density of each weight of a draw under its marginal, in nats, (S, D)."""
@@ -205,6 +252,11 @@ class PosteriorFamily(ABC):
         std = self.default_init_std if init_std is None else init_std
         groups = self.divide(layout, layout.names, mean.detach(), seed)
         return StructuredGaussian(mean, std, layout, groups, self)
+
+
+def _is_left(names: Iterable[str], correlation: Correlation, local: Collection[str]) -> bool:
+    """Whether the noise of a group is left to the operations that use its parameters."""
+    return correlation.is_joint and all(name in local for name in names)
 
 
 def _merged(places: Iterable[slice]) -> tuple[slice, ...]:

@@ -27,12 +27,15 @@ class ParameterUse(NamedTuple):
             a linear operation on rows of examples.
         positions: how often one example uses each weight in this operation; None if unknown.
         why: the reason if ``rows`` or ``positions`` is None.
+        layer: the random parameters of the linear layer x W^T + b that the use belongs to; empty
+            for any other operation.
     """
 
     function: str
     rows: int | None = None
     positions: int | None = None
     why: str = "not as weight on rows of examples"
+    layer: tuple[str, ...] = ()
 
 
 class Treatment(NamedTuple):
@@ -104,6 +107,19 @@ class Estimator(ABC):
     @abstractmethod
     def treatment(self, uses: Sequence[ParameterUse]) -> Treatment:
         """Return how noise is added to a parameter with these uses in one forward pass, and why."""
+
+    def treatments(
+        self,
+        uses: Mapping[str, Sequence[ParameterUse]],
+        posterior: Posterior,  # noqa: ARG002
+    ) -> dict[str, Treatment]:
+        """Return the treatment of each parameter, by its first name.
+
+        Args:
+            uses: the uses of each parameter in one forward pass.
+            posterior: the distribution of the weights.
+        """
+        return {name: self.treatment(found) for name, found in uses.items()}
 
     @abstractmethod
     def run(

@@ -85,8 +85,23 @@ class LinearOperation:
             return self
         return replace(self, inputs=inputs, reshape=partial(_folded, reshape=self.reshape))
 
+    def layer_of(self, weight: str | None, bias: str | None) -> tuple[str, ...]:
+        """Return the names of weight and bias, those that are random, of a layer x W^T + b.
+
+        Any other operation has none.
+        """
+        plain = self.function is F.linear and self.weight.dim() == 2
+        if not plain or (self.output_axes, self.input_axes) != ((0,), (1,)):
+            return ()
+        return tuple(name for name in (weight, bias) if name is not None)
+
     def use(
-        self, outputs: Tensor, batch_size: int | None, *, of_bias: bool = False
+        self,
+        outputs: Tensor,
+        batch_size: int | None,
+        *,
+        of_bias: bool = False,
+        layer: tuple[str, ...] = (),
     ) -> ParameterUse:
         """Describe how this operation uses its weight, or its bias.
 
@@ -94,6 +109,7 @@ class LinearOperation:
             outputs: the result of the operation.
             batch_size: the number of examples in the minibatch, or None if it is not known.
             of_bias: whether to describe the use of the bias.
+            layer: its :meth:`layer_of`.
         """
         name = self.name
         shape = self.inputs.shape
@@ -107,7 +123,7 @@ class LinearOperation:
             return ParameterUse(name)
         rows = shape[0] // batch_size
         if linear:
-            return ParameterUse(name, rows, rows * prod(shape[1:-1]))
+            return ParameterUse(name, rows, rows * prod(shape[1:-1]), layer=layer)
         # A weight is used at each output of a convolution and at each input of a transposed one; a
         # bias is used at each output of both.
         used_at = shape if self.function in _TRANSPOSED and not of_bias else outputs.shape

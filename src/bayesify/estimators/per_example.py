@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior, WeightDraw
-from bayesify.distributions.structured import StructuredGaussian
-from bayesify.estimators.estimator import Estimator, ForwardPass, ParameterUse
+from bayesify.distributions.structured import Group, ScaledGroup, StructuredGaussian
+from bayesify.estimators.estimator import Estimator, ForwardPass, ParameterUse, Treatment
 from bayesify.estimators.interception import WeightInterceptor
 from bayesify.estimators.operations import LinearOperation
 from bayesify.noise.keys import NoiseKey, NoiseSource
@@ -34,12 +34,15 @@ class ParameterMoments:
         spread: the standard deviation, or None if no noise is added within the operation.
         name: the name in the layout, or empty if no noise is added within the operation.
         squared: whether ``spread`` is the variance.
+        joint: the weights that this parameter's depend on, if they do; their noise is that of the
+            whole layer.
     """
 
     mean: Tensor
     spread: Tensor | None = None
     name: str = ""
     squared: bool = False
+    joint: ScaledGroup | None = None
 
     @property
     def std(self) -> Tensor | None:
@@ -55,7 +58,8 @@ class ParameterMoments:
         return self.spread.to(dtype).square()
 
 
-_MomentsOf = Callable[[NoiseSource], Mapping[str, ParameterMoments]]
+#: The moments of each parameter, from a sample's noise and the names that have local noise.
+_MomentsOf = Callable[[NoiseSource, Collection[str]], Mapping[str, ParameterMoments]]
 
 
 @dataclass
@@ -84,7 +88,8 @@ class PerExampleEstimator(Estimator):
     Traced passes tell which parameters are used by linear operations only; to these, noise is
     added within the operations. All other parameters are sampled once for the minibatch. If a pass
     uses a parameter differently than the traced ones, it is undone and run again with that
-    parameter sampled.
+    parameter sampled. Weights that depend on each other are sampled together, unless the estimator
+    can draw the outputs of their layer.
     """
 
     #: Whether ``noisy_output`` uses variances, so that a training step may provide these directly.
@@ -100,14 +105,48 @@ class PerExampleEstimator(Estimator):
     ) -> Tensor:
         """Compute a linear operation with noise for the parameters that have a spread."""
 
+    def draws_outputs_of(self, group: Group) -> bool:  # noqa: ARG002
+        """Whether ``noisy_output`` can draw the outputs of a layer with such weights."""
+        return False
+
+    def treatments(
+        self, uses: Mapping[str, Sequence[ParameterUse]], posterior: Posterior
+    ) -> dict[str, Treatment]:
+        """See :meth:`Estimator.treatments`."""
+        found = super().treatments(uses, posterior)
+        if isinstance(posterior, StructuredGaussian):
+            for group in posterior.joint_groups:
+                reason = self._why_sampled(group, uses, found, posterior)
+                for name in group.names if reason else ():
+                    if found[name].kind != "sampled":
+                        found[name] = Treatment("sampled", reason)
+        return found
+
+    def _why_sampled(
+        self,
+        group: Group,
+        uses: Mapping[str, Sequence[ParameterUse]],
+        found: Mapping[str, Treatment],
+        posterior: StructuredGaussian,
+    ) -> str:
+        """Return why weights that depend on each other are sampled together, or nothing."""
+        if not self.draws_outputs_of(group):
+            return "depends on other weights, with which it is sampled"
+        for name in group.names:
+            if found[name].kind == "sampled":
+                return f"sampled with {name}, on which it depends"
+            if not set(group.names) <= set(uses[name][0].layer):
+                function = uses[name][0].function
+                return f"{function} is not a layer x W^T + b of all weights that it depends on"
+        return "some weights of its layer are pruned" if posterior.is_pruned(group.names) else ""
+
     def run(
         self, forward_pass: ForwardPass, posterior: Posterior, key: NoiseKey, samples: range
     ) -> tuple[list[Any], WeightDraw | None]:
         """See :meth:`Estimator.run`.
 
         Raises:
-            TypeError: the posterior's weights are not independent Gaussians, nor are they so given
-                a few numbers.
+            TypeError: the posterior is not Gaussian.
         """
         moments_of = _moments(posterior, forward_pass.layout)
         local = set(forward_pass.local_names())
@@ -135,7 +174,8 @@ class PerExampleEstimator(Estimator):
                 return outputs
             name, function = use
             forward_pass.on_unexpected_use(name, function)
-            local.remove(name)
+            joint = moments_of(noise, local)[name].joint
+            local -= {name} if joint is None else set(joint.names)
             noise.rewind()
             undo()
 
@@ -148,13 +188,15 @@ class PerExampleEstimator(Estimator):
     ) -> tuple[Any, tuple[str, str] | None]:
         """Return the outputs, or the name and the function of an unexpected use."""
         tensors, intercepted = {}, {}
-        moments = moments_of(noise)
+        moments = moments_of(noise, local)
         for name, parameter in moments.items():
             mean = parameter.mean
             if name in local:
                 # NaN reveals any use that the interceptor does not see.
                 intercepted[name] = mean.new_full((), torch.nan).expand(mean.shape)
                 tensors[name] = intercepted[name]
+            elif parameter.spread is None:  # drawn with the weights that it depends on
+                tensors[name] = mean
             else:
                 normals = noise.normals(mean.shape, mean.dtype, mean.device)
                 tensors[name] = torch.addcmul(mean, _std(parameter), normals)
@@ -179,19 +221,21 @@ def _moments(posterior: Posterior, layout: ParameterLayout) -> _MomentsOf:
     if isinstance(posterior, StructuredGaussian):
         mean = posterior.mean
 
-        def given(noise: NoiseSource) -> dict[str, ParameterMoments]:
+        def given(noise: NoiseSource, local: Collection[str]) -> dict[str, ParameterMoments]:
             # One draw for the minibatch: its examples have what correlates the weights in common.
-            shared = noise.normals((posterior.num_shared,), mean.dtype, mean.device)
-            return _by_name(*posterior.moments_given(shared, layout), layout, squared=False)
+            size = (posterior.num_given(local),)
+            shared = noise.normals(size, mean.dtype, mean.device)
+            found = posterior.moments_given(shared, layout, local)
+            return _by_name(found.means, found.stds, layout, joint=found.joint)
 
         return given
     if not isinstance(posterior, MeanFieldGaussian):
         raise TypeError(
-            "noise for each example needs a MeanFieldGaussian or LowRankGaussian posterior, got "
+            "noise for each example needs a Gaussian posterior such as MeanFieldGaussian, got "
             f"{type(posterior).__name__}; use estimator=WeightSampling()"
         )
     moments = _by_name(*posterior.moments_of(layout), layout, squared=posterior.gives_variances)
-    return lambda noise: moments  # noqa: ARG005
+    return lambda noise, local: moments  # noqa: ARG005
 
 
 def _by_name(
@@ -199,11 +243,15 @@ def _by_name(
     spreads: Mapping[str, Tensor],
     layout: ParameterLayout,
     *,
-    squared: bool,
+    squared: bool = False,
+    joint: Mapping[str, ScaledGroup] | None = None,
 ) -> dict[str, ParameterMoments]:
+    joint = {} if joint is None else joint
     return {
         # Spreads stay in the posterior's dtype, since half precision holds no small variance.
-        name: ParameterMoments(means[name].to(layout.dtype), spreads[name], name, squared)
+        name: ParameterMoments(
+            means[name].to(layout.dtype), spreads.get(name), name, squared, joint.get(name)
+        )
         for name in means
     }
 
@@ -256,11 +304,17 @@ class _NoiseInjector(WeightInterceptor):
         bias_moments = None
         if operation.bias is not None:
             bias_moments = ParameterMoments(operation.bias) if bias is None else self._moments[bias]
+        layer = operation.layer_of(weight, bias)
+        for name in (weight, bias):
+            joint = None if name is None else self._moments[name].joint
+            if name is not None and joint is not None and not set(joint.names) <= set(layer):
+                self.unexpected = name, operation.name
+                raise _UnexpectedUse
         outputs = self._estimator.noisy_output(operation, weight_moments, bias_moments, self._state)
         for name, of_bias in ((weight, False), (bias, True)):
             if name is not None:
-                use = operation.use(outputs, self._state.batch_size, of_bias=of_bias)
-                self._add_use(name, use)
+                size = self._state.batch_size
+                self._add_use(name, operation.use(outputs, size, of_bias=of_bias, layer=layer))
         return outputs
 
     def on_other(self, name: str, function: str) -> None:

@@ -186,9 +186,10 @@ class _Tracer(WeightInterceptor):
 
     def on_linear(self, operation: LinearOperation, weight: str | None, bias: str | None) -> Tensor:
         outputs = operation.apply(operation.inputs, operation.weight, operation.bias)
+        layer = operation.layer_of(weight, bias)
         for name, of_bias in ((weight, False), (bias, True)):
             if name is not None:
-                use = operation.use(outputs, self._batch_size, of_bias=of_bias)
+                use = operation.use(outputs, self._batch_size, of_bias=of_bias, layer=layer)
                 self.uses[name].append(use)
         return outputs
 

@@ -207,7 +207,11 @@ class RandomNetwork(nn.Module):
             if mixing
             else ""
         )
-        return ModuleSummary.of(self.layout, self._effective_estimator(), self._traces.last, note)
+        estimator, uses = self._effective_estimator(), self._traces.last
+        if not estimator.needs_trace:
+            uses = dict.fromkeys(self.layout.names, ())
+        treatments = None if uses is None else estimator.treatments(uses, self.posterior)
+        return ModuleSummary.of(self.layout, treatments, note)
 
     def _run_samples(
         self,
@@ -235,7 +239,8 @@ class RandomNetwork(nn.Module):
 
     def _local_names(self, compiled: bool, /, *args: Any, **kwargs: Any) -> tuple[str, ...]:
         uses = self._uses(args, kwargs, compiled=compiled)
-        return tuple(n for n in uses if self.estimator.treatment(uses[n]).kind != "sampled")
+        treatments = self.estimator.treatments(uses, self.posterior)
+        return tuple(name for name in uses if treatments[name].kind != "sampled")
 
     # This is what torch.compiler.assume_constant_result sets, without importing the compiler. In
     # compiled code the pass is traced once, when the code is compiled for inputs of these shapes.

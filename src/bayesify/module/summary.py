@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from bayesify.distributions.layout import ParameterLayout
-from bayesify.estimators import Estimator, Treatment
-from bayesify.estimators.tracing import ParameterUses
+from bayesify.estimators import Treatment
 
 __all__ = ["ModuleSummary", "ParameterSummary"]
 
@@ -46,21 +45,19 @@ class ModuleSummary(tuple[ParameterSummary, ...]):
     def of(
         cls,
         layout: ParameterLayout,
-        estimator: Estimator,
-        uses: ParameterUses | None,
+        treatments: Mapping[str, Treatment] | None,
         note: str = "",
     ) -> ModuleSummary:
-        """Summarise how an estimator treats parameters with these uses.
+        """Summarise how an estimator treats parameters.
 
         Args:
             layout: the layout of the random parameters.
-            estimator: the estimator.
-            uses: the uses found by tracing a forward pass, or None if none was traced.
+            treatments: the treatment of each by its first name, or None if no pass was traced.
             note: appended to the reason of parameters with separate noise for each example.
         """
         rows = []
         for name, shape in zip(layout.names, layout.shapes, strict=True):
-            kind, reason = _treatment(estimator, uses, name)
+            kind, reason = _UNKNOWN if treatments is None else treatments[name]
             reason += note if kind in ("exact", "per-position") else ""
             rows.append(ParameterSummary(name, tuple(shape), kind, reason))
         return cls(rows)
@@ -84,9 +81,4 @@ class ModuleSummary(tuple[ParameterSummary, ...]):
         )
 
 
-def _treatment(estimator: Estimator, uses: ParameterUses | None, name: str) -> Treatment:
-    if not estimator.needs_trace:
-        return estimator.treatment(())
-    if uses is None:
-        return Treatment("unknown", "no forward pass yet; pass an example input to summary()")
-    return estimator.treatment(uses[name])
+_UNKNOWN = Treatment("unknown", "no forward pass yet; pass an example input to summary()")

@@ -53,7 +53,7 @@ def test_a_run_with_it_goes_through_every_command(name: str, table: Path, tmp_pa
     ("options", "message"),
     [
         (("--posterior", "full"), "posterior must be one of mean-field, low-rank, matrix"),
-        (("--posterior", "matrix", "--estimator", "local"), "needs --estimator sampling or"),
+        (("--posterior", "matrix", "--estimator", "flipout"), "antithetic or local, got flipout"),
         (("--posterior", "low-rank", "--backend", "compiled"), "needs --posterior mean-field"),
         (("--posterior", "low-rank", "--baseline", "sgd"), "posterior"),
     ],

@@ -119,9 +119,10 @@ def _check_structured(run: Any) -> None:
             f"backend {run.backend} needs --posterior mean-field, got {run.posterior}; use "
             "--backend auto"
         )
-    if run.posterior == "matrix" and run.estimator not in ("sampling", "antithetic"):
+    if run.posterior == "matrix" and run.estimator not in ("sampling", "antithetic", "local"):
         raise ConfigError(
-            f"posterior matrix needs --estimator sampling or antithetic, got {run.estimator}"
+            "posterior matrix needs --estimator sampling, antithetic or local, got "
+            f"{run.estimator}, which would sample all weights that depend on each other"
         )
 
 
