@@ -3,8 +3,8 @@
 ``load_images`` loads MNIST and Fashion-MNIST; ``load_regression`` loads the nine regression tables
 of Hernandez-Lobato and Adams (2015), and ``standard_splits`` their splits; ``load_mushroom`` loads
 the data of the mushroom bandit, and ``load_clinc150`` queries to an assistant.
-``fit_image_folder`` reads a folder of your own images, one subfolder a class. ``TensorLoader``
-yields minibatches; ``Passes`` joins several passes into one epoch. The loaders call ``get_file``,
+``fit_image_folder`` reads a folder of your own images, one subfolder a class, and
+``fit_labelled_images`` files of images whose classes are known otherwise. ``TensorLoader`` yields minibatches; ``Passes`` joins several passes into one epoch. The loaders call ``get_file``,
 and raise ``DataError``.
 """
 
@@ -22,13 +22,20 @@ from bayesify.datasets.download import Progress, get_file
 from bayesify.datasets.files import DataError, DataFile, FoundFile, find_file
 from bayesify.datasets.idx import parse_idx
 from bayesify.datasets.image_folder import (
-    FolderData,
-    ImageSchema,
     find_images,
+    find_labelled_images,
     fit_image_folder,
     load_image_folder,
 )
 from bayesify.datasets.images import ImageData, find_test_inputs, load_images
+from bayesify.datasets.labelled_images import (
+    FolderData,
+    ImageSchema,
+    LabelledImages,
+    fit_labelled_images,
+    load_labelled_images,
+    open_image,
+)
 from bayesify.datasets.loader import Passes, TensorLoader
 from bayesify.datasets.mushroom import MushroomData, load_mushroom
 from bayesify.datasets.regression import RegressionData, Split, load_regression, standard_splits
@@ -46,6 +53,7 @@ __all__ = [
     "FoundFile",
     "ImageData",
     "ImageSchema",
+    "LabelledImages",
     "MushroomData",
     "Passes",
     "Progress",
@@ -56,15 +64,19 @@ __all__ = [
     "find_dataset",
     "find_file",
     "find_images",
+    "find_labelled_images",
     "find_test_inputs",
     "fit_image_folder",
+    "fit_labelled_images",
     "get_file",
     "known_datasets",
     "load_clinc150",
     "load_image_folder",
     "load_images",
+    "load_labelled_images",
     "load_mushroom",
     "load_regression",
+    "open_image",
     "parse_idx",
     "standard_splits",
 ]

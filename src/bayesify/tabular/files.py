@@ -25,7 +25,10 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
-__all__ = ["CHUNK_ROWS", "TableError", "TableFile", "available_memory", "open_table", "table_of"]
+__all__ = [
+    *("CHUNK_ROWS", "CellError", "TableError", "TableFile"),
+    *("available_memory", "open_table", "path_of_image", "table_of"),
+]
 
 #: Rows that are in memory as text at once.
 CHUNK_ROWS = 50_000
@@ -35,6 +38,32 @@ _SAMPLE, _BLOCK = 1 << 18, 1 << 20
 
 class TableError(ValueError):
     """A table cannot be used as it is; the message tells why and how to mend it."""
+
+
+class CellError(TableError):
+    """A cell of a column cannot be used.
+
+    Args:
+        message: why, without the row.
+        place: index of the cell among those that were read.
+    """
+
+    def __init__(self, message: str, place: int) -> None:
+        super().__init__(message)
+        self.place = place
+
+    def in_row(self, path: Path, first: int) -> TableError:
+        """Return the error with the file and the row.
+
+        Args:
+            path: the file of the table.
+            first: number of the row, from 1, of the first cell that was read.
+
+        Example:
+            >>> str(CellError("there is no image x.png", 2).in_row(Path("a.csv"), 1))
+            'a.csv, row 3: there is no image x.png'
+        """
+        return TableError(f"{path}, row {first + self.place:,}: {self}")
 
 
 @dataclass(frozen=True)
@@ -52,6 +81,11 @@ class TableFile(ABC):
     columns: tuple[str, ...]
     sha256: str
     remarks: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """The folder to which paths in its cells are relative."""
+        return self.path.parent
 
     @property
     def has_decimal_commas(self) -> bool:
@@ -100,6 +134,17 @@ def open_table(path: Path, *, headless: bool = False) -> TableFile:
     if path.suffix.lower() == ".parquet":
         return _open_parquet(path)
     return _open_text(path, headless=headless)
+
+
+def path_of_image(folder: Path, cell: str) -> Path:
+    """Return the path of an image that a table in a folder names.
+
+    Example:
+        >>> path_of_image(Path("photos"), "cats/1.png").as_posix()
+        'photos/cats/1.png'
+    """
+    path = folder / cell
+    return path if path.exists() else folder / cell.replace("\\", "/")
 
 
 def available_memory() -> int | None:

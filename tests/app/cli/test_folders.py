@@ -198,7 +198,7 @@ def test_a_wrong_option_is_refused(options: str, place: Path, tmp_path: Path) ->
 
 def test_size_is_for_folders(tmp_path: Path) -> None:
     said = bayesify("train", "mnist", "--out", tmp_path / "run", "--size", "28")
-    check_refused(said, "size would do nothing here: it applies only to folders of images")
+    check_refused(said, "size would do nothing here: it applies only to folders and tables of")
 
 
 def test_a_folder_that_changed(place: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from bayesify.app.cli.results_commands import (
     AsJson,
     Folder,
     Lenient,
+    new_images_summary,
     new_summary,
     open_new,
     opened,
@@ -23,6 +24,7 @@ from bayesify.app.cli.results_commands import (
     read_data,
 )
 from bayesify.app.runs import RunError
+from bayesify.app.runs.own_images import NewImages
 from bayesify.app.runs.pixels import read_pixels
 from bayesify.app.runs.predict import (
     Predictions,
@@ -30,14 +32,13 @@ from bayesify.app.runs.predict import (
     table_predictions,
     write_predictions,
 )
-from bayesify.datasets import ImageData, ImageSchema, find_images
+from bayesify.datasets import ImageData
 
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.new_table import NewTable
 
 __all__ = ["predict"]
 
-_IMAGES_AT_ONCE = 256
 #: Header and rows of the predictions.
 _Rows = tuple[list[str], Iterator[list[object]]]
 
@@ -48,7 +49,7 @@ def predict(
         Path,
         typer.Argument(
             help="CSV or Parquet with the training table's columns; for digits images as .npy, "
-            ".csv or IDX; for a folder's run an image or a folder of images.",
+            ".csv or IDX; for a run on your own images an image, a folder, or a table of paths.",
             metavar="INPUT",
         ),
     ],
@@ -116,6 +117,7 @@ def predict(
     if conformal:
         predictions.calibrate(read_data(run))
     table: NewTable | None = None
+    images: NewImages | None = None
     with console.status("predicting ..."):
         if run.table is not None:
             table = open_new(console, run, data, lenient=lenient)
@@ -126,11 +128,16 @@ def predict(
         elif lenient:
             raise RunError("lenient would do nothing here: it is for tables")
         elif run.images is not None:
-            header, rows = _files(run.images, predictions, data)
+            images = NewImages.to_predict(data, run.images)
+            header, rows = _files(images, predictions)
         else:
             header, rows = _digits(predictions, data)
         write_predictions(out, header, rows, overwrite=force)
-    more = {} if table is None else new_summary(table, predictions)
+    more = {}
+    if table is not None:
+        more = new_summary(table, predictions)
+    elif images is not None:
+        more = new_images_summary(images, predictions)
     summary = {**predictions.summary(), **more, "out": str(out)}
     if as_json:
         typer.echo(json.dumps(summary))
@@ -150,16 +157,11 @@ def predict(
     typer.echo(f"predictions: {out}")
 
 
-def _files(schema: ImageSchema, predictions: Predictions, path: Path) -> _Rows:
-    paths = [path] if path.is_file() else find_images(path)
-
+def _files(images: NewImages, predictions: Predictions) -> _Rows:
     def rows() -> Iterator[list[object]]:
-        for start in range(0, len(paths), _IMAGES_AT_ONCE):
-            some = paths[start : start + _IMAGES_AT_ONCE]
-            answers = zip(some, predictions.rows(schema.inputs(some)), strict=True)
-            for place, (each, cells) in enumerate(answers, start=start + 1):
-                name = each.name if each == path else each.relative_to(path).as_posix()
-                yield [place, name, *cells]
+        answers = (cells for chunk in images.chunks() for cells in predictions.rows(*chunk))
+        for place, (name, cells) in enumerate(zip(images.names, answers, strict=True), start=1):
+            yield [place, name, *cells]
 
     return ["row", "file", *predictions.header], rows()
 

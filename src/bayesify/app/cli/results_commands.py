@@ -19,8 +19,10 @@ from bayesify.app.cli.formatting import NOTHING_HELD_OUT, measure_label, reading
 from bayesify.app.runs import ConfigError, Run, RunData, RunError, rewrite_report
 from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table
 from bayesify.app.runs.measure import evaluate as measured
+from bayesify.app.runs.own_images import NewImages
 from bayesify.app.runs.predict import Predictions
 from bayesify.app.runs.train import use_threads
+from bayesify.datasets import ImageSchema
 from bayesify.distributions.posteriors import Delta, GaussianPosterior
 from bayesify.module.pruning import prune as pruned
 from bayesify.module.pruning import snr_decibels
@@ -35,6 +37,7 @@ __all__ = [
     "Lenient",
     "evaluate",
     "inspect",
+    "new_images_summary",
     "new_summary",
     "open_new",
     "opened",
@@ -68,7 +71,8 @@ def evaluate(
     data: Annotated[
         Path | None,
         typer.Argument(
-            help="Measure on this table instead, CSV or Parquet with the target's column.",
+            help="Measure on this table instead, CSV or Parquet with the target's column; for a "
+            "run on your own images also on a folder of such.",
             metavar="[INPUT]",
             show_default=False,
         ),
@@ -83,7 +87,7 @@ def evaluate(
     lenient: Lenient = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the network of a run again, on its test and training data or on a new table."""
+    """Measure the network of a run again, on its test and training data or on new ones."""
     run = opened(folder)
     if samples is not None and samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
@@ -121,33 +125,51 @@ def _add_measures(table: Table, parts: Sequence[dict[str, float]], *, regression
 
 
 def _evaluate_new(run: Run, path: Path, num_samples: int, *, lenient: bool, as_json: bool) -> None:
-    """Measure a run on a new table."""
+    """Measure a run on a new table, or on new images."""
     console = Console(stderr=True)
     predictions = Predictions.of(
         run, run.load_module(), level=0.95, samples=num_samples, class_names=run.class_names
     )
     with console.status("measuring ..."):
-        table = open_new(console, run, path, lenient=lenient)
-        name = table.schema.target.name
-        if table.target is None:
-            raise RunError(
-                f"{path}: {table.target_error}"
-                if table.target_error
-                else f"{path} has no column {name!r}, the target to measure by; add it, or use "
-                "bayesify predict"
-            )
-        for rows in table:
-            assert rows.targets is not None
-            predictions.measure(rows.inputs, torch.from_numpy(rows.targets), rows.distances)
-    if not predictions.measures.rows:
-        raise RunError(f"{path} has no row with a target {name!r} to measure by; add some")
-    summary = {"rows": table.rows, "weight_samples": predictions.samples}
-    summary |= new_summary(table, predictions)
+        if run.images is not None:
+            if lenient:
+                raise RunError("lenient would do nothing here: it is for tables")
+            summary = _measured_images(run.images, predictions, path)
+        else:
+            table = open_new(console, run, path, lenient=lenient)
+            summary = _measured_table(table, predictions)
     if as_json:
         typer.echo(json.dumps(summary))
         return
     print_outside(console, summary)
     print_new(summary, regression=run.config.task == "regression")
+
+
+def _measured_images(schema: ImageSchema, predictions: Predictions, path: Path) -> dict[str, Any]:
+    images = NewImages.to_measure(path, schema)
+    for inputs, targets in images.chunks():
+        assert targets is not None
+        predictions.measure(inputs, targets, inputs.new_zeros(len(inputs)))
+    summary = {"rows": len(images.names), "weight_samples": predictions.samples}
+    return summary | new_images_summary(images, predictions)
+
+
+def _measured_table(table: NewTable, predictions: Predictions) -> dict[str, Any]:
+    name, path = table.schema.target.name, table.file.path
+    if table.target is None:
+        raise RunError(
+            f"{path}: {table.target_error}"
+            if table.target_error
+            else f"{path} has no column {name!r}, the target to measure by; add it, or use "
+            "bayesify predict"
+        )
+    for rows in table:
+        assert rows.targets is not None
+        predictions.measure(rows.inputs, torch.from_numpy(rows.targets), rows.distances)
+    if not predictions.measures.rows:
+        raise RunError(f"{path} has no row with a target {name!r} to measure by; add some")
+    summary = {"rows": table.rows, "weight_samples": predictions.samples}
+    return summary | new_summary(table, predictions)
 
 
 def open_new(console: Console, run: Run, path: Path, *, lenient: bool) -> NewTable:
@@ -178,6 +200,16 @@ def new_summary(table: NewTable, predictions: Predictions) -> dict[str, Any]:
         "metrics": measures.result() if measures.rows else None,
         "rows_measured": measures.rows,
         "rows_not_measured": table.target_remark() if measures.rows else None,
+    }
+
+
+def new_images_summary(images: NewImages, predictions: Predictions) -> dict[str, Any]:
+    """Return what is known of new images after all of them were predicted."""
+    measures = predictions.measures
+    return {
+        "metrics": measures.result() if measures.rows else None,
+        "rows_measured": measures.rows,
+        "rows_not_measured": images.rows_not_measured if measures.rows else None,
     }
 
 

@@ -20,11 +20,17 @@ from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
 from bayesify.app.runs.declarations import Declaration, option
-from bayesify.app.runs.defaults import is_image_folder, is_table_file
+from bayesify.app.runs.defaults import is_image_folder, is_table_file, kind_of_data
 from bayesify.app.runs.folder import check_is_free, is_tuning
 from bayesify.app.runs.settings import declarations
 from bayesify.app.runs.train import seconds_per_epoch, use_threads
-from bayesify.datasets import IMAGE_DATASETS, DataError, fit_image_folder
+from bayesify.datasets import (
+    IMAGE_DATASETS,
+    DataError,
+    LabelledImages,
+    find_labelled_images,
+    fit_labelled_images,
+)
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.stored_table import store_table
 from bayesify.tabular.table_data import TableData
@@ -146,8 +152,9 @@ def train(
 
     The data are images or a table, CSV or Parquet. For a table the types of its columns are
     detected, and the values of the target decide between regression and classification; columns of
-    texts are read by a pretrained network. A folder has one subfolder of images for each class. Of
-    your own data some rows or images are held out for testing.
+    texts are read by a pretrained network. A folder has one subfolder of images for each class; a
+    table with --image has a column of paths of images, and their classes in --target. Of your own
+    data some rows or images are held out for testing.
 
     The folder --out receives the settings, the history, a checkpoint after every epoch, the
     metrics, the figures and report.html. Ctrl-C stops after the current step. The same command
@@ -269,7 +276,7 @@ def _prepare(
             raise ConfigError(
                 "data-dir is for mnist and fashion-mnist; give the path of the data themselves"
             )
-    if tuned and "target" not in given:
+    if tuned and kind_of_data({"dataset": dataset, **given}) != "table":
         raise ConfigError("tune is for tables; leave it out, or name the --target of a table")
     if tuned and "baseline" in given:
         raise ConfigError("tune searches the settings of Bayesian networks; leave --baseline out")
@@ -283,8 +290,8 @@ def _prepare(
             run = Run(out, config, data_dir)
             return run, read_data(run), True
         check_is_free(out, after_tuning=after_tuning)
-        if config.target is None:
-            return (*_read_folder(console, out, config), True)
+        if config.net == "resnet8":
+            return (*_read_images(console, out, config), True)
         return (*_read_table(console, out, config, given), True)
     run = Run.open(out)
     for name, value in {"dataset": dataset, **given}.items():
@@ -298,14 +305,14 @@ def _prepare(
     return run, read_data(run), False
 
 
-def _read_folder(console: Console, out: Path, config: RunConfig) -> tuple[Run, RunData]:
-    """Read a folder of images, print what was found in it, and return its run and data."""
+def _read_images(console: Console, out: Path, config: RunConfig) -> tuple[Run, RunData]:
+    """Read a folder or a table of images, print what was found, and return its run and data."""
+    kind = "folder" if config.target is None else "table"
     if not config.test_fraction:
-        raise ConfigError("test-fraction must be above 0 for a folder of images, got 0")
-    folder = Path(config.dataset)
+        raise ConfigError(f"test-fraction must be above 0 for a {kind} of images, got 0")
     with reading(console, "images") as on_images:
-        data, schema = fit_image_folder(
-            folder,
+        data, schema = fit_labelled_images(
+            _find_images(config),
             size=config.size,
             test_fraction=config.test_fraction,
             seed=config.seed,
@@ -322,6 +329,16 @@ def _read_folder(console: Console, out: Path, config: RunConfig) -> tuple[Run, R
     for line in lines:
         console.print(Text(line), soft_wrap=True)
     return Run(out, config, None, images=schema), data
+
+
+def _find_images(config: RunConfig) -> LabelledImages:
+    """Return the images that the settings name, with their classes."""
+    source, image, target = Path(config.dataset), config.image, config.target
+    if image is None or target is None:
+        return find_labelled_images(source)
+    from bayesify.tabular.image_table import find_table_images
+
+    return find_table_images(source, image=image, target=target)
 
 
 def _read_table(

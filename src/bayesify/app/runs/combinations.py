@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from bayesify.app.runs.declarations import ConfigError, option
-from bayesify.app.runs.defaults import SPARSITY, is_image_folder, is_table_file
+from bayesify.app.runs.defaults import SPARSITY, DataKind, is_table_file, kind_of_data
 from bayesify.app.runs.rules import BAYESIAN_DIGITS, CENSORED, COUNT, DIGITS, PRUNED
 
 __all__ = ["check_combination"]
+
+_NETS: dict[DataKind, tuple[str, ...]] = {
+    "digits": ("mlp", "lenet5"),
+    "images": ("resnet8",),
+    "table": ("table",),
+}
 
 
 def check_combination(run: Any) -> None:
@@ -19,10 +25,7 @@ def check_combination(run: Any) -> None:
     """
     if run.target is None and is_table_file(run.dataset):
         raise ConfigError(f"a table needs --target NAME, the column of {run.dataset} to predict")
-    if run.target is not None:
-        nets: tuple[str, ...] = ("table",)
-    else:
-        nets = ("resnet8",) if is_image_folder(run.dataset) else ("mlp", "lenet5")
+    nets = _NETS[kind_of_data(vars(run))]
     if run.net not in nets:
         raise ConfigError(f"net must be one of {', '.join(nets)}, got {run.net}")
     if bool(run.text) != (run.encoder is not None):
@@ -38,7 +41,7 @@ def check_combination(run: Any) -> None:
     except ValueError as error:
         raise ConfigError(f"censored-below and censored-above: {error}") from error
     if run.net in ("table", "resnet8") and run.baseline == "dropout":
-        kind = "table" if run.net == "table" else "folder of images"
+        kind = "table" if run.target is not None else "folder of images"
         raise ConfigError(f"a {kind} has no dropout baseline; use --baseline sgd")
     if not (run.hidden and all(COUNT.holds(units) for units in run.hidden)):
         raise ConfigError(
@@ -47,7 +50,7 @@ def check_combination(run: Any) -> None:
         )
     if run.estimator == "local-per-position" and run.net not in ("lenet5", "resnet8"):
         raise ConfigError(
-            f"estimator local-per-position needs --net lenet5 or a folder of images: net {run.net} "
+            f"estimator local-per-position needs --net lenet5 or images of your own: net {run.net} "
             "uses each weight once per example; use --estimator local"
         )
     if run.prior == "spike-and-slab" and run.group_by == "weight":

@@ -6,12 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 from bayesify.datasets import IMAGE_DATASETS
 from bayesify.tabular import TableRecipe
 
-__all__ = ["SPARSITY", "closed_forms_hold", "defaults_for", "is_image_folder", "is_table_file"]
+__all__ = [
+    *("SPARSITY", "DataKind", "closed_forms_hold", "defaults_for"),
+    *("is_image_folder", "is_table_file", "kind_of_data"),
+]
+
+#: Data of a run: the digits or clothes of a known data set, images of one's own, or a table.
+DataKind = Literal["digits", "images", "table"]
 
 #: Priors whose KL has a closed form and no kernel.
 SPARSITY = ("grouped-gaussian", "spike-and-slab", "log-uniform")
@@ -39,8 +45,8 @@ _IVON: dict[str, Any] = {
     **{"optimizer": "ivon", "prior": "gaussian", "prior_std": 0.1, "lr": 0.01, "batch_size": 128},
     **{"epochs": 20, "kl_warmup": 0.0, "kl_warmup_power": 1.0},
 }
-#: Of a folder of images, and of one whose last layer alone is random: docs/image-folders.md.
-_FOLDER: dict[str, Any] = {**_EARLIER, "net": "resnet8", "batch_size": 64, "lr": 3e-3}
+#: Of images of one's own, and where the last layer alone is random: docs/image-folders.md.
+_IMAGES: dict[str, Any] = {**_EARLIER, "net": "resnet8", "batch_size": 64, "lr": 3e-3}
 _LAST_LAYER: dict[str, Any] = {
     **{"random": "last-layer", "prior_std": 1.0, "init_std": 0.05, "rho_lr_scale": 10.0},
     "kl_warmup": 0.25,
@@ -71,10 +77,11 @@ def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[
         >>> defaults_for({"estimator": "antithetic"})
         {'train_samples': 2}
     """
-    if given.get("target") is not None:
+    kind = kind_of_data(given)
+    if kind == "table":
         defaults = _table_defaults(given, num_rows)
-    elif is_image_folder(given.get("dataset", "mnist")):
-        defaults = dict(_FOLDER)
+    elif kind == "images":
+        defaults = dict(_IMAGES)
         if given.get("baseline") is not None:
             sgd = _BASELINES.get(given["baseline"], {})
             defaults |= {**sgd, "batch_size": 64, "lr": 0.05}
@@ -104,6 +111,22 @@ def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[
     if "kl_warmup" in given:  # the fields' own power was found with their length
         defaults["kl_warmup_power"] = 1.0
     return defaults
+
+
+def kind_of_data(given: Mapping[str, Any]) -> DataKind:
+    """Return what a run's data are, which the settings that were given tell.
+
+    Example:
+        >>> kind_of_data({"dataset": "mnist"}), kind_of_data({"dataset": "photos"})
+        ('digits', 'images')
+        >>> kind_of_data({"dataset": "a.csv", "target": "y"})
+        'table'
+        >>> kind_of_data({"dataset": "a.csv", "target": "y", "image": "path"})
+        'images'
+    """
+    if given.get("target") is not None:
+        return "images" if given.get("image") is not None else "table"
+    return "images" if is_image_folder(given.get("dataset", "mnist")) else "digits"
 
 
 def is_image_folder(dataset: str) -> bool:

@@ -19,7 +19,14 @@ from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.environment import commit, hardware, versions
 from bayesify.app.runs.settings import RunConfig
 from bayesify.app.runs.stored_settings import FORMAT
-from bayesify.datasets import IMAGE_DATASETS, ImageSchema, load_image_folder, load_images
+from bayesify.datasets import (
+    IMAGE_DATASETS,
+    ImageSchema,
+    LabelledImages,
+    find_labelled_images,
+    load_images,
+    load_labelled_images,
+)
 from bayesify.distributions.families import named_posterior
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import Delta
@@ -92,14 +99,14 @@ class Run:
     It holds ``config.json``, ``history.csv``, ``checkpoint.safetensors``, ``metrics.json``,
     ``pruning.json``, ``report.html`` and the figures; for a table also ``table.json``,
     ``table.safetensors`` if it has texts, and ``tuning.db`` and ``tuning.json`` if its settings
-    were searched; for a folder of images ``images.json``.
+    were searched; for images of one's own ``images.json``.
 
     Args:
         folder: path of the folder.
         config: the settings.
         data_dir: folder with its data, if one was given.
         table: conversion of its table to inputs and targets, if it has one.
-        images: conversion of its folder of images to inputs, if it has one.
+        images: conversion of its folder or table of images to inputs, if it has one.
     """
 
     folder: Path
@@ -157,7 +164,7 @@ class Run:
         except (ConfigError, KeyError, TypeError) as error:
             raise RunError(f"{folder / _CONFIG} cannot be read: {error}") from error
         table = None
-        if config.target is not None:
+        if config.net == "table":
             from bayesify.tabular.schema import TableSchema
 
             table = TableSchema.load(folder)
@@ -218,12 +225,22 @@ class Run:
         if self.images is not None:
             if data_dir is not None:
                 raise RunError(
-                    "data-dir is for mnist and fashion-mnist; a folder's path is in its run"
+                    "data-dir is for mnist and fashion-mnist; the path of images is in their run"
                 )
-            return load_image_folder(Path(self.config.dataset), self.images, **options)
+            return load_labelled_images(self._find_images(), self.images, **options)
         return load_images(
             self.config.dataset, data_dir or self.data_dir, limit=self.config.limit, **options
         )
+
+    def _find_images(self) -> LabelledImages:
+        assert self.images is not None
+        source = Path(self.config.dataset)
+        if self.images.columns is None:
+            return find_labelled_images(source)
+        from bayesify.tabular.image_table import find_table_images
+
+        image, target = self.images.columns
+        return find_table_images(source, image=image, target=target)
 
     def make_net(self) -> nn.Module:
         """Build the plain network of a run on images of digits or clothes, with initial values."""

@@ -19,12 +19,12 @@ __all__ = [
     "DIGITS",
     "DROPOUT",
     "FINITE",
-    "FOLDER",
     "HELD_OUT",
     "HIDDEN_LAYERS",
     "MIXTURE",
     "NOT_NEGATIVE",
     "ONE_STD",
+    "OWN_IMAGES",
     "OWN_NOISE",
     "OWN_RHO",
     "PART",
@@ -35,6 +35,7 @@ __all__ = [
     "REGRESSION",
     "SGD",
     "TABLE",
+    "TABLE_FILE",
     "WARMUP",
 ]
 
@@ -43,14 +44,15 @@ POSITIVE = Rule("be positive and finite", lambda x: 0.0 < x < math.inf)
 NOT_NEGATIVE = Rule("be at least 0 and finite", lambda x: 0.0 <= x < math.inf)
 PART = Rule("be at least 0 and below 1", lambda x: 0.0 <= x < 1.0)
 
-TABLE = Rule("tables", lambda run: run.target is not None)
-FOLDER = Rule("folders of images", lambda run: run.net == "resnet8")
+TABLE = Rule("tables", lambda run: run.net == "table")
+TABLE_FILE = Rule("tables", lambda run: run.target is not None)
+OWN_IMAGES = Rule("folders and tables of images", lambda run: run.net == "resnet8")
 HELD_OUT = Rule("tables and folders of images", lambda run: run.net in ("table", "resnet8"))
 REGRESSION = Rule(
-    "regression on a table", lambda run: run.target is not None and run.task != "classification"
+    "regression on a table", lambda run: run.net == "table" and run.task != "classification"
 )
 CLASSES = Rule(
-    "classification of a table", lambda run: run.target is not None and run.task != "regression"
+    "classification of a table", lambda run: run.net == "table" and run.task != "regression"
 )
 OWN_NOISE = Rule(
     "regression on a table with a likelihood of other numbers than counts",
@@ -79,11 +81,11 @@ PRUNED = Rule(
     "--prune-fraction above 0", lambda run: PRUNABLE.holds(run) and run.prune_fraction > 0.0
 )
 RANDOM_PART = Rule(
-    "folders of images without --baseline",
+    "folders and tables of images without --baseline",
     lambda run: run.net == "resnet8" and run.baseline is None,
 )
 BAYESIAN_TABLE = Rule(
-    "tables without --baseline", lambda run: run.target is not None and run.baseline is None
+    "tables without --baseline", lambda run: run.net == "table" and run.baseline is None
 )
 CERTIFIED = Rule("--objective f-quad, f-classic or f-lambda", lambda run: run.objective != "elbo")
 BASELINE = Rule("--baseline", lambda run: run.baseline is not None)

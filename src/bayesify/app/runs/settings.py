@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, cast, get_origin, get_type_hints
 
 from bayesify.app.runs.combinations import check_combination
 from bayesify.app.runs.declarations import ConfigError, Declaration, Rule, Setting, option
-from bayesify.app.runs.defaults import defaults_for
+from bayesify.app.runs.defaults import defaults_for, kind_of_data
 from bayesify.app.runs.rules import (
     BASELINE,
     BAYES,
@@ -27,13 +27,13 @@ from bayesify.app.runs.rules import (
     DIGITS,
     DROPOUT,
     FINITE,
-    FOLDER,
     GROUPED,
     HELD_OUT,
     HIDDEN_LAYERS,
     MIXTURE,
     NOT_NEGATIVE,
     ONE_STD,
+    OWN_IMAGES,
     OWN_NOISE,
     OWN_RHO,
     PART,
@@ -44,6 +44,7 @@ from bayesify.app.runs.rules import (
     REGRESSION,
     SGD,
     TABLE,
+    TABLE_FILE,
     WARMUP,
 )
 from bayesify.app.runs.stored_settings import FORMAT, renamed_settings
@@ -104,8 +105,8 @@ class RunConfig:
     dataset: Annotated[
         str,
         Setting(
-            "mnist, fashion-mnist, a table's FILE with --target NAME, or a FOLDER with one "
-            "subfolder of images for each class."
+            "mnist, fashion-mnist, a table's FILE with --target NAME (of images with --image NAME "
+            "too), or a FOLDER with one subfolder of images for each class."
         ),
     ]
     target: Annotated[str | None, Setting("Column of the table to predict.", _TABLES)] = None
@@ -181,6 +182,16 @@ class RunConfig:
         tuple[str, ...],
         Setting("A column of texts, which --encoder reads; may be repeated.", _TABLES, None, TABLE),
     ] = ()
+    image: Annotated[
+        str | None,
+        Setting(
+            "Column with the paths of images, relative to the folder of FILE, whose classes "
+            "--target has.",
+            _TABLES,
+            None,
+            TABLE_FILE,
+        ),
+    ] = None
     encoder: Annotated[
         str | None,
         Setting(
@@ -197,16 +208,16 @@ class RunConfig:
     ] = None
     net: Annotated[
         Literal["mlp", "lenet5", "table", "resnet8"],
-        Setting("Architecture: {choices}; table is for tables only, resnet8 for folders."),
+        Setting("Architecture: {choices}; table is for tables only, resnet8 for your own images."),
     ] = "mlp"
     size: Annotated[
         int | None,
         Setting(
-            "Height and width to which the images of a folder are scaled; if absent, their own if "
+            "Height and width to which images of your own are scaled; if absent, their own if "
             "all are equal squares of at most 32 pixels, else 32.",
             None,
             Rule("be from 8 to 1,024", lambda x: 8 <= x <= 1024),
-            FOLDER,
+            OWN_IMAGES,
         ),
     ] = None
     hidden: Annotated[
@@ -492,7 +503,8 @@ class RunConfig:
         Raises:
             ConfigError: a setting is out of range, or is given where it would do nothing.
         """
-        if given.get("target") is not None and given.get("task") is None:
+        is_table = kind_of_data({"dataset": dataset, **given}) == "table"
+        if is_table and given.get("task") is None:
             # These settings tell what the target is.
             if "likelihood" in given:
                 given["task"] = "regression"
@@ -551,7 +563,7 @@ class RunConfig:
             {'kl_warmup': 0.5, 'kl_warmup_power': 2.0}
         """
         settings = self.to_json()
-        kind = ("dataset", "baseline", "target", "task")
+        kind = ("dataset", "baseline", "target", "task", "image")
         given = {name: settings[name] for name in kind if settings[name] is not None}
         fields = {field.name: field.default for field in dataclasses.fields(self)}
         idle = set(self.idle())

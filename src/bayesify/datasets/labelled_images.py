@@ -1,0 +1,470 @@
+"""Images of your own with the name of each one's class: how an image becomes an input."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify import io as bayesify_io
+from bayesify.datasets.files import DataError
+from bayesify.noise.keys import Stream, derived_seed
+
+__all__ = [
+    "IMAGES_NAME",
+    "FolderData",
+    "ImageSchema",
+    "LabelledImages",
+    "OnImages",
+    "fit_labelled_images",
+    "load_labelled_images",
+    "open_image",
+]
+
+IMAGES_NAME = "images.json"
+#: Called with the number of images that were read, and of all.
+OnImages = Callable[[int, int], None]
+
+#: Images whose side is at most this are not scaled.
+_SMALL = 32
+_FEWEST = 2
+_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    """Files of images, each with the name of its class.
+
+    Args:
+        source: the folder or table that names them.
+        paths: N files.
+        labels: N names of classes.
+        keys: N texts that, with the files' content, identify the data.
+        rows: of a table the number of each image's row, from 1; none of a folder.
+        columns: of a table the names of the columns of paths and of classes.
+        remarks: notes for the user on how they were found.
+
+    Example:
+        >>> found = LabelledImages(Path("a.csv"), (Path("x.png"),), ("cat",), ("x.png",), (7,))
+        >>> with found.naming(0):
+        ...     raise DataError("x.png cannot be read")
+        Traceback (most recent call last):
+        bayesify.datasets.files.DataError: a.csv, row 7: x.png cannot be read
+    """
+
+    source: Path
+    paths: tuple[Path, ...]
+    labels: tuple[str, ...]
+    keys: tuple[str, ...]
+    rows: tuple[int, ...] = ()
+    columns: tuple[str, str] | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, sorted."""
+        return tuple(sorted(set(self.labels)))
+
+    @property
+    def targets(self) -> Tensor:
+        """Index of each image's class, shape (N,), int64."""
+        places = {name: place for place, name in enumerate(self.classes)}
+        return torch.tensor([places[label] for label in self.labels])
+
+    @contextmanager
+    def naming(self, place: int) -> Iterator[None]:
+        """Add the row of a table to an error about an image."""
+        try:
+            yield
+        except DataError as error:
+            if not self.rows:
+                raise
+            raise DataError(f"{self.source}, row {self.rows[place]:,}: {error}") from error
+
+    def check(self) -> None:
+        """Check that there are enough images to train on and to hold out.
+
+        Raises:
+            DataError: there are fewer than two classes, or fewer than two images of one.
+        """
+        counts = Counter(self.labels)
+        where = "each in a subfolder"
+        if self.columns is not None:
+            where = f"named in the column {self.columns[1]!r}"
+        if len(counts) < 2:
+            raise DataError(
+                f"{self.source} must have images of at least two classes, {where}, got "
+                f"{''.join(counts) + ' alone' if counts else 'none'}"
+            )
+        few = [name for name in self.classes if counts[name] < _FEWEST]
+        if few:
+            raise DataError(
+                f"each class of {self.source} must have at least {_FEWEST} images, one to train on "
+                f"and one to hold out, got {counts[few[0]]} of {few[0]}"
+            )
+
+    def sha256(self) -> str:
+        """Return the digest of all images and their keys.
+
+        Raises:
+            DataError: one cannot be read.
+        """
+        digest = hashlib.sha256()
+        for place, path in enumerate(self.paths):
+            with self.naming(place):
+                digest.update(self.keys[place].encode())
+                digest.update(hashlib.sha256(_content(path)).digest())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class FolderData:
+    """Images of a folder or of a table of paths as tensors, a training and a held-out part."""
+
+    #: Name of the folder or the table.
+    name: str
+    #: (N, channels * height * width) float32, standardised by channel.
+    train_inputs: Tensor
+    #: (N,) int64, indices into ``class_names``.
+    train_targets: Tensor
+    #: (N_test, channels * height * width) float32.
+    test_inputs: Tensor
+    #: (N_test,) int64.
+    test_targets: Tensor
+    #: Name of each class.
+    class_names: tuple[str, ...]
+    #: Channels, height and width.
+    image_shape: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class ImageSchema:
+    """How images of your own become inputs of a network, and which are held out.
+
+    An image is turned as its camera said, what is transparent becomes white, it is scaled until its
+    shorter side is ``size``, cropped to the middle square, and standardised by the training images'
+    mean and standard deviation of each channel.
+
+    Args:
+        classes: the names of the classes.
+        size: height and width of an input.
+        channels: 1 for images in grey, 3 for colour.
+        mean: of each channel, from 0 to 1.
+        std: of each channel.
+        sha256: of all images with their paths.
+        split: ``seed`` and ``fraction``, from which the held-out part follows; ``limit``; and how
+            many images are for ``train`` and ``test``.
+        remarks: notes for the user on how the images were found.
+        columns: of a table the names of the columns of paths and of classes; None for a folder.
+    """
+
+    classes: tuple[str, ...]
+    size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    sha256: str
+    split: Mapping[str, Any]
+    remarks: tuple[str, ...] = ()
+    columns: tuple[str, str] | None = None
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an input."""
+        return self.channels, self.size, self.size
+
+    def inputs(self, paths: Iterable[Path], on_image: Callable[[], None] | None = None) -> Tensor:
+        """Read images as inputs, shape (N, channels * size * size), float32.
+
+        Raises:
+            DataError: one cannot be read.
+        """
+        squares = []
+        for path in paths:
+            squares.append(_square(open_image(path), self.size, self.channels))
+            if on_image is not None:
+                on_image()
+        return self.standardised(torch.stack(squares))
+
+    def pixels(self, files: Iterable[Path | BytesIO]) -> Tensor:
+        """Read images as squares, shape (N, channels, size, size), uint8.
+
+        Raises:
+            DataError: one cannot be read.
+        """
+        return torch.stack([_square(open_image(file), self.size, self.channels) for file in files])
+
+    def standardised(self, pixels: Tensor) -> Tensor:
+        """Return inputs (N, channels * size * size) for pixels (N, channels, size, size)."""
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return ((pixels.to(torch.float32) / 255.0 - mean) / std).flatten(1)
+
+    def save(self, folder: Path) -> None:
+        """Write ``images.json``, whole or not at all."""
+        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, ensure_ascii=False)
+        bayesify_io.atomic_write(folder / IMAGES_NAME, text + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> ImageSchema:
+        """Read ``images.json``.
+
+        Raises:
+            DataError: it is missing or cannot be read.
+        """
+        path = folder / IMAGES_NAME
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if stored.pop("format") != _FORMAT:
+                raise DataError(f"{path} must have format {_FORMAT}; read it by its own version")
+            lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std", "remarks")}
+            columns = stored.get("columns")  # runs of a folder of earlier versions have none
+            lists["columns"] = None if columns is None else tuple(columns)
+            return cls(**{**stored, **lists})
+        except FileNotFoundError as error:
+            raise DataError(f"there is no {path}, which describes the run's images") from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def fit_labelled_images(
+    found: LabelledImages,
+    *,
+    size: int | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    limit: int | None = None,
+    on_images: OnImages | None = None,
+) -> tuple[FolderData, ImageSchema]:
+    """Read images of your own, and hold out a part of each class.
+
+    Args:
+        found: their files and classes.
+        size: height and width of an input; None keeps that of images that are all squares of one
+            size of at most 32 pixels, and is 32 for others.
+        test_fraction: part of each class that is held out, strictly between 0 and 1.
+        seed: the held-out images are a function of it.
+        limit: use only this number of training images.
+        on_images: called as images are read.
+
+    Raises:
+        DataError: Pillow is not installed, there are fewer than two classes, a class has fewer
+            than two images, or an image cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     names = [f"{place}.png" for place in range(4)]
+        ...     paths = tuple(Path(folder, name) for name in names)
+        ...     for place, path in enumerate(paths):
+        ...         Image.new("L", (8, 8), 60 * place).save(path)
+        ...     labels = ("dark", "dark", "light", "light")
+        ...     found = LabelledImages(Path(folder), paths, labels, tuple(names))
+        ...     data, schema = fit_labelled_images(found)
+        >>> data.train_inputs.shape, data.test_targets, schema.image_shape
+        (torch.Size([2, 64]), tensor([0, 1]), (1, 8, 8))
+    """
+    if find_spec("PIL") is None:
+        raise DataError("images need Pillow; pip install 'bayesify[cli,images]'")
+    found.check()
+    kinds = set()
+    for place, path in enumerate(found.paths):
+        with found.naming(place):
+            kinds.add(_kind(path))
+    sides = {side for width, height, _ in kinds for side in (width, height)}
+    if size is None:
+        size = min(sides) if len(sides) == 1 and min(sides) <= _SMALL else _SMALL
+    channels = 3 if any(is_coloured for *_, is_coloured in kinds) else 1
+    targets = found.targets
+    train, test = _split(targets, test_fraction, seed)
+    if limit is not None and limit > len(train):
+        raise DataError(
+            f"limit must be at most {len(train)}, the number of training images, got {limit}"
+        )
+    train = train[:limit].sort().values
+    pixels = _all_pixels(found, size, channels, on_images)
+    known = pixels[train].to(torch.float64).transpose(0, 1).flatten(1) / 255.0
+    schema = ImageSchema(
+        classes=found.classes,
+        size=size,
+        channels=channels,
+        mean=tuple(known.mean(1).tolist()),
+        std=tuple(known.std(1).clamp_min(1e-3).tolist()),
+        sha256=found.sha256(),
+        split={
+            **{"seed": seed, "fraction": test_fraction, "limit": limit},
+            **{"train": len(train), "test": len(test)},
+        },
+        remarks=found.remarks,
+        columns=found.columns,
+    )
+    return _data(found, schema, pixels, train, test), schema
+
+
+def load_labelled_images(
+    found: LabelledImages, schema: ImageSchema, on_images: OnImages | None = None
+) -> FolderData:
+    """Read again the images that a schema was fitted to: the same ones, the same held-out part.
+
+    Raises:
+        DataError: they have changed, or one cannot be read.
+
+    Example:
+        >>> nothing = LabelledImages(Path("photos"), (), (), ())
+        >>> schema = ImageSchema(("a", "b"), 8, 1, (0.5,), (0.2,), "0" * 64, {})
+        >>> load_labelled_images(nothing, schema)
+        Traceback (most recent call last):
+        bayesify.datasets.files.DataError: the images in photos were changed after the run was ...
+    """
+    sha256 = found.sha256()
+    if sha256 != schema.sha256:
+        what = "images of" if found.rows else "images in"
+        raise DataError(
+            f"the {what} {found.source} were changed after the run was made: their SHA-256 must be "
+            f"{schema.sha256}, got {sha256}; use them as they were, or train again"
+        )
+    train, test = _split(found.targets, schema.split["fraction"], schema.split["seed"])
+    train = train[: schema.split["limit"]].sort().values
+    pixels = _all_pixels(found, schema.size, schema.channels, on_images)
+    return _data(found, schema, pixels, train, test)
+
+
+def _data(
+    found: LabelledImages, schema: ImageSchema, pixels: Tensor, train: Tensor, test: Tensor
+) -> FolderData:
+    inputs, held_out = (schema.standardised(pixels[part]) for part in (train, test))
+    targets = found.targets
+    return FolderData(
+        found.source.name,
+        *(inputs, targets[train], held_out, targets[test]),
+        schema.classes,
+        schema.image_shape,
+    )
+
+
+def _split(targets: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw the images for training, shuffled, and those held out, in order.
+
+    Each class has at least one image on either side.
+    """
+    generator = torch.Generator().manual_seed(derived_seed(seed, Stream.SHUFFLE, 0, 1))
+    order = torch.randperm(len(targets), generator=generator)
+    held = torch.zeros(len(targets), dtype=torch.bool)
+    for label in targets.unique():
+        places = order[targets[order] == label]
+        held[places[: min(max(1, round(fraction * len(places))), len(places) - 1)]] = True
+    return order[~held[order]], held.nonzero().flatten()
+
+
+def _all_pixels(
+    found: LabelledImages, size: int, channels: int, on_images: OnImages | None
+) -> Tensor:
+    pixels = []
+    for place, path in enumerate(found.paths):
+        with found.naming(place):
+            pixels.append(_square(open_image(path), size, channels))
+        if on_images is not None:
+            on_images(place + 1, len(found.paths))
+    return torch.stack(pixels)
+
+
+def _square(image: Any, size: int, channels: int) -> Tensor:
+    """Return an image's middle square in a size, shape (channels, size, size), uint8."""
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    plain = image.convert("L" if channels == 1 else "RGB")
+    square = ImageOps.fit(plain, (size, size), Image.Resampling.BICUBIC)
+    pixels = torch.from_numpy(np.array(square, dtype=np.uint8)).view(size, size, channels)
+    return pixels.permute(2, 0, 1)
+
+
+def open_image(file: Path | BytesIO) -> Any:
+    """Return an image of Pillow with bytes for pixels, turned as its camera said.
+
+    What is transparent becomes white, and 16 bits become 8.
+
+    Raises:
+        DataError: there is no such file, it is no image, or its range of values is not known.
+
+    Example:
+        >>> open_image(Path("nowhere.png"))
+        Traceback (most recent call last):
+        bayesify.datasets.files.DataError: there is no image nowhere.png
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(file) as opened:
+            image = ImageOps.exif_transpose(opened)
+            image.load()
+    except FileNotFoundError as error:
+        raise _no_image(file) from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise _unreadable(file, error) from error
+    return _in_bytes(image, file)
+
+
+def _in_bytes(image: Any, path: Path | BytesIO) -> Any:
+    """Return an image whose pixels are bytes, what is transparent on white."""
+    import numpy as np
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):  # Pillow would clip these at 255
+        return Image.fromarray((np.asarray(image).astype(np.float64) / 257.0).round().astype("u1"))
+    if image.mode in ("I", "F"):
+        raise DataError(
+            f"{_name_of(path)} has pixels of mode {image.mode}, whose range is not known; save it "
+            "with 8 or 16 bits"
+        )
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image
+
+
+def _kind(path: Path) -> tuple[int, int, bool]:
+    """Return an image's width, height, and whether it has colours, from its header."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return *image.size, image.mode not in ("1", "L", "LA", "I", "I;16", "F")
+    except FileNotFoundError as error:
+        raise _no_image(path) from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path | BytesIO, error: Exception) -> DataError:
+    return DataError(
+        f"{_name_of(path)} cannot be read as an image ({type(error).__name__}: "
+        f"{' '.join(str(error).split())}); mend it or move it elsewhere"
+    )
+
+
+def _name_of(path: Path | BytesIO) -> str:
+    return str(path) if isinstance(path, Path) else "the image"
+
+
+def _no_image(path: Path | BytesIO) -> DataError:
+    return DataError(f"there is no image {_name_of(path)}")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise _no_image(path) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
