@@ -4,8 +4,9 @@
 of Hernandez-Lobato and Adams (2015), and ``standard_splits`` their splits; ``load_mushroom`` loads
 the data of the mushroom bandit, and ``load_clinc150`` queries to an assistant.
 ``fit_image_folder`` reads a folder of your own images, one subfolder a class, and
-``fit_labelled_images`` files of images whose classes are known otherwise. ``TensorLoader`` yields minibatches; ``Passes`` joins several passes into one epoch. The loaders call ``get_file``,
-and raise ``DataError``.
+``fit_labelled_images`` files of images whose classes are known otherwise. ``TensorLoader`` yields
+minibatches; ``Passes`` joins several passes into one epoch. The loaders call ``get_file``, and
+raise ``DataError``.
 """
 
 from bayesify.datasets.catalog import (
