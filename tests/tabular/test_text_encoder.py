@@ -90,6 +90,6 @@ def test_what_is_no_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(TableError, match="must be the folder, or the name on Hugging Face's hub"):
         TextEncoder(str(tmp_path))
-    monkeypatch.setattr("bayesify.tabular.text_encoder.find_spec", lambda name: None)  # noqa: ARG005
+    monkeypatch.setattr("bayesify.tabular.pretrained_model.find_spec", lambda name: None)  # noqa: ARG005
     with pytest.raises(TableError, match=r"needs transformers; pip install 'bayesify\[cli,trans"):
         TextEncoder(str(tmp_path))

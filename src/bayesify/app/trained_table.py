@@ -55,7 +55,8 @@ class TrainedTable:
         import pandas as pd
 
         from bayesify.app.runs.predict import TEXT_COLUMNS, Predictions, table_predictions
-        from bayesify.tabular.files import open_table, table_of
+        from bayesify.tabular.files import table_of
+        from bayesify.tabular.image_table import new_table_file
         from bayesify.tabular.new_table import NewTable
 
         if not isinstance(table, str | Path | pd.DataFrame) and hasattr(table, "to_pandas"):
@@ -76,7 +77,7 @@ class TrainedTable:
             class_names=run.class_names,
         )
         frame = table if isinstance(table, pd.DataFrame) else None
-        file = open_table(Path(table)) if frame is None else table_of(frame)
+        file = new_table_file(Path(table), run.table) if frame is None else table_of(frame)
         new = NewTable.open(file, run.table, lenient=lenient)
         for note in new.remarks:
             warnings.warn(note, stacklevel=2)

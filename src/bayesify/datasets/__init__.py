@@ -33,9 +33,11 @@ from bayesify.datasets.labelled_images import (
     FolderData,
     ImageSchema,
     LabelledImages,
+    check_image,
     fit_labelled_images,
     load_labelled_images,
     open_image,
+    thumbnail,
 )
 from bayesify.datasets.loader import Passes, TensorLoader
 from bayesify.datasets.mushroom import MushroomData, load_mushroom
@@ -62,6 +64,7 @@ __all__ = [
     "RegressionData",
     "Split",
     "TensorLoader",
+    "check_image",
     "find_dataset",
     "find_file",
     "find_images",
@@ -80,4 +83,5 @@ __all__ = [
     "open_image",
     "parse_idx",
     "standard_splits",
+    "thumbnail",
 ]

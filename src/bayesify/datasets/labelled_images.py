@@ -26,9 +26,11 @@ __all__ = [
     "ImageSchema",
     "LabelledImages",
     "OnImages",
+    "check_image",
     "fit_labelled_images",
     "load_labelled_images",
     "open_image",
+    "thumbnail",
 ]
 
 IMAGES_NAME = "images.json"
@@ -228,8 +230,8 @@ class ImageSchema:
                 raise DataError(f"{path} must have format {_FORMAT}; read it by its own version")
             lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std", "remarks")}
             columns = stored.get("columns")  # runs of a folder of earlier versions have none
-            lists["columns"] = None if columns is None else tuple(columns)
-            return cls(**{**stored, **lists})
+            named = None if columns is None else tuple(columns)
+            return cls(**{**stored, **lists, "columns": named})
         except FileNotFoundError as error:
             raise DataError(f"there is no {path}, which describes the run's images") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -415,6 +417,24 @@ def open_image(file: Path | BytesIO) -> Any:
     return _in_bytes(image, file)
 
 
+def thumbnail(path: Path, size: int) -> Tensor:
+    """Return an image's middle square, shape (size, size, 3) from 0 to 1; white if it is gone.
+
+    Args:
+        path: the file.
+        size: height and width in pixels.
+
+    Example:
+        >>> thumbnail(Path("nowhere.png"), 2).mean()
+        tensor(1.)
+    """
+    try:
+        square = _square(open_image(path), size, 3)
+    except DataError:
+        return torch.ones(size, size, 3)
+    return square.permute(1, 2, 0).to(torch.float32) / 255.0
+
+
 def _in_bytes(image: Any, path: Path | BytesIO) -> Any:
     """Return an image whose pixels are bytes, what is transparent on white."""
     import numpy as np
@@ -444,6 +464,21 @@ def _kind(path: Path) -> tuple[int, int, bool]:
         raise _no_image(path) from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise _unreadable(path, error) from error
+
+
+def check_image(path: Path) -> bytes:
+    """Return the content of a file, whose first bytes are those of an image.
+
+    Raises:
+        DataError: there is no such file, or it is no image.
+
+    Example:
+        >>> check_image(Path("nowhere.png"))
+        Traceback (most recent call last):
+        bayesify.datasets.files.DataError: there is no image nowhere.png
+    """
+    _kind(path)
+    return _content(path)
 
 
 def _unreadable(path: Path | BytesIO, error: Exception) -> DataError:

@@ -27,7 +27,7 @@ from bayesify.export.table_network import TableNetwork, used_columns
 from bayesify.export.tracing import TracedNetwork, first_line
 from bayesify.io.files import atomic_write
 from bayesify.module.bayesian import BayesianModule
-from bayesify.tabular.columns import Column, RangedColumn, TextColumn
+from bayesify.tabular.columns import Column, EncodedColumn, RangedColumn
 from bayesify.tabular.schema import TableSchema
 
 if TYPE_CHECKING:
@@ -103,11 +103,12 @@ def export_table(
     if place.suffix != ".onnx":
         raise ValueError(f"the file of an ONNX network must end in .onnx, got {place.name}")
     columns = used_columns(schema)
-    texts = [column.name for column in columns if isinstance(column, TextColumn)]
-    if texts:
+    by_network = [column for column in columns if isinstance(column, EncodedColumn)]
+    if by_network:
         raise ExportError(
-            f"columns must be numbers, dates, categories or flags, got texts in {texts[0]!r}, "
-            "which a pretrained network reads; train without it, or use bayesify predict"
+            f"columns must be numbers, dates, categories or flags, got {by_network[0].kind}s in "
+            f"{by_network[0].name!r}, which a pretrained network reads; train without it, or use "
+            "bayesify predict"
         )
     if not columns:
         raise ExportError("the table must have a column that the network uses, got none")

@@ -27,6 +27,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from bayesify.tabular.rows import TableRows, as_text, rechunked
+from bayesify.tabular.suffixes import TABLE_SUFFIXES
 
 __all__ = [
     *("CHUNK_ROWS", "CellError", "TableError", "TableFile"),
@@ -37,8 +38,6 @@ __all__ = [
 CHUNK_ROWS = 50_000
 _SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _SAMPLE, _BLOCK = 1 << 18, 1 << 20
-#: Names that a file of a table in a folder ends with.
-_SUFFIXES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
 #: Bytes of a column that are read from a Parquet file at once.
 _PARQUET_BUFFER = 1 << 20
 
@@ -323,6 +322,10 @@ class _SeveralFiles(TableFile):
     mixed: frozenset[str]
 
     @property
+    def folder(self) -> Path:
+        return self.files[0].folder
+
+    @property
     def has_decimal_commas(self) -> bool:
         return all(file.has_decimal_commas for file in self.files)
 
@@ -362,8 +365,10 @@ class _SeveralFiles(TableFile):
 
 def _open_several(path: Path) -> TableFile:
     if path.is_dir():
-        found = (each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES)
-        what = f"{path} holds no table: a folder must have files that end in {_listed(_SUFFIXES)}"
+        found = (each for each in path.iterdir() if each.suffix.lower() in TABLE_SUFFIXES)
+        what = (
+            f"{path} holds no table: a folder must have files that end in {_listed(TABLE_SUFFIXES)}"
+        )
     else:
         # Path.glob wants the folder and the pattern apart.
         found = (Path(each) for each in glob.glob(str(path), recursive=True))  # noqa: PTH207

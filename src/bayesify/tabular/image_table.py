@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
-from bayesify.datasets import LabelledImages
+from bayesify.datasets import (
+    DataError,
+    LabelledImages,
+    check_image,
+    find_images,
+    find_labelled_images,
+)
 from bayesify.tabular.cells import is_missing
-from bayesify.tabular.files import TableError, open_table, path_of_image
-from bayesify.tabular.schema import label_of, texts_of
+from bayesify.tabular.columns import Column, ImageColumn
+from bayesify.tabular.files import (
+    CHUNK_ROWS,
+    CellError,
+    TableError,
+    TableFile,
+    open_table,
+    path_of_image,
+)
+from bayesify.tabular.rows import TableRows
+from bayesify.tabular.schema import TableSchema, label_of
+from bayesify.tabular.suffixes import TABLE_SUFFIXES
 
-__all__ = ["ImageTable", "find_table_images", "read_image_table"]
+__all__ = [
+    *("CLASS", "FILE", "ImageTable", "check_images", "find_table_images"),
+    *("folder_table", "new_table_file", "read_image_table"),
+]
 
+#: Columns of a folder of images as a table.
+FILE, CLASS = "file", "class"
 #: Columns that an error message or a remark names.
 _MOST_NAMED = 20
 
@@ -65,8 +88,9 @@ def read_image_table(path: Path, *, image: str, target: str) -> ImageTable:
         )
     cells: list[str] = []
     labels: list[str] | None = [] if target in file.columns else None
-    for chunk in file.chunks():
-        found = [str(cell).strip() for cell in texts_of(chunk, image)]
+    wanted = [image] if labels is None else [image, target]
+    for rows in file.batches(columns=list(dict.fromkeys(wanted))):
+        found = [str(cell).strip() for cell in rows.texts(image)]
         empty = is_missing(np.array(found, dtype=object))
         if empty.any():
             raise TableError(
@@ -75,7 +99,7 @@ def read_image_table(path: Path, *, image: str, target: str) -> ImageTable:
             )
         cells += found
         if labels is not None:
-            kinds = np.array([str(cell).strip() for cell in texts_of(chunk, target)], dtype=object)
+            kinds = np.array([str(cell).strip() for cell in rows.texts(target)], dtype=object)
             absent = is_missing(kinds)
             labels += [
                 "" if lacks else label_of(kind) for kind, lacks in zip(kinds, absent, strict=True)
@@ -86,7 +110,7 @@ def read_image_table(path: Path, *, image: str, target: str) -> ImageTable:
     remarks = list(file.remarks)
     if unused:
         remarks.append(f"not used: {_shown(unused)}")
-    paths = tuple(path_of_image(path.parent, cell) for cell in cells)
+    paths = tuple(path_of_image(file.folder, cell) for cell in cells)
     known = None if labels is None else tuple(labels)
     return ImageTable(path, paths, tuple(cells), known, tuple(remarks))
 
@@ -136,6 +160,134 @@ def find_table_images(path: Path, *, image: str, target: str) -> LabelledImages:
         columns=(image, target),
         remarks=tuple(remarks),
     )
+
+
+@dataclass(frozen=True)
+class _FolderFile(TableFile):
+    """Folder of images as a table, with a column of paths and perhaps one of classes."""
+
+    images: LabelledImages
+
+    @property
+    def folder(self) -> Path:
+        return self.path
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.images.paths)
+
+    def batches(
+        self,
+        limit: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        size: int | None = None,
+    ) -> Iterator[TableRows]:
+        paths = [path.relative_to(self.path).as_posix() for path in self.images.paths][:limit]
+        cells = {FILE: paths, CLASS: list(self.images.labels[: len(paths)])}
+        step = size or CHUNK_ROWS
+        for start in range(0, len(paths), step):
+            yield TableRows(
+                pa.table(
+                    {
+                        name: pa.array(cells[name][start : start + step], pa.large_string())
+                        for name in (self.columns if columns is None else columns)
+                    }
+                )
+            )
+
+
+def folder_table(folder: Path) -> TableFile:
+    """Return a folder with one subfolder of images for each class as a table.
+
+    Raises:
+        DataError: it is no such folder, or an image cannot be read.
+        TableError: a class has the name of a missing value, such as none.
+
+    Example:
+        >>> folder_table(Path("nowhere"))
+        Traceback (most recent call last):
+        bayesify.datasets.files.DataError: there is no folder nowhere
+    """
+    found = find_labelled_images(folder)
+    found.check()
+    absent = [name for name in found.classes if is_missing(np.array([name], dtype=object))[0]]
+    if absent:
+        raise TableError(
+            f"the name of a class must not stand for a missing value, got {folder / absent[0]}; "
+            "rename the subfolder"
+        )
+    return _FolderFile(folder, (FILE, CLASS), found.sha256(), found.remarks, found)
+
+
+def new_table_file(path: Path, schema: TableSchema, *, labelled: bool = False) -> TableFile:
+    """Return new examples as a table: a table's file, or images for a run that reads images.
+
+    Args:
+        path: file, folder or pattern of a table; for a run that reads images an image or a folder
+            of images, or the file or pattern of a table.
+        schema: schema of the training table.
+        labelled: whether a folder has one subfolder for each class.
+
+    Raises:
+        DataError: there is no such folder, or it holds no image.
+        TableError: the file cannot be read.
+
+    Example:
+        >>> from bayesify.tabular.schema import Target
+        >>> new_table_file(Path("nowhere.csv"), TableSchema((), Target("y", "regression")))
+        Traceback (most recent call last):
+        bayesify.tabular.files.TableError: there is no file nowhere.csv
+    """
+    has_images = any(isinstance(column, ImageColumn) for column in schema.columns)
+    if not has_images or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()):
+        return open_table(path)
+    if labelled:
+        found = find_labelled_images(path)
+        return _FolderFile(path, (FILE, CLASS), "", found.remarks, found)
+    paths = (path,) if path.is_file() else tuple(find_images(path))
+    folder = path.parent if path.is_file() else path
+    found = LabelledImages(path, paths, ("",) * len(paths), ())
+    return _FolderFile(folder, (FILE,), "", (), found)
+
+
+def check_images(file: TableFile, columns: Sequence[Column], limit: int | None = None) -> str:
+    """Check that all images of a table are there, before a pretrained network reads them.
+
+    Args:
+        file: the table.
+        columns: its columns, of which those of images are checked.
+        limit: check only this number of rows from the top.
+
+    Returns:
+        The digest of the images, or "" if no column has any.
+
+    Raises:
+        TableError: an image is missing or is no image.
+
+    Example:
+        >>> import pandas as pd
+        >>> from bayesify.tabular.files import table_of
+        >>> column = ImageColumn(name="path", encoder="", sha256="", size=1)
+        >>> check_images(table_of(pd.DataFrame({"path": ["no.png"]})), [column])
+        Traceback (most recent call last):
+        bayesify.tabular.files.TableError: the data frame, row 1: there is no image no.png
+    """
+    names = [column.name for column in columns if isinstance(column, ImageColumn)]
+    if not names:
+        return ""
+    digest, done = hashlib.sha256(), 0
+    for rows in file.batches(limit, columns=names):
+        for name in names:
+            cells = np.array([str(cell).strip() for cell in rows.texts(name)], dtype=object)
+            for place in np.flatnonzero(~is_missing(cells)).tolist():
+                try:
+                    content = check_image(path_of_image(file.folder, cells[place]))
+                except DataError as error:
+                    raise CellError(str(error), place).in_row(file.path, done + 1) from error
+                digest.update(hashlib.sha256(content).digest())
+        done += len(rows)
+    return digest.hexdigest()
 
 
 def _doubts(cells: Sequence[str], labels: Sequence[str]) -> list[str]:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from bayesify.tabular.cells import Floats, Texts
-from bayesify.tabular.columns import Column, TextColumn
+from bayesify.tabular.columns import Column, EncodedColumn
 from bayesify.tabular.drift import read_columns, target_column
-from bayesify.tabular.files import TableError, TableFile, open_table
+from bayesify.tabular.files import CellError, TableError, TableFile, open_table
+from bayesify.tabular.image_table import check_images
 from bayesify.tabular.likelihoods import wrong_count
 from bayesify.tabular.rows import TableRows
 from bayesify.tabular.schema import LARGEST_TARGET, OUTSIDE_RATE, TableSchema, values_of
@@ -118,6 +119,7 @@ class NewTable:
         """
         file = open_table(table) if isinstance(table, Path) else table
         schema.check_columns(file.columns, file.path)
+        check_images(file, schema.columns)
         has_target = schema.target.name in file.columns
         readings = read_columns(
             file,
@@ -139,7 +141,7 @@ class NewTable:
         remarks += [f"--lenient reads on: {error}" for error in errors]
         remarks += [each.remark for each in readings if each.remark and not each.error]
         readers = [
-            own if each.error else each.column
+            (own if each.error else each.column).within(file.folder)
             for own, each in zip(schema.columns, inputs, strict=True)
         ]
         answer = readings[-1] if has_target else None
@@ -168,7 +170,10 @@ class NewTable:
         target = [] if self.target is None else [self.target.name]
         wanted = dict.fromkeys([*names.tolist(), *carriers, *target])
         for chunk in self.file.batches(columns=list(wanted), size=self.size):
-            values = [values_of(chunk, each) for each in self.readers]
+            try:
+                values = [values_of(chunk, each) for each in self.readers]
+            except CellError as error:
+                raise error.in_row(self.file.path, self.rows + 1) from error
             distances = self.schema.outside(values)
             far: npt.NDArray[np.bool_] = distances > 0.0
             worst = np.where(far.any(axis=1), names[distances.argmax(axis=1)], "")
@@ -238,8 +243,9 @@ class NewTable:
         """Return the rule for rows outside, in words."""
         split, promised = self.schema.split, max(OUTSIDE_RATE, self.schema.least_rate)
         far, held = split.get("test_outside", 0), split.get("test", 0)
-        has_texts = any(isinstance(column, TextColumn) for column in self.schema.columns)
-        texts = ", or a text's features are farther from their means" if has_texts else ""
+        kinds = {c.kind for c in self.schema.columns if isinstance(c, EncodedColumn)}
+        read = " or ".join(f"{'an' if kind == 'image' else 'a'} {kind}'s" for kind in sorted(kinds))
+        texts = f", or {read} features are farther from their means" if kinds else ""
         rows = f", and {far:,} of {held:,} held-out rows lie outside" if held else ""
         return (
             "a row lies outside if a number or date is beyond training's by an interquartile "

@@ -1,4 +1,4 @@
-"""Store a table as it was read, where reading it again takes minutes: with texts, or streamed."""
+"""Store a table as it was read, where reading it again takes minutes: encoded, or streamed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ if TYPE_CHECKING:  # pandas takes its time to load
 __all__ = ["STORED_NAME", "store_table", "stored_table"]
 
 STORED_NAME = "table.safetensors"
+#: Kinds of columns that a pretrained network reads.
+_SLOW = ("text", "image")
 _TENSORS = tuple(
     f"{part}_{name}" for part in ("train", "test") for name in ("inputs", "targets", "distances")
 )
 
 
 def store_table(folder: Path, data: TableData, schema: TableSchema) -> None:
-    """Write the inputs and targets of a table with texts, or of a streamed one the rows in memory.
+    """Write inputs and targets of a table with texts or images, or a streamed one's rows in memory.
 
     Another table is quick to read again.
 
     Raises:
         OSError: the file cannot be written.
     """
-    if not data.test_texts and data.stream is None:
+    has_slow = any(column.kind in _SLOW for column in schema.columns)
+    if not (data.test_texts or has_slow or data.stream is not None):
         return
     tensors = {name: getattr(data, name) for name in _TENSORS}
     meta = {"kind": "table", "source": schema.source["sha256"], "texts": list(data.test_texts)}

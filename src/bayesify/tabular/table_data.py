@@ -42,7 +42,7 @@ class TableData:
     scale: float = 1.0
     #: What training's targets alone tell of a row, as ``Target.marginal``.
     marginal: tuple[float, ...] = ()
-    #: Cells of the first column of texts in the held-out rows, if the table has one.
+    #: Cells of the first column of texts or images in the held-out rows, if the table has one.
     test_texts: tuple[str, ...] = ()
     #: Limits between which numbers were recorded, in the unit of the target.
     limits: Limits = field(default_factory=Limits)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from bayesify.tabular.files import TableError
+from bayesify.tabular.pretrained_model import load_model, load_reader, sha256_of_weights
 
-__all__ = ["TextEncoder", "quiet_transformers", "text_encoder"]
+__all__ = ["TextEncoder", "text_encoder"]
 
+_NEEDS = "a tokenizer"
 #: Tokens of a text that are read at most; the attention's cost grows with their square.
 _LONGEST = 256
 _BATCH = 64
@@ -38,32 +36,14 @@ class TextEncoder:
     """
 
     def __init__(self, source: str) -> None:
-        if find_spec("transformers") is None:
-            raise TableError(
-                "--encoder needs transformers; pip install 'bayesify[cli,transformers]'"
-            )
-        from transformers import AutoModel, AutoTokenizer
-
-        try:
-            with quiet_transformers():
-                self._tokenizer: Any = AutoTokenizer.from_pretrained(source)
-                # Weights of other formats are pickles.
-                loaded, told = AutoModel.from_pretrained(
-                    source, use_safetensors=True, output_loading_info=True, dtype=torch.float32
-                )
-        except Exception as error:  # transformers raises errors of many kinds
-            reason = " ".join(str(error).split())
-            raise TableError(
-                f"--encoder {source} must be the folder, or the name on Hugging Face's hub, of a "
-                "transformers model with a tokenizer and weights as safetensors "
-                f"({reason[:200] or type(error).__name__})"
-            ) from error
+        self._tokenizer: Any = load_reader(source, "AutoTokenizer", _NEEDS)
+        loaded, missing = load_model(source, _NEEDS)
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         network: Any = loaded.get_encoder() if loaded.config.is_encoder_decoder else loaded
-        self._network = network.eval().requires_grad_(requires_grad=False)
+        self._network = network
         self.size = int(loaded.config.hidden_size)
-        self.sha256 = _sha256_of(loaded.state_dict(), without=told["missing_keys"])
+        self.sha256 = sha256_of_weights(loaded.state_dict(), without=missing)
         positions = getattr(loaded.config, "max_position_embeddings", None) or _LONGEST
         self._longest = min(_LONGEST, positions, self._tokenizer.model_max_length)
 
@@ -97,29 +77,3 @@ def text_encoder(source: str) -> TextEncoder:
         TableError: as :class:`TextEncoder`.
     """
     return TextEncoder(source)
-
-
-def _sha256_of(tensors: dict[str, torch.Tensor], without: Sequence[str]) -> str:
-    """Return the digest of weights; those that the file lacks, such as a pooler's, are random."""
-    digest = hashlib.sha256()
-    for name in sorted(set(tensors) - set(without)):
-        digest.update(name.encode())
-        values: Any = tensors[name].detach().contiguous().flatten().numpy()
-        digest.update(values)
-    return digest.hexdigest()
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers from standard error, where a command shows its progress."""
-    from transformers.utils import logging
-
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,24 @@ from bayesify.noise.keys import Stream, derived_seed
 from bayesify.tabular.advice import without_wild
 from bayesify.tabular.cells import Floats, Texts, as_numbers
 from bayesify.tabular.censoring import Limits
-from bayesify.tabular.columns import CategoryColumn, Column, RangedColumn, TextColumn, facts_of
+from bayesify.tabular.columns import (
+    CategoryColumn,
+    Column,
+    EncodedColumn,
+    ImageColumn,
+    RangedColumn,
+    TextColumn,
+    facts_of,
+)
 from bayesify.tabular.detect import ColumnScan, find_target
-from bayesify.tabular.files import TableError, TableFile, available_memory, open_table
+from bayesify.tabular.files import (
+    CellError,
+    TableError,
+    TableFile,
+    available_memory,
+    open_table,
+)
+from bayesify.tabular.image_table import check_images
 from bayesify.tabular.likelihoods import LARGEST_COUNT, CountStatistics, wrong_count
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.schema import (
@@ -27,6 +42,7 @@ from bayesify.tabular.schema import (
     Target,
     label_of,
     tail_of,
+    values_of,
 )
 from bayesify.tabular.stored_table import stored_table
 from bayesify.tabular.table_data import TableData
@@ -51,7 +67,8 @@ __all__ = [
 #: More rows than this make the measures hardly more precise, and take long to predict.
 MOST_TEST_ROWS = 50_000
 FEWEST_ROWS = 4
-_TEXTS_AT_ONCE = 1000
+#: Rows whose texts or images are read before the progress is shown.
+_TEXTS_AT_ONCE, _IMAGES_AT_ONCE = 1000, 64
 #: Classes that an error message names.
 _MOST_NAMED = 10
 #: A target so many interquartile ranges from the median is reported.
@@ -59,7 +76,7 @@ _WILD = 1e6
 
 
 def fit_table(
-    path: Path | TableFile,
+    table: Path | TableFile,
     target: str,
     *,
     task: str | None = None,
@@ -71,6 +88,7 @@ def fit_table(
     drop: Sequence[str] = (),
     keep: Sequence[str] = (),
     text: Sequence[str] = (),
+    image: str | None = None,
     encoder: str | None = None,
     limit: int | None = None,
     on_rows: Callable[[int, int], None] | None = None,
@@ -78,7 +96,7 @@ def fit_table(
     r"""Detect what a table holds and read it, in two passes over the file with no copy of its text.
 
     Args:
-        path: an open table; or a file, CSV, perhaps gzipped, or Parquet, a folder or a pattern.
+        table: a file, CSV, perhaps gzipped, or Parquet; a folder or a pattern; or an open table.
         target: name of the column to predict.
         task: ``"classification"`` or ``"regression"``; None decides by what the target holds.
         likelihood: of a regression, see ``tabular.likelihoods``; empty for the Gaussian one.
@@ -90,9 +108,10 @@ def fit_table(
         drop: names of columns not to use.
         keep: names of columns to use though they look like identifiers.
         text: names of columns of text, which a pretrained network turns into numbers.
+        image: name of a column of paths of images, which such a network reads.
         encoder: folder of that network, or its name on Hugging Face's hub.
         limit: use only this number of rows from the top.
-        on_rows: called with the number of rows whose texts were read, and of all rows.
+        on_rows: called with the number of rows whose texts or images were read, and of all rows.
 
     Raises:
         TableError: the table cannot be used, or is too large for the free memory.
@@ -107,9 +126,9 @@ def fit_table(
         >>> data.train_inputs.shape, data.test_targets.shape, schema.target.task
         (torch.Size([16, 1]), torch.Size([4, 1]), 'regression')
     """
-    file = open_table(path) if isinstance(path, Path) else path
-    path = file.path
-    check_names(file, target, drop=drop, keep=keep, text=text)
+    file = open_table(table) if isinstance(table, Path) else table
+    path, images = file.path, [] if image is None else [image]
+    check_names(file, target, drop=drop, keep=keep, text=text, image=images)
     scans = {
         name: ColumnScan(name, decimal_commas=file.has_decimal_commas)
         for name in file.columns
@@ -125,16 +144,19 @@ def fit_table(
     found = with_likelihood(find_target(scans[target], task), likelihood, limits, ordered)
 
     columns, dropped, carried, more = chosen_columns(
-        file, scans, target, drop=drop, keep=keep, text=text, encoder=encoder
+        file, scans, target, drop=drop, keep=keep, text=text, image=image, encoder=encoder
     )
     remarks = [*file.remarks, *more]
     _check_memory(path, rows, columns, len(found.classes))
+    source = {"path": str(path), "sha256": file.sha256, "columns": list(file.columns)}
+    if images:
+        source["images"] = check_images(file, columns, limit)
     draft = TableSchema(
         tuple(columns),
         found,
         dropped,
         tuple(carried),
-        {"path": str(path), "sha256": file.sha256, "columns": list(file.columns)},
+        source,
         {"seed": seed, "fraction": test_fraction, "limit": limit},
         (),
     )
@@ -161,7 +183,7 @@ class ColumnChoice(NamedTuple):
     columns: list[Column]
     #: Names of the others, with the reason.
     dropped: dict[str, str]
-    #: Those among the others that identify rows.
+    #: Those that identify rows: among the others, and paths of images.
     carried: list[str]
     #: Notes for the user on how the columns are read.
     remarks: list[str]
@@ -175,6 +197,7 @@ def chosen_columns(
     drop: Sequence[str] = (),
     keep: Sequence[str] = (),
     text: Sequence[str] = (),
+    image: str | None = None,
     encoder: str | None = None,
 ) -> ColumnChoice:
     """Return the columns of use for a prediction, from the scans of all.
@@ -186,6 +209,7 @@ def chosen_columns(
         drop: see there.
         keep: see there.
         text: see there.
+        image: see there.
         encoder: see there.
 
     Raises:
@@ -198,8 +222,9 @@ def chosen_columns(
     for name, scan in scans.items():
         if name == target:
             continue
-        if name in text:
-            columns.append(_text_column(scan, encoder))
+        if name in text or name == image:
+            columns.append(_encoded_column(scan, "text" if name in text else "image", encoder))
+            carried += [name] * (name == image)
             continue
         reason = scan.reason_to_drop()
         if reason is None or (name in keep and scan.count):
@@ -219,7 +244,7 @@ def chosen_columns(
 
 
 def load_table(
-    path: Path,
+    table: Path | TableFile,
     schema: TableSchema,
     *,
     folder: Path | None = None,
@@ -228,19 +253,26 @@ def load_table(
     """Read again the table that a schema was fitted to: the same rows, the same held-out part.
 
     Args:
-        path: its file.
+        table: its file, or the open table.
         schema: what a table's columns hold.
         folder: where :func:`store_table` may have stored it.
         on_rows: as in :func:`fit_table`.
 
     Raises:
-        TableError: the file is missing, or has changed.
+        TableError: the file is missing, or it or an image has changed.
     """
-    file = open_table(path)
+    file = open_table(table) if isinstance(table, Path) else table
+    path = file.path
     if file.sha256 != schema.source["sha256"]:
         raise TableError(
             f"{path} was changed after the run was made: its SHA-256 must be "
             f"{schema.source['sha256']}, got {file.sha256}; use the file as it was, or train again"
+        )
+    images = check_images(file, schema.columns, schema.split["limit"])
+    if images != schema.source.get("images", ""):
+        raise TableError(
+            f"the images of {path} were changed after the run was made: their SHA-256 must be "
+            f"{schema.source['images']}, got {images}; use them as they were, or train again"
         )
     stored = None if folder is None else stored_table(folder, path, schema)
     if stored is not None:
@@ -260,7 +292,8 @@ def check_names(
     *,
     drop: Sequence[str],
     keep: Sequence[str],
-    text: Sequence[str],
+    text: Sequence[str] = (),
+    image: Sequence[str] = (),
 ) -> None:
     """Check that a table has the columns that are asked for, and that no two options contradict.
 
@@ -270,12 +303,16 @@ def check_names(
         drop: see there.
         keep: see there.
         text: see there.
+        image: the column of paths of images, or none.
 
     Raises:
         TableError: a column is missing, or an option contradicts another.
     """
     known = ", ".join(map(repr, file.columns[:20])) + (", ..." if len(file.columns) > 20 else "")
-    asked = (("target", [target]), ("drop", drop), ("keep", keep), ("text", text))
+    asked = (
+        *(("target", [target]), ("drop", drop), ("keep", keep)),
+        *(("text", text), ("image", image)),
+    )
     for option, names in asked:
         for name in names:
             if name not in file.columns:
@@ -287,8 +324,9 @@ def check_names(
         for option, names in asked:
             if option != "drop" and name in names:
                 raise TableError(f"--drop {name} contradicts --{option}; leave one out")
-    if target in text:
-        raise TableError(f"--text {target} contradicts --target; leave one out")
+    for option, names in (("text", text), ("image", image)):
+        if target in names:
+            raise TableError(f"--{option} {target} contradicts --target; leave one out")
 
 
 def with_likelihood(
@@ -325,16 +363,21 @@ def _are_numbers(classes: Sequence[str]) -> bool:
     return bool(np.isfinite(as_numbers(np.array(classes, dtype=object))).all())
 
 
-def _text_column(scan: ColumnScan, encoder: str | None) -> Column:
+def _encoded_column(
+    scan: ColumnScan, option: Literal["text", "image"], encoder: str | None
+) -> Column:
+    """Return the column that a pretrained network reads, for the option that names it."""
     assert encoder is not None
     if not scan.count:
-        raise TableError(f"the column {scan.name!r} is empty; leave --text {scan.name} out")
+        raise TableError(f"the column {scan.name!r} is empty; leave --{option} {scan.name} out")
     if scan.form is not None:
+        what = "texts" if option == "text" else "paths of images"
         raise TableError(
-            f"the column {scan.name!r} must hold texts for --text, got numbers; leave --text "
-            f"{scan.name} out, and it is used as numbers"
+            f"the column {scan.name!r} must hold {what} for --{option}, got numbers; leave "
+            f"--{option} {scan.name} out, and it is used as numbers"
         )
-    return TextColumn.of(scan.name, encoder)
+    kind = TextColumn if option == "text" else ImageColumn
+    return kind.of(scan.name, encoder)
 
 
 def _check_memory(path: Path, rows: int, columns: Sequence[Column], classes: int) -> None:
@@ -342,10 +385,12 @@ def _check_memory(path: Path, rows: int, columns: Sequence[Column], classes: int
     needed = memory_needed(rows, len(columns), inputs, classes)
     free = available_memory()
     if free is not None and needed > free:
+        encoded = any(isinstance(column, EncodedColumn) for column in columns)
+        stream = "" if encoded else "--max-memory to stream it, "
         raise TableError(
             f"{path} needs about {needed / 1e9:.1f} GB of memory ({rows:,} rows of {inputs} "
-            f"inputs), but {free / 1e9:.1f} GB are free; use --max-memory to stream it, --limit N "
-            "for its first N rows, or leave columns out with --drop"
+            f"inputs), but {free / 1e9:.1f} GB are free; use {stream}--limit N for its first N "
+            "rows, or leave columns out with --drop"
         )
 
 
@@ -373,19 +418,27 @@ def _values(
     num_rows: int,
     on_rows: Callable[[int, int], None] | None,
 ) -> tuple[list[Floats], Floats, Texts]:
-    """Return the values of every column and of the target, and the cells of a column of texts.
+    """Return the values of every column and of the target, and cells that a network reads.
 
-    A target is nan for a row without one; the cells are none if no column holds texts.
+    A target is nan for a row without one. The cells are those of the first column of texts or
+    images; there are none without such a column.
     """
     columns: list[list[Floats]] = [[] for _ in schema.columns]
     targets, texts = [], []
-    named = [column.name for column in schema.columns if isinstance(column, TextColumn)]
+    readers = [column.within(file.folder) for column in schema.columns]
+    named = [column.name for column in readers if isinstance(column, EncodedColumn)]
     done = 0
     # A text takes milliseconds, where a number takes microseconds.
-    size = _TEXTS_AT_ONCE if named else None
+    size = None
+    if named:
+        has_images = any(isinstance(column, ImageColumn) for column in readers)
+        size = _IMAGES_AT_ONCE if has_images else _TEXTS_AT_ONCE
     for rows in file.batches(schema.split["limit"], size=size):
-        for values, parts in zip(schema.parse(rows), columns, strict=True):
-            parts.append(values)
+        try:
+            for reader, parts in zip(readers, columns, strict=True):
+                parts.append(values_of(rows, reader))
+        except CellError as error:
+            raise error.in_row(file.path, done + 1) from error
         targets.append(schema.target.values(rows))
         texts += [rows.texts(name) for name in named[:1]]
         done += len(rows)

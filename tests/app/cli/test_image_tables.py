@@ -98,7 +98,9 @@ def test_paths_are_relative_to_the_table(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = Path(shutil.copytree(place / "files", tmp_path / "moved" / "files"))
-    write_rows(tmp_path / "moved" / "new.csv", [["files\\dots\\0.png"], ["files/bars/1.png"]], "path")
+    write_rows(
+        tmp_path / "moved" / "new.csv", [["files\\dots\\0.png"], ["files/bars/1.png"]], "path"
+    )
     monkeypatch.chdir(tmp_path)
     said = as_json("predict", place / "run", "moved/new.csv", "--out", tmp_path / "p.csv")
     rows = rows_of(tmp_path / "p.csv")
@@ -130,8 +132,8 @@ def test_new_rows_with_classes_are_measured(place: Path, tmp_path: Path) -> None
 def test_a_folder_of_new_images_is_measured(place: Path, tmp_path: Path) -> None:
     by_folder = as_json("evaluate", place / "run", place / "files")
     assert by_folder["rows_measured"] == 30
-    rows = [row for row in csv.reader((place / "photos.csv").open(newline=""))][1:31]
-    write_rows(place / "same.csv", [row[:2] for row in rows], "path,label")
+    rows = [[row["path"], row["label"]] for row in rows_of(place / "photos.csv")[:30]]
+    write_rows(place / "same.csv", rows, "path,label")
     by_table = as_json("evaluate", place / "run", place / "same.csv")
     assert by_table["metrics"] == pytest.approx(by_folder["metrics"], abs=1e-6)
 
@@ -204,7 +206,7 @@ REFUSED = {
     "--target path --image path": "--image path contradicts --target",
     "--target label --image path --drop note": "drop would do nothing here",
     "--target label --image path --task classification": "task would do nothing here",
-    "--target label --image path --text note": "text would do nothing here",
+    "--target label --image path --text note": "columns of texts need --encoder",
     "--target label --image path --hidden 5": "hidden would do nothing here",
     "--target label --image path --net mlp": "net must be one of resnet8, got mlp",
     "--target label --image path --tune 5s": "tune is for tables",

@@ -164,7 +164,10 @@ def test_bad_input_gets_one_line(place: Path, tmp_path: Path) -> None:
     check_refused(bayesify(*out, "--max-memory", "1MB"), "max-memory must be at least", "got 1 MB")
     check_refused(bayesify(*train, *STREAMED, "--tune", "90s"), "tune needs the table in memory")
     texts = ["--text", "city", "--encoder", "nothing"]
-    check_refused(bayesify(*train, *STREAMED, *texts), "columns of texts cannot be streamed")
+    cannot = "columns of texts or images cannot be streamed: leave out --max-memory"
+    check_refused(bayesify(*train, *STREAMED, *texts), cannot)
+    images = ["--image", "city", "--encoder", "nothing"]
+    check_refused(bayesify(*train, *STREAMED, *images), cannot)
     mnist = ["train", "mnist", "--out", tmp_path / "run", *STREAMED]
     check_refused(bayesify(*mnist), "max-memory would do nothing here: it applies only to tables")
     said = bayesify(*predict, place / "table" / "p.parquet")

@@ -174,7 +174,7 @@ def test_a_number_can_be_the_target(place: Path, tmp_path: Path) -> None:
 
 REFUSED = {
     "--text query": "columns of texts need --encoder with the folder or the name of",
-    "--encoder ENCODER": "encoder reads texts; name their column by --text",
+    "--encoder ENCODER": "encoder reads texts or images; name their column by --text or",
     "--text hour --encoder ENCODER": "'hour' must hold texts for --text, got numbers; leave --text",
     "--text nothing --encoder ENCODER": "has no column 'nothing', which --text asks for",
     "--text intent --encoder ENCODER": "--text intent contradicts --target",

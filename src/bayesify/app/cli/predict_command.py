@@ -126,7 +126,8 @@ def predict(
     if out.exists() and data.exists() and out.samefile(data):
         raise RunError(f"{out} is the input; choose another file with --out")
     run = opened(folder)
-    if run.table is not None and data.is_dir() and out.absolute().parent.samefile(data):
+    reads_files = run.table is not None and all(c.kind != "image" for c in run.table.columns)
+    if reads_files and data.is_dir() and out.absolute().parent.samefile(data):
         raise RunError(
             f"{out} would be one of the files of the table in {data}; choose another folder with "
             "--out"

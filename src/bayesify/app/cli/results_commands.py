@@ -146,7 +146,7 @@ def _evaluate_new(run: Run, path: Path, num_samples: int, *, lenient: bool, as_j
             summary = _measured_images(run.images, predictions, path)
     else:
         with RowProgress(console) as progress:
-            table = open_new(console, run, path, lenient=lenient, progress=progress)
+            table = open_new(console, run, path, lenient=lenient, labelled=True, progress=progress)
             summary = _measured_table(table, predictions)
     if as_json:
         typer.echo(json.dumps(summary))
@@ -204,6 +204,7 @@ def open_new(
     path: Path,
     *,
     lenient: bool,
+    labelled: bool = False,
     max_memory: str | None = None,
     progress: RowProgress,
 ) -> NewTable:
@@ -212,8 +213,10 @@ def open_new(
     Args:
         console: where to print.
         run: the run.
-        path: file, folder or pattern.
+        path: file, folder or pattern; for a run that reads images also an image or a folder of
+            them.
         lenient: as for ``NewTable.open``.
+        labelled: whether a folder of images has one subfolder for each class.
         max_memory: memory that the process may use; None for no cap.
         progress: shows how many rows were read, here and when the table is iterated.
 
@@ -222,13 +225,13 @@ def open_new(
         ConfigError: the cap is no number of bytes.
         TableError: the table cannot be read surely, or the cap is too small for it.
     """
-    from bayesify.tabular.files import open_table
+    from bayesify.tabular.image_table import new_table_file
     from bayesify.tabular.new_table import NewTable
 
     if run.table is None:
         raise RunError(f"{run.folder} is not a run of a table; leave INPUT out")
     cap = None if max_memory is None else bytes_of(max_memory)
-    file = open_table(path)
+    file = new_table_file(path, run.table, labelled=labelled)
     size = _rows_at_once(run, file, cap)
     progress.begin("reading the columns", file.num_rows)
     table = NewTable.open(file, run.table, lenient=lenient, size=size, on_rows=progress)
@@ -458,7 +461,8 @@ def opened(folder: Path) -> Run:
 def read_data(run: Run, data_dir: str | None = None) -> RunData:
     """Load the data of a run, and show the progress of what takes its time."""
     if run.table is not None:
-        with reading(Console(stderr=True), "texts") as on_rows:
+        what = "texts" if run.config.text else "images"
+        with reading(Console(stderr=True), what) as on_rows:
             return run.load_data(data_dir, on_rows=on_rows)
     if run.images is not None:
         with reading(Console(stderr=True), "images") as on_images:

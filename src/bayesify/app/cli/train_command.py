@@ -165,10 +165,10 @@ def train(
     """Train a Bayesian network, or a baseline, and report on it.
 
     The data are images or a table, CSV or Parquet. For a table the types of its columns are
-    detected, and the values of the target decide between regression and classification; columns of
-    texts are read by a pretrained network. A folder has one subfolder of images for each class; a
-    table with --image has a column of paths of images, and their classes in --target. Of your own
-    data some rows or images are held out for testing.
+    detected, and the values of the target decide between regression and classification. A folder
+    has one subfolder of images for each class; a table with --image has a column of paths of
+    images. Of your own data some rows or images are held out for testing. With --encoder a
+    pretrained network reads columns of texts, or images.
 
     A table may be a file, a folder of files or a pattern in quotes. One that does not fit into
     memory, or with --max-memory, is streamed: read twice, then trained on in random order from an
@@ -380,12 +380,18 @@ def _read_table(
     """Read a table, print what was found in it, and return its run and data."""
     from bayesify.tabular.detect import may_be_counts
     from bayesify.tabular.files import open_table
+    from bayesify.tabular.image_table import CLASS, FILE, folder_table
     from bayesify.tabular.streaming.cost import fitting_memory
     from bayesify.tabular.training_table import fit_table
 
-    assert config.target is not None
+    path, image = Path(config.dataset), config.image
+    name, task = config.target, config.task
+    if name is None:  # a folder of images
+        file, image, name, task = folder_table(path), FILE, CLASS, "classification"
+    else:
+        file = open_table(path)
     settings: dict[str, Any] = {
-        "task": config.task,
+        "task": task,
         "likelihood": config.likelihood if config.likelihood != "gaussian" else "",
         "limits": config.limits(),
         "ordered": config.ordered,
@@ -395,26 +401,26 @@ def _read_table(
         "keep": config.keep,
         "limit": config.limit,
     }
-    file = open_table(Path(config.dataset))
     cap = None if config.max_memory is None else bytes_of(config.max_memory)
-    if cap is None and not tuned and not config.text:
+    if cap is None and not tuned and config.encoder is None:
         cap = fitting_memory(file, len(config.drop), config.limit)
         if cap is not None:
             given = {**given, "max_memory": f"{cap} B"}
             note = "note: the table is streamed, because it does not fit into the free memory"
             console.print(Text(note), soft_wrap=True)
     if cap is None:
-        with reading(console, "texts") as on_rows:
+        with reading(console, "texts" if image is None else "images") as on_rows:
             data, schema = fit_table(
                 file,
-                config.target,
+                name,
                 text=config.text,
+                image=image,
                 encoder=config.encoder,
                 on_rows=on_rows,
                 **settings,
             )
     else:
-        data, schema = _scan_table(console, out, file, config.target, cap, settings)
+        data, schema = _scan_table(console, out, file, name, cap, settings)
     known = {**given, "task": schema.target.task}
     config = RunConfig.of(config.dataset, num_rows=data.num_train, **known)
     target = schema.target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -64,6 +64,7 @@ def build_figures(
     pruning: Sequence[Record],
     class_names: Sequence[str],
     image_shape: Sequence[int] | None,
+    pictures: Callable[[Tensor], Tensor] | None = None,
     baselines: Mapping[str, Sequence[Record]] | None = None,
     baseline_weights: Mapping[str, Tensor] | None = None,
     outside: tuple[str, Predictive] | None = None,
@@ -84,6 +85,8 @@ def build_figures(
         pruning: rows as for :func:`bayesify.plots.pruning_curve`; may be empty.
         class_names: K names.
         image_shape: (height, width) or (channels, height, width) of one input, or None.
+        pictures: of inputs that are features of images: returns some of the images, shape (n,
+            height, width, 3) from 0 to 1, for their places (n,).
         baselines: histories of other runs by name.
         baseline_weights: trained weights of other runs by name, flat, for the density of the
             weights.
@@ -108,7 +111,8 @@ def build_figures(
     if isinstance(predictive, CategoricalPredictive):
         figures |= _calibration(predictive, targets)
         if image_shape is not None:
-            pictures = _pictures(images, image_shape)
+            pictures = _pictures(images, image_shape).__getitem__
+        if pictures is not None:
             figures |= _galleries(bnn, images, pictures, targets, predictive, class_names)
         if outside is not None and not isinstance(bnn.posterior, Delta):
             figures["out_of_distribution"] = _out_of_distribution(predictive, *outside)
@@ -152,7 +156,7 @@ def _risk_coverage(predictive: Predictive, loss: Tensor, risk_label: str) -> Fig
 def _galleries(
     bnn: BayesianModule,
     images: Tensor,
-    pictures: Tensor,
+    pictures: Callable[[Tensor], Tensor],
     targets: Tensor,
     predictive: CategoricalPredictive,
     class_names: Sequence[str],
@@ -167,7 +171,7 @@ def _galleries(
         split = votes.amax(-1).argsort(stable=True)[:_GALLERY]
         chosen = likely[split]
         figures["votes"] = votes_gallery(
-            pictures[chosen], targets[chosen], samples[:, split], class_names, "Lowest agreement"
+            pictures(chosen), targets[chosen], samples[:, split], class_names, "Lowest agreement"
         )
     order = predictive.total.argsort(stable=True)
     for name, title, chosen in (
@@ -175,7 +179,7 @@ def _galleries(
         ("most_certain", "Lowest total uncertainty", order[:_GALLERY]),
     ):
         figures[name] = digit_gallery(
-            pictures[chosen],
+            pictures(chosen),
             targets[chosen],
             predictive.mean[chosen],
             predictive.epistemic[chosen],

@@ -125,9 +125,9 @@ _CAPTIONS = {
     ),
 }
 
-_TEXT_CAPTION = (
-    "The test texts of the highest total uncertainty. Epistemic is the part that knowing the "
-    "weights would remove: more texts like these would lower it."
+_EXAMPLES_CAPTION = (
+    "Epistemic is the part of the total uncertainty that knowing the weights would remove: more "
+    "examples like these would lower it."
 )
 
 #: The part at the top of the page.
@@ -149,7 +149,7 @@ def write_report(
     figures: Mapping[str, Figure],
     notes: Sequence[str],
     others: Mapping[str, Mapping[str, Any]] | None = None,
-    texts: Sequence[Record] = (),
+    texts: Mapping[str, Sequence[Record]] | None = None,
     parts: Sequence[Part] = (),
 ) -> Path:
     """Write ``report.html``, which embeds all that it shows, and each figure as PNG.
@@ -170,8 +170,8 @@ def write_report(
         figures: figures by name; the name becomes the file's name.
         notes: remarks and warnings for the top of the page, plain text.
         others: metrics of other runs by name, for a table of comparison.
-        texts: the least certain test texts, each with ``text``, ``true``, ``predicted``, and
-            ``total`` and ``epistemic`` uncertainty.
+        texts: tables of test texts, or of paths of images, by their headings; a row has ``text``,
+            ``true``, ``predicted``, and ``total`` and ``epistemic`` uncertainty.
         parts: what comes first, for the owner of a table; the part called ``result`` is at the
             top, and figures of the network itself are last then. Figures that no part names have
             a part of their own.
@@ -202,7 +202,7 @@ def write_report(
             _embedded(part, figures, images)
             for part in (
                 *_comparison(title, metrics, others or {}),
-                *_in_order(parts, figures, pruning, texts, metrics),
+                *_in_order(parts, figures, pruning, texts or {}, metrics),
             )
         ],
         command=_command(config),
@@ -294,7 +294,7 @@ def _in_order(
     first: Sequence[Part],
     figures: Mapping[str, Figure],
     pruning: Sequence[Record],
-    texts: Sequence[Record],
+    texts: Mapping[str, Sequence[Record]],
     metrics: Mapping[str, Any],
 ) -> list[Part]:
     """Return the parts below the key numbers in their order."""
@@ -312,16 +312,8 @@ def _in_order(
     measures = parts_table(metrics)
     tables = [
         *(
-            [
-                Part(
-                    "texts",
-                    "Least certain test texts",
-                    tables=(text_table(texts),),
-                    caption=_TEXT_CAPTION,
-                )
-            ]
-            if texts
-            else []
+            Part(f"texts-{number}", heading, tables=(text_table(rows),), caption=_EXAMPLES_CAPTION)
+            for number, (heading, rows) in enumerate(texts.items(), start=1)
         ),
         *(
             [Part("measures", "Test and training data", tables=(measures,))]

@@ -28,16 +28,7 @@ def check_combination(run: Any) -> None:
     nets = _NETS[kind_of_data(vars(run))]
     if run.net not in nets:
         raise ConfigError(f"net must be one of {', '.join(nets)}, got {run.net}")
-    if run.text and run.max_memory is not None:
-        raise ConfigError(
-            "columns of texts cannot be streamed: leave out --max-memory, or --text and --encoder"
-        )
-    if bool(run.text) != (run.encoder is not None):
-        raise ConfigError(
-            "columns of texts need --encoder with the folder or the name of a pretrained network"
-            if run.text
-            else "encoder reads texts; name their column by --text"
-        )
+    _check_encoder(run)
     if CENSORED.holds(run) and (run.censored_below, run.censored_above) == (None, None):
         raise ConfigError("likelihood censored needs --censored-below, --censored-above or both")
     try:
@@ -95,6 +86,23 @@ def check_combination(run: Any) -> None:
             f"geometric weights divide the KL over one pass, got passes {run.passes}; add "
             "--passes 1"
         )
+
+
+def _check_encoder(run: Any) -> None:
+    """Raise ConfigError where a pretrained network and what it reads do not belong together."""
+    if run.max_memory is not None and (run.text or run.encoder is not None):
+        raise ConfigError(
+            "columns of texts or images cannot be streamed: leave out --max-memory, or --encoder "
+            "and what it reads"
+        )
+    if run.text and run.encoder is None:
+        raise ConfigError(
+            "columns of texts need --encoder with the folder or the name of a pretrained network"
+        )
+    if run.text and run.image is not None:
+        raise ConfigError("text and image need an encoder each; leave one of them out")
+    if run.encoder is not None and run.target is not None and not run.text and run.image is None:
+        raise ConfigError("encoder reads texts or images; name their column by --text or --image")
 
 
 def _check_pruned(run: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from bayesify.datasets import IMAGE_DATASETS
 from bayesify.tabular import TableRecipe
+from bayesify.tabular.suffixes import TABLE_SUFFIXES
 
 __all__ = [
     *("SPARSITY", "DataKind", "closed_forms_hold", "defaults_for"),
@@ -57,7 +58,8 @@ _CERTIFIED: dict[str, Any] = {
     **{"optimizer": "sgd", "lr": 1e-3, "momentum": 0.95, "batch_size": 250, "epochs": 3},
     **{"dropout_input": 0.2, "dropout_hidden": 0.2, "kl_warmup": 0.0},
 }
-#: Of a table with texts and classes, whose hundreds of features are dependent: docs/tables.md.
+#: Of a table with classes and texts or images, whose hundreds of features are dependent:
+#: docs/tables.md.
 _TEXTS = TableRecipe(
     hidden=(50,), steps=500, lr=0.02, init_std=0.05, prior_std=0.5, relevance=False, kl_warmup=0.2
 )
@@ -123,10 +125,15 @@ def kind_of_data(given: Mapping[str, Any]) -> DataKind:
         'table'
         >>> kind_of_data({"dataset": "a.csv", "target": "y", "image": "path"})
         'images'
+        >>> kind_of_data({"dataset": "photos", "encoder": "vit"})  # of its features
+        'table'
     """
-    if given.get("target") is not None:
-        return "images" if given.get("image") is not None else "table"
-    return "images" if is_image_folder(given.get("dataset", "mnist")) else "digits"
+    if given.get("target") is None and not is_image_folder(given.get("dataset", "mnist")):
+        return "digits"
+    if given.get("encoder") is not None:
+        return "table"
+    is_table = given.get("target") is not None and given.get("image") is None
+    return "table" if is_table else "images"
 
 
 def is_image_folder(dataset: str) -> bool:
@@ -146,7 +153,7 @@ def is_table_file(dataset: str) -> bool:
         >>> is_table_file("sales.csv"), is_table_file("mnist")
         (True, False)
     """
-    return PurePath(dataset).suffix.lower() in (".csv", ".tsv", ".txt", ".gz", ".parquet")
+    return PurePath(dataset).suffix.lower() in TABLE_SUFFIXES
 
 
 def _was_searched(given: Mapping[str, Any]) -> bool:
@@ -173,7 +180,7 @@ def _table_defaults(given: Mapping[str, Any], num_rows: int | None) -> dict[str,
     """Return those of ``TableRecipe`` under the names of a run's settings."""
     size = max(1, given.get("batch_size") or TableRecipe.batch_size)
     classes = given.get("task") != "regression"
-    if given.get("text") and classes:
+    if given.get("encoder") is not None and classes:
         recipe = replace(_TEXTS, batch_size=size)
         recipe = replace(recipe, steps=_STEPS_WITH_TEXTS * recipe.steps_for(num_rows or size))
     else:
@@ -192,7 +199,7 @@ def _table_defaults(given: Mapping[str, Any], num_rows: int | None) -> dict[str,
     if given.get("baseline") is not None:
         return {**common, "optimizer": "adam", "lr": 1e-3}
     backend = "auto"
-    if given.get("task") is not None:
+    if given.get("task") is not None or given.get("target") is None:
         exact = closed_forms_hold({"estimator": "local", **given})
         backend = "closed-form" if exact else "autograd"
     return {

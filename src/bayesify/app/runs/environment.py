@@ -18,18 +18,18 @@ __all__ = [
 ]
 
 
-def versions(*, table: bool = False, texts: bool = False) -> dict[str, str]:
+def versions(*, table: bool = False, encoder: bool = False) -> dict[str, str]:
     """Return the versions that a result depends on; that of pandas only if it read a table.
 
     Args:
         table: whether a table was read.
-        texts: whether transformers read texts.
+        encoder: whether a network of transformers read texts or images.
 
     Example:
         >>> sorted(versions())
         ['bayesify', 'numpy', 'python', 'safetensors', 'torch']
     """
-    more = [*(["pandas"] if table else []), *(["transformers"] if texts else [])]
+    more = [*(["pandas"] if table else []), *(["transformers"] if encoder else [])]
     names = ("numpy", *more, "safetensors", "torch")
     installed = {name: metadata.version(name) for name in names}
     return {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -30,19 +31,24 @@ from bayesify.app.runs.table_effects import (
     targets_in_units,
 )
 from bayesify.app.runs.train import Trained
-from bayesify.datasets import IMAGE_DATASETS, find_test_inputs
+from bayesify.datasets import IMAGE_DATASETS, find_test_inputs, thumbnail
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive, NumericPredictive, Predictive
 from bayesify.tabular.table_data import TableData
 from bayesify.training.history import History
 
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.columns import ImageColumn
+
 __all__ = ["finish", "rewrite_report"]
 
 #: Images of another data set to predict: a histogram of 10,000 shows no more.
 _MOST_OUTSIDE = 2000
-#: Texts that the report shows.
+#: Texts, or paths of images, in a table of the report.
 _MOST_TEXTS = 12
+#: Height and width of an image of a table in the report, in pixels.
+_PICTURE = 96
 #: Errors in a history and a pruning table, which for numbers are those of standardised targets.
 _ERRORS = ("train_error", "test_error", "error_mean_weights", "error_predictive")
 #: Metrics that are those of the last epoch.
@@ -146,6 +152,7 @@ def _report(
         pruning=pruning,
         class_names=data.class_names,
         image_shape=data.image_shape,
+        pictures=_pictures(run, data),
         baselines=baselines,
         baseline_weights={_label(other): other.load_module().posterior.mean for other in others},
         outside=_outside(run, data, bnn, data_dir or run.data_dir),
@@ -173,7 +180,7 @@ def _report(
         figures=figures,
         notes=[*metrics.get("notes", []), *_table_notes(run), *_image_notes(run)],
         others={_label(other): other.metrics() for other in others},
-        texts=_least_certain_texts(data, predictive),
+        texts=_example_tables(run, data, predictive),
         parts=parts,
     )
 
@@ -195,7 +202,8 @@ def _table_parts(
     has_curve: bool,
 ) -> tuple[list[Part], dict[str, Figure]]:
     """Return the parts of a report for a table's owner, in their order, and their figures."""
-    target, test = run.config.target or "target", metrics["test"]
+    assert run.table is not None
+    target, test = run.table.target.name, metrics["test"]
     targets, figures = targets_in_units(data), dict[str, Figure]()
     parts = [result_part(target, len(targets), test, metrics["baseline"])]
     if has_curve:
@@ -207,7 +215,6 @@ def _table_parts(
         more, drawn = number_parts(predictive, targets, target, test)
         parts, figures = [*parts, *more], figures | drawn
     found = metrics["importance"]
-    assert run.table is not None
     if found is not None:
         part, drawn = importance_part(found, len(run.table.columns))
         parts, figures = [*parts, part], figures | drawn
@@ -252,14 +259,60 @@ def _truth(run: Run, data: RunData) -> tuple[str, Tensor] | None:
     return run.config.target or "target", data.numbers(shown(data)[1])
 
 
-def _least_certain_texts(data: RunData, predictive: Predictive) -> list[dict[str, Any]]:
-    """Return the held-out texts of the highest total uncertainty, the highest first."""
+def _image_column(run: Run) -> ImageColumn | None:
+    """Return the column of images that a pretrained network reads, if there is one."""
+    if run.table is None:
+        return None
+    from bayesify.tabular.columns import ImageColumn
+
+    return next((each for each in run.table.columns if isinstance(each, ImageColumn)), None)
+
+
+def _pictures(run: Run, data: RunData) -> Callable[[Tensor], Tensor] | None:
+    """Return what draws the held-out images of a table; None for a table without images."""
+    if _image_column(run) is None or not isinstance(data, TableData) or not data.test_texts:
+        return None
+    from bayesify.tabular.files import path_of_image
+
+    source = Path(run.config.dataset)
+    folder = source if run.config.target is None else source.parent
+    cells = data.test_texts
+
+    def draw(places: Tensor) -> Tensor:
+        paths = (path_of_image(folder, cells[place]) for place in places.tolist())
+        return torch.stack([thumbnail(path, _PICTURE) for path in paths])
+
+    return draw
+
+
+def _example_tables(
+    run: Run, data: RunData, predictive: Predictive
+) -> dict[str, list[dict[str, Any]]]:
+    """Return tables of held-out texts or images by their heading.
+
+    They are those of the highest total uncertainty, the highest first, and those that lie outside
+    the training data, the farthest first. Images of classes are drawn instead of the first table.
+    """
     if not isinstance(data, TableData) or not data.test_texts:
-        return []
+        return {}
+    what = "texts" if _image_column(run) is None else "images"
+    total = predictive.total.flatten()
+    tables = {}
+    if what == "texts" or not data.class_names:
+        chosen = total.argsort(descending=True, stable=True)[:_MOST_TEXTS]
+        tables[f"Least certain test {what}"] = _example_rows(data, predictive, chosen)
+    order = data.test_distances.argsort(descending=True, stable=True)
+    outside = order[data.test_distances[order] > 0.0]
+    if len(outside):
+        rows = _example_rows(data, predictive, outside[:_MOST_TEXTS])
+        tables[f"Test {what} outside the training data"] = rows
+    return tables
+
+
+def _example_rows(data: TableData, predictive: Predictive, chosen: Tensor) -> list[dict[str, Any]]:
     total, epistemic = (part.flatten() for part in (predictive.total, predictive.epistemic))
-    chosen = total.argsort(descending=True, stable=True)[:_MOST_TEXTS].tolist()
     rows = []
-    for place in chosen:
+    for place in chosen.tolist():
         target, mean = data.test_targets[place], predictive.mean[place]
         names = data.class_names
         if names:

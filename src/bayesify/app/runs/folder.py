@@ -39,6 +39,7 @@ from bayesify.training.checkpoint import CHECKPOINT_NAME
 from bayesify.training.history import History
 
 if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.files import TableFile
     from bayesify.tabular.schema import TableSchema
 
 __all__ = [
@@ -112,8 +113,8 @@ class Run:
 
     It holds ``config.json``, ``history.csv``, ``checkpoint.safetensors``, ``metrics.json``,
     ``pruning.json``, ``report.html`` and the figures; for a table also ``table.json``,
-    ``table.safetensors`` if it has texts, and ``tuning.db`` and ``tuning.json`` if its settings
-    were searched; for images of one's own ``images.json``.
+    ``table.safetensors`` if it has texts or images, and ``tuning.db`` and ``tuning.json`` if its
+    settings were searched; for images of one's own ``images.json``.
 
     Args:
         folder: path of the folder.
@@ -158,7 +159,7 @@ class Run:
                 "settings": config.to_json(),
                 "data_dir": data_dir,
                 "command": run.command,
-                "versions": versions(table=table is not None, texts=bool(config.text)),
+                "versions": versions(table=table is not None, encoder=config.encoder is not None),
                 "commit": commit(),
                 "hardware": hardware(),
             },
@@ -239,7 +240,12 @@ class Run:
                 from bayesify.tabular.streaming.fit import load_stream
 
                 return load_stream(path, self.table, self.folder)
-            return load_table(path, self.table, folder=self.folder, **options)
+            source: Path | TableFile = path
+            if self.config.target is None:
+                from bayesify.tabular.image_table import folder_table
+
+                source = folder_table(path)
+            return load_table(source, self.table, folder=self.folder, **options)
         if self.images is not None:
             if data_dir is not None:
                 raise RunError(

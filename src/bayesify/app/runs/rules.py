@@ -37,6 +37,7 @@ __all__ = [
     "REGRESSION",
     "SGD",
     "TABLE",
+    "TABLE_COLUMNS",
     "TABLE_FILE",
     "WARMUP",
 ]
@@ -56,8 +57,11 @@ NOT_NEGATIVE = Rule("be at least 0 and finite", lambda x: 0.0 <= x < math.inf)
 PART = Rule("be at least 0 and below 1", lambda x: 0.0 <= x < 1.0)
 
 TABLE = Rule("tables", lambda run: run.net == "table")
+TABLE_COLUMNS = Rule("tables", lambda run: run.net == "table" and run.target is not None)
 TABLE_FILE = Rule("tables", lambda run: run.target is not None)
-OWN_IMAGES = Rule("folders and tables of images", lambda run: run.net == "resnet8")
+OWN_IMAGES = Rule(
+    "folders and tables of images, without --encoder", lambda run: run.net == "resnet8"
+)
 HELD_OUT = Rule("tables and folders of images", lambda run: run.net in ("table", "resnet8"))
 REGRESSION = Rule(
     "regression on a table", lambda run: run.net == "table" and run.task != "classification"
@@ -92,7 +96,7 @@ PRUNED = Rule(
     "--prune-fraction above 0", lambda run: PRUNABLE.holds(run) and run.prune_fraction > 0.0
 )
 RANDOM_PART = Rule(
-    "folders and tables of images without --baseline",
+    "folders and tables of images without --encoder and --baseline",
     lambda run: run.net == "resnet8" and run.baseline is None,
 )
 BAYESIAN_TABLE = Rule(

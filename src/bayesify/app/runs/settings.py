@@ -45,6 +45,7 @@ from bayesify.app.runs.rules import (
     REGRESSION,
     SGD,
     TABLE,
+    TABLE_COLUMNS,
     TABLE_FILE,
     WARMUP,
 )
@@ -171,23 +172,32 @@ class RunConfig:
         ),
     ] = 0.2
     drop: Annotated[
-        tuple[str, ...], Setting("A column to leave out; may be repeated.", _TABLES, None, TABLE)
+        tuple[str, ...],
+        Setting("A column to leave out; may be repeated.", _TABLES, None, TABLE_COLUMNS),
     ] = ()
     keep: Annotated[
         tuple[str, ...],
         Setting(
-            "A column to use although it looks like an id; may be repeated.", _TABLES, None, TABLE
+            "A column to use although it looks like an id; may be repeated.",
+            _TABLES,
+            None,
+            TABLE_COLUMNS,
         ),
     ] = ()
     text: Annotated[
         tuple[str, ...],
-        Setting("A column of texts, which --encoder reads; may be repeated.", _TABLES, None, TABLE),
+        Setting(
+            "A column of texts, which --encoder reads; may be repeated.",
+            _TABLES,
+            None,
+            TABLE_COLUMNS,
+        ),
     ] = ()
     image: Annotated[
         str | None,
         Setting(
-            "Column with the paths of images, relative to the folder of FILE, whose classes "
-            "--target has.",
+            "Column with the paths of images, relative to the folder of FILE. Without --encoder a "
+            "small network learns the classes in --target from the images alone.",
             _TABLES,
             None,
             TABLE_FILE,
@@ -196,8 +206,8 @@ class RunConfig:
     encoder: Annotated[
         str | None,
         Setting(
-            "Pretrained network that reads texts, which is not trained: a folder, or a name on "
-            "Hugging Face's hub.",
+            "Pretrained network that reads texts or images and is not trained: a folder, or a name "
+            "on Hugging Face's hub.",
             _TABLES,
             None,
             TABLE,
@@ -574,7 +584,7 @@ class RunConfig:
             {'kl_warmup': 0.5, 'kl_warmup_power': 2.0}
         """
         settings = self.to_json()
-        kind = ("dataset", "baseline", "target", "task", "image")
+        kind = ("dataset", "baseline", "target", "task", "image", "encoder")
         given = {name: settings[name] for name in kind if settings[name] is not None}
         fields = {field.name: field.default for field in dataclasses.fields(self)}
         idle = set(self.idle())

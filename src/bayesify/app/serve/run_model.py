@@ -47,7 +47,7 @@ class RunModel:
             0 and 1.
 
     Raises:
-        RunError: a number is out of its range.
+        RunError: a number is out of its range, or a pretrained network reads images of the run.
     """
 
     def __init__(
@@ -58,6 +58,13 @@ class RunModel:
                 raise RunError(f"{name} must lie strictly between 0 and 1, got {value}")
         if num_samples < 1:
             raise RunError(f"samples must be at least 1, got {num_samples}")
+        images = [] if run.table is None else [c for c in run.table.columns if c.kind == "image"]
+        if images:
+            raise RunError(
+                f"serve takes no images through a pretrained network, which reads "
+                f"{images[0].name!r} of {run.folder}; use bayesify predict, or train without "
+                "--encoder"
+            )
         self._run, self._bnn = run, bnn
         self._num_samples = 1 if isinstance(bnn.posterior, Delta) else num_samples
         self._level = level

@@ -12,6 +12,8 @@ from bayesify.tabular.columns.categories import (
 )
 from bayesify.tabular.columns.column import Column, Features, UnusedColumn
 from bayesify.tabular.columns.dates import DateColumn, calendar_parts
+from bayesify.tabular.columns.encoded import EncodedColumn
+from bayesify.tabular.columns.images import ImageColumn
 from bayesify.tabular.columns.numbers import NumberColumn, RangedColumn, facts_of
 from bayesify.tabular.columns.stored import column_from_json
 from bayesify.tabular.columns.texts import TextColumn
@@ -22,8 +24,10 @@ __all__ = [
     "CategoryColumn",
     "Column",
     "DateColumn",
+    "EncodedColumn",
     "Features",
     "FlagColumn",
+    "ImageColumn",
     "NumberColumn",
     "RangedColumn",
     "TextColumn",

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -52,6 +53,11 @@ class Column(ABC):
     @abstractmethod
     def _parse(self, texts: Texts) -> Floats:
         """Return the values of stripped cells; not finite for a cell without one."""
+
+    def within(self, folder: Path) -> Self:
+        """Return the column for a table in a folder, to which paths in its cells are relative."""
+        del folder
+        return self
 
     def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> Self:
         """Return this column with the statistics of its training values.

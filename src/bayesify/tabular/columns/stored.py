@@ -8,6 +8,7 @@ from typing import Any
 from bayesify.tabular.columns.categories import CategoryColumn, FlagColumn
 from bayesify.tabular.columns.column import Column, UnusedColumn
 from bayesify.tabular.columns.dates import DateColumn
+from bayesify.tabular.columns.images import ImageColumn
 from bayesify.tabular.columns.numbers import NumberColumn
 from bayesify.tabular.columns.texts import TextColumn
 from bayesify.tabular.files import TableError
@@ -16,7 +17,10 @@ __all__ = ["column_from_json"]
 
 _KINDS: dict[str, type[Column]] = {
     kind.kind: kind
-    for kind in (NumberColumn, DateColumn, FlagColumn, CategoryColumn, TextColumn, UnusedColumn)
+    for kind in (
+        *(NumberColumn, DateColumn, FlagColumn, CategoryColumn),
+        *(TextColumn, ImageColumn, UnusedColumn),
+    )
 }
 
 

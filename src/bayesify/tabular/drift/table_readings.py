@@ -8,9 +8,9 @@ from bayesify.tabular.columns import (
     CategoryColumn,
     Column,
     DateColumn,
+    EncodedColumn,
     FlagColumn,
     NumberColumn,
-    TextColumn,
 )
 from bayesify.tabular.drift.column_cells import ColumnCells
 from bayesify.tabular.drift.date_readings import date_reading
@@ -42,7 +42,7 @@ def read_columns(
     Raises:
         TableError: the file has no rows, or cannot be read.
     """
-    checked = {c.name: ColumnCells(c) for c in columns if not isinstance(c, TextColumn)}
+    checked = {c.name: ColumnCells(c) for c in columns if not isinstance(c, EncodedColumn)}
     if target is not None:
         checked[target.name] = ColumnCells(target, fate=("is not measured", "are not measured"))
     rows = 0

@@ -68,7 +68,7 @@ class _Drawn:
 
 
 def fit_stream(
-    path: Path | TableFile,
+    table: Path | TableFile,
     target: str,
     *,
     memory: TrainingMemory,
@@ -93,7 +93,7 @@ def fit_stream(
     rows are held out depends on their numbers and the seed alone.
 
     Args:
-        path: as for ``fit_table``, like most of the following.
+        table: as for ``fit_table``, like most of the following.
         target: see there.
         memory: how much of the table is in memory.
         folder: folder of the run, in which :func:`write_stream` will write.
@@ -128,9 +128,9 @@ def fit_stream(
         >>> data.num_train, len(data.test_targets), batches
         (16, 4, [10, 6])
     """
-    file = open_table(path) if isinstance(path, Path) else path
+    file = open_table(table) if isinstance(table, Path) else table
     path = file.path
-    check_names(file, target, drop=drop, keep=keep, text=())
+    check_names(file, target, drop=drop, keep=keep)
     scans = {
         name: StreamScan(name, decimal_commas=file.has_decimal_commas)
         for name in file.columns

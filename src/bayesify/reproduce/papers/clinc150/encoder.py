@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bayesify.datasets import DataError, Queries
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import CategoricalPredictive, Predictive
-from bayesify.tabular.text_encoder import quiet_transformers
+from bayesify.tabular.pretrained_model import quiet_transformers
 
 __all__ = ["Classifier", "QueryLoader", "Tokens", "encoder_folder", "predictions", "tokens_of"]
 

@@ -1,0 +1,134 @@
+"""Encode columns whose cells a pretrained network turns into features."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bayesify.tabular.cells import Floats, Texts, by_value, is_missing
+from bayesify.tabular.columns.column import LARGEST_INPUT, Column
+from bayesify.tabular.columns.numbers import HUGE
+from bayesify.tabular.files import CellError, TableError
+from bayesify.tabular.scaling import Scaling
+
+__all__ = ["EncodedColumn"]
+
+
+class _Encoder(Protocol):
+    """A pretrained network (``TextEncoder``, ``ImageEncoder``)."""
+
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedColumn(Column):
+    """Cells that a pretrained network reads: its standardised features.
+
+    A cell lies outside if its features are farther from their means than those of training's cells,
+    in units of their standard deviations. A text on another topic need not be.
+
+    Args:
+        encoder: folder of the pretrained network, or its name on Hugging Face's hub.
+        sha256: of its weights.
+        size: number F of its features.
+        means: F means of the training cells' features.
+        stds: F standard deviations.
+        high: root mean square of standardised features above which a cell lies outside.
+        spread: interquartile range of the training cells' root mean squares.
+    """
+
+    encoder: str
+    sha256: str
+    size: int
+    means: tuple[float, ...] = ()
+    stds: tuple[float, ...] = ()
+    high: float = HUGE
+    spread: float = 1.0
+
+    @property
+    @abstractmethod
+    def network(self) -> _Encoder:
+        """The pretrained network.
+
+        Raises:
+            TableError: it is not there.
+        """
+
+    @abstractmethod
+    def read(self, cells: Texts) -> Floats:
+        """Return the features of different cells that are not missing, shape (N, F).
+
+        Raises:
+            CellError: a cell cannot be read.
+        """
+
+    def parse(self, texts: Texts) -> Floats:
+        """Return the features of some cells, shape (N, F); nan for a cell without one.
+
+        Raises:
+            TableError: the pretrained network is not there, or has other weights than in training.
+            CellError: a cell cannot be read.
+        """
+        codes, unique = by_value(texts)
+        known = ~is_missing(unique)
+        features = np.full((len(unique), self.size), math.nan)
+        if known.any():
+            found = self.network.sha256
+            if found != self.sha256:
+                raise TableError(
+                    f"the encoder {self.encoder} must have the weights of the training, with "
+                    f"SHA-256 {self.sha256}, got {found}; use that one, or train again"
+                )
+            try:
+                features[known] = self.read(unique[known])
+            except CellError as error:
+                code = np.flatnonzero(known)[error.place]
+                raise CellError(str(error), int((codes == code).argmax())) from error
+        return features[codes]
+
+    def _parse(self, texts: Texts) -> Floats:
+        return self.parse(texts)
+
+    def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> Self:
+        """Add the features' means and standard deviations, and the range of their distance."""
+        del weights
+        known = values[~self._is_missing(values)]
+        if not len(known):
+            return super().fit(values)
+        scaling = Scaling.of(torch.from_numpy(known))
+        means, stds = (tuple(part.flatten().tolist()) for part in (scaling.shift, scaling.scale))
+        column = dataclasses.replace(super().fit(values), means=means, stds=stds)
+        distances = np.sort(column._distances(known))
+        spread = float(np.subtract(*np.quantile(distances, (0.75, 0.25)))) or 1.0
+        high = float(distances[-min(tail, len(distances))]) + spread
+        return dataclasses.replace(column, high=high, spread=spread)
+
+    @property
+    def own_features(self) -> tuple[str, ...]:
+        """The pretrained network's features by number."""
+        return tuple(f"{self.name} {place}" for place in range(1, self.size + 1))
+
+    def _is_missing(self, values: Floats) -> npt.NDArray[np.bool_]:
+        return np.isnan(values[:, 0])
+
+    def _standardised(self, values: Floats) -> Floats:
+        scaled = (values - np.asarray(self.means)) / np.asarray(self.stds)
+        return np.asarray(np.clip(np.nan_to_num(scaled), -LARGEST_INPUT, LARGEST_INPUT))
+
+    def _distances(self, values: Floats) -> Floats:
+        return np.asarray(np.sqrt(np.square(self._standardised(values)).mean(axis=1)))
+
+    def _encode(self, values: Floats) -> list[Floats]:
+        return list(self._standardised(values).T)
+
+    def outside(self, values: Floats) -> Floats:
+        """Return the distance beyond training's, in interquartile ranges of its distances."""
+        beyond = np.maximum(self._distances(values) - self.high, 0.0) / self.spread
+        return np.maximum(super().outside(values[:, 0]), beyond)

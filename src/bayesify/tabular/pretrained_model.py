@@ -1,0 +1,124 @@
+"""Load a pretrained network of ``transformers`` with what turns examples into its inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.tabular.files import TableError
+
+__all__ = ["load_model", "load_reader", "quiet_transformers", "sha256_of_weights"]
+
+
+def load_model(source: str, needs: str) -> tuple[Any, Sequence[str]]:
+    """Load a model in float32, frozen and in evaluation mode.
+
+    Args:
+        source: a folder with ``config.json`` and weights as safetensors, or the name of such a
+            model on Hugging Face's hub.
+        needs: what it must have besides, for the error.
+
+    Returns:
+        The model, and the names of its weights that the file lacks and that are therefore random.
+
+    Raises:
+        TableError: transformers is not installed, or ``source`` is no such model.
+
+    Example:
+        >>> load_model("/nowhere", "a tokenizer")
+        Traceback (most recent call last):
+        bayesify.tabular.files.TableError: --encoder /nowhere must be the folder, or the name on ...
+    """
+
+    def load(transformers: Any) -> tuple[Any, Sequence[str]]:
+        # Weights of other formats are pickles.
+        model, told = transformers.AutoModel.from_pretrained(
+            source, use_safetensors=True, output_loading_info=True, dtype=torch.float32
+        )
+        return model.eval().requires_grad_(requires_grad=False), sorted(told["missing_keys"])
+
+    loaded: tuple[Any, Sequence[str]] = _loaded(source, needs, load)
+    return loaded
+
+
+def load_reader(source: str, kind: str, needs: str, **options: Any) -> Any:
+    """Load the tokenizer or the image processor of a model.
+
+    Args:
+        source: as for :func:`load_model`.
+        kind: ``"AutoTokenizer"`` or ``"AutoImageProcessor"``.
+        needs: as for :func:`load_model`.
+        options: for ``from_pretrained``.
+
+    Raises:
+        TableError: as :func:`load_model`.
+
+    Example:
+        >>> load_reader("/nowhere", "AutoTokenizer", "a tokenizer")
+        Traceback (most recent call last):
+        bayesify.tabular.files.TableError: --encoder /nowhere must be the folder, or the name on ...
+    """
+    return _loaded(
+        source, needs, lambda library: getattr(library, kind).from_pretrained(source, **options)
+    )
+
+
+def _loaded(source: str, needs: str, load: Callable[[Any], Any]) -> Any:
+    if find_spec("transformers") is None:
+        raise TableError("--encoder needs transformers; pip install 'bayesify[cli,transformers]'")
+    import transformers
+
+    try:
+        with quiet_transformers():
+            return load(transformers)
+    except Exception as error:  # transformers raises errors of many kinds
+        reason = " ".join(str(error).split())
+        raise TableError(
+            f"--encoder {source} must be the folder, or the name on Hugging Face's hub, of a "
+            f"transformers model with {needs} and weights as safetensors "
+            f"({reason[:200] or type(error).__name__})"
+        ) from error
+
+
+def sha256_of_weights(tensors: dict[str, Tensor], without: Sequence[str]) -> str:
+    """Return the digest of weights; those that the file lacks, such as a pooler's, are random.
+
+    Example:
+        >>> some = {"a": torch.zeros(2)}
+        >>> same = sha256_of_weights({**some, "b": torch.ones(1)}, without=["b"])
+        >>> same == sha256_of_weights(some, without=[])
+        True
+    """
+    digest = hashlib.sha256()
+    for name in sorted(set(tensors) - set(without)):
+        digest.update(name.encode())
+        values: Any = tensors[name].detach().contiguous().flatten().numpy()
+        digest.update(values)
+    return digest.hexdigest()
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from standard error, where a command shows its progress.
+
+    Example:
+        >>> with quiet_transformers():
+        ...     pass
+    """
+    from transformers.utils import logging
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
