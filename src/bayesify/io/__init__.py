@@ -9,12 +9,14 @@ from bayesify.io.files import (
     write_tensors,
 )
 from bayesify.io.models import (
+    frozen_of,
     load,
     model_meta,
     model_tensors,
     restore_model,
     save,
     unpack_state,
+    without_frozen,
 )
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "compress",
     "decompress",
     "encoded_size",
+    "frozen_of",
     "load",
     "model_meta",
     "model_tensors",
@@ -31,5 +34,6 @@ __all__ = [
     "restore_model",
     "save",
     "unpack_state",
+    "without_frozen",
     "write_tensors",
 ]

@@ -25,7 +25,10 @@ from bayesify.io.files import StorageError, digest_of, read_tensors, write_tenso
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 
-__all__ = ["load", "model_meta", "model_tensors", "restore_model", "save", "unpack_state"]
+__all__ = [
+    *("frozen_of", "load", "model_meta", "model_tensors"),
+    *("restore_model", "save", "unpack_state", "without_frozen"),
+]
 
 _PRIOR_MEAN = "prior_mean"
 
@@ -63,16 +66,42 @@ def save(
             f"save needs a BayesianModule, got {type(bnn).__name__}; an ordinary network is saved "
             "by safetensors.torch.save_model(net, path)"
         )
+    tensors, described = without_frozen(bnn, model_tensors(bnn), frozen)
+    meta = {**model_meta(bnn), **described}
+    write_tensors(Path(path), tensors, {"kind": "model", "model": meta})
+
+
+def without_frozen(
+    bnn: BayesianModule, tensors: Mapping[str, Tensor], frozen: bool | Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Leave the frozen parameters of a network out of the tensors of its file.
+
+    Args:
+        bnn: the network.
+        tensors: those of :func:`model_tensors`.
+        frozen: as for :func:`save`.
+
+    Returns:
+        The tensors that are left, and for the description of the network which were left out.
+
+    Raises:
+        TypeError: ``frozen`` is a single string.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 2))
+        >>> bnn = BayesianModule(net, include=["1.*"])
+        >>> without_frozen(bnn, model_tensors(bnn), frozen=False)[1]["frozen"]["names"]
+        ['net.0.bias', 'net.0.weight']
+    """
     if isinstance(frozen, str):
         raise TypeError(
             f"frozen must be a bool or a sequence of patterns, got the string {frozen!r}"
         )
-    tensors, meta = model_tensors(bnn), model_meta(bnn)
     left_out = _frozen_tensors(bnn.net, ("*",) if frozen is True else frozen or ())
-    if left_out:
-        tensors = {name: each for name, each in tensors.items() if name not in left_out}
-        meta["frozen"] = {"names": sorted(left_out), "sha256": digest_of(left_out, {})}
-    write_tensors(Path(path), tensors, {"kind": "model", "model": meta})
+    if not left_out:
+        return dict(tensors), {}
+    kept = {name: each for name, each in tensors.items() if name not in left_out}
+    return kept, {"frozen": {"names": sorted(left_out), "sha256": digest_of(left_out, {})}}
 
 
 def load(
@@ -197,7 +226,7 @@ def restore_model(
                 f"{source} is of another architecture: its parameters have the order "
                 f"{', '.join(names)}, those of the given network {', '.join(bnn.layout.names)}"
             )
-        state = unpack_state(bnn, {**_frozen_of(net, meta, source), **tensors})
+        state = unpack_state(bnn, {**frozen_of(net, meta, source), **tensors})
         for name, tensor in bnn.state_dict(keep_vars=True).items():
             # A learned noise or an excluded parameter may have another dtype than the weights.
             if name in state:
@@ -223,11 +252,20 @@ def _frozen_tensors(net: nn.Module, but: Sequence[str]) -> dict[str, Tensor]:
     }
 
 
-def _frozen_of(net: nn.Module, meta: Mapping[str, Any], source: str) -> dict[str, Tensor]:
+def frozen_of(net: nn.Module, meta: Mapping[str, Any], source: str) -> dict[str, Tensor]:
     """Return the parameters of a network that a file leaves out.
+
+    Args:
+        net: the network.
+        meta: the description of the network in the file.
+        source: the file, for the error.
 
     Raises:
         StorageError: they are not those that the file was saved with.
+
+    Example:
+        >>> frozen_of(nn.Linear(3, 2), {}, "model.safetensors")
+        {}
     """
     left_out = meta.get("frozen")
     if left_out is None:

@@ -32,12 +32,15 @@ class ImageEncoder:
             is installed too.
 
     Attributes:
+        content: what the digest is of.
         size: number F of features of an image.
         sha256: of the weights.
 
     Raises:
         TableError: transformers is not installed, or ``source`` is no such model.
     """
+
+    content = "weights"
 
     def __init__(self, source: str) -> None:
         from PIL import Image

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify.tabular.cells import Floats, Texts
-from bayesify.tabular.columns import Column, EncodedColumn
+from bayesify.tabular.columns import Column, FeatureColumn
 from bayesify.tabular.drift import read_columns, target_column
 from bayesify.tabular.files import CellError, TableError, TableFile, open_table
 from bayesify.tabular.image_table import check_images
@@ -243,7 +243,7 @@ class NewTable:
         """Return the rule for rows outside, in words."""
         split, promised = self.schema.split, max(OUTSIDE_RATE, self.schema.least_rate)
         far, held = split.get("test_outside", 0), split.get("test", 0)
-        kinds = {c.kind for c in self.schema.columns if isinstance(c, EncodedColumn)}
+        kinds = {c.kind for c in self.schema.columns if isinstance(c, FeatureColumn)}
         read = " or ".join(f"{'an' if kind == 'image' else 'a'} {kind}'s" for kind in sorted(kinds))
         texts = f", or {read} features are farther from their means" if kinds else ""
         rows = f", and {far:,} of {held:,} held-out rows lie outside" if held else ""

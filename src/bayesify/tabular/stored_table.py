@@ -17,7 +17,7 @@ __all__ = ["STORED_NAME", "store_table", "stored_table"]
 
 STORED_NAME = "table.safetensors"
 #: Kinds of columns that a pretrained network reads.
-_SLOW = ("text", "image")
+_SLOW = ("text", "token", "image")
 _TENSORS = tuple(
     f"{part}_{name}" for part in ("train", "test") for name in ("inputs", "targets", "distances")
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -12,12 +14,55 @@ import torch
 
 from bayesify.tabular.pretrained_model import load_model, load_reader, sha256_of_weights
 
-__all__ = ["TextEncoder", "text_encoder"]
+__all__ = ["LONGEST", "TextEncoder", "Tokenizer", "encoder_of", "text_encoder", "tokenizer_of"]
 
 _NEEDS = "a tokenizer"
 #: Tokens of a text that are read at most; the attention's cost grows with their square.
-_LONGEST = 256
+LONGEST = 256
 _BATCH = 64
+
+
+class Tokenizer:
+    """The tokenizer of a pretrained network of ``transformers``.
+
+    Args:
+        source: as for :class:`TextEncoder`.
+
+    Attributes:
+        content: what the digest is of.
+        sha256: of its vocabulary.
+
+    Raises:
+        TableError: transformers is not installed, or ``source`` has no tokenizer.
+    """
+
+    content = "tokenizer"
+
+    def __init__(self, source: str) -> None:
+        self._tokenizer: Any = load_reader(source, "AutoTokenizer", _NEEDS)
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
+        self.sha256 = hashlib.sha256(vocabulary.encode()).hexdigest()
+        self.longest = min(LONGEST, self._tokenizer.model_max_length)
+
+    def tokens(self, texts: Sequence[str], longest: int) -> list[list[int]]:
+        """Return the numbers of the tokens of each text, at most ``longest`` of each."""
+        if not texts:
+            return []
+        longest = min(longest, self.longest)
+        found = self._tokenizer(list(texts), truncation=True, max_length=longest)
+        return [list(each) for each in found["input_ids"]]
+
+    def batch(self, texts: Sequence[str], longest: int) -> Any:
+        """Return the network's inputs for texts, padded to the longest of them."""
+        return self._tokenizer(
+            list(texts),
+            padding=True,
+            truncation=True,
+            max_length=min(longest, self.longest),
+            return_tensors="pt",
+        )
 
 
 class TextEncoder:
@@ -28,6 +73,7 @@ class TextEncoder:
             of such a model on Hugging Face's hub.
 
     Attributes:
+        content: what the digest is of.
         size: number F of features of a text.
         sha256: of the weights.
 
@@ -35,17 +81,15 @@ class TextEncoder:
         TableError: transformers is not installed, or ``source`` is no such model.
     """
 
+    content = "weights"
+
     def __init__(self, source: str) -> None:
-        self._tokenizer: Any = load_reader(source, "AutoTokenizer", _NEEDS)
+        self._tokenizer = tokenizer_of(source)
         loaded, missing = load_model(source, _NEEDS)
-        if self._tokenizer.pad_token is None:
-            self._tokenizer.pad_token = self._tokenizer.eos_token
-        network: Any = loaded.get_encoder() if loaded.config.is_encoder_decoder else loaded
-        self._network = network
+        self._network = _reader_of(loaded)
         self.size = int(loaded.config.hidden_size)
         self.sha256 = sha256_of_weights(loaded.state_dict(), without=missing)
-        positions = getattr(loaded.config, "max_position_embeddings", None) or _LONGEST
-        self._longest = min(_LONGEST, positions, self._tokenizer.model_max_length)
+        self._longest = _longest_of(loaded)
 
     @torch.no_grad()
     def features(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -55,13 +99,7 @@ class TextEncoder:
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for start in range(0, len(order), _BATCH):
             places = order[start : start + _BATCH]
-            tokens = self._tokenizer(
-                [texts[place] for place in places],
-                padding=True,
-                truncation=True,
-                max_length=self._longest,
-                return_tensors="pt",
-            )
+            tokens = self._tokenizer.batch([texts[place] for place in places], self._longest)
             states = self._network(**tokens).last_hidden_state
             weights = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
             means = (states * weights).sum(1) / weights.sum(1).clamp_min(1.0)
@@ -77,3 +115,39 @@ def text_encoder(source: str) -> TextEncoder:
         TableError: as :class:`TextEncoder`.
     """
     return TextEncoder(source)
+
+
+@lru_cache(maxsize=1)
+def tokenizer_of(source: str) -> Tokenizer:
+    """Return the tokenizer of a folder or a name, loaded once in a process.
+
+    Raises:
+        TableError: as :class:`Tokenizer`.
+    """
+    return Tokenizer(source)
+
+
+def encoder_of(source: str) -> tuple[Any, str]:
+    """Load the network that reads texts, frozen, to train an adapter within it.
+
+    Returns:
+        The network, and the digest of its weights.
+
+    Raises:
+        TableError: as :class:`TextEncoder`.
+    """
+    loaded, missing = load_model(source, _NEEDS)
+    digest = sha256_of_weights(loaded.state_dict(), without=missing)
+    network = _reader_of(loaded)
+    # A pooler that the file lacks is random, and is not used.
+    if getattr(network, "pooler", None) is not None:
+        network.pooler = None
+    return network, digest
+
+
+def _reader_of(loaded: Any) -> Any:
+    return loaded.get_encoder() if loaded.config.is_encoder_decoder else loaded
+
+
+def _longest_of(loaded: Any) -> int:
+    return min(LONGEST, getattr(loaded.config, "max_position_embeddings", None) or LONGEST)

@@ -23,6 +23,7 @@ from bayesify.tabular.columns import (
     ImageColumn,
     RangedColumn,
     TextColumn,
+    TokenColumn,
     facts_of,
 )
 from bayesify.tabular.detect import ColumnScan, find_target
@@ -90,6 +91,7 @@ def fit_table(
     text: Sequence[str] = (),
     image: str | None = None,
     encoder: str | None = None,
+    adapter: bool = False,
     limit: int | None = None,
     on_rows: Callable[[int, int], None] | None = None,
 ) -> tuple[TableData, TableSchema]:
@@ -110,6 +112,7 @@ def fit_table(
         text: names of columns of text, which a pretrained network turns into numbers.
         image: name of a column of paths of images, which such a network reads.
         encoder: folder of that network, or its name on Hugging Face's hub.
+        adapter: whether texts become tokens, for a network that is trained itself, not features.
         limit: use only this number of rows from the top.
         on_rows: called with the number of rows whose texts or images were read, and of all rows.
 
@@ -144,7 +147,15 @@ def fit_table(
     found = with_likelihood(find_target(scans[target], task), likelihood, limits, ordered)
 
     columns, dropped, carried, more = chosen_columns(
-        file, scans, target, drop=drop, keep=keep, text=text, image=image, encoder=encoder
+        file,
+        scans,
+        target,
+        drop=drop,
+        keep=keep,
+        text=text,
+        image=image,
+        encoder=encoder,
+        adapter=adapter,
     )
     remarks = [*file.remarks, *more]
     _check_memory(path, rows, columns, len(found.classes))
@@ -199,6 +210,7 @@ def chosen_columns(
     text: Sequence[str] = (),
     image: str | None = None,
     encoder: str | None = None,
+    adapter: bool = False,
 ) -> ColumnChoice:
     """Return the columns of use for a prediction, from the scans of all.
 
@@ -211,6 +223,7 @@ def chosen_columns(
         text: see there.
         image: see there.
         encoder: see there.
+        adapter: see there.
 
     Raises:
         TableError: no column is of use.
@@ -223,7 +236,8 @@ def chosen_columns(
         if name == target:
             continue
         if name in text or name == image:
-            columns.append(_encoded_column(scan, "text" if name in text else "image", encoder))
+            option: Literal["text", "image"] = "text" if name in text else "image"
+            columns.append(_encoded_column(scan, option, encoder, adapter=adapter))
             carried += [name] * (name == image)
             continue
         reason = scan.reason_to_drop()
@@ -364,7 +378,7 @@ def _are_numbers(classes: Sequence[str]) -> bool:
 
 
 def _encoded_column(
-    scan: ColumnScan, option: Literal["text", "image"], encoder: str | None
+    scan: ColumnScan, option: Literal["text", "image"], encoder: str | None, *, adapter: bool
 ) -> Column:
     """Return the column that a pretrained network reads, for the option that names it."""
     assert encoder is not None
@@ -376,8 +390,9 @@ def _encoded_column(
             f"the column {scan.name!r} must hold {what} for --{option}, got numbers; leave "
             f"--{option} {scan.name} out, and it is used as numbers"
         )
-    kind = TextColumn if option == "text" else ImageColumn
-    return kind.of(scan.name, encoder)
+    if option == "image":
+        return ImageColumn.of(scan.name, encoder)
+    return (TokenColumn if adapter else TextColumn).of(scan.name, encoder)
 
 
 def _check_memory(path: Path, rows: int, columns: Sequence[Column], classes: int) -> None:

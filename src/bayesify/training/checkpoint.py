@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bayesify.io import StorageError, model_meta, read_tensors, unpack_state, write_tensors
+from bayesify.io import (
+    StorageError,
+    frozen_of,
+    model_meta,
+    read_tensors,
+    unpack_state,
+    without_frozen,
+    write_tensors,
+)
 from bayesify.training.backends.backend import Noise
 from bayesify.training.elbo import ELBO
 from bayesify.training.history import History
@@ -54,17 +62,20 @@ def write_checkpoint(
     scheduler: LRScheduler,
     settings: dict[str, Any],
     position: Position,
+    frozen: bool | Sequence[str] = True,
 ) -> None:
     """Write everything that the next step depends on, atomically.
 
     The noise, the order of the data and dropout are functions of seed, step and epoch: they need
-    no state.
+    no state. Frozen parameters are left out as ``bayesify.save`` leaves them out.
 
     Raises:
         OSError: the file cannot be written; the last checkpoint is then left as it was.
         TypeError: the scheduler's state cannot be stored without pickle.
     """
     tensors, trained = trained_parts(elbo, optimizer)
+    tensors, described = without_frozen(elbo.bnn, tensors, frozen)
+    trained["model"] |= described
     meta = {
         "kind": "checkpoint",
         **trained,
@@ -137,10 +148,12 @@ def load_trained(
             changed.
     """
     groups = meta["optimizer"]["groups"]
-    check_same(path, "network", model_meta(elbo.bnn), meta["model"])
+    stored = {name: each for name, each in meta["model"].items() if name != "frozen"}
+    check_same(path, "network", model_meta(elbo.bnn), stored)
     check_same(path, "objective", objective_meta(elbo), meta["objective"])
     check_same(path, "optimizer", type(optimizer).__name__, meta["optimizer"]["type"])
-    state = unpack_state(elbo.bnn, tensors)
+    frozen = frozen_of(elbo.bnn.net, meta["model"], str(path))
+    state = unpack_state(elbo.bnn, {**frozen, **tensors})
     check_same(path, "set of tensors", _shapes(elbo.bnn.state_dict()), _shapes(state))
     check_same(path, "grouping of parameters", _members(optimizer.param_groups), _members(groups))
     elbo.bnn.load_state_dict(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ def fit(
     backend: BackendName = "auto",
     checkpoint_dir: str | Path | None = None,
     resume: bool = False,
+    checkpoint_frozen: bool | Sequence[str] = True,
     callback: Callback | None = None,
     progress: bool = True,
 ) -> History:
@@ -80,6 +81,9 @@ def fit(
             callback is told which it is.
         checkpoint_dir: where ``checkpoint.safetensors`` is written after every epoch.
         resume: resume from that checkpoint if it is there.
+        checkpoint_frozen: whether checkpoints hold the frozen parameters, such as the body of a
+            pretrained network, or which of them, as ``frozen`` of ``bayesify.save``. With False
+            resuming and ``bayesify.load`` need the same pretrained network again.
         callback: called at every step and epoch, see ``bayesify.Callback``.
         progress: without a callback, whether a line per epoch is printed to standard error.
 
@@ -140,6 +144,7 @@ def fit(
         None if checkpoint_dir is None else Path(checkpoint_dir),
         resume=resume,
         pruning=pruning,
+        frozen=checkpoint_frozen,
     )
     chosen = make_backend(elbo, made, backend, noise=member.position.noise)
 

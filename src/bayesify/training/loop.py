@@ -110,6 +110,7 @@ class Member:
         settings: what a resumed run must share with the checkpoint.
         path: the checkpoint, or None.
         position: the epoch and minibatch that come next, and the history so far.
+        frozen: which frozen parameters the checkpoint holds, as for ``bayesify.save``.
     """
 
     elbo: ELBO
@@ -118,6 +119,7 @@ class Member:
     settings: dict[str, Any]
     path: Path | None
     position: Position
+    frozen: bool | Sequence[str] = True
 
     @classmethod
     def prepared(
@@ -131,6 +133,7 @@ class Member:
         *,
         resume: bool,
         pruning: PruningSchedule | None = None,
+        frozen: bool | Sequence[str] = True,
     ) -> Member:
         """A network at its start, or where its checkpoint in ``folder`` left it.
 
@@ -153,14 +156,20 @@ class Member:
                     f"{path} exists already; pass resume=True to resume it, or another folder"
                 )
             position = read_checkpoint(path, elbo, optimizer, schedule, settings)
-        return cls(elbo, optimizer, schedule, settings, path, position)
+        return cls(elbo, optimizer, schedule, settings, path, position, frozen)
 
     def checkpoint(self, noise: Noise) -> None:
         """Write the checkpoint, if there is to be one."""
         self.position.noise = noise
         if self.path is not None:
             write_checkpoint(
-                self.path, self.elbo, self.optimizer, self.schedule, self.settings, self.position
+                self.path,
+                self.elbo,
+                self.optimizer,
+                self.schedule,
+                self.settings,
+                self.position,
+                self.frozen,
             )
 
     def end_epoch(

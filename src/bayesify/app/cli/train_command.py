@@ -77,6 +77,7 @@ def _option(name: str, declared: Declaration) -> Any:
     text = declared.setting.help.format(choices=f"{', '.join(most)} or {last}")
     default = _defaults(name)
     info = typer.Option(
+        *([f"--{option(name)}"] if declared.kind is bool else []),  # a flag without its opposite
         help=text + (rf" \[default: {default}]" if default else ""),
         show_default=False,
         rich_help_panel=declared.setting.panel,
@@ -88,7 +89,7 @@ def _parsed_as(kind: Any) -> Any:
     """Return the type by which Typer parses a setting; its choices are checked by the settings."""
     if get_origin(kind) is tuple:
         return list[str] if get_args(kind)[0] is str else str  # 400,400 is one value
-    return next((each for each in (kind, *get_args(kind)) if each in (int, float)), str)
+    return next((each for each in (kind, *get_args(kind)) if each in (int, float, bool)), str)
 
 
 #: Runs with defaults of their own.
@@ -102,6 +103,9 @@ _SPECIAL: dict[str, list[dict[str, Any]]] = {
     "antithetic": [{"estimator": "antithetic"}],
     "tables": [{"target": "y", "task": task} for task in ("classification", "regression")],
     "folders": [{"dataset": "photos"}],
+    "adapters": [
+        {"target": "y", "task": "classification", "text": ("t",), "encoder": "e", "adapter": True}
+    ],
 }
 
 
@@ -110,7 +114,7 @@ def _defaults(name: str) -> str:
 
     Example:
         >>> _defaults("batch_size")
-        '256; sgd baseline 128; dropout baseline 128; ivon 128; tables 512; folders 64'
+        '256; sgd baseline 128; dropout baseline 128; ivon 128; tables 512; folders 64; adapters 32'
     """
     usual = _shown(getattr(RunConfig.of("mnist"), name))
     texts = [usual]
@@ -168,7 +172,7 @@ def train(
     detected, and the values of the target decide between regression and classification. A folder
     has one subfolder of images for each class; a table with --image has a column of paths of
     images. Of your own data some rows or images are held out for testing. With --encoder a
-    pretrained network reads columns of texts, or images.
+    pretrained network reads columns of texts, or images; with --adapter it is trained for texts.
 
     A table may be a file, a folder of files or a pattern in quotes. One that does not fit into
     memory, or with --max-memory, is streamed: read twice, then trained on in random order from an
@@ -311,6 +315,8 @@ def _prepare(
             "tune needs the table in memory; leave --max-memory out, or use --limit N to search on "
             "the first N rows"
         )
+    if tuned and "adapter" in given:
+        raise ConfigError("tune searches networks on features; leave --adapter out")
     if tuned and "baseline" in given:
         raise ConfigError("tune searches the settings of Bayesian networks; leave --baseline out")
     exists = (out / "config.json").exists()
@@ -416,6 +422,7 @@ def _read_table(
                 text=config.text,
                 image=image,
                 encoder=config.encoder,
+                adapter=config.adapter,
                 on_rows=on_rows,
                 **settings,
             )
@@ -432,7 +439,10 @@ def _read_table(
     kinds: dict[str, int] = {}
     for column in schema.columns:
         kinds[column.kind] = kinds.get(column.kind, 0) + 1
-    counted = ", ".join(f"{count} {kind}{'s'[: count > 1]}" for kind, count in kinds.items())
+    words = {"token": "text in tokens"}
+    counted = ", ".join(
+        f"{count} {words.get(kind, kind)}{'s'[: count > 1]}" for kind, count in kinds.items()
+    )
     lines = [
         f"{data.name}: {data.num_train:,} rows for training, {len(data.test_targets):,} held out "
         f"by seed {config.seed}",

@@ -101,6 +101,15 @@ def _check_encoder(run: Any) -> None:
         )
     if run.text and run.image is not None:
         raise ConfigError("text and image need an encoder each; leave one of them out")
+    if run.adapter and not run.text:
+        raise ConfigError(
+            "adapter trains within a pretrained network of texts: it needs --text with their "
+            "column and --encoder with the network"
+        )
+    if run.adapter and run.backend in ("compiled", "closed-form"):
+        raise ConfigError(f"backend {run.backend} trains no adapter; use --backend auto")
+    if run.adapter and run.posterior != "mean-field":
+        raise ConfigError(f"adapter needs --posterior mean-field, got {run.posterior}")
     if run.encoder is not None and run.target is not None and not run.text and run.image is None:
         raise ConfigError("encoder reads texts or images; name their column by --text or --image")
 

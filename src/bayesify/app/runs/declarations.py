@@ -87,6 +87,6 @@ def _is_of(kind: Any, value: Any) -> bool:
         return isinstance(value, tuple) and all(_is_of(get_args(kind)[0], each) for each in value)
     if get_args(kind):
         return any(_is_of(part, value) for part in get_args(kind))
-    if isinstance(value, bool):
-        return False
+    if isinstance(value, bool) or kind is bool:
+        return kind is bool and isinstance(value, bool)
     return isinstance(value, (int, float) if kind is float else kind)

@@ -64,6 +64,14 @@ _TEXTS = TableRecipe(
     hidden=(50,), steps=500, lr=0.02, init_std=0.05, prior_std=0.5, relevance=False, kl_warmup=0.2
 )
 _STEPS_WITH_TEXTS = 2
+#: Of an adapter: those of the best trial of ``bayesify reproduce clinc150-tuning``, and steps for
+#: small tables.
+_ADAPTER: dict[str, Any] = {
+    **{"hidden": (50,), "prior": "gaussian", "prior_std": 0.05, **_EARLIER_MIXTURE},
+    **{"estimator": "flipout", "init_std": 0.05, "lr": 4e-3, "rho_lr_scale": 1.0},
+    **{"kl_warmup": 0.0, "kl_warmup_power": 1.0, "batch_size": 32, "test_samples": 10},
+}
+_ADAPTER_EPOCHS, _ADAPTER_STEPS = 4, 500
 #: Training steps per row of the history, where a pass over a small table has fewer.
 _STEPS_PER_EPOCH = 50
 
@@ -80,7 +88,9 @@ def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[
         {'train_samples': 2}
     """
     kind = kind_of_data(given)
-    if kind == "table":
+    if kind == "table" and given.get("adapter"):
+        defaults = _adapter_defaults(given, num_rows)
+    elif kind == "table":
         defaults = _table_defaults(given, num_rows)
     elif kind == "images":
         defaults = dict(_IMAGES)
@@ -174,6 +184,21 @@ def closed_forms_hold(settings: Mapping[str, Any]) -> bool:
         return False
     exact_kl = settings.get("prior") != "scale-mixture" and settings.get("kl") != "monte-carlo"
     return sampled or exact_kl or settings.get("train_samples", 1) == 1
+
+
+def _adapter_defaults(given: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:
+    size = max(1, given.get("batch_size") or _ADAPTER["batch_size"])
+    batches = -(-(num_rows or size) // size)
+    epochs = max(_ADAPTER_EPOCHS, math.ceil(_ADAPTER_STEPS / batches))
+    noise = {"noise": "input-dependent"} if given.get("task") == "regression" else {}
+    defaults = {"net": "table", **noise, "epochs": epochs, **_ADAPTER}
+    if given.get("baseline") is None:
+        return defaults
+    plain = ("net", "noise", "epochs", "hidden", "batch_size")
+    return {name: defaults[name] for name in plain if name in defaults} | {
+        "optimizer": "adam",
+        "lr": 2e-3,
+    }
 
 
 def _table_defaults(given: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:

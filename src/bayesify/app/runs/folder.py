@@ -208,6 +208,9 @@ class Run:
         config = self.config
         words = ["bayesify", "train", config.dataset, "--out", str(self.folder)]
         for name, value in config.unusual().items():
+            if value is True:
+                words.append(f"--{name.replace('_', '-')}")
+                continue
             texts = value if name in ("drop", "keep", "text") else [value]
             for each in texts:
                 text = ",".join(map(str, each)) if isinstance(each, list) else str(each)
@@ -283,6 +286,8 @@ class Run:
         common: dict[str, Any] = {"seed": config.seed}
         if config.baseline is None:
             common |= {"init_std": config.init_std, "estimator": config.make_estimator()}
+        if config.adapter:
+            return self._make_adapter(net)
         if isinstance(net, TableNet):
             assert self.table is not None
             common["likelihood"] = self.table.target.make_likelihood()
@@ -300,6 +305,22 @@ class Run:
             common["prior_mean"] = "initial"
         common["posterior"] = named_posterior(config.posterior)
         return BayesianModule(net, prior=config.make_prior(), **common)
+
+    def _make_adapter(self, net: Any) -> BayesianModule:
+        from bayesify.tabular.text_adapter import adapter_baseline, adapter_module
+
+        assert self.table is not None
+        config, likelihood = self.config, self.table.target.make_likelihood()
+        if config.baseline is not None:
+            return adapter_baseline(net, likelihood=likelihood, seed=config.seed)
+        return adapter_module(
+            net,
+            likelihood=likelihood,
+            prior=config.make_prior(),
+            init_std=config.init_std,
+            estimator=config.make_estimator(),
+            seed=config.seed,
+        )
 
     def load_module(self) -> BayesianModule:
         """Load the network of the last checkpoint.
@@ -416,15 +437,17 @@ class Run:
         if self.table is not None:
             target = self.table.target
             has_noise = target.task == "regression" and not target.has_counts
-            return TableNet(
-                self.num_inputs,
-                config.hidden,
-                1 if target.is_ordered else len(self.class_names) or 1,
-                noise=config.noise if has_noise else None,
-                log_rates=[target.log_rate] if target.has_counts else None,
-                relevance=config.relevance == "learned",
-                seed=config.seed,
-            )
+            table: dict[str, Any] = {
+                "hidden": config.hidden,
+                "num_outputs": 1 if target.is_ordered else len(self.class_names) or 1,
+                "noise": config.noise if has_noise else None,
+                "log_rates": [target.log_rate] if target.has_counts else None,
+                "seed": config.seed,
+            }
+            if config.adapter:
+                return self._adapter_net(**table)
+            relevance = config.relevance == "learned"
+            return TableNet(self.num_inputs, relevance=relevance, **table)
         options: dict[str, Any] = {
             "dropout": (config.dropout_input, config.dropout_hidden),
             "init_std": config.mean_init_std,
@@ -433,6 +456,30 @@ class Run:
         if config.net == "lenet5":
             return lenet5(**options)
         return mlp(self.num_inputs, config.hidden, len(self.class_names), **options)
+
+    def _adapter_net(self, **table: Any) -> Any:
+        """Build the pretrained network with an adapter and a head for the table."""
+        from bayesify.tabular.columns import TokenColumn
+        from bayesify.tabular.grids import column_places
+        from bayesify.tabular.text_adapter import adapter_net
+        from bayesify.tabular.text_encoder import encoder_of
+
+        assert self.table is not None
+        assert self.config.encoder is not None
+        encoder, sha256 = encoder_of(self.config.encoder)
+        places, texts = column_places(self.table), []
+        for column in self.table.columns:
+            if isinstance(column, TokenColumn):
+                column.check_weights(sha256)
+                texts.append(places[column.name][: column.size])
+        taken = {place for each in texts for place in each}
+        return adapter_net(
+            encoder,
+            texts=texts,
+            others=[place for place in range(self.num_inputs) if place not in taken],
+            rank=self.config.adapter_rank,
+            **table,
+        )
 
 
 def is_tuning(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from bayesify.module.batching import parse_bytes
 from bayesify.tabular.likelihoods import COUNTS
 
 __all__ = [
+    "ADAPTER",
     "BASELINE",
     "BAYES",
     "BAYESIAN_DIGITS",
@@ -39,6 +40,7 @@ __all__ = [
     "TABLE",
     "TABLE_COLUMNS",
     "TABLE_FILE",
+    "TABLE_TEXTS",
     "WARMUP",
 ]
 
@@ -59,6 +61,7 @@ PART = Rule("be at least 0 and below 1", lambda x: 0.0 <= x < 1.0)
 TABLE = Rule("tables", lambda run: run.net == "table")
 TABLE_COLUMNS = Rule("tables", lambda run: run.net == "table" and run.target is not None)
 TABLE_FILE = Rule("tables", lambda run: run.target is not None)
+TABLE_TEXTS = Rule("--text with --encoder", lambda run: bool(run.text))
 OWN_IMAGES = Rule(
     "folders and tables of images, without --encoder", lambda run: run.net == "resnet8"
 )
@@ -76,6 +79,7 @@ OWN_NOISE = Rule(
 CENSORED = Rule(
     "--likelihood censored", lambda run: REGRESSION.holds(run) and run.likelihood == "censored"
 )
+ADAPTER = Rule("--adapter", lambda run: run.adapter)
 FINITE = Rule("be finite", math.isfinite)
 DIGITS = Rule("mnist and fashion-mnist", lambda run: run.net in ("mlp", "lenet5"))
 HIDDEN_LAYERS = Rule("--net mlp and tables", lambda run: run.net in ("mlp", "table"))
@@ -100,7 +104,8 @@ RANDOM_PART = Rule(
     lambda run: run.net == "resnet8" and run.baseline is None,
 )
 BAYESIAN_TABLE = Rule(
-    "tables without --baseline", lambda run: run.net == "table" and run.baseline is None
+    "tables without --baseline and --adapter",
+    lambda run: run.net == "table" and run.baseline is None and not run.adapter,
 )
 CERTIFIED = Rule("--objective f-quad, f-classic or f-lambda", lambda run: run.objective != "elbo")
 BASELINE = Rule("--baseline", lambda run: run.baseline is not None)

@@ -16,6 +16,7 @@ from bayesify.app.runs.combinations import check_combination
 from bayesify.app.runs.declarations import ConfigError, Declaration, Rule, Setting, option
 from bayesify.app.runs.defaults import defaults_for, kind_of_data
 from bayesify.app.runs.rules import (
+    ADAPTER,
     BASELINE,
     BAYES,
     BAYESIAN_DIGITS,
@@ -47,6 +48,7 @@ from bayesify.app.runs.rules import (
     TABLE,
     TABLE_COLUMNS,
     TABLE_FILE,
+    TABLE_TEXTS,
     WARMUP,
 )
 from bayesify.app.runs.stored_settings import FORMAT, renamed_settings
@@ -206,7 +208,7 @@ class RunConfig:
     encoder: Annotated[
         str | None,
         Setting(
-            "Pretrained network that reads texts or images and is not trained: a folder, or a name "
+            "Pretrained network that reads texts or images and stays as it is: a folder, or a name "
             "on Hugging Face's hub.",
             _TABLES,
             None,
@@ -223,6 +225,17 @@ class RunConfig:
             TABLE,
         ),
     ] = None
+    adapter: Annotated[
+        bool,
+        Setting(
+            "Train a variational low-rank adapter (LoRA) within --encoder for --text, instead of a "
+            "network on its features alone.",
+            _TABLES,
+            None,
+            TABLE_TEXTS,
+        ),
+    ] = False
+    adapter_rank: Annotated[int, Setting("Rank of the adapter.", _TABLES, COUNT, ADAPTER)] = 8
     baseline: Annotated[
         Literal["sgd", "dropout"] | None,
         Setting("Train a plain network instead: {choices}.", _BASELINES),
@@ -584,8 +597,8 @@ class RunConfig:
             {'kl_warmup': 0.5, 'kl_warmup_power': 2.0}
         """
         settings = self.to_json()
-        kind = ("dataset", "baseline", "target", "task", "image", "encoder")
-        given = {name: settings[name] for name in kind if settings[name] is not None}
+        kind = ("dataset", "baseline", "target", "task", "image", "encoder", "adapter")
+        given = {name: settings[name] for name in kind if settings[name] not in (None, False)}
         fields = {field.name: field.default for field in dataclasses.fields(self)}
         idle = set(self.idle())
         while True:

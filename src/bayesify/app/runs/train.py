@@ -137,6 +137,7 @@ def fit_network(
             backend=config.backend,
             checkpoint_dir=checkpoint_dir,
             resume=checkpoint_dir is not None,
+            checkpoint_frozen=["*.original_module.*"] if config.adapter else True,
             callback=callback,
         )
 

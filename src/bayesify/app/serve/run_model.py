@@ -31,6 +31,11 @@ __all__ = ["RunModel"]
 
 #: Held-out examples from which the threshold is computed.
 _MOST_HELD_OUT = 2_000
+#: Kinds of columns that are not served.
+_NOT_SERVED = {
+    "image": "images through a pretrained network",
+    "token": "texts through an adapter",
+}
 #: Examples in one pass of all weight samples; more would need much memory.
 _AT_ONCE = 64
 
@@ -58,13 +63,12 @@ class RunModel:
                 raise RunError(f"{name} must lie strictly between 0 and 1, got {value}")
         if num_samples < 1:
             raise RunError(f"samples must be at least 1, got {num_samples}")
-        images = [] if run.table is None else [c for c in run.table.columns if c.kind == "image"]
-        if images:
-            raise RunError(
-                f"serve takes no images through a pretrained network, which reads "
-                f"{images[0].name!r} of {run.folder}; use bayesify predict, or train without "
-                "--encoder"
-            )
+        for column in () if run.table is None else run.table.columns:
+            if column.kind in _NOT_SERVED:
+                raise RunError(
+                    f"serve takes no {_NOT_SERVED[column.kind]}, as {column.name!r} of "
+                    f"{run.folder}; use bayesify predict"
+                )
         self._run, self._bnn = run, bnn
         self._num_samples = 1 if isinstance(bnn.posterior, Delta) else num_samples
         self._level = level

@@ -12,11 +12,12 @@ from bayesify.tabular.columns.categories import (
 )
 from bayesify.tabular.columns.column import Column, Features, UnusedColumn
 from bayesify.tabular.columns.dates import DateColumn, calendar_parts
-from bayesify.tabular.columns.encoded import EncodedColumn
+from bayesify.tabular.columns.encoded import EncodedColumn, FeatureColumn
 from bayesify.tabular.columns.images import ImageColumn
 from bayesify.tabular.columns.numbers import NumberColumn, RangedColumn, facts_of
 from bayesify.tabular.columns.stored import column_from_json
 from bayesify.tabular.columns.texts import TextColumn
+from bayesify.tabular.columns.tokens import TokenColumn
 
 __all__ = [
     "FEW_LEVELS",
@@ -25,12 +26,14 @@ __all__ = [
     "Column",
     "DateColumn",
     "EncodedColumn",
+    "FeatureColumn",
     "Features",
     "FlagColumn",
     "ImageColumn",
     "NumberColumn",
     "RangedColumn",
     "TextColumn",
+    "TokenColumn",
     "UnusedColumn",
     "calendar_parts",
     "column_from_json",

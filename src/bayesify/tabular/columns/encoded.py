@@ -1,4 +1,4 @@
-"""Encode columns whose cells a pretrained network turns into features."""
+"""Encode columns whose cells a pretrained network reads."""
 
 from __future__ import annotations
 
@@ -18,44 +18,35 @@ from bayesify.tabular.columns.numbers import HUGE
 from bayesify.tabular.files import CellError, TableError
 from bayesify.tabular.scaling import Scaling
 
-__all__ = ["EncodedColumn"]
+__all__ = ["EncodedColumn", "FeatureColumn"]
 
 
 class _Encoder(Protocol):
-    """A pretrained network (``TextEncoder``, ``ImageEncoder``)."""
+    """A pretrained network or its tokenizer (``TextEncoder``, ``ImageEncoder``, ``Tokenizer``)."""
 
+    #: What the digest is of.
+    content: str
     sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedColumn(Column):
-    """Cells that a pretrained network reads: its standardised features.
-
-    A cell lies outside if its features are farther from their means than those of training's cells,
-    in units of their standard deviations. A text on another topic need not be.
+    """Cells that a pretrained network reads.
 
     Args:
         encoder: folder of the pretrained network, or its name on Hugging Face's hub.
-        sha256: of its weights.
-        size: number F of its features.
-        means: F means of the training cells' features.
-        stds: F standard deviations.
-        high: root mean square of standardised features above which a cell lies outside.
-        spread: interquartile range of the training cells' root mean squares.
+        sha256: of its weights, or of its tokenizer's vocabulary.
+        size: number F of the values of a cell.
     """
 
     encoder: str
     sha256: str
     size: int
-    means: tuple[float, ...] = ()
-    stds: tuple[float, ...] = ()
-    high: float = HUGE
-    spread: float = 1.0
 
     @property
     @abstractmethod
     def network(self) -> _Encoder:
-        """The pretrained network.
+        """The pretrained network, or its tokenizer.
 
         Raises:
             TableError: it is not there.
@@ -63,14 +54,14 @@ class EncodedColumn(Column):
 
     @abstractmethod
     def read(self, cells: Texts) -> Floats:
-        """Return the features of different cells that are not missing, shape (N, F).
+        """Return the values of different cells that are not missing, shape (N, F).
 
         Raises:
             CellError: a cell cannot be read.
         """
 
     def parse(self, texts: Texts) -> Floats:
-        """Return the features of some cells, shape (N, F); nan for a cell without one.
+        """Return the values of some cells, shape (N, F); nan for a missing one.
 
         Raises:
             TableError: the pretrained network is not there, or has other weights than in training.
@@ -83,8 +74,9 @@ class EncodedColumn(Column):
             found = self.network.sha256
             if found != self.sha256:
                 raise TableError(
-                    f"the encoder {self.encoder} must have the weights of the training, with "
-                    f"SHA-256 {self.sha256}, got {found}; use that one, or train again"
+                    f"the encoder {self.encoder} must have the {self.network.content} of the "
+                    f"training, with SHA-256 {self.sha256}, got {found}; use that one, or train "
+                    "again"
                 )
             try:
                 features[known] = self.read(unique[known])
@@ -95,6 +87,29 @@ class EncodedColumn(Column):
 
     def _parse(self, texts: Texts) -> Floats:
         return self.parse(texts)
+
+    def _is_missing(self, values: Floats) -> npt.NDArray[np.bool_]:
+        return np.isnan(values[:, 0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureColumn(EncodedColumn):
+    """Cells that a pretrained network turns into features, which are standardised.
+
+    A cell lies outside if its features are farther from their means than those of training's cells,
+    in units of their standard deviations. A text on another topic need not be.
+
+    Args:
+        means: F means of the training cells' features.
+        stds: F standard deviations.
+        high: root mean square of standardised features above which a cell lies outside.
+        spread: interquartile range of the training cells' root mean squares.
+    """
+
+    means: tuple[float, ...] = ()
+    stds: tuple[float, ...] = ()
+    high: float = HUGE
+    spread: float = 1.0
 
     def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> Self:
         """Add the features' means and standard deviations, and the range of their distance."""
@@ -114,9 +129,6 @@ class EncodedColumn(Column):
     def own_features(self) -> tuple[str, ...]:
         """The pretrained network's features by number."""
         return tuple(f"{self.name} {place}" for place in range(1, self.size + 1))
-
-    def _is_missing(self, values: Floats) -> npt.NDArray[np.bool_]:
-        return np.isnan(values[:, 0])
 
     def _standardised(self, values: Floats) -> Floats:
         scaled = (values - np.asarray(self.means)) / np.asarray(self.stds)

@@ -11,7 +11,7 @@ import numpy as np
 
 from bayesify.datasets import DataError, open_image
 from bayesify.tabular.cells import Floats, Texts
-from bayesify.tabular.columns.encoded import EncodedColumn
+from bayesify.tabular.columns.encoded import FeatureColumn
 from bayesify.tabular.files import CellError, path_of_image
 from bayesify.tabular.image_encoder import ImageEncoder, image_encoder
 
@@ -22,7 +22,7 @@ _BATCH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageColumn(EncodedColumn):
+class ImageColumn(FeatureColumn):
     """Paths of images: standardised features of a pretrained network.
 
     Args:

@@ -11,6 +11,7 @@ from bayesify.tabular.columns.dates import DateColumn
 from bayesify.tabular.columns.images import ImageColumn
 from bayesify.tabular.columns.numbers import NumberColumn
 from bayesify.tabular.columns.texts import TextColumn
+from bayesify.tabular.columns.tokens import TokenColumn
 from bayesify.tabular.files import TableError
 
 __all__ = ["column_from_json"]
@@ -19,7 +20,7 @@ _KINDS: dict[str, type[Column]] = {
     kind.kind: kind
     for kind in (
         *(NumberColumn, DateColumn, FlagColumn, CategoryColumn),
-        *(TextColumn, ImageColumn, UnusedColumn),
+        *(TextColumn, TokenColumn, ImageColumn, UnusedColumn),
     )
 }
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bayesify.tabular.cells import Floats, Texts
-from bayesify.tabular.columns.encoded import EncodedColumn
+from bayesify.tabular.columns.encoded import FeatureColumn
 from bayesify.tabular.text_encoder import TextEncoder, text_encoder
 
 __all__ = ["TextColumn"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextColumn(EncodedColumn):
+class TextColumn(FeatureColumn):
     """Texts: standardised features of a pretrained network."""
 
     kind: ClassVar[str] = "text"
