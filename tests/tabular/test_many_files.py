@@ -50,6 +50,8 @@ def test_a_folder_reads_as_the_one_file(
     chunks = [len(rows) for rows in open_table(several).batches()]
     assert chunks == [7] * 8 + [4]
     assert [len(rows) for rows in open_table(several).batches(10)] == [7, 3]
+    # Paths of images in its cells are relative to this folder.
+    assert open_table(several).folder == tmp_path / "parts"
 
 
 def test_a_changed_part_is_noticed(tmp_path: Path) -> None:
