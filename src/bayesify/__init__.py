@@ -24,7 +24,8 @@ Where to look next:
   ``SpikeAndSlab``, ``LogUniform`` (improper)
 * posteriors: ``MeanFieldGaussian``, ``Delta`` (a point estimate); beyond the mean field:
   ``LowRankGaussian``, ``MatrixGaussian``, ``FullGaussian``, by parameter ``PosteriorByGroup``
-* gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``
+* gradient estimators: ``WeightSampling``, ``LocalReparameterization``, ``Flipout``; with a last
+  layer that is integrated out: ``ClosedFormLastLayer``
 * training: ``ELBO``, ``fit``, ``fit_replicas`` (several networks at once), ``Callback``; pruned as
   it is trained: ``PruningSchedule``; for a loop of your own ``make_step``, ``parameter_groups``; a
   variational optimiser: ``IVON``; examples that arrive in parts: ``StreamingELBO``,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from bayesify.distributions.sparsity import GroupedGaussian, LogUniform, SpikeAndSlab
     from bayesify.distributions.structured import PosteriorFamily
     from bayesify.estimators import (
+        ClosedFormLastLayer,
         Estimator,
         Flipout,
         LocalReparameterization,
@@ -121,7 +123,10 @@ _MODULES = {
     "distributions.priors": ("Gaussian", "Laplace", "Prior", "ScaleMixture", "StudentT"),
     "distributions.sparsity": ("GroupedGaussian", "LogUniform", "SpikeAndSlab"),
     "distributions.structured": ("PosteriorFamily",),
-    "estimators": ("Estimator", "Flipout", "LocalReparameterization", "WeightSampling"),
+    "estimators": (
+        *("ClosedFormLastLayer", "Estimator", "Flipout", "LocalReparameterization"),
+        "WeightSampling",
+    ),
     "app.trained_table": ("open_run",),
     "io": ("compress", "decompress", "load", "save"),
     "module.acquire": ("acquire",),
@@ -196,6 +201,7 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "WeightSampling",
     "LocalReparameterization",
     "Flipout",
+    "ClosedFormLastLayer",
     # training
     "ELBO",
     "ELBOTerms",

@@ -72,6 +72,30 @@ class Correlation(WideModule, ABC):
         """
         return self.deviations(scale, shared.unsqueeze(0))[0], torch.zeros_like(scale)
 
+    def output_variances(self, scale: Tensor, inputs: Tensor, num_outputs: int) -> Tensor:
+        """Return the variance of each output of a layer x W^T + b, shape (..., num_outputs).
+
+        Var[(W x + b)_o] = x^T S_o x, where S_o is the covariance of the weights of output o, the
+        bias with an input of 1 among them.
+
+        Args:
+            scale: the scale of each weight, shape (n,).
+            inputs: rows of the layer's inputs, shape (..., inputs).
+            num_outputs: the number of outputs; the n weights are those of W, of shape
+                (num_outputs, inputs), and behind them b, if it is one of the group.
+        """
+        # Row i of the identity is noise i alone, so that row i holds what it does to all weights.
+        noise = torch.eye(self.num_normals, dtype=scale.dtype, device=scale.device)
+        size = num_outputs * inputs.shape[-1]
+        weight, bias = self.deviations(scale, noise).split([size, self.num_weights - size], dim=-1)
+        by_output = weight.view(len(noise), num_outputs, inputs.shape[-1])
+        if bias.shape[-1]:
+            by_output = torch.cat([by_output, bias.unsqueeze(-1)], dim=-1)
+            inputs = F.pad(inputs, (0, 1), value=1.0)
+        covariances = torch.einsum("eoi,eoj->oij", by_output, by_output)
+        found: Tensor = torch.einsum("...i,oij,...j->...o", inputs, covariances, inputs)
+        return found
+
     @abstractmethod
     def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:
         """Return (sum of log std_i^2 - log det covariance) / 2 in nats, a scalar.
@@ -283,6 +307,11 @@ class Kronecker(Correlation):
             rows = rows @ _unit_lower(self.columns)
         variances = rows.square() @ self._grid(scale.square()).T
         return variances, None if self.rows is None else _unit_lower(self.rows)
+
+    def output_variances(self, scale: Tensor, inputs: Tensor, num_outputs: int) -> Tensor:  # noqa: ARG002
+        """See :meth:`Correlation.output_variances`."""
+        variances, factor = self.output_noise(scale, inputs)
+        return variances if factor is None else variances @ factor.square().T
 
     def _spread(self, grid: Tensor, factor_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Multiply matrices (..., rows, columns) by A from the left and B^T from the right."""

@@ -151,15 +151,20 @@ class StructuredGaussian(GaussianPosterior):
                 :attr:`joint_groups` that consists of such parameters no noise is given.
         """
         scales = self._split(softplus(self.rho))
+        masks = [None] * len(scales) if self.mask is None else self._split(self.mask)
         joint: dict[str, ScaledGroup] = {}
-        shifts, stds, place = [], [], 0
+        shifts: list[Tensor] = []
+        stds: list[Tensor] = []
+        place = 0
         with self._without_autocast():
             for names, correlation, scale in zip(
                 self._names, self._correlations, scales, strict=True
             ):
                 if _is_left(names, correlation, local):
+                    mask = masks[len(shifts)]
+                    scale = scale if mask is None else torch.where(mask, scale, 0.0)
                     shift = std = torch.zeros_like(scale)
-                    joint |= dict.fromkeys(names, ScaledGroup(names, correlation, scale))
+                    joint.update(dict.fromkeys(names, ScaledGroup(names, correlation, scale)))
                 else:
                     part = noise[place : place + correlation.num_given]
                     shift, std = correlation.given(scale, part)

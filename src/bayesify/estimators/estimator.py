@@ -15,7 +15,7 @@ from bayesify.noise.keys import NoiseKey
 
 __all__ = ["Estimator", "ForwardPass", "ParameterUse", "Treatment"]
 
-TreatmentKind = Literal["exact", "per-position", "sampled", "unknown"]
+TreatmentKind = Literal["exact", "integrated", "per-position", "sampled", "unknown"]
 
 
 class ParameterUse(NamedTuple):
@@ -29,6 +29,7 @@ class ParameterUse(NamedTuple):
         why: the reason if ``rows`` or ``positions`` is None.
         layer: the random parameters of the linear layer x W^T + b that the use belongs to; empty
             for any other operation.
+        is_output: whether the operation's result is the network's, or a part of it.
     """
 
     function: str
@@ -36,13 +37,15 @@ class ParameterUse(NamedTuple):
     positions: int | None = None
     why: str = "not as weight on rows of examples"
     layer: tuple[str, ...] = ()
+    is_output: bool = False
 
 
 class Treatment(NamedTuple):
     """The way in which an estimator adds noise to a random parameter, and the reason.
 
     Args:
-        kind: ``exact``: each example has its own weight sample. ``per-position``: fresh noise
+        kind: ``exact``: each example has its own weight sample. ``integrated``: the expectation
+            over it is in closed form, so that it needs no noise. ``per-position``: fresh noise
             wherever an example uses the weight, which is another model than a shared weight.
             ``sampled``: one weight sample for the whole minibatch. ``unknown``: no forward pass
             has been traced yet.
@@ -65,6 +68,7 @@ class ForwardPass:
         snapshot: saves the state that a pass may change, and returns a function that restores it.
         on_unexpected_use: called with the names of a parameter and of a function that used it
             differently than in the traced pass.
+        integrated_names: returns the parameters of a last layer that is integrated out.
     """
 
     layout: ParameterLayout
@@ -73,6 +77,7 @@ class ForwardPass:
     local_names: Callable[[], Sequence[str]]
     snapshot: Callable[[], Callable[[], None]]
     on_unexpected_use: Callable[[str, str], None]
+    integrated_names: Callable[[], Sequence[str]] = tuple
 
 
 class Estimator(ABC):
@@ -103,6 +108,8 @@ class Estimator(ABC):
     antithetic: bool = False
     #: Whether treatments depend on the uses found by tracing a forward pass.
     needs_trace: ClassVar[bool] = True
+    #: Whether it has ``run_moments``, by which the last layer is integrated out.
+    integrates_outputs: ClassVar[bool] = False
 
     @abstractmethod
     def treatment(self, uses: Sequence[ParameterUse]) -> Treatment:

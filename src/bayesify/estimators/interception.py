@@ -13,6 +13,7 @@ from torch._C._functorch import maybe_current_level
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from bayesify.estimators.last_outputs import LastOutputs
 from bayesify.estimators.operations import LinearOperation, linear_operation
 from bayesify.estimators.products import product
 from bayesify.estimators.views import Views, shape_before_folding, transposition
@@ -56,9 +57,10 @@ class WeightInterceptor(TorchFunctionMode):
         self._by_id = {} if self._compiling else {id(tensors[name]): name for name in tensors}
         self._level = 0 if self._compiling else maybe_current_level()
         self._views = Views(compiling=self._compiling)
+        self.last = LastOutputs()
 
     def on_linear(self, operation: LinearOperation, weight: str | None, bias: str | None) -> Tensor:
-        """Compute a linear operation on intercepted tensors.
+        """Compute a linear operation on intercepted tensors, and record it as the last one.
 
         Args:
             operation: the operation.
@@ -91,8 +93,13 @@ class WeightInterceptor(TorchFunctionMode):
         if operation is not None:
             weight, bias = self._name_of(operation.weight), self._name_of(operation.bias)
             outputs = self.on_linear(operation, weight, bias)
-            return outputs if operation.reshape is None else operation.reshape(outputs)
+            if operation.reshape is None:
+                return outputs
+            reshaped = operation.reshape(outputs)
+            self.last.reshape(operation.reshape, reshaped)
+            return reshaped
         result = func(*args, **kwargs)
+        self.last.follow(func, args, kwargs, result)
         if self._follow(func, args, kwargs, result):
             return result
         # A derivative within the forward pass uses all weights: noise that is added to outputs does

@@ -12,13 +12,9 @@ from torch import Tensor
 from bayesify.distributions.correlations import Kronecker
 from bayesify.distributions.structured import Group, ScaledGroup
 from bayesify.estimators.estimator import ParameterUse, Treatment
+from bayesify.estimators.moments import MIN_VARIANCE, ParameterMoments, output_moments
 from bayesify.estimators.operations import LinearOperation
-from bayesify.estimators.per_example import (
-    MIN_VARIANCE,
-    ParameterMoments,
-    PassState,
-    PerExampleEstimator,
-)
+from bayesify.estimators.per_example import PassState, PerExampleEstimator
 
 __all__ = ["LocalReparameterization", "output_moments"]
 
@@ -117,40 +113,3 @@ def _joint_deviations(operation: LinearOperation, group: ScaledGroup, state: Pas
         variances, factor = group.correlation.output_noise(group.scale, inputs)
         deviations = _drawn(variances, state)
         return deviations if factor is None else deviations @ factor.T
-
-
-def output_moments(
-    operation: LinearOperation, weight: ParameterMoments, bias: ParameterMoments | None
-) -> tuple[Tensor, Tensor]:
-    """Compute mean and variance of each output of a linear operation.
-
-    The variance is the same operation applied to squared inputs and the weights' variances, in
-    float32 or wider. A parameter without spread is a constant and adds no variance.
-
-    Args:
-        operation: the linear operation.
-        weight: the moments of its weight.
-        bias: the moments of its bias, or None.
-
-    Returns:
-        Mean and variance, with the shape of the outputs.
-
-    Example:
-        >>> from torch.nn import functional as F
-        >>> mean, std = torch.ones(1, 2), torch.full((1, 2), 0.5)
-        >>> operation = LinearOperation(F.linear, torch.tensor([[1.0, 2.0]]), mean, None)
-        >>> output_moments(operation, ParameterMoments(mean, std, "weight"), None)
-        (tensor([[3.]]), tensor([[1.2500]]))
-    """
-    mean = operation.apply(operation.inputs, weight.mean, None if bias is None else bias.mean)
-    # In float16 squares would overflow and small variances would vanish.
-    dtype = torch.promote_types(weight.mean.dtype, torch.float32)
-    bias_variance = None if bias is None else bias.variance(dtype)
-    variance = weight.variance(dtype)
-    if variance is None:
-        if bias_variance is None:
-            return mean, mean.new_zeros(()).expand(mean.shape)
-        return mean, operation.channel_view(bias_variance).expand(mean.shape)
-    with torch.autocast(mean.device.type, enabled=False):
-        squares = operation.inputs.to(dtype).square()
-        return mean, operation.apply(squares, variance, bias_variance)

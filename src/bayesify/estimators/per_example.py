@@ -16,47 +16,12 @@ from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior, Weig
 from bayesify.distributions.structured import Group, ScaledGroup, StructuredGaussian
 from bayesify.estimators.estimator import Estimator, ForwardPass, ParameterUse, Treatment
 from bayesify.estimators.interception import WeightInterceptor
+from bayesify.estimators.last_outputs import LastOutputs
+from bayesify.estimators.moments import MIN_VARIANCE, ParameterMoments, closed_form_moments
 from bayesify.estimators.operations import LinearOperation
 from bayesify.noise.keys import NoiseKey, NoiseSource
 
 __all__ = ["MIN_VARIANCE", "ParameterMoments", "PassState", "PerExampleEstimator"]
-
-#: Added to variances, since the gradient of the square root overflows at 0; its root is negligible.
-MIN_VARIANCE = 1e-36
-
-
-@dataclass(frozen=True)
-class ParameterMoments:
-    """Mean and spread of the weight or the bias of one linear operation.
-
-    Args:
-        mean: the mean, or the tensor itself if no noise is added within the operation.
-        spread: the standard deviation, or None if no noise is added within the operation.
-        name: the name in the layout, or empty if no noise is added within the operation.
-        squared: whether ``spread`` is the variance.
-        joint: the weights that this parameter's depend on, if they do; their noise is that of the
-            whole layer.
-    """
-
-    mean: Tensor
-    spread: Tensor | None = None
-    name: str = ""
-    squared: bool = False
-    joint: ScaledGroup | None = None
-
-    @property
-    def std(self) -> Tensor | None:
-        """Standard deviation, or None."""
-        if self.spread is None or not self.squared:
-            return self.spread
-        return (self.spread + MIN_VARIANCE).sqrt()
-
-    def variance(self, dtype: torch.dtype) -> Tensor | None:
-        """Return the variance in a wider dtype, or None."""
-        if self.spread is None or self.squared:
-            return self.spread
-        return self.spread.to(dtype).square()
-
 
 #: The moments of each parameter, from a sample's noise and the names that have local noise.
 _MomentsOf = Callable[[NoiseSource, Collection[str]], Mapping[str, ParameterMoments]]
@@ -148,16 +113,42 @@ class PerExampleEstimator(Estimator):
         Raises:
             TypeError: the posterior is not Gaussian.
         """
-        moments_of = _moments(posterior, forward_pass.layout)
         local = set(forward_pass.local_names())
-        outputs = []
+        found = self._run_samples(forward_pass, posterior, key, samples, local, self.antithetic)
+        return [outputs for outputs, _ in found], None
+
+    def run_moments(
+        self,
+        forward_pass: ForwardPass,
+        posterior: Posterior,
+        key: NoiseKey,
+        samples: range,
+        *,
+        antithetic: bool,
+    ) -> list[tuple[Any, LastOutputs]]:
+        """Run the network with the moments of the last layer; see ``ClosedFormLastLayer``."""
+        local = {*forward_pass.local_names(), *forward_pass.integrated_names()}
+        return self._run_samples(forward_pass, posterior, key, samples, local, antithetic)
+
+    def _run_samples(
+        self,
+        forward_pass: ForwardPass,
+        posterior: Posterior,
+        key: NoiseKey,
+        samples: range,
+        local: set[str],
+        antithetic: bool,
+    ) -> list[tuple[Any, LastOutputs]]:
+        moments_of = _moments(posterior, forward_pass.layout)
+        found = []
         for sample in samples:
-            noise = NoiseSource(key, sample, antithetic=self.antithetic)
+            noise = NoiseSource(key, sample, antithetic=antithetic)
             if torch.compiler.is_compiling():  # these shapes have just been traced
-                outputs.append(self._run_once(forward_pass, moments_of, local, noise)[0])
+                outputs, injector = self._run_once(forward_pass, moments_of, local, noise)
             else:
-                outputs.append(self._run_sample(forward_pass, moments_of, local, noise))
-        return outputs, None
+                outputs, injector = self._run_sample(forward_pass, moments_of, local, noise)
+            found.append((outputs, injector.last))
+        return found
 
     def _run_sample(
         self,
@@ -165,14 +156,14 @@ class PerExampleEstimator(Estimator):
         moments_of: _MomentsOf,
         local: set[str],
         noise: NoiseSource,
-    ) -> Any:
+    ) -> tuple[Any, _NoiseInjector]:
         """Run one sample, again after each unexpected use of a parameter."""
         undo = forward_pass.snapshot() if local else None
         while True:
-            outputs, use = self._run_once(forward_pass, moments_of, local, noise)
-            if use is None or undo is None:
-                return outputs
-            name, function = use
+            outputs, injector = self._run_once(forward_pass, moments_of, local, noise)
+            if injector.unexpected is None or undo is None:
+                return outputs, injector
+            name, function = injector.unexpected
             forward_pass.on_unexpected_use(name, function)
             joint = moments_of(noise, local)[name].joint
             local -= {name} if joint is None else set(joint.names)
@@ -185,8 +176,8 @@ class PerExampleEstimator(Estimator):
         moments_of: _MomentsOf,
         local: Collection[str],
         noise: NoiseSource,
-    ) -> tuple[Any, tuple[str, str] | None]:
-        """Return the outputs, or the name and the function of an unexpected use."""
+    ) -> tuple[Any, _NoiseInjector]:
+        """Return the outputs, or None, and what intercepted the uses of the parameters."""
         tensors, intercepted = {}, {}
         moments = moments_of(noise, local)
         for name, parameter in moments.items():
@@ -201,10 +192,11 @@ class PerExampleEstimator(Estimator):
                 normals = noise.normals(mean.shape, mean.dtype, mean.device)
                 tensors[name] = torch.addcmul(mean, _std(parameter), normals)
         state = PassState(noise, forward_pass.batch_size)
-        injector = _NoiseInjector(self, intercepted, moments, state)
+        integrated = tuple(n for n in forward_pass.integrated_names() if n in intercepted)
+        injector = _NoiseInjector(self, intercepted, moments, state, integrated)
         if torch.compiler.is_compiling():
             with injector:
-                return forward_pass.forward(tensors), None
+                return forward_pass.forward(tensors), injector
         outputs = None
         try:
             with injector:
@@ -213,7 +205,7 @@ class PerExampleEstimator(Estimator):
             # The network may have raised another exception in response to _UnexpectedUse.
             if injector.unexpected is None:
                 raise
-        return outputs, injector.unexpected
+        return outputs, injector
 
 
 def _moments(posterior: Posterior, layout: ParameterLayout) -> _MomentsOf:
@@ -277,12 +269,14 @@ class _NoiseInjector(WeightInterceptor):
         intercepted: Mapping[str, Tensor],
         moments: Mapping[str, ParameterMoments],
         state: PassState,
+        integrated: Sequence[str] = (),
     ) -> None:
         super().__init__(intercepted, grad_mode=torch.is_grad_enabled())
         self._estimator = estimator
         self._intercepted = intercepted
         self._moments = moments
         self._state = state
+        self._integrated = integrated
         self._uses: dict[str, list[ParameterUse]] = {name: [] for name in intercepted}
         self.unexpected: tuple[str, str] | None = None
 
@@ -291,7 +285,9 @@ class _NoiseInjector(WeightInterceptor):
 
         def again() -> _NoiseInjector:
             state = begin.copy()
-            injector = _NoiseInjector(self._estimator, self._intercepted, self._moments, state)
+            injector = _NoiseInjector(
+                self._estimator, self._intercepted, self._moments, state, self._integrated
+            )
             injector._views = views.copy()
             return injector
 
@@ -310,7 +306,15 @@ class _NoiseInjector(WeightInterceptor):
             if name is not None and joint is not None and not set(joint.names) <= set(layer):
                 self.unexpected = name, operation.name
                 raise _UnexpectedUse
-        outputs = self._estimator.noisy_output(operation, weight_moments, bias_moments, self._state)
+        names = tuple(name for name in (weight, bias) if name is not None)
+        variances = None
+        if any(name in self._integrated for name in names):
+            outputs, variances = closed_form_moments(operation, weight_moments, bias_moments)
+        else:
+            outputs = self._estimator.noisy_output(
+                operation, weight_moments, bias_moments, self._state
+            )
+        self.last.record(outputs, names, variances)
         for name, of_bias in ((weight, False), (bias, True)):
             if name is not None:
                 size = self._state.batch_size
@@ -325,6 +329,10 @@ class _NoiseInjector(WeightInterceptor):
         if uses[-2:] == [use, use]:
             return  # a third equal use does not change the treatment
         uses.append(use)
-        if self._estimator.treatment(uses).kind == "sampled":
+        if name in self._integrated:
+            is_expected = len(uses) == 1 and use.positions is not None
+        else:
+            is_expected = self._estimator.treatment(uses).kind != "sampled"
+        if not is_expected:
             self.unexpected = name, use.function
             raise _UnexpectedUse

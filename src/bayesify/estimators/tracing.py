@@ -170,7 +170,10 @@ def _uses(
     tracer = _Tracer(weights, batch_size, compiled=compiled)
     with tracer:
         outputs = forward(weights, *args, **kwargs)
-    has_rows = any(part.dim() > 0 and len(part) == batch_size for part in tensors_in(outputs))
+    parts = tensors_in(outputs)
+    has_rows = any(part.dim() > 0 and len(part) == batch_size for part in parts)
+    for name in tracer.last.names if any(map(tracer.last.are, parts)) else ():
+        tracer.uses[name][-1] = tracer.uses[name][-1]._replace(is_output=True)
     return {name: tuple(found) for name, found in tracer.uses.items()}, has_rows
 
 
@@ -191,6 +194,7 @@ class _Tracer(WeightInterceptor):
             if name is not None:
                 use = operation.use(outputs, self._batch_size, of_bias=of_bias, layer=layer)
                 self.uses[name].append(use)
+        self.last.record(outputs, tuple(name for name in (weight, bias) if name is not None))
         return outputs
 
     def on_other(self, name: str, function: str) -> None:

@@ -214,7 +214,7 @@ def restore_model(
             else likelihood,
             prior=prior or _prior(meta["prior"]),
             posterior=posterior or _posterior(meta["posterior"]),
-            estimator=estimator or _component(estimators, Estimator, meta["estimator"]),
+            estimator=estimator or _estimator(meta["estimator"]),
             prior_mean="initial" if _PRIOR_MEAN in tensors else None,
             include=[glob.escape(name) for name in names],
             exclude=(),
@@ -322,7 +322,7 @@ def _describe(component: Prior | Estimator | PosteriorFamily) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    if isinstance(value, Prior | PosteriorFamily):
+    if isinstance(value, Prior | PosteriorFamily | Estimator):
         return _describe(value)
     if isinstance(value, type):  # MeanFieldGaussian within a PosteriorByGroup
         return value.__name__
@@ -355,6 +355,14 @@ def _prior(description: Mapping[str, Any]) -> Any:
     modules = (by_group, sparsity, priors)
     module = next((each for each in modules if fields["type"] in each.__all__), priors)
     return _component(module, Prior, fields)
+
+
+def _estimator(description: Mapping[str, Any]) -> Any:
+    """Create an estimator from its description, including the one of the layers below."""
+    fields = dict(description)
+    if "below" in fields:
+        fields["below"] = _estimator(fields["below"])
+    return _component(estimators, Estimator, fields)
 
 
 def _posterior(description: str | Mapping[str, Any]) -> Any:

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from bayesify.distributions.layout import ParameterLayout, Selector
 from bayesify.distributions.posteriors import Delta, Posterior, WeightDraw
 from bayesify.distributions.structured import PosteriorFamily
-from bayesify.estimators import Estimator, ForwardPass, WeightSampling, stateless
+from bayesify.estimators import (
+    ClosedFormLastLayer,
+    Estimator,
+    ForwardPass,
+    WeightSampling,
+    stateless,
+)
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
 from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.module.outputs import Output, check_output, tensor_of, warn_of_own_loss
@@ -168,6 +174,61 @@ class RandomNetwork(nn.Module):
         outputs = [self.tensor_of(result) for result in results]
         return (outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)), draw
 
+    @property
+    def integrates_outputs(self) -> bool:
+        """Whether the ELBO takes :meth:`output_moments`, as under ``ClosedFormLastLayer``."""
+        return self._effective_estimator().integrates_outputs
+
+    def output_moments(
+        self, inputs: Inputs, key: NoiseKey, samples: range
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of the outputs over the last layer's weights.
+
+        Args:
+            inputs: as for ``BayesianModule.predict``.
+            key: the key of the noise of the layers below; the sample index completes it.
+            samples: the indices of the S samples of the layers below.
+
+        Returns:
+            Two tensors of shape (S, N, ...), in units of the outputs and their square.
+
+        Raises:
+            TypeError: the estimator does not integrate the last layer out.
+            ValueError: the outputs are not those of such a layer.
+
+        Example:
+            >>> from bayesify import BayesianModule, ClosedFormLastLayer
+            >>> from bayesify.noise.keys import NoiseKey, Stream
+            >>> net = nn.Linear(2, 1, bias=False)
+            >>> bnn = BayesianModule(net, init_std=0.5, estimator=ClosedFormLastLayer())
+            >>> key = NoiseKey(0, Stream.TRAINING, 0)
+            >>> mean, variance = bnn.output_moments(torch.ones(3, 2), key, range(1))
+            >>> variance.flatten().tolist()
+            [0.5, 0.5, 0.5]
+        """
+        estimator = self._effective_estimator()
+        if not isinstance(estimator, ClosedFormLastLayer):
+            raise TypeError(
+                "output_moments needs estimator=ClosedFormLastLayer() and a Gaussian posterior, "
+                f"got {type(estimator).__name__}"
+            )
+        args, kwargs = arguments_of(inputs)
+        forward_pass = self._forward_pass(args, kwargs)
+        found = estimator.run_moments(forward_pass, self.posterior, key, samples)
+        means = [self.tensor_of(result) for result, _ in found]
+        last = [each for _, each in found]
+        variances = [each.variances_of(mean) for each, mean in zip(last, means, strict=True)]
+        known = [each for each in variances if each is not None]
+        if len(known) < len(means):
+            rows = [f"{row.name}: {row.reason}" for row in self.summary()[-2:]]
+            raise ValueError(
+                "ClosedFormLastLayer needs a network whose output is that of a linear layer with "
+                "random parameters that it uses once, or a view of it, but the output is of "
+                f"another kind ({'; '.join(rows)}); end the network with such a layer, or use "
+                "another estimator such as LocalReparameterization()"
+            )
+        return torch.stack(means), torch.stack(known)
+
     def tensor_of(self, result: object) -> Tensor:
         """Return the tensor of the network's result that the likelihood sees.
 
@@ -221,16 +282,26 @@ class RandomNetwork(nn.Module):
         samples: range,
         posterior: Posterior,
     ) -> tuple[list[Any], WeightDraw | None]:
+        forward_pass = self._forward_pass(args, kwargs)
+        return self._effective_estimator().run(forward_pass, posterior, key, samples)
+
+    def _forward_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPass:
         refuse_in_backward()
-        forward_pass = ForwardPass(
+
+        def integrated() -> Sequence[str]:
+            if not self.integrates_outputs:
+                return ()
+            return self._integrated_names(torch.compiler.is_compiling(), *args, **kwargs)
+
+        return ForwardPass(
             layout=self.layout,
             forward=lambda tensors: self.run_with_named(tensors, *args, **kwargs),
             batch_size=minibatch_size(args, kwargs),
             local_names=lambda: self._local_names(torch.compiler.is_compiling(), *args, **kwargs),
             snapshot=lambda: stateless.snapshot(self.net),
             on_unexpected_use=self._traces.add_use,
+            integrated_names=integrated,
         )
-        return self._effective_estimator().run(forward_pass, posterior, key, samples)
 
     def _effective_estimator(self) -> Estimator:
         # A point estimate has no noise, so that the simplest estimator is exact.
@@ -238,13 +309,27 @@ class RandomNetwork(nn.Module):
         return WeightSampling() if is_point else self.estimator
 
     def _local_names(self, compiled: bool, /, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        return self._names_of(("exact", "per-position"), args, kwargs, compiled)
+
+    def _integrated_names(self, compiled: bool, /, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        return self._names_of(("integrated",), args, kwargs, compiled)
+
+    def _names_of(
+        self,
+        kinds: Sequence[str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        compiled: bool,
+    ) -> tuple[str, ...]:
+        """Return the parameters whose treatment in a pass is one of these kinds."""
         uses = self._uses(args, kwargs, compiled=compiled)
         treatments = self.estimator.treatments(uses, self.posterior)
-        return tuple(name for name in uses if treatments[name].kind != "sampled")
+        return tuple(name for name in uses if treatments[name].kind in kinds)
 
     # This is what torch.compiler.assume_constant_result sets, without importing the compiler. In
     # compiled code the pass is traced once, when the code is compiled for inputs of these shapes.
     _local_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    _integrated_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _uses(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, compiled: bool = False

@@ -15,8 +15,8 @@ __all__ = ["ModuleSummary", "ParameterSummary"]
 class ParameterSummary(NamedTuple):
     """One random parameter: its first name, shape and treatment, and the reason for it.
 
-    ``treatment`` is ``"exact"``, ``"per-position"``, ``"sampled"`` or ``"unknown"``; see
-    :class:`~bayesify.estimators.Treatment`.
+    ``treatment`` is ``"exact"``, ``"integrated"``, ``"per-position"``, ``"sampled"`` or
+    ``"unknown"``; see :class:`~bayesify.estimators.Treatment`.
     """
 
     name: str

@@ -75,6 +75,12 @@ class WeightedLikelihood(Likelihood):
         plain, weights = self._unpacked(targets)
         return self.likelihood.log_prob(outputs, plain) * weights.to(outputs.dtype)
 
+    def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """Return weight times that of the inner likelihood, in nats, shape (S, N)."""
+        plain, weights = self._unpacked(targets)
+        expected = self.likelihood.expected_log_prob(mean, variance, plain)
+        return expected * weights.to(mean.dtype)
+
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
         """Return that of the inner likelihood."""
         return self.likelihood.predictive(outputs, keep_samples=keep_samples)

@@ -51,13 +51,15 @@ class ELBOTerms(NamedTuple):
 
     #: The objective, in nats per example.
     loss: Tensor
-    #: -log p(y | x, w), averaged over the minibatch and the weight samples, in nats.
+    #: -log p(y | x, w), averaged over the minibatch and the weight samples, in nats; under
+    #: ``ClosedFormLastLayer`` its expectation over the last layer's weights.
     nll: Tensor
     #: KL(q || p), summed over the weights, in nats; 0 for a point estimate.
     kl: Tensor
     #: -log p(mean) of a point estimate, summed over the weights, in nats; else 0.
     penalty: Tensor
-    #: The network's outputs, shape (S, B_i, ...), without a graph, for metrics.
+    #: The network's outputs, shape (S, B_i, ...), without a graph, for metrics; under
+    #: ``ClosedFormLastLayer`` their means over the last layer's weights.
     outputs: Tensor
     #: Factor on KL and penalty in the loss; NaN from a compiled objective.
     kl_factor: float = math.nan
@@ -180,8 +182,7 @@ class ELBO(nn.Module):
         else:
             step = read_counter(self._step)
             key = NoiseKey(bnn.seed, Stream.TRAINING, step)
-            outputs, draw = bnn.sample_outputs(inputs, key, samples)
-            nll = self.nll(outputs, targets)
+            nll, outputs, draw = self._run(inputs, targets, key, samples)
             factor = self.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
             # With factor 0 the value is still reported, but needs no backward pass. A branch
             # decides, because in compiled code the factor is symbolic and cannot be an argument.
@@ -195,6 +196,37 @@ class ELBO(nn.Module):
         # As an output of compiled code a number would have it compiled anew for each value.
         reported = math.nan if torch.compiler.is_compiling() else factor
         return ELBOTerms(loss, nll, kl, penalty, detached(outputs), reported)
+
+    def _run(
+        self, inputs: Inputs, targets: Tensor, key: NoiseKey, samples: range
+    ) -> tuple[Tensor, Tensor, WeightDraw | None]:
+        """Return the nll, the outputs (S, B_i, ...), and the weights that were drawn."""
+        bnn = self.bnn
+        if not bnn.integrates_outputs:
+            outputs, draw = bnn.sample_outputs(inputs, key, samples)
+            return self.nll(outputs, targets), outputs, draw
+        if type(self).nll is not ELBO.nll:
+            raise TypeError(
+                f"{type(self).__name__} has an nll of its own, which ClosedFormLastLayer cannot "
+                "integrate; use ELBO, or estimator=LocalReparameterization()"
+            )
+        mean, variance = bnn.output_moments(inputs, key, samples)
+        return self.expected_nll(mean, variance, targets), mean, None
+
+    def expected_nll(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """Compute -E[log p(y | x, w)] over Gaussian outputs, averaged as by :meth:`nll`, in nats.
+
+        Args:
+            mean: their means, shape (S, B_i, ...).
+            variance: their variances, of the same shape.
+            targets: shape (B_i, ...).
+
+        Raises:
+            TypeError: the likelihood has no closed form.
+        """
+        dtype = torch.promote_types(mean.dtype, torch.float32)
+        wide = mean.to(dtype), variance.to(dtype)
+        return -self.bnn.likelihood.expected_log_prob(*wide, targets).mean()
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Compute -log p(y | x, w) of outputs (S, B_i, ...), averaged over both axes, in nats."""

@@ -56,6 +56,26 @@ class CategoricalLikelihood(Likelihood):
             log_probs = log_probs.where(counted, 0.0)
         return sum_components(log_probs)
 
+    def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """Return a lower bound on E[log softmax(f)] over outputs f of these means and variances.
+
+        By Jensen's inequality log sum_k E[exp(f_k)] is at least E[log sum_k exp(f_k)], so that the
+        bound is mean_y - log sum_k exp(mean_k + variance_k / 2), in nats, summed over the
+        positions of an example. It is exact where the variances are 0.
+
+        Raises:
+            ValueError: the targets do not fit the outputs.
+
+        Example:
+            >>> mean, variance = torch.zeros(1, 1, 2), torch.tensor([[[0.0, 2.0]]])
+            >>> CategoricalLikelihood().expected_log_prob(mean, variance, torch.tensor([0]))
+            tensor([[-1.3133]])
+        """
+        excess = (mean + 0.5 * variance).logsumexp(-1) - mean.logsumexp(-1)
+        counted = self._counted(targets)
+        log_probs = self.log_prob(mean, targets)
+        return log_probs - sum_components(excess if counted is None else excess.where(counted, 0.0))
+
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
         """Return the class probabilities averaged over the weight samples."""
         return CategoricalPredictive.from_logits(outputs, keep_samples=keep_samples)

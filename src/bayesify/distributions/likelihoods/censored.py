@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.likelihoods.gaussian import GaussianLikelihood
+from bayesify.distributions.likelihoods.likelihood import Likelihood
 
 __all__ = ["CensoredGaussianLikelihood"]
 
@@ -46,6 +47,10 @@ class CensoredGaussianLikelihood(GaussianLikelihood):
         >>> CensoredGaussianLikelihood().log_prob(torch.zeros(1, 3, 1), bounds)
         tensor([[-0.9189, -0.6931, -0.3817]])
     """
+
+    def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """Raise TypeError: a censored target has no closed form."""
+        return Likelihood.expected_log_prob(self, mean, variance, targets)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared distance of the mean to the interval between the bounds."""

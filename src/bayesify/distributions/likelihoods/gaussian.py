@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bayesify.distributions.likelihoods.location_scale import LocationScaleLikelihood
 from bayesify.prediction import GaussianPredictive, Predictive
+from bayesify.prediction.predictive import sum_components
 
 __all__ = ["GaussianLikelihood"]
 
@@ -64,6 +65,31 @@ class GaussianLikelihood(LocationScaleLikelihood):
                 "remove one of the two"
             )
         super().__init__(std, learn=learn_std, input_dependent=input_dependent, minimum=min_std)
+
+    def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """Return E[log p(y | f)] over outputs f of these means and variances, exactly.
+
+        For each component it is log N(y | mean, std^2) - variance / (2 std^2), in nats, since the
+        log density is quadratic in f: correlations of the components do not matter.
+
+        Raises:
+            TypeError: the noise is input-dependent, for which there is no closed form.
+            ValueError: the targets have another shape than the outputs.
+
+        Example:
+            >>> import torch
+            >>> zeros, variance = torch.zeros(1, 2, 1), torch.tensor([[[0.0], [2.0]]])
+            >>> GaussianLikelihood(std=1.0).expected_log_prob(zeros, variance, zeros[0])
+            tensor([[-0.9189, -1.9189]])
+        """
+        if self.input_dependent:
+            raise TypeError(
+                "ClosedFormLastLayer needs a noise that is one number, got input-dependent noise; "
+                "use GaussianLikelihood(std=..., learn_std=True), or "
+                "estimator=LocalReparameterization()"
+            )
+        loss = 0.5 * variance / self.std.to(variance).square()
+        return self.log_prob(mean, targets) - sum_components(loss)
 
     @property
     def std(self) -> Tensor:

@@ -44,6 +44,30 @@ class Likelihood(WideModule, ABC):
             ValueError: shape, dtype or values of the targets do not fit the outputs.
         """
 
+    def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+        """Return E[log p(y | f)] over Gaussian outputs f of each example, in nats, or a bound.
+
+        ``ClosedFormLastLayer`` trains with it. A likelihood that has none raises TypeError.
+
+        Args:
+            mean: the means of the outputs, shape (S, N, ...).
+            variance: their variances, of the same shape.
+            targets: the targets, shape (N, ...), without the sample axis.
+
+        Returns:
+            Shape (S, N), summed over the components of each target: the expectation, or a lower
+            bound on it.
+
+        Raises:
+            TypeError: there is no closed form.
+            ValueError: shape, dtype or values of the targets do not fit the outputs.
+        """
+        raise TypeError(
+            f"ClosedFormLastLayer needs a likelihood with a closed-form expectation, such as "
+            f"GaussianLikelihood(std=1.0), got {type(self).__name__}; use "
+            "estimator=LocalReparameterization(), which draws the last layer's outputs"
+        )
+
     @abstractmethod
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
         """Return the mixture over weight samples, from one output of shape (N, ...) at a time.
