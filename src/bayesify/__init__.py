@@ -15,7 +15,7 @@ the network is not edited.
 Where to look next:
 
 * model: ``BayesianModule``; pretrained networks: ``last_layer``, ``RelativeStd``; several tasks:
-  ``MultiHead``
+  ``MultiHead``; few random factors of deterministic weights: ``rank_one``, ``RankOne``
 * likelihoods of classes: ``CategoricalLikelihood``, ``BernoulliLikelihood``, ``OrdinalLikelihood``;
   of numbers: ``GaussianLikelihood``, ``StudentTLikelihood``, ``CensoredGaussianLikelihood``; of
   counts: ``PoissonLikelihood``, ``NegativeBinomialLikelihood``
@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from bayesify.module.pretrained import RelativeStd, last_layer
     from bayesify.module.pruning import prune, snr
     from bayesify.module.random_network import SharedNoiseWarning
+    from bayesify.module.rank_one import RankOne, rank_one
     from bayesify.module.shrinking import shrink
     from bayesify.prediction import Predictive
     from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
@@ -139,6 +140,7 @@ _MODULES = {
     "module.pretrained": ("RelativeStd", "last_layer"),
     "module.pruning": ("prune", "snr"),
     "module.random_network": ("SharedNoiseWarning",),
+    "module.rank_one": ("RankOne", "rank_one"),
     "module.shrinking": ("shrink",),
     "prediction": ("Predictive",),
     "prediction.conformal": ("ConformalIntervals", "ConformalSets"),
@@ -165,6 +167,8 @@ __all__ = [  # noqa: RUF022 (in the order in which they are used)
     "last_layer",
     "RelativeStd",
     "MultiHead",
+    "rank_one",
+    "RankOne",
     # likelihoods
     "Likelihood",
     "CategoricalLikelihood",
