@@ -17,6 +17,7 @@ from bayesify.reproduce.papers import (
     train_defaults,
     uci,
 )
+from bayesify.reproduce.papers.active import experiment as active
 from bayesify.reproduce.papers.blundell import (
     bound,
     comparison,
@@ -85,6 +86,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         compression_tuning,
         compression,
         continual,
+        active,
     )
 }
 
