@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import mean, median
+from statistics import mean, median_low
 from typing import TYPE_CHECKING, Any
 
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
@@ -160,7 +160,8 @@ def _accuracies(found: Mapping[str, Sequence[Result]], labels: int) -> list[floa
 
 
 def _median_needed(results: Sequence[Result], level: float) -> float:
-    return median(labels_needed(result, level) for result in results)
+    # The lower of two, so that it stays a number where half of the runs end before.
+    return median_low(labels_needed(result, level) for result in results)
 
 
 def _spread(values: Sequence[float], results: Sequence[Result]) -> str:
@@ -171,7 +172,7 @@ def _spread(values: Sequence[float], results: Sequence[Result]) -> str:
 
     if len(values) == 1:
         return text(values[0])
-    return f"{text(median(values))} ({text(min(values))} to {text(max(values))})"
+    return f"{text(median_low(values))} ({text(min(values))} to {text(max(values))})"
 
 
 def _share(found: Mapping[str, Sequence[Result]], title: str, level: float) -> str:
@@ -242,14 +243,13 @@ def _draw_curves(axes: Axes, found: Mapping[str, Sequence[Result]]) -> None:
         labels = labels[: len(by_labels)]
         means = [mean(values) for values in by_labels]
         colour = COLOURS[_COLOURS[title]]
-        if len(of) > 1:
-            low, high = [min(v) for v in by_labels], [max(v) for v in by_labels]
-            axes.fill_between(labels, low, high, color=colour, alpha=0.15, linewidth=0)
+        low, high = [min(v) for v in by_labels], [max(v) for v in by_labels]
+        axes.fill_between(labels, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(labels, means, color=colour, label=title)
-        lowest = min(lowest, *means)
+        lowest = min(lowest, *low)
     axes.axhline(95.0, color=COLOURS["ink"], lw=0.8, ls=":")
     axes.set(title="accuracy", xlabel="labels", ylabel="test accuracy (%)")
-    axes.set_ylim(math.floor(lowest) - 1.0, 100.0)
+    axes.set_ylim(math.floor(lowest), 100.0)
     if found:
         axes.legend(loc="lower right")
 
@@ -258,16 +258,35 @@ def _draw_needed(axes: Axes, found: Mapping[str, Sequence[Result]]) -> None:
     from bayesify.plots.style import COLOURS
 
     titles = list(found)[::-1]
+    labels = set()
     for place, title in enumerate(titles):
         colour = COLOURS[_COLOURS[title]]
-        needed = [labels_needed(result, 95.0) for result in found[title]]
-        reached = [value for value in needed if not math.isinf(value)]
-        axes.plot(reached, [place] * len(reached), "o", ms=5, color=colour, alpha=0.6)
+        count = len(found[title])
+        for number, result in enumerate(found[title]):
+            needed = labels_needed(result, 95.0)
+            height = place + 0.3 * ((number + 0.5) / count - 0.5)
+            if math.isinf(needed):
+                last = result["metrics"]["labels"][-1]
+                label = f"not with {last}"
+                axes.plot(last, height, ">", ms=5, color=colour, label=_once(label, labels))
+            else:
+                axes.plot(needed, height, "o", ms=4.5, color=colour)
         if title in REPORTED:
-            axes.plot(REPORTED[title], place, "x", ms=7, mew=1.6, color=COLOURS["ink"])
-    axes.set(title="labels until 95 %", xlabel="labels", ylim=(-0.6, len(titles) - 0.4))
+            label = _once("reported", labels)
+            axes.plot(REPORTED[title], place, "x", ms=7, mew=1.6, color=COLOURS["ink"], label=label)
+    axes.set(title="labels until 95 %", xlabel="labels", ylim=(-0.9, len(titles) - 0.4))
     axes.set_yticks(range(len(titles)), titles)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0.0, 1.06 * axes.get_xlim()[1])
+    if labels:
+        axes.legend(loc="lower left")
+
+
+def _once(label: str, seen: set[str]) -> str:
+    """Return the label the first time, then one that a legend leaves out."""
+    if label in seen:
+        return "_" + label
+    seen.add(label)
+    return label
 
 
 EXPERIMENT = Experiment(
