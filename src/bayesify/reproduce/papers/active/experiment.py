@@ -258,7 +258,7 @@ def _draw_needed(axes: Axes, found: Mapping[str, Sequence[Result]]) -> None:
     from bayesify.plots.style import COLOURS
 
     titles = list(found)[::-1]
-    labels = set()
+    labels: set[str] = set()
     for place, title in enumerate(titles):
         colour = COLOURS[_COLOURS[title]]
         count = len(found[title])
