@@ -15,8 +15,6 @@ if TYPE_CHECKING:  # pandas and matplotlib take their time to load
 
 __all__ = ["TrainedTable", "open_run"]
 
-_TEXTS = ("prediction", "outside_column")
-
 
 @dataclass(frozen=True)
 class TrainedTable:
@@ -56,7 +54,7 @@ class TrainedTable:
         """
         import pandas as pd
 
-        from bayesify.app.runs.predict import Predictions, table_predictions
+        from bayesify.app.runs.predict import TEXT_COLUMNS, Predictions, table_predictions
         from bayesify.tabular.files import open_table, table_of
         from bayesify.tabular.new_table import NewTable
 
@@ -84,7 +82,8 @@ class TrainedTable:
             warnings.warn(note, stacklevel=2)
         header, rows = table_predictions(new, predictions)
         found = pd.DataFrame(list(rows), columns=header)
-        texts = {*_TEXTS, *new.schema.carried, *(f"{name} (input)" for name in new.schema.carried)}
+        carried = new.schema.carried
+        texts = {*TEXT_COLUMNS, *carried, *(f"{name} (input)" for name in carried)}
         for name in set(header) - texts - {"row", "outside_training"}:
             found[name] = pd.to_numeric(found[name])
         found["outside_training"] = found["outside_training"] == "true"

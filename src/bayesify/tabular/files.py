@@ -1,15 +1,16 @@
-"""Open a file with a table, CSV or Parquet, and read its rows as text, a chunk at a time.
+"""Open a table, one file or several, CSV or Parquet, and read its rows a chunk at a time.
 
-The rows of both formats are text, so that a typed Parquet column and the same column in a CSV file
-give the same inputs. Rows are read in chunks, so that memory does not grow with the file. pandas
-and pyarrow read them; the encoding and the separator of a text are found here, because pandas finds
-no encoding, and its search for a separator splits a table of one column into two.
+The rows of both formats have a text, so that a typed Parquet column and the same column in a CSV
+file give the same inputs. Rows are read in chunks, so that memory does not grow with the file.
+pandas and pyarrow read them; the encoding and the separator of a text are found here, because
+pandas finds no encoding, and its search for a separator splits a table of one column into two.
 """
 
 from __future__ import annotations
 
 import codecs
 import csv
+import glob
 import gzip
 import hashlib
 import io
@@ -25,12 +26,18 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
+from bayesify.tabular.rows import TableRows, as_text, rechunked
+
 __all__ = ["CHUNK_ROWS", "TableError", "TableFile", "available_memory", "open_table", "table_of"]
 
 #: Rows that are in memory as text at once.
 CHUNK_ROWS = 50_000
 _SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _SAMPLE, _BLOCK = 1 << 18, 1 << 20
+#: Names that a file of a table in a folder ends with.
+_SUFFIXES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
+#: Bytes of a column that are read from a Parquet file at once.
+_PARQUET_BUFFER = 1 << 20
 
 
 class TableError(ValueError):
@@ -58,7 +65,36 @@ class TableFile(ABC):
         """Whether a comma in a number is surely the decimal point."""
         return False
 
+    @property
+    def num_rows(self) -> int | None:
+        """Number of rows, if it is known without reading them; None for text."""
+        return None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on disk; 0 for a table in memory."""
+        return self.path.stat().st_size if self.path.is_file() else 0
+
     @abstractmethod
+    def batches(
+        self,
+        limit: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        size: int | None = None,
+    ) -> Iterator[TableRows]:
+        """Read the rows as they are stored, at most ``size`` at a time.
+
+        Args:
+            limit: stop after this number of rows.
+            columns: names of the columns to read; None for all.
+            size: rows at a time; None for ``CHUNK_ROWS``.
+
+        Raises:
+            TableError: the file cannot be read; a row of a CSV file has too many values, or a quote
+                is not closed.
+        """
+
     def chunks(self, limit: int | None = None) -> Iterator[pd.DataFrame]:
         """Read the rows as text, at most ``CHUNK_ROWS`` at a time.
 
@@ -66,18 +102,22 @@ class TableFile(ABC):
             limit: stop after this number of rows.
 
         Raises:
-            TableError: the file cannot be read; a row of a CSV file has too many values, or a quote
-                is not closed.
+            TableError: as :meth:`batches`.
         """
+        for rows in self.batches(limit):
+            yield pd.DataFrame({name: rows.texts(name) for name in rows.names})
 
 
 def open_table(path: Path, *, headless: bool = False) -> TableFile:
-    r"""Open a table; a suffix ``.parquet`` tells a Parquet file, any other file is text.
+    r"""Open a table: a file, or all files of a folder or a pattern, one below the other.
 
-    All bytes of the file are read once, and none is kept.
+    A suffix ``.parquet`` tells a Parquet file, any other file is text. All bytes are read once, and
+    none is kept. Several files are read in the order of their names and must have the same columns;
+    of a folder those count whose names end like those of tables, without its subfolders.
 
     Args:
-        path: path of the file; text may be compressed by gzip.
+        path: path of a file or a folder, or a pattern such as ``sales/*.parquet``; text may be
+            compressed by gzip.
         headless: whether a first row of numbers is data instead of names.
 
     Raises:
@@ -93,8 +133,8 @@ def open_table(path: Path, *, headless: bool = False) -> TableFile:
         ...     print(file.columns, [len(rows) for rows in file.chunks()])
         ('x', 'y') [1]
     """
-    if path.is_dir():
-        raise TableError(f"{path} is a folder; a table must be a file such as data.csv")
+    if path.is_dir() or (not path.exists() and glob.has_magic(str(path))):
+        return _open_several(path)
     if not path.exists():
         raise TableError(f"there is no file {path}")
     if path.suffix.lower() == ".parquet":
@@ -120,17 +160,36 @@ class _ParquetFile(TableFile):
     #: Places of the columns in the file if names occur twice; None reads by name.
     places: tuple[int, ...] | None
 
-    def chunks(self, limit: int | None = None) -> Iterator[pd.DataFrame]:
+    #: Number of rows, from the file's own description.
+    rows: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows
+
+    def batches(
+        self,
+        limit: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        size: int | None = None,
+    ) -> Iterator[TableRows]:
         left = limit
+        wanted = self.columns if columns is None else tuple(columns)
         try:
-            with parquet.ParquetFile(self.path) as file:
-                names = list(self.columns) if self.places is None else None
-                places = self.places or range(len(self.columns))
-                for batch in file.iter_batches(CHUNK_ROWS, columns=names):
+            # Buffered, so that a row group of any size is read a piece at a time.
+            with parquet.ParquetFile(self.path, buffer_size=_PARQUET_BUFFER) as file:
+                names: list[str] | None = list(wanted)
+                places: list[int] | list[str] = list(wanted)
+                if self.places is not None:
+                    names = None
+                    places = [self.places[self.columns.index(name)] for name in wanted]
+                for batch in file.iter_batches(size or CHUNK_ROWS, columns=names):
                     rows = batch if left is None else batch.slice(0, left)
                     left = None if left is None else left - len(rows)
                     if len(rows):
-                        yield _texts_of(rows, self.columns, places)
+                        arrays = [rows.column(place) for place in places]
+                        yield TableRows(pa.Table.from_arrays(arrays, list(wanted)))
                     if left == 0:
                         return
         except (pa.ArrowException, OSError) as error:
@@ -141,7 +200,8 @@ def _open_parquet(path: Path) -> TableFile:
     try:
         with path.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        schema = parquet.read_schema(path)
+        described = parquet.read_metadata(path)
+        schema = described.schema.to_arrow_schema()
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"{path} cannot be read as Parquet: {_one_line(error)}") from error
     remarks = [
@@ -153,7 +213,9 @@ def _open_parquet(path: Path) -> TableFile:
     if not places:
         raise TableError(f"{path} has no column of numbers, text, dates or truth values")
     names, more = _numbered([schema.field(place).name for place in places])
-    return _ParquetFile(path, names, digest, (*remarks, *more), places if more else None)
+    return _ParquetFile(
+        path, names, digest, (*remarks, *more), places if more else None, described.num_rows
+    )
 
 
 def table_of(frame: pd.DataFrame) -> TableFile:
@@ -177,7 +239,7 @@ def table_of(frame: pd.DataFrame) -> TableFile:
     arrays = []
     for name in names:
         try:
-            arrays.append(_as_text(pa.array(plain[name], from_pandas=True)))
+            arrays.append(as_text(pa.array(plain[name], from_pandas=True)))
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             # A column of several types, as a CSV file read by pandas may have, or of huge integers.
             cells = ["" if pd.isna(cell) is True else str(cell) for cell in plain[name]]
@@ -191,18 +253,118 @@ class _Frame(TableFile):
 
     texts: pa.Table
 
-    def chunks(self, limit: int | None = None) -> Iterator[pd.DataFrame]:
-        for batch in self.texts.slice(0, limit).to_batches(CHUNK_ROWS):
-            yield _texts_of(batch, self.columns, range(len(self.columns)))
+    @property
+    def num_rows(self) -> int:
+        return int(self.texts.num_rows)
+
+    def batches(
+        self,
+        limit: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        size: int | None = None,
+    ) -> Iterator[TableRows]:
+        table = self.texts.select(list(self.columns if columns is None else columns))
+        for batch in table.slice(0, limit).to_batches(size or CHUNK_ROWS):
+            yield TableRows(pa.Table.from_batches([batch]))
 
 
-def _texts_of(rows: pa.RecordBatch, names: Sequence[str], places: Sequence[int]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            name: _as_text(rows.column(place)).to_numpy(zero_copy_only=False)
-            for name, place in zip(names, places, strict=True)
-        }
-    )
+@dataclass(frozen=True)
+class _SeveralFiles(TableFile):
+    """Files with the same columns, one below the other."""
+
+    files: tuple[TableFile, ...]
+    #: Columns that not all files store alike, which are read as text.
+    mixed: frozenset[str]
+
+    @property
+    def has_decimal_commas(self) -> bool:
+        return all(file.has_decimal_commas for file in self.files)
+
+    @property
+    def num_rows(self) -> int | None:
+        counts = [file.num_rows for file in self.files]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    def batches(
+        self,
+        limit: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        size: int | None = None,
+    ) -> Iterator[TableRows]:
+        wanted = list(self.columns if columns is None else columns)
+        rows = size or CHUNK_ROWS
+        yield from rechunked(self._rows(limit, wanted, rows), rows)
+
+    def _rows(self, limit: int | None, wanted: list[str], size: int) -> Iterator[TableRows]:
+        left = limit
+        for file in self.files:
+            if left == 0:
+                return
+            for rows in file.batches(left, columns=wanted, size=size):
+                left = None if left is None else left - len(rows)
+                table = rows.table
+                for place, name in enumerate(wanted):
+                    if name in self.mixed:
+                        table = table.set_column(place, name, as_text(table[name]))
+                yield TableRows(table)
+
+
+def _open_several(path: Path) -> TableFile:
+    if path.is_dir():
+        found = (each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES)
+        what = f"{path} holds no table: a folder must have files that end in {_listed(_SUFFIXES)}"
+    else:
+        # Path.glob wants the folder and the pattern apart.
+        found = (Path(each) for each in glob.glob(str(path), recursive=True))  # noqa: PTH207
+        what = f"no file matches {path}; a pattern such as 'sales/*.parquet' must match one"
+    paths = sorted(each for each in found if each.is_file() and not each.name.startswith("."))
+    if not paths:
+        raise TableError(what)
+    files = [open_table(each) for each in paths]
+    if len(files) == 1:
+        return files[0]
+    first = files[0]
+    for file in files[1:]:
+        if set(file.columns) != set(first.columns):
+            lacking = sorted(set(first.columns) ^ set(file.columns))
+            raise TableError(
+                f"all files of a table must have the same columns, but {file.path} and "
+                f"{first.path} differ in {', '.join(map(repr, lacking[:5]))}; move the others "
+                "elsewhere, or name one file"
+            )
+        if file.has_decimal_commas != first.has_decimal_commas:
+            raise TableError(
+                f"all files of a table must separate values alike, but {file.path} and "
+                f"{first.path} do not; write them with one separator"
+            )
+    kinds = [_kinds(file) for file in files]
+    mixed = frozenset(name for name in first.columns if len({each[name] for each in kinds}) > 1)
+    digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
+    remarks = dict.fromkeys(remark for file in files for remark in file.remarks)
+    remarks = {f"{len(files):,} files were read as one table": None, **remarks}
+    return _SeveralFiles(path, first.columns, digest, tuple(remarks), tuple(files), mixed)
+
+
+def _kinds(file: TableFile) -> dict[str, str]:
+    """Return how each column of a file is stored; all of a text's are text."""
+    if not isinstance(file, _ParquetFile):
+        return dict.fromkeys(file.columns, "text")
+    schema = parquet.read_schema(file.path)
+    places = file.places or [schema.get_field_index(name) for name in file.columns]
+    return {
+        name: str(schema.field(place).type)
+        for name, place in zip(file.columns, places, strict=True)
+    }
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _numbered(names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
@@ -221,16 +383,12 @@ def _numbered(names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     return tuple(found), remarks
 
 
-def _as_text(values: pa.Array) -> pa.Array:
-    return values.cast(pa.large_string()).fill_null("")
-
-
 def _is_text(kind: pa.DataType) -> bool:
     """Return whether values of a type have a text, as nested ones and bytes do not."""
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return False
     try:
-        _as_text(pa.array([], kind))
+        as_text(pa.array([], kind))
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return False
     return not pa.types.is_fixed_size_binary(kind)
@@ -248,7 +406,14 @@ class _TextFile(TableFile):
     def has_decimal_commas(self) -> bool:
         return self.separator == ";"
 
-    def chunks(self, limit: int | None = None) -> Iterator[pd.DataFrame]:
+    def batches(
+        self,
+        limit: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        size: int | None = None,
+    ) -> Iterator[TableRows]:
+        wanted = list(self.columns if columns is None else columns)
         try:
             with pd.read_csv(
                 self.path,
@@ -261,9 +426,12 @@ class _TextFile(TableFile):
                 dtype=object,
                 na_filter=False,
                 nrows=limit,
-                chunksize=CHUNK_ROWS,
+                chunksize=size or CHUNK_ROWS,
             ) as reader:
-                yield from (rows for rows in reader if len(rows))
+                for rows in reader:
+                    if len(rows):
+                        arrays = [pa.array(rows[name], pa.large_string()) for name in wanted]
+                        yield TableRows(pa.Table.from_arrays(arrays, wanted))
         except pd.errors.EmptyDataError as error:
             raise TableError(f"{self.path} has no rows below its header") from error
         except pd.errors.ParserError as error:

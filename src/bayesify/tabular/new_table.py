@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -17,7 +16,8 @@ from bayesify.tabular.columns import Column, TextColumn
 from bayesify.tabular.drift import read_columns, target_column
 from bayesify.tabular.files import TableError, TableFile, open_table
 from bayesify.tabular.likelihoods import wrong_count
-from bayesify.tabular.schema import LARGEST_TARGET, OUTSIDE_RATE, TableSchema, texts_of
+from bayesify.tabular.rows import TableRows
+from bayesify.tabular.schema import LARGEST_TARGET, OUTSIDE_RATE, TableSchema, values_of
 
 __all__ = ["NewRows", "NewTable"]
 
@@ -59,6 +59,8 @@ class NewTable:
         by_column: number of those that lie outside in each column.
         without_target: number of those without a target.
         unread_targets: number of those with a target that cannot be read, or a class that is new.
+        size: rows in memory at once; None for ``CHUNK_ROWS``.
+        on_rows: called with the number of rows read so far.
 
     Example:
         >>> import tempfile
@@ -85,10 +87,18 @@ class NewTable:
     by_column: dict[str, int] = field(default_factory=dict)
     without_target: int = 0
     unread_targets: int = 0
+    size: int | None = None
+    on_rows: Callable[[int], None] | None = None
 
     @classmethod
     def open(
-        cls, table: Path | TableFile, schema: TableSchema, *, lenient: bool = False
+        cls,
+        table: Path | TableFile,
+        schema: TableSchema,
+        *,
+        lenient: bool = False,
+        size: int | None = None,
+        on_rows: Callable[[int], None] | None = None,
     ) -> NewTable:
         """Open a table, check that it has every input column, and find how each is written.
 
@@ -99,6 +109,8 @@ class NewTable:
             schema: schema of the training table.
             lenient: whether to read a column as in training though its cells look otherwise; a
                 remark then says so.
+            size: rows in memory at once; None for ``CHUNK_ROWS``.
+            on_rows: called with the number of rows read so far, here and in the iteration.
 
         Raises:
             TableError: it cannot be read, lacks columns, or has a column that cannot be read
@@ -108,7 +120,11 @@ class NewTable:
         schema.check_columns(file.columns, file.path)
         has_target = schema.target.name in file.columns
         readings = read_columns(
-            file, schema.columns, target_column(schema.target) if has_target else None
+            file,
+            schema.columns,
+            target_column(schema.target) if has_target else None,
+            size=size,
+            on_rows=on_rows,
         )
         inputs = readings[: len(schema.columns)]
         errors = [each.error for each in inputs if each.error]
@@ -135,6 +151,8 @@ class NewTable:
             None if answer is None or error else answer.column,
             tuple(remarks),
             error,
+            size=size,
+            on_rows=on_rows,
         )
 
     def __iter__(self) -> Iterator[NewRows]:
@@ -146,27 +164,30 @@ class NewTable:
         self.rows = self.outside = self.without_target = self.unread_targets = 0
         self.by_column = {}
         names = np.array([column.name for column in self.schema.columns], dtype=object)
-        for chunk in self.file.chunks():
-            values = [each.parse(texts_of(chunk, each.name)) for each in self.readers]
+        carriers = [name for name in self.schema.carried if name in self.file.columns]
+        target = [] if self.target is None else [self.target.name]
+        wanted = dict.fromkeys([*names.tolist(), *carriers, *target])
+        for chunk in self.file.batches(columns=list(wanted), size=self.size):
+            values = [values_of(chunk, each) for each in self.readers]
             distances = self.schema.outside(values)
             far: npt.NDArray[np.bool_] = distances > 0.0
             worst = np.where(far.any(axis=1), names[distances.argmax(axis=1)], "")
             for name, count in zip(names, far.sum(axis=0).tolist(), strict=True):
                 self.by_column[name] = self.by_column.get(name, 0) + count
             self.outside += int(far.any(axis=1).sum())
-            carried = {
-                name: texts_of(chunk, name) for name in self.schema.carried if name in chunk.columns
-            }
+            carried = {name: chunk.texts(name) for name in carriers}
             inputs = torch.from_numpy(self.schema.encode(values))
             farthest = torch.from_numpy(distances.max(axis=1))
             targets = self._targets(chunk)
             yield NewRows(self.rows + 1, inputs, carried, worst, farthest, targets)
             self.rows += len(chunk)
+            if self.on_rows is not None:
+                self.on_rows(self.rows)
 
-    def _targets(self, chunk: pd.DataFrame) -> Floats | None:
+    def _targets(self, chunk: TableRows) -> Floats | None:
         if self.target is None:
             return None
-        values = self.target.parse(texts_of(chunk, self.target.name))
+        values = values_of(chunk, self.target)
         self.without_target += int(np.isnan(values).sum())
         self.unread_targets += int(np.isinf(values).sum())
         too_large = np.isfinite(values) & (np.abs(values) > LARGEST_TARGET)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,16 +27,30 @@ from bayesify.tabular.schema import (
     Target,
     label_of,
     tail_of,
-    texts_of,
 )
 from bayesify.tabular.stored_table import stored_table
 from bayesify.tabular.table_data import TableData
 
-__all__ = ["fit_table", "load_table"]
+__all__ = [
+    "FEWEST_ROWS",
+    "MOST_TEST_ROWS",
+    "ColumnChoice",
+    "check_names",
+    "check_targets",
+    "chosen_columns",
+    "fit_table",
+    "fitted",
+    "load_table",
+    "memory_needed",
+    "table_data",
+    "tames_targets",
+    "target_tensor",
+    "with_likelihood",
+]
 
 #: More rows than this make the measures hardly more precise, and take long to predict.
-_MOST_TEST_ROWS = 50_000
-_FEWEST_ROWS = 4
+MOST_TEST_ROWS = 50_000
+FEWEST_ROWS = 4
 _TEXTS_AT_ONCE = 1000
 #: Classes that an error message names.
 _MOST_NAMED = 10
@@ -44,7 +59,7 @@ _WILD = 1e6
 
 
 def fit_table(
-    path: Path,
+    path: Path | TableFile,
     target: str,
     *,
     task: str | None = None,
@@ -63,7 +78,7 @@ def fit_table(
     r"""Detect what a table holds and read it, in two passes over the file with no copy of its text.
 
     Args:
-        path: a CSV file, perhaps gzipped, or a Parquet file.
+        path: an open table; or a file, CSV, perhaps gzipped, or Parquet, a folder or a pattern.
         target: name of the column to predict.
         task: ``"classification"`` or ``"regression"``; None decides by what the target holds.
         likelihood: of a regression, see ``tabular.likelihoods``; empty for the Gaussian one.
@@ -92,46 +107,27 @@ def fit_table(
         >>> data.train_inputs.shape, data.test_targets.shape, schema.target.task
         (torch.Size([16, 1]), torch.Size([4, 1]), 'regression')
     """
-    file = open_table(path)
-    _check_names(file, target, drop=drop, keep=keep, text=text)
+    file = open_table(path) if isinstance(path, Path) else path
+    path = file.path
+    check_names(file, target, drop=drop, keep=keep, text=text)
     scans = {
         name: ColumnScan(name, decimal_commas=file.has_decimal_commas)
         for name in file.columns
         if name not in drop
     }
     rows = 0
-    for chunk in file.chunks(limit):
+    for chunk in file.batches(limit):
         rows += len(chunk)
         for name, scan in scans.items():
-            scan.update(texts_of(chunk, name))
+            scan.update(chunk.texts(name))
     if not rows:
         raise TableError(f"{path} has no rows below its header")
-    found = _with_likelihood(find_target(scans[target], task), likelihood, limits, ordered)
+    found = with_likelihood(find_target(scans[target], task), likelihood, limits, ordered)
 
-    dropped = dict.fromkeys(drop, "asked for by --drop")
-    columns: list[Column] = []
-    remarks = list(file.remarks)
-    carried = []
-    for name, scan in scans.items():
-        if name == target:
-            continue
-        if name in text:
-            columns.append(_text_column(scan, encoder))
-            continue
-        reason = scan.reason_to_drop()
-        if reason is None or (name in keep and scan.count):
-            columns.append(scan.column())
-            remarks += scan.remarks
-            continue
-        dropped[name] = reason
-        if "identif" in reason or "numbers the rows" in reason:
-            carried.append(name)
-    if not columns:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
-        raise TableError(
-            f"{path} has no column to predict {target!r} from ({reasons or 'it is the only one'}); "
-            "bring one back with --keep NAME, or add columns"
-        )
+    columns, dropped, carried, more = chosen_columns(
+        file, scans, target, drop=drop, keep=keep, text=text, encoder=encoder
+    )
+    remarks = [*file.remarks, *more]
     _check_memory(path, rows, columns, len(found.classes))
     draft = TableSchema(
         tuple(columns),
@@ -151,11 +147,75 @@ def fit_table(
             f"{'are' if absent > 1 else 'is'} left out"
         )
     if found.task == "regression":
-        remarks += _check_targets(path, target, targets, found)
+        remarks += check_targets(path, target, targets, found)
     train, test = _split(targets, known, found.task, test_fraction, seed, path)
-    draft, more = _fitted(draft, values, targets, train, test)
+    draft, more = fitted(draft, values, targets, train, test)
     schema = dataclasses.replace(draft, remarks=(*remarks, *more))
-    return _data(path, schema, values, targets, texts, train, test), schema
+    return table_data(path, schema, values, targets, texts, train, test), schema
+
+
+class ColumnChoice(NamedTuple):
+    """The columns of a table that are used, and those that are not."""
+
+    #: Input columns, before they are fitted.
+    columns: list[Column]
+    #: Names of the others, with the reason.
+    dropped: dict[str, str]
+    #: Those among the others that identify rows.
+    carried: list[str]
+    #: Notes for the user on how the columns are read.
+    remarks: list[str]
+
+
+def chosen_columns(
+    file: TableFile,
+    scans: Mapping[str, ColumnScan],
+    target: str,
+    *,
+    drop: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    text: Sequence[str] = (),
+    encoder: str | None = None,
+) -> ColumnChoice:
+    """Return the columns of use for a prediction, from the scans of all.
+
+    Args:
+        file: the table.
+        scans: the scan of each column by its name, but for those in ``drop``.
+        target: as for :func:`fit_table`, like all that follow.
+        drop: see there.
+        keep: see there.
+        text: see there.
+        encoder: see there.
+
+    Raises:
+        TableError: no column is of use.
+    """
+    dropped = dict.fromkeys(drop, "asked for by --drop")
+    columns: list[Column] = []
+    remarks: list[str] = []
+    carried = []
+    for name, scan in scans.items():
+        if name == target:
+            continue
+        if name in text:
+            columns.append(_text_column(scan, encoder))
+            continue
+        reason = scan.reason_to_drop()
+        if reason is None or (name in keep and scan.count):
+            columns.append(scan.column())
+            remarks += scan.remarks
+            continue
+        dropped[name] = reason
+        if "identif" in reason or "numbers the rows" in reason:
+            carried.append(name)
+    if not columns:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
+        raise TableError(
+            f"{file.path} has no column to predict {target!r} from "
+            f"({reasons or 'it is the only one'}); bring one back with --keep NAME, or add columns"
+        )
+    return ColumnChoice(columns, dropped, carried, remarks)
 
 
 def load_table(
@@ -191,10 +251,10 @@ def load_table(
     train, test = _split(
         targets, ~np.isnan(targets), schema.target.task, split["fraction"], split["seed"], path
     )
-    return _data(path, schema, values, targets, texts, train, test)
+    return table_data(path, schema, values, targets, texts, train, test)
 
 
-def _check_names(
+def check_names(
     file: TableFile,
     target: str,
     *,
@@ -202,6 +262,18 @@ def _check_names(
     keep: Sequence[str],
     text: Sequence[str],
 ) -> None:
+    """Check that a table has the columns that are asked for, and that no two options contradict.
+
+    Args:
+        file: the table.
+        target: as for :func:`fit_table`, like all that follow.
+        drop: see there.
+        keep: see there.
+        text: see there.
+
+    Raises:
+        TableError: a column is missing, or an option contradicts another.
+    """
     known = ", ".join(map(repr, file.columns[:20])) + (", ..." if len(file.columns) > 20 else "")
     asked = (("target", [target]), ("drop", drop), ("keep", keep), ("text", text))
     for option, names in asked:
@@ -219,7 +291,7 @@ def _check_names(
         raise TableError(f"--text {target} contradicts --target; leave one out")
 
 
-def _with_likelihood(
+def with_likelihood(
     target: Target, likelihood: str, limits: Limits | None, ordered: Sequence[str]
 ) -> Target:
     """Return the target with its likelihood.
@@ -267,16 +339,32 @@ def _text_column(scan: ColumnScan, encoder: str | None) -> Column:
 
 def _check_memory(path: Path, rows: int, columns: Sequence[Column], classes: int) -> None:
     inputs = sum(len(column.own_features) + 1 for column in columns)
-    # The peak is measuring the trained network on all rows; these are measured bytes a row.
-    answering = 4 * inputs + (64 + 48 * classes if classes else 640)
-    needed = rows * max(8 * (len(columns) + 1 + inputs), answering)
+    needed = memory_needed(rows, len(columns), inputs, classes)
     free = available_memory()
     if free is not None and needed > free:
         raise TableError(
             f"{path} needs about {needed / 1e9:.1f} GB of memory ({rows:,} rows of {inputs} "
-            f"inputs), but {free / 1e9:.1f} GB are free; use --limit N for its first N rows, or "
-            "leave columns out with --drop"
+            f"inputs), but {free / 1e9:.1f} GB are free; use --max-memory to stream it, --limit N "
+            "for its first N rows, or leave columns out with --drop"
         )
+
+
+def memory_needed(rows: int, columns: int, inputs: int, classes: int = 0) -> int:
+    """Return the bytes that training on a table in memory needs.
+
+    Args:
+        rows: rows of the table.
+        columns: columns that are used, without the target.
+        inputs: inputs of the network.
+        classes: number of classes; 0 for a regression.
+
+    Example:
+        >>> memory_needed(1_000_000, 20, 20)
+        720000000
+    """
+    # The peak is measuring the trained network on all rows; these are measured bytes a row.
+    answering = 4 * inputs + (64 + 48 * classes if classes else 640)
+    return rows * max(8 * (columns + 1 + inputs), answering)
 
 
 def _values(
@@ -293,18 +381,16 @@ def _values(
     targets, texts = [], []
     named = [column.name for column in schema.columns if isinstance(column, TextColumn)]
     done = 0
-    for chunk in file.chunks(schema.split["limit"]):
-        # A text takes milliseconds, where a number takes microseconds.
-        step = _TEXTS_AT_ONCE if named else len(chunk)
-        for start in range(0, len(chunk), step):
-            rows = chunk.iloc[start : start + step]
-            for values, parts in zip(schema.parse(rows), columns, strict=True):
-                parts.append(values)
-            targets.append(schema.target.parse(texts_of(rows, schema.target.name)))
-            texts += [texts_of(rows, name) for name in named[:1]]
-            done += len(rows)
-            if on_rows is not None and named:
-                on_rows(done, max(done, num_rows))
+    # A text takes milliseconds, where a number takes microseconds.
+    size = _TEXTS_AT_ONCE if named else None
+    for rows in file.batches(schema.split["limit"], size=size):
+        for values, parts in zip(schema.parse(rows), columns, strict=True):
+            parts.append(values)
+        targets.append(schema.target.values(rows))
+        texts += [rows.texts(name) for name in named[:1]]
+        done += len(rows)
+        if on_rows is not None and named:
+            on_rows(done, max(done, num_rows))
     cells = np.concatenate(texts) if texts else np.array([], dtype=object)
     return [np.concatenate(parts) for parts in columns], np.concatenate(targets), cells
 
@@ -321,9 +407,9 @@ def _split(
     """
     places = np.flatnonzero(known)
     count = len(places)
-    if count < _FEWEST_ROWS:
+    if count < FEWEST_ROWS:
         raise TableError(
-            f"{path} must have at least {_FEWEST_ROWS} rows with a target, to train on some and "
+            f"{path} must have at least {FEWEST_ROWS} rows with a target, to train on some and "
             f"measure on others, got {count}"
         )
     generator = torch.Generator()
@@ -331,7 +417,7 @@ def _split(
     if not fraction:
         return places, places[:0]
     order = places[torch.randperm(count, generator=generator).numpy()]
-    held = max(1, min(round(fraction * count), _MOST_TEST_ROWS, count - 2))
+    held = max(1, min(round(fraction * count), MOST_TEST_ROWS, count - 2))
     test = np.zeros(len(targets), dtype=np.bool_)
     if task == "classification":
         labels = targets[order].astype(np.int64)
@@ -354,7 +440,7 @@ def _split(
     return np.flatnonzero(known & ~test), np.flatnonzero(test)
 
 
-def _fitted(
+def fitted(
     draft: TableSchema, values: Sequence[Floats], targets: Floats, train: Places, test: Places
 ) -> tuple[TableSchema, list[str]]:
     """Return the schema with the statistics of the training rows, and remarks."""
@@ -422,7 +508,7 @@ def _scaled(target: Target, values: Floats) -> tuple[Target, str | None]:
     return fitted, None if target.likelihood == "student-t" else note
 
 
-def _check_targets(path: Path, name: str, targets: Floats, target: Target) -> list[str]:
+def check_targets(path: Path, name: str, targets: Floats, target: Target) -> list[str]:
     """Return a remark if one number lies absurdly far from the others.
 
     Raises:
@@ -476,7 +562,7 @@ def _check_targets(path: Path, name: str, targets: Floats, target: Target) -> li
     ]
 
 
-def _data(
+def table_data(
     path: Path,
     schema: TableSchema,
     values: Sequence[Floats],
@@ -485,21 +571,23 @@ def _data(
     train: Places,
     test: Places,
 ) -> TableData:
-    target = schema.target
+    """Return a table as tensors.
+
+    Args:
+        path: its file.
+        schema: its schema, fitted.
+        values: values of each column, shape (N,), or (N, F) for texts.
+        targets: class indices or numbers, shape (N,); nan where there is none.
+        texts: cells of a column of texts, shape (N,); none if there is no such column.
+        train: places of the rows for training.
+        test: places of the held-out rows.
+    """
+    target, recorded = schema.target, targets
     if target.task == "regression":
-        limits, recorded = target.limits, targets
-        targets = np.clip(targets, limits.below, limits.above)
-        # Not in runs of earlier versions; the other likelihoods know values far from the others.
-        if target.marginal and target.likelihood in ("", "gaussian", "censored"):
+        targets = np.clip(recorded, target.limits.below, target.limits.above)
+        if tames_targets(target):
             targets[train] = without_wild(targets[train][:, None])[0][:, 0]
-        numbers = torch.from_numpy(targets)
-        if not limits.are_open:
-            known = torch.from_numpy(recorded)
-            exact = limits.is_exact(known).unsqueeze(-1)
-            numbers = torch.stack([numbers] * 2, dim=-1).where(exact, limits.bounds(known))
-        tensor = target.scaling.standardised(numbers).to(torch.float32).unsqueeze(1)
-    else:
-        tensor = torch.from_numpy(np.nan_to_num(targets)).to(torch.int64)
+    tensor = target_tensor(target, recorded, targets)
     parts = [[each[part] for each in values] for part in (train, test)]
     inputs = [torch.from_numpy(schema.encode(part)) for part in parts]
     distances = [torch.from_numpy(schema.farthest(part)) for part in parts]
@@ -519,3 +607,30 @@ def _data(
         target.limits,
         target.likelihood,
     )
+
+
+def tames_targets(target: Target) -> bool:
+    """Return whether training targets far from all others count as the nearest of the others.
+
+    Not in runs of earlier versions; the other likelihoods know values far from the others.
+    """
+    return bool(target.marginal) and target.likelihood in ("", "gaussian", "censored")
+
+
+def target_tensor(target: Target, recorded: Floats, targets: Floats) -> torch.Tensor:
+    """Return targets as the network is trained on them, as in ``TableData``.
+
+    Args:
+        target: the target column, fitted.
+        recorded: class indices or numbers as they are in the table, nan where there is none, (N,).
+        targets: numbers within their limits, the wild ones tamed, (N,); not used for classes.
+    """
+    if target.task != "regression":
+        return torch.from_numpy(np.nan_to_num(recorded)).to(torch.int64)
+    numbers = torch.from_numpy(targets)
+    limits = target.limits
+    if not limits.are_open:
+        known = torch.from_numpy(recorded)
+        exact = limits.is_exact(known).unsqueeze(-1)
+        numbers = torch.stack([numbers] * 2, dim=-1).where(exact, limits.bounds(known))
+    return target.scaling.standardised(numbers).to(torch.float32).unsqueeze(1)

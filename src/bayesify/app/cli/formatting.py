@@ -14,10 +14,12 @@ from rich.text import Text
 
 from bayesify.app.runs import ConfigError, Run
 from bayesify.distributions.posteriors import Delta
+from bayesify.module.batching import parse_bytes
 from bayesify.module.bayesian import BayesianModule
 
 __all__ = [
     "NOTHING_HELD_OUT",
+    "bytes_of",
     "duration",
     "measure_label",
     "reading",
@@ -77,6 +79,24 @@ def seconds_of(text: str) -> float:
     if not 0.0 < seconds < math.inf:
         raise ConfigError(f"tune must be a time such as 90s, 30m or 2h, got {text!r}")
     return seconds
+
+
+def bytes_of(max_memory: str) -> int:
+    """Return the bytes of a cap such as 2GB, 64 MB or 1GiB.
+
+    Raises:
+        ConfigError: it is not of this form.
+
+    Example:
+        >>> bytes_of("2GB")
+        2000000000
+    """
+    try:
+        return parse_bytes(max_memory)
+    except ValueError as error:
+        raise ConfigError(
+            f"max-memory must be a number of bytes such as 2GB or 512 MB, got {max_memory!r}"
+        ) from error
 
 
 def weights_of(bnn: BayesianModule) -> str:

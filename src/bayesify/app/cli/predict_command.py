@@ -22,9 +22,12 @@ from bayesify.app.cli.results_commands import (
     print_outside,
     read_data,
 )
+from bayesify.app.cli.row_progress import RowProgress
 from bayesify.app.runs import RunError
+from bayesify.app.runs.memory import peak_memory
 from bayesify.app.runs.pixels import read_pixels
 from bayesify.app.runs.predict import (
+    TEXT_COLUMNS,
     Predictions,
     check_can_be_written,
     table_predictions,
@@ -47,13 +50,18 @@ def predict(
     data: Annotated[
         Path,
         typer.Argument(
-            help="CSV or Parquet with the training table's columns; for digits images as .npy, "
-            ".csv or IDX; for a folder's run an image or a folder of images.",
+            help="CSV or Parquet with the training table's columns: a file, a folder of them, or a "
+            "pattern in quotes such as 'new/*.parquet'; for digits images as .npy, .csv or IDX; "
+            "for a folder's run an image or a folder of images.",
             metavar="INPUT",
         ),
     ],
     out: Annotated[
-        Path, typer.Option(help="CSV file to write, with one row per row or image of INPUT.")
+        Path,
+        typer.Option(
+            help="CSV file to write, or Parquet if it ends in .parquet, with one row per row or "
+            "image of INPUT."
+        ),
     ],
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite the file of --out if it exists.")
@@ -82,6 +90,14 @@ def predict(
         ),
     ] = None,
     lenient: Lenient = False,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a table: memory that the command may use, such as 2GB. It is read, predicted "
+            "and written in parts anyway; a table of very many columns needs smaller ones.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict new data with a trained run, with uncertainties.
@@ -97,6 +113,9 @@ def predict(
     meaning is beyond doubt; else nothing is predicted. Where the target is in INPUT too, the
     predictions are measured by it.
 
+    A table is read, predicted and written in parts, so that it may be larger than memory. The file
+    of --out has its name only when it is complete.
+
     With --conformal the intervals, or sets of classes in the column set, hold new values with the
     level as a guaranteed probability, if the rows are exchangeable with the run's test part. This
     reads the run's data again.
@@ -106,6 +125,11 @@ def predict(
     if out.exists() and data.exists() and out.samefile(data):
         raise RunError(f"{out} is the input; choose another file with --out")
     run = opened(folder)
+    if run.table is not None and data.is_dir() and out.absolute().parent.samefile(data):
+        raise RunError(
+            f"{out} would be one of the files of the table in {data}; choose another folder with "
+            "--out"
+        )
     predictions = Predictions.of(
         run,
         run.load_module() if pruned is None else run.load_pruned(pruned),
@@ -116,9 +140,18 @@ def predict(
     if conformal:
         predictions.calibrate(read_data(run))
     table: NewTable | None = None
-    with console.status("predicting ..."):
+    if run.table is None and max_memory is not None:
+        raise RunError("max-memory would do nothing here: it is for tables")
+    progress = None if run.table is None else RowProgress(console)
+    texts = {*TEXT_COLUMNS}
+    with console.status("predicting ...") if progress is None else progress:
         if run.table is not None:
-            table = open_new(console, run, data, lenient=lenient)
+            assert progress is not None
+            table = open_new(
+                console, run, data, lenient=lenient, max_memory=max_memory, progress=progress
+            )
+            carried = table.schema.carried
+            texts |= {*carried, *(f"{name} (input)" for name in carried)}
             if table.target_error:
                 note = Text(f"note: nothing is measured: {table.target_error}")
                 console.print(note, soft_wrap=True)
@@ -129,9 +162,11 @@ def predict(
             header, rows = _files(run.images, predictions, data)
         else:
             header, rows = _digits(predictions, data)
-        write_predictions(out, header, rows, overwrite=force)
+        write_predictions(out, header, rows, texts=texts, overwrite=force)
     more = {} if table is None else new_summary(table, predictions)
     summary = {**predictions.summary(), **more, "out": str(out)}
+    if max_memory is not None:
+        summary["peak_memory_bytes"] = peak_memory()
     if as_json:
         typer.echo(json.dumps(summary))
         return

@@ -15,10 +15,18 @@ from rich.text import Text
 
 from bayesify import io as bayesify_io
 from bayesify.app.cli.data_command import download_bar
-from bayesify.app.cli.formatting import NOTHING_HELD_OUT, measure_label, reading, weights_of
+from bayesify.app.cli.formatting import (
+    NOTHING_HELD_OUT,
+    bytes_of,
+    measure_label,
+    reading,
+    weights_of,
+)
+from bayesify.app.cli.row_progress import RowProgress
 from bayesify.app.runs import ConfigError, Run, RunData, RunError, rewrite_report
 from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table
 from bayesify.app.runs.measure import evaluate as measured
+from bayesify.app.runs.memory import used_memory
 from bayesify.app.runs.predict import Predictions
 from bayesify.app.runs.train import use_threads
 from bayesify.distributions.posteriors import Delta, GaussianPosterior
@@ -26,6 +34,7 @@ from bayesify.module.pruning import prune as pruned
 from bayesify.module.pruning import snr_decibels
 
 if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.files import TableFile
     from bayesify.tabular.new_table import NewTable
 
 __all__ = [
@@ -126,8 +135,8 @@ def _evaluate_new(run: Run, path: Path, num_samples: int, *, lenient: bool, as_j
     predictions = Predictions.of(
         run, run.load_module(), level=0.95, samples=num_samples, class_names=run.class_names
     )
-    with console.status("measuring ..."):
-        table = open_new(console, run, path, lenient=lenient)
+    with RowProgress(console) as progress:
+        table = open_new(console, run, path, lenient=lenient, progress=progress)
         name = table.schema.target.name
         if table.target is None:
             raise RunError(
@@ -150,20 +159,59 @@ def _evaluate_new(run: Run, path: Path, num_samples: int, *, lenient: bool, as_j
     print_new(summary, regression=run.config.task == "regression")
 
 
-def open_new(console: Console, run: Run, path: Path, *, lenient: bool) -> NewTable:
+def _rows_at_once(run: Run, file: TableFile, max_memory: int | None) -> int | None:
+    """Return the rows of a new table that a cap on memory allows at once; None without a cap."""
+    from bayesify.tabular.streaming.memory import rows_at_once
+
+    if max_memory is None:
+        return None
+    assert run.table is not None
+    return rows_at_once(
+        max_memory,
+        used_memory(),
+        columns=len(run.table.columns) + len(run.table.carried) + 1,
+        inputs=len(run.table.features),
+        as_text=file.num_rows is None,
+    )
+
+
+def open_new(
+    console: Console,
+    run: Run,
+    path: Path,
+    *,
+    lenient: bool,
+    max_memory: str | None = None,
+    progress: RowProgress,
+) -> NewTable:
     """Open a new table for a run, and print how it is read.
+
+    Args:
+        console: where to print.
+        run: the run.
+        path: file, folder or pattern.
+        lenient: as for ``NewTable.open``.
+        max_memory: memory that the process may use; None for no cap.
+        progress: shows how many rows were read, here and when the table is iterated.
 
     Raises:
         RunError: the run is not of a table.
-        TableError: the table cannot be read surely.
+        ConfigError: the cap is no number of bytes.
+        TableError: the table cannot be read surely, or the cap is too small for it.
     """
+    from bayesify.tabular.files import open_table
     from bayesify.tabular.new_table import NewTable
 
     if run.table is None:
         raise RunError(f"{run.folder} is not a run of a table; leave INPUT out")
-    table = NewTable.open(path, run.table, lenient=lenient)
+    cap = None if max_memory is None else bytes_of(max_memory)
+    file = open_table(path)
+    size = _rows_at_once(run, file, cap)
+    progress.begin("reading the columns", file.num_rows)
+    table = NewTable.open(file, run.table, lenient=lenient, size=size, on_rows=progress)
     for remark in table.remarks:
         console.print(Text(f"note: {remark}"), soft_wrap=True)
+    progress.begin("predicting", progress.rows or file.num_rows)
     return table
 
 

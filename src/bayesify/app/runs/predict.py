@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,18 @@ from bayesify.tabular.table_data import TableData
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.new_table import NewTable
 
-__all__ = ["Predictions", "check_can_be_written", "table_predictions", "write_predictions"]
+__all__ = [
+    "TEXT_COLUMNS",
+    "Predictions",
+    "check_can_be_written",
+    "table_predictions",
+    "write_predictions",
+]
+
+#: Columns of predictions that are no numbers, but for those that identify rows.
+TEXT_COLUMNS = ("prediction", "set", "outside_column", "file")
+#: Rows of a group of a Parquet file, and of text in memory until they are written.
+_GROUP_ROWS = 50_000
 
 #: Rows that are predicted at once. Every chunk uses the same weight samples.
 _CHUNK_ROWS = 10_000
@@ -286,9 +298,20 @@ def write_predictions(
     header: Sequence[str],
     rows: Iterable[Sequence[object]],
     *,
+    texts: Collection[str] = TEXT_COLUMNS,
     overwrite: bool = False,
 ) -> None:
-    """Write a CSV file row by row, under a temporary name until it is complete.
+    """Write a CSV or Parquet file part by part, under a temporary name until it is complete.
+
+    A name that ends in ``.parquet`` tells a Parquet file. It has the numbers of the CSV file, in
+    row groups of 50,000 rows.
+
+    Args:
+        out: the file.
+        header: names of the columns.
+        rows: their cells.
+        texts: columns that are text in a Parquet file; the others are numbers.
+        overwrite: whether the file may exist.
 
     Raises:
         RunError: the file exists and is not to be overwritten, or its folder does not exist.
@@ -297,16 +320,39 @@ def write_predictions(
     check_can_be_written(out, overwrite=overwrite)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(header)
-            writer.writerows(rows)
-            file.flush()
-            os.fsync(file.fileno())
+        if out.suffix.lower() == ".parquet":
+            _write_parquet(temporary, header, rows, texts)
+        else:
+            with temporary.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(header)
+                writer.writerows(rows)
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(out)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _write_parquet(
+    path: Path, header: Sequence[str], rows: Iterable[Sequence[object]], texts: Collection[str]
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    own: dict[str, Any] = {"row": pa.int64(), "outside_training": pa.bool_()}
+    kinds = [own.get(name, pa.string() if name in texts else pa.float64()) for name in header]
+    schema = pa.schema(list(zip(header, kinds, strict=True)))
+    left = iter(rows)
+    with parquet.ParquetWriter(path, schema) as writer:
+        while part := list(itertools.islice(left, _GROUP_ROWS)):
+            columns = zip(*part, strict=True)
+            arrays = [
+                pa.array([str(cell) for cell in column], pa.string()).cast(kind)
+                for column, kind in zip(columns, kinds, strict=True)
+            ]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
 def check_can_be_written(out: Path, *, overwrite: bool = False) -> None:

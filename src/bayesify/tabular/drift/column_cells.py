@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bayesify.tabular.cells import Texts, by_value, is_missing
-from bayesify.tabular.columns import CategoryColumn, Column
+from bayesify.tabular.columns import CategoryColumn, Column, NumberColumn
 from bayesify.tabular.drift.target import Labels
+from bayesify.tabular.number_form import NumberForm
+from bayesify.tabular.rows import TableRows
 
 __all__ = ["ColumnCells"]
 
@@ -42,6 +44,22 @@ class ColumnCells:
     unread_texts: dict[str, int] = field(default_factory=dict)
     is_whole: bool = True
     fate: tuple[str, str] = ("lies outside", "lie outside")
+
+    def read(self, rows: TableRows) -> None:
+        """Count the next cells, those of a column of this name."""
+        column = self.column
+        plain = isinstance(column, NumberColumn) and column.form == NumberForm()
+        # Once the first distinct texts are kept, stored numbers are only counted.
+        numbers = None if self.is_whole or not plain else rows.numbers(column.name)
+        if numbers is None:
+            self.update(rows.texts(column.name))
+            return
+        infinite = np.isinf(numbers)
+        self.known += int((~np.isnan(numbers)).sum())
+        self.unread += int(infinite.sum())
+        if infinite.any():
+            names, counts = np.unique(numbers[infinite].astype(str), return_counts=True)
+            _keep(self.unread_texts, names.astype(object), counts)
 
     def update(self, cells: Texts) -> None:
         """Count the next cells."""

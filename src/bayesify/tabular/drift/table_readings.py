@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bayesify.tabular.columns import (
     CategoryColumn,
@@ -18,13 +18,17 @@ from bayesify.tabular.drift.number_readings import number_reading
 from bayesify.tabular.drift.reading import Reading, as_in_training, refused, shown
 from bayesify.tabular.drift.word_readings import category_reading, words_reading
 from bayesify.tabular.files import TableError, TableFile
-from bayesify.tabular.schema import texts_of
 
 __all__ = ["read_columns"]
 
 
 def read_columns(
-    file: TableFile, columns: Sequence[Column], target: Column | None = None
+    file: TableFile,
+    columns: Sequence[Column],
+    target: Column | None = None,
+    *,
+    size: int | None = None,
+    on_rows: Callable[[int], None] | None = None,
 ) -> list[Reading]:
     """Return how each column of a new table is read, from all of its cells; the target's is last.
 
@@ -32,6 +36,8 @@ def read_columns(
         file: the new table.
         columns: training's columns, fitted; the table must have them all.
         target: the target's, from :func:`target_column`; None if it is not read.
+        size: rows in memory at once; None for ``CHUNK_ROWS``.
+        on_rows: called with the number of rows that were read.
 
     Raises:
         TableError: the file has no rows, or cannot be read.
@@ -40,10 +46,12 @@ def read_columns(
     if target is not None:
         checked[target.name] = ColumnCells(target, fate=("is not measured", "are not measured"))
     rows = 0
-    for chunk in file.chunks():
+    for chunk in file.batches(columns=list(checked) or None, size=size):
         rows += len(chunk)
-        for name, cells in checked.items():
-            cells.update(texts_of(chunk, name))
+        for cells in checked.values():
+            cells.read(chunk)
+        if on_rows is not None:
+            on_rows(rows)
     if not rows:
         raise TableError(f"{file.path} has no rows below its header")
     readings = [
@@ -63,9 +71,9 @@ def read_columns(
     if not unsure:
         return readings
     again = {each.column.name: ColumnCells(each.column) for each in unsure}
-    for chunk in file.chunks():
-        for name, cells in again.items():
-            cells.update(texts_of(chunk, name))
+    for chunk in file.batches(columns=list(again), size=size):
+        for cells in again.values():
+            cells.read(chunk)
     return [_verified(each, checked, again) for each in readings]
 
 
