@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -123,6 +123,23 @@ class TensorLoader:
             yield (inputs[0] if isinstance(self.inputs, Tensor) else tuple(inputs)), targets
 
 
+class EpochLoader(Protocol):
+    """Minibatches of all examples, in an order that depends on the epoch."""
+
+    @property
+    def num_data(self) -> int:
+        """N, the number of examples."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass."""
+
+    def __len__(self) -> int:
+        """The number of minibatches."""
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        """One pass over the examples."""
+
+
 class Passes:
     """Several passes over the examples as one epoch, for data sets of one or two minibatches.
 
@@ -139,7 +156,7 @@ class Passes:
         (6, [4, 1, 4, 1, 4, 1])
     """
 
-    def __init__(self, loader: TensorLoader, passes: int) -> None:
+    def __init__(self, loader: EpochLoader, passes: int) -> None:
         if passes < 1:
             raise ValueError(f"passes must be at least 1, got {passes}")
         self._loader, self._passes, self._epoch = loader, passes, 0

@@ -12,7 +12,14 @@ from bayesify.tabular import robust
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.cells import Floats
 
-__all__ = ["TableWarning", "check_repeats", "check_sum", "without_wild"]
+__all__ = [
+    "FEWEST_TARGETS",
+    "TableWarning",
+    "check_repeats",
+    "check_sum",
+    "ordinary_range",
+    "without_wild",
+]
 
 #: Weights that sum to fewer or more rows than so many times theirs are most likely relative.
 _RATIO = 2.0
@@ -23,7 +30,7 @@ _FEWEST_DISTINCT = 50
 _EVEN = 0.3
 #: Targets farther from the central part than so many sigmas, 10 interquartile ranges of a normal,
 #: are wild; so few rows tell nothing.
-_REACH, _FEWEST_TARGETS = 13.49, 20
+_REACH, FEWEST_TARGETS = 13.49, 20
 
 
 class TableWarning(UserWarning):
@@ -67,6 +74,25 @@ def check_repeats(counts: Floats, *, stacklevel: int) -> None:
     )
 
 
+def ordinary_range(
+    values: Floats, weights: Floats
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the range beyond which values are wild; and the smallest and largest within it.
+
+    Args:
+        values: shape (N,), finite, at least one.
+        weights: the number of times that each counts, shape (N,).
+
+    Example:
+        >>> limits, ends = ordinary_range(np.append(np.arange(30.0), 1e6), np.ones(31))
+        >>> limits[1] < 1e6, tuple(map(float, ends))
+        (True, (0.0, 29.0))
+    """
+    low, high = robust.bounds(values, weights, _REACH)
+    ordinary = values[(low <= values) & (values <= high)]
+    return (low, high), (float(ordinary.min()), float(ordinary.max()))
+
+
 def without_wild(targets: Floats, weights: Floats | None = None) -> tuple[Floats, str | None]:
     """Return targets with the wild ones replaced by the nearest of the others, and a note of them.
 
@@ -82,14 +108,13 @@ def without_wild(targets: Floats, weights: Floats | None = None) -> tuple[Floats
         >>> tamed.max().item(), note[:44]
         (29.0, '1 target lies more than 10 interquartile ran')
     """
-    if len(targets) < _FEWEST_TARGETS:
+    if len(targets) < FEWEST_TARGETS:
         return targets, None
     counts = np.ones(len(targets)) if weights is None else weights
     tamed = targets.copy()
     for column in tamed.T:
-        low, high = robust.bounds(column, counts, _REACH)
-        ordinary = column[(low <= column) & (column <= high)]
-        np.clip(column, ordinary.min(), ordinary.max(), out=column)
+        _, ends = ordinary_range(column, counts)
+        np.clip(column, *ends, out=column)
     changed = tamed != targets
     wild = changed.any(axis=1)
     if not wild.any():

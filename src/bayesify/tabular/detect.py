@@ -102,11 +102,15 @@ class ColumnScan:
         if self._numbers < _MOSTLY * self.count:
             self._update_dates(known, sizes)
         finite = numbers[np.isfinite(numbers)]
+        self._add_numbers(finite, sizes[np.isfinite(numbers)])
         self._whole &= len(finite) == len(known) and bool((finite == np.round(finite)).all())
         if self._whole and self._consecutive:
             in_order = np.full(len(unique), np.nan)
             in_order[~absent] = numbers
             self._update_order(in_order[codes])
+
+    def _add_numbers(self, values: Floats, sizes: npt.NDArray[np.int64]) -> None:
+        """Add distinct finite numbers, each as often as it occurs; a scan may measure them."""
 
     def _update_order(self, values: Floats) -> None:
         before = np.concatenate(([self._last] if self._last is not None else [], values))

@@ -218,6 +218,12 @@ class FormCounts:
             also = int(sizes[grouped].sum()) if form.thousands == "." else 0
             self._reads["", place] += total - (with_point - also if form.decimal_comma else 0)
 
+    def add_numbers(self, count: int) -> None:
+        """Count cells that are stored as numbers, so that their form is beyond doubt."""
+        self._written.setdefault("", "")
+        self._sizes[""] += count
+        self._reads["", SHAPES.index(NumberForm())] += count
+
     def form(
         self, least: float, *, decimal_commas: bool = False, plain: bool = True
     ) -> NumberForm | None:

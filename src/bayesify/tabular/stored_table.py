@@ -1,4 +1,4 @@
-"""Store a table with texts as it was read: a pretrained network takes minutes to read texts."""
+"""Store a table as it was read, where reading it again takes minutes: with texts, or streamed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ _TENSORS = tuple(
 
 
 def store_table(folder: Path, data: TableData, schema: TableSchema) -> None:
-    """Write the inputs and targets of a table with texts; a table without is quick to read.
+    """Write the inputs and targets of a table with texts, or of a streamed one the rows in memory.
+
+    Another table is quick to read again.
 
     Raises:
         OSError: the file cannot be written.
     """
-    if not data.test_texts:
+    if not data.test_texts and data.stream is None:
         return
     tensors = {name: getattr(data, name) for name in _TENSORS}
     meta = {"kind": "table", "source": schema.source["sha256"], "texts": list(data.test_texts)}

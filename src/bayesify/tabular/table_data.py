@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from bayesify.tabular.censoring import Limits
+
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.streaming.encoded import EncodedRows
 
 __all__ = ["TableData"]
 
@@ -44,8 +48,15 @@ class TableData:
     limits: Limits = field(default_factory=Limits)
     #: Name of the likelihood, as in ``Target``.
     likelihood: str = ""
+    #: The file of all training rows of a table that is streamed, of which those here are a sample.
+    stream: EncodedRows | None = None
     #: Inputs are not images.
     image_shape: None = None
+
+    @property
+    def num_train(self) -> int:
+        """Number of rows that the network is trained on."""
+        return len(self.train_targets) if self.stream is None else self.stream.num_rows
 
     def numbers(self, targets: Tensor) -> Tensor:
         """Return some of the targets as recorded numbers in their own unit, float64, (N, 1)."""

@@ -7,27 +7,41 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from bayesify.app.cli.epoch_table import EpochTable, HistoryWriter
-from bayesify.app.cli.formatting import duration, reading, seconds_of, summarise, weights_of
+from bayesify.app.cli.formatting import (
+    bytes_of,
+    duration,
+    reading,
+    seconds_of,
+    summarise,
+    weights_of,
+)
 from bayesify.app.cli.results_commands import read_data
+from bayesify.app.cli.row_progress import RowProgress
 from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
 from bayesify.app.runs.declarations import Declaration, option
 from bayesify.app.runs.defaults import is_image_folder, is_table_file
-from bayesify.app.runs.folder import check_is_free, is_tuning
+from bayesify.app.runs.folder import check_is_free, is_tuning, num_train
+from bayesify.app.runs.memory import peak_memory, used_memory
 from bayesify.app.runs.settings import declarations
 from bayesify.app.runs.train import seconds_per_epoch, use_threads
 from bayesify.datasets import IMAGE_DATASETS, DataError, fit_image_folder
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.stored_table import store_table
 from bayesify.tabular.table_data import TableData
+
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.files import TableFile
+    from bayesify.tabular.schema import TableSchema
+    from bayesify.tabular.streaming.encoded import EncodedRows
 
 __all__ = ["train"]
 
@@ -149,6 +163,10 @@ def train(
     texts are read by a pretrained network. A folder has one subfolder of images for each class. Of
     your own data some rows or images are held out for testing.
 
+    A table may be a file, a folder of files or a pattern in quotes. One that does not fit into
+    memory, or with --max-memory, is streamed: read twice, then trained on in random order from an
+    encoded copy in --out, which is removed at the end.
+
     The folder --out receives the settings, the history, a checkpoint after every epoch, the
     metrics, the figures and report.html. Ctrl-C stops after the current step. The same command
     with --resume then continues, with the same results as an uninterrupted run.
@@ -185,6 +203,9 @@ def train(
         if run.table is not None and isinstance(data, TableData):
             store_table(out, data, run.table)
     console.print(Text(announcement), soft_wrap=True)
+    stream = data.stream if isinstance(data, TableData) else None
+    if stream is not None:
+        _write_stream(console, run, stream)
 
     prunes = run.config.make_pruning() is not None
     table = EpochTable(console, run.config.task, prunes=prunes)
@@ -199,10 +220,17 @@ def train(
         table.close()
     with console.status("measuring and drawing ..."):
         metrics, report = finish(run, data, trained)
+    if stream is not None:
+        stream.path.unlink(missing_ok=True)
+        metrics["peak_memory_bytes"] = peak_memory()
+        run.write_metrics(metrics)
     if as_json:
         typer.echo(json.dumps(metrics))
         return
     summarise(console, run, metrics, [note for note in trained.notes if note not in table.notes])
+    if stream is not None:
+        peak = f"largest memory of the process: {metrics['peak_memory_bytes'] / 1e9:.2f} GB"
+        console.print(Text(peak), soft_wrap=True)
     typer.echo(f"report: {report}")
 
 
@@ -271,6 +299,11 @@ def _prepare(
             )
     if tuned and "target" not in given:
         raise ConfigError("tune is for tables; leave it out, or name the --target of a table")
+    if tuned and "max_memory" in given:
+        raise ConfigError(
+            "tune needs the table in memory; leave --max-memory out, or use --limit N to search on "
+            "the first N rows"
+        )
     if tuned and "baseline" in given:
         raise ConfigError("tune searches the settings of Bayesian networks; leave --baseline out")
     exists = (out / "config.json").exists()
@@ -285,7 +318,7 @@ def _prepare(
         check_is_free(out, after_tuning=after_tuning)
         if config.target is None:
             return (*_read_folder(console, out, config), True)
-        return (*_read_table(console, out, config, given), True)
+        return (*_read_table(console, out, config, given, tuned=tuned), True)
     run = Run.open(out)
     for name, value in {"dataset": dataset, **given}.items():
         stored = getattr(run.config, name)
@@ -325,32 +358,48 @@ def _read_folder(console: Console, out: Path, config: RunConfig) -> tuple[Run, R
 
 
 def _read_table(
-    console: Console, out: Path, config: RunConfig, given: dict[str, Any]
+    console: Console, out: Path, config: RunConfig, given: dict[str, Any], *, tuned: bool
 ) -> tuple[Run, RunData]:
     """Read a table, print what was found in it, and return its run and data."""
     from bayesify.tabular.detect import may_be_counts
+    from bayesify.tabular.files import open_table
+    from bayesify.tabular.streaming.cost import fitting_memory
     from bayesify.tabular.training_table import fit_table
 
     assert config.target is not None
-    with reading(console, "texts") as on_rows:
-        data, schema = fit_table(
-            Path(config.dataset),
-            config.target,
-            task=config.task,
-            likelihood=config.likelihood if config.likelihood != "gaussian" else "",
-            limits=config.limits(),
-            ordered=config.ordered,
-            test_fraction=config.test_fraction,
-            seed=config.seed,
-            drop=config.drop,
-            keep=config.keep,
-            text=config.text,
-            encoder=config.encoder,
-            limit=config.limit,
-            on_rows=on_rows,
-        )
+    settings: dict[str, Any] = {
+        "task": config.task,
+        "likelihood": config.likelihood if config.likelihood != "gaussian" else "",
+        "limits": config.limits(),
+        "ordered": config.ordered,
+        "test_fraction": config.test_fraction,
+        "seed": config.seed,
+        "drop": config.drop,
+        "keep": config.keep,
+        "limit": config.limit,
+    }
+    file = open_table(Path(config.dataset))
+    cap = None if config.max_memory is None else bytes_of(config.max_memory)
+    if cap is None and not tuned and not config.text:
+        cap = fitting_memory(file, len(config.drop), config.limit)
+        if cap is not None:
+            given = {**given, "max_memory": f"{cap} B"}
+            note = "note: the table is streamed, because it does not fit into the free memory"
+            console.print(Text(note), soft_wrap=True)
+    if cap is None:
+        with reading(console, "texts") as on_rows:
+            data, schema = fit_table(
+                file,
+                config.target,
+                text=config.text,
+                encoder=config.encoder,
+                on_rows=on_rows,
+                **settings,
+            )
+    else:
+        data, schema = _scan_table(console, out, file, config.target, cap, settings)
     known = {**given, "task": schema.target.task}
-    config = RunConfig.of(config.dataset, num_rows=len(data.train_targets), **known)
+    config = RunConfig.of(config.dataset, num_rows=data.num_train, **known)
     target = schema.target
     what = f"{len(target.classes)} classes" if target.classes else "a number"
     if target.is_ordered:
@@ -362,8 +411,8 @@ def _read_table(
         kinds[column.kind] = kinds.get(column.kind, 0) + 1
     counted = ", ".join(f"{count} {kind}{'s'[: count > 1]}" for kind, count in kinds.items())
     lines = [
-        f"{data.name}: {len(data.train_targets):,} rows for training, {len(data.test_targets):,} "
-        f"held out by seed {config.seed}",
+        f"{data.name}: {data.num_train:,} rows for training, {len(data.test_targets):,} held out "
+        f"by seed {config.seed}",
         f"target {target.name}: {what} ({target.task})",
         f"columns: {counted.replace('categorys', 'categories')}; {len(schema.features)} inputs",
         *(f"not used: {name}, for {reason}" for name, reason in schema.dropped.items()),
@@ -379,6 +428,38 @@ def _read_table(
     return Run(out, config, None, schema), data
 
 
+def _scan_table(
+    console: Console,
+    out: Path,
+    file: TableFile,
+    target: str,
+    cap: int,
+    settings: dict[str, Any],
+) -> tuple[TableData, TableSchema]:
+    """Say what streaming a table will cost, and make the first pass over it."""
+    from bayesify.tabular.streaming.cost import StreamCost
+    from bayesify.tabular.streaming.fit import fit_stream
+    from bayesify.tabular.streaming.memory import TrainingMemory
+
+    columns = len(file.columns) - len(settings["drop"])
+    memory = TrainingMemory.of(cap, used_memory(), columns=columns, as_text=file.num_rows is None)
+    cost = StreamCost.of(file, settings["drop"], settings["limit"])
+    console.print(Text(cost.words(memory, out)), soft_wrap=True)
+    with RowProgress(console) as progress:
+        progress.begin("reading the table", cost.rows)
+        return fit_stream(file, target, memory=memory, folder=out, on_rows=progress, **settings)
+
+
+def _write_stream(console: Console, run: Run, stream: EncodedRows) -> None:
+    """Write the encoded rows of a streamed table, from which the epochs read."""
+    from bayesify.tabular.streaming.fit import write_stream
+
+    assert run.table is not None
+    with RowProgress(console) as progress:
+        progress.begin("encoding the table", run.table.split["streamed"]["rows"])
+        write_stream(Path(run.config.dataset), run.table, stream, on_rows=progress)
+
+
 def _announcement(run: Run, bnn: BayesianModule, data: RunData) -> str:
     """Describe what will be trained and how long it will take, estimated from a few steps."""
     config = run.config
@@ -388,6 +469,6 @@ def _announcement(run: Run, bnn: BayesianModule, data: RunData) -> str:
     seconds = seconds_per_epoch(bnn, config, data)
     return (
         f"{what[config.baseline]}, {data.name}, {config.net}: {weights_of(bnn)}, "
-        f"{len(data.train_targets):,} {things}; {config.epochs} epochs {passes}of about "
+        f"{num_train(data):,} {things}; {config.epochs} epochs {passes}of about "
         f"{duration(seconds)}, {duration(seconds * config.epochs)} in all"
     )

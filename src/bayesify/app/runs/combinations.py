@@ -25,6 +25,10 @@ def check_combination(run: Any) -> None:
         nets = ("resnet8",) if is_image_folder(run.dataset) else ("mlp", "lenet5")
     if run.net not in nets:
         raise ConfigError(f"net must be one of {', '.join(nets)}, got {run.net}")
+    if run.text and run.max_memory is not None:
+        raise ConfigError(
+            "columns of texts cannot be streamed: leave out --max-memory, or --text and --encoder"
+        )
     if bool(run.text) != (run.encoder is not None):
         raise ConfigError(
             "columns of texts need --encoder with the folder or the name of a pretrained network"

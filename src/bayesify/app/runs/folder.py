@@ -27,6 +27,7 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import lenet5, mlp, resnet8
 from bayesify.module.pretrained import last_layer
 from bayesify.tabular import TableNet, table_baseline, table_module
+from bayesify.tabular.table_data import TableData
 from bayesify.training.checkpoint import CHECKPOINT_NAME
 from bayesify.training.history import History
 
@@ -42,6 +43,7 @@ __all__ = [
     "as_test_row",
     "check_is_free",
     "is_tuning",
+    "num_train",
 ]
 
 _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
@@ -79,6 +81,18 @@ class RunData(Protocol):
     @property
     def image_shape(self) -> Sequence[int] | None:
         """Height and width of an image, or channels, height and width; None for tables."""
+
+
+def num_train(data: RunData) -> int:
+    """Return the number of examples that a run is trained on; a streamed table has few in memory.
+
+    Example:
+        >>> import torch
+        >>> no, x, y = torch.zeros(0), torch.zeros(3, 2), torch.zeros(3, 1)
+        >>> num_train(TableData("t.csv", x, y, no, no, no, no, ()))
+        3
+    """
+    return data.num_train if isinstance(data, TableData) else len(data.train_targets)
 
 
 class RunError(ValueError):
@@ -214,6 +228,10 @@ class Run:
                     "data-dir is for mnist and fashion-mnist; the path of a table is in its run"
                 )
             path = Path(self.config.dataset)
+            if "streamed" in self.table.split:
+                from bayesify.tabular.streaming.fit import load_stream
+
+                return load_stream(path, self.table, self.folder)
             return load_table(path, self.table, folder=self.folder, **options)
         if self.images is not None:
             if data_dir is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from bayesify.app.runs.declarations import Rule
+from bayesify.module.batching import parse_bytes
 from bayesify.tabular.likelihoods import COUNTS
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "BAYES",
     "BAYESIAN_DIGITS",
     "BAYESIAN_TABLE",
+    "BYTES",
     "CENSORED",
     "CERTIFIED",
     "CLASSES",
@@ -38,6 +40,15 @@ __all__ = [
     "WARMUP",
 ]
 
+
+def _is_bytes(text: str) -> bool:
+    try:
+        return parse_bytes(text) > 0
+    except ValueError:
+        return False
+
+
+BYTES = Rule("be a number of bytes such as 2GB or 512 MB", _is_bytes)
 COUNT = Rule("be at least 1 and at most 2,147,483,647", lambda x: 1 <= x < 2**31)
 POSITIVE = Rule("be positive and finite", lambda x: 0.0 < x < math.inf)
 NOT_NEGATIVE = Rule("be at least 0 and finite", lambda x: 0.0 <= x < math.inf)

@@ -20,6 +20,7 @@ from bayesify.app.runs.rules import (
     BAYES,
     BAYESIAN_DIGITS,
     BAYESIAN_TABLE,
+    BYTES,
     CENSORED,
     CERTIFIED,
     CLASSES,
@@ -188,6 +189,16 @@ class RunConfig:
             "Hugging Face's hub.",
             _TABLES,
             None,
+            TABLE,
+        ),
+    ] = None
+    max_memory: Annotated[
+        str | None,
+        Setting(
+            "Memory that the command may use, such as 2GB: the table is streamed from its files. "
+            "If absent, this is done only for a table that does not fit into the free memory.",
+            _TABLES,
+            BYTES,
             TABLE,
         ),
     ] = None

@@ -8,16 +8,17 @@ import warnings
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bayesify.app.runs.folder import Run, RunData
+from bayesify.app.runs.folder import Run, RunData, num_train
 from bayesify.app.runs.settings import RunConfig
 from bayesify.datasets import Passes, TensorLoader
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood
 from bayesify.module.bayesian import BayesianModule
+from bayesify.tabular.table_data import TableData
 from bayesify.training import ConvergenceWarning, fit
 from bayesify.training.backends import NonFiniteLossError, make_backend
 from bayesify.training.elbo import ELBO
@@ -29,6 +30,9 @@ from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.pac_bayes import PACBayesObjective
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import constant, cosine
+
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.streaming.encoded import EncodedRowsLoader
 
 __all__ = [
     "Trained",
@@ -109,19 +113,17 @@ def fit_network(
         callback: as for ``fit``.
     """
     bounds = {"has_bounds": isinstance(elbo.bnn.likelihood, CensoredGaussianLikelihood)}
+    once: TensorLoader | EncodedRowsLoader
+    if isinstance(data, TableData) and data.stream is not None:
+        once = data.stream.loader(config.batch_size, seed=config.seed)
+    else:
+        once = TensorLoader(
+            data.train_inputs, data.train_targets, config.batch_size, seed=config.seed, **bounds
+        )
     with precision_of(config):
         return fit(
             elbo,
-            Passes(
-                TensorLoader(
-                    data.train_inputs,
-                    data.train_targets,
-                    config.batch_size,
-                    seed=config.seed,
-                    **bounds,
-                ),
-                config.passes,
-            ),
+            Passes(once, config.passes),
             TensorLoader(data.test_inputs, data.test_targets, 2048, shuffle=False, **bounds)
             if len(data.test_inputs)
             else None,
@@ -204,7 +206,7 @@ def with_option_names(text: str, config: RunConfig) -> str:
 
 def make_elbo(bnn: BayesianModule, config: RunConfig, data: RunData) -> ELBO:
     """Return the objective that the settings name; for a baseline the plain likelihood."""
-    num_data = len(data.train_targets)
+    num_data = num_train(data)
     if config.objective != "elbo":
         return PACBayesObjective(
             bnn,
@@ -265,5 +267,5 @@ def seconds_per_epoch(bnn: BayesianModule, config: RunConfig, data: RunData) -> 
         except NonFiniteLossError:
             break  # the run itself names the step and the mend
         times.append(time.perf_counter() - started)
-    batches = config.passes * -(-len(data.train_targets) // config.batch_size)
+    batches = config.passes * -(-num_train(data) // config.batch_size)
     return median(times[2:] or times or [0.0]) * batches

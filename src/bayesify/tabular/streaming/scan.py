@@ -1,0 +1,174 @@
+"""Scan a column of a large table: what it holds, its levels, and the moments of its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bayesify.tabular.cells import Floats, as_numbers
+from bayesify.tabular.detect import ColumnScan
+from bayesify.tabular.number_form import NumberForm
+from bayesify.tabular.rows import TableRows, as_text
+
+__all__ = ["Moments", "StreamScan"]
+
+#: Distinct numbers of a column that are told apart; more are not classes.
+_MOST_NUMBERS = 100_000
+#: Distinct numbers whose texts are made: one more than there may be classes.
+_MOST_NAMED = 1001
+#: Texts of numbers that are kept of a column with very many, as examples.
+_EXAMPLES = 100
+
+
+@dataclass
+class Moments:
+    """Count, mean, variance and range of numbers that come in parts.
+
+    Sums are of differences to the mean of the first part, so that numbers far from 0 keep their
+    digits.
+
+    Example:
+        >>> moments = Moments()
+        >>> moments.add(np.array([1.0, 2.0])), moments.add(np.array([3.0, 9.0]))
+        (None, None)
+        >>> moments.without(np.array([9.0])), moments.low, moments.high
+        ((2.0, 0.816496580927726), 1.0, 9.0)
+    """
+
+    count: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    _origin: float = 0.0
+    _sum: float = 0.0
+    _squares: float = 0.0
+
+    def add(self, values: Floats, sizes: npt.NDArray[np.int64] | None = None) -> None:
+        """Add finite numbers (N,), each as often as ``sizes`` (N,) has it; None for once."""
+        if not len(values):
+            return
+        if not self.count:
+            self._origin = float(np.clip(values, -1e150, 1e150).mean())
+        counts = 1 if sizes is None else sizes
+        with np.errstate(over="ignore", invalid="ignore"):
+            offsets = values - self._origin
+            self._sum += float((offsets * counts).sum())
+            self._squares += float((np.square(offsets) * counts).sum())
+        self.count += len(values) if sizes is None else int(sizes.sum())
+        self.low = min(self.low, float(values.min()))
+        self.high = max(self.high, float(values.max()))
+
+    def without(self, values: Floats) -> tuple[float, float] | None:
+        """Return mean and standard deviation of all numbers but some of them; None if too large.
+
+        Args:
+            values: finite numbers that were added, shape (N,).
+        """
+        count = self.count - len(values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            offsets = values - self._origin
+            mean = (self._sum - float(offsets.sum())) / max(1, count)
+            square = (self._squares - float(np.square(offsets).sum())) / max(1, count)
+        variance = square - mean * mean
+        if count < 1 or not (math.isfinite(square) and variance > 0.0):
+            return None
+        return self._origin + mean, math.sqrt(variance)
+
+
+class StreamScan(ColumnScan):
+    """Scan of a column whose memory does not grow with its cells, with the moments of its numbers.
+
+    Args:
+        name: name of the column.
+        decimal_commas: whether a comma in a number is surely the decimal point.
+
+    Example:
+        >>> scan = StreamScan("size")
+        >>> scan.read(TableRows(pa.table({"size": [1.5, 2.5, None, 2.0]})))
+        >>> scan.finish()
+        >>> scan.column().kind, scan.missing, scan.moments.high
+        ('number', 1, 2.5)
+    """
+
+    def __init__(self, name: str, *, decimal_commas: bool = False) -> None:
+        super().__init__(name, decimal_commas=decimal_commas)
+        #: Of the numbers with a point as the decimal sign and no unit.
+        self.moments = Moments()
+        self._stored = 0
+        self._values: Floats = np.zeros(0)
+        self._sizes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._trimmed = False
+
+    def read(self, rows: TableRows) -> None:
+        """Count the cells of the next rows, in the column of this name."""
+        numbers = rows.numbers(self.name)
+        if numbers is not None:
+            self._read_numbers(numbers)
+            return
+        self.update(rows.texts(self.name))
+        if self.overflowed and not self._trimmed and self.form is not None:
+            # A hundred thousand texts of numbers take 17 MB and tell nothing more.
+            known = np.array(list(self.texts), dtype=object)
+            strange = known[np.isnan(as_numbers(known))].tolist()
+            kept = [*strange, *known[:_EXAMPLES].tolist()]
+            self.texts = Counter({text: self.texts[text] for text in dict.fromkeys(kept)})
+            self._trimmed = True
+
+    def _add_numbers(self, values: Floats, sizes: npt.NDArray[np.int64]) -> None:
+        self.moments.add(values, sizes)
+
+    def _read_numbers(self, values: Floats) -> None:
+        absent = np.isnan(values)
+        self.missing += int(absent.sum())
+        known = values[~absent]
+        if not len(known):
+            return
+        self.count += len(known)
+        self._stored += len(known)
+        self._numbers += len(known)
+        self._forms.add_numbers(len(known))
+        finite = known[np.isfinite(known)]
+        self._infinite += len(known) - len(finite)
+        self.moments.add(finite)
+        self._whole = self._whole and len(finite) == len(known)
+        self._whole = self._whole and bool((finite == np.round(finite)).all())
+        if self._whole and self._consecutive:
+            self._update_order(values)
+        if not self.overflowed:
+            found, sizes = np.unique(known, return_counts=True)
+            merged, places = np.unique(np.concatenate([self._values, found]), return_inverse=True)
+            counts = np.concatenate([self._sizes, sizes])
+            self._sizes = np.bincount(places, weights=counts).astype(np.int64)
+            self._values = merged
+            self.overflowed = len(merged) > _MOST_NUMBERS
+
+    def finish(self) -> None:
+        """Name the distinct numbers, as far as there can be so many classes."""
+        if not self._stored:
+            return
+        some = self._values[:_MOST_NAMED]
+        whole = bool((np.isfinite(some) & (some == np.round(some)) & (np.abs(some) < 1e15)).all())
+        texts = as_text(pa.array(some.astype(np.int64) if whole else some)).to_pylist()
+        self.texts.update(dict(zip(texts, self._sizes.tolist(), strict=False)))
+
+    @property
+    def all_different(self) -> bool:
+        """Whether no cell occurs twice, as far as distinct cells were counted."""
+        if self._stored:
+            return self.overflowed or len(self._values) == self.count
+        return super().all_different
+
+    @property
+    def usable_numbers(self) -> int:
+        """Number of cells that are finite numbers in the column's form."""
+        form = self.form
+        return 0 if form is None else self._forms.count(form) - self._infinite
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether :attr:`moments` are those of every number of the column."""
+        return self.form == NumberForm() and self.moments.count == self.usable_numbers

@@ -1,0 +1,302 @@
+"""A streamed table: the same schema and inputs as in memory, one split, a fair order."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+from bayesify.tabular.columns import CategoryColumn, NumberColumn
+from bayesify.tabular.files import TableError
+from bayesify.tabular.rows import TableRows
+from bayesify.tabular.schema import TableSchema
+from bayesify.tabular.streaming.encoded import EncodedRows, write_encoded
+from bayesify.tabular.streaming.fit import fit_stream, load_stream, write_stream
+from bayesify.tabular.streaming.memory import TrainingMemory
+from bayesify.tabular.streaming.sample import RowSample, hash_key, row_hashes
+from bayesify.tabular.table_data import TableData
+from bayesify.tabular.training_table import fit_table
+
+ROWS = 3000
+#: All rows are in the sample; a part of them is.
+WHOLE = TrainingMemory(0, 0, 500, 5000, 600, 10**6)
+PART = TrainingMemory(0, 0, 400, 1500, 300, 10**6)
+
+
+def frame(rows: int = ROWS) -> pd.DataFrame:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(rows, 3))
+    x[:, 1] = np.exp(2.0 * x[:, 1])
+    x[generator.random(rows) < 0.1, 2] = np.nan
+    city = np.array(["Rome", "Oslo", "Ulm"])[generator.integers(3, size=rows)]
+    when = pd.Timestamp("2020-01-01") + pd.to_timedelta(generator.integers(900, size=rows), "D")
+    y = np.sin(x[:, 0]) + (city == "Oslo") + 0.1 * generator.normal(size=rows)
+    table = {"id": np.arange(1, rows + 1), "a": x[:, 0], "skewed": x[:, 1], "gaps": x[:, 2]}
+    return pd.DataFrame({**table, "city": city, "when": when, "y": y})
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("streamed") / "table.parquet"
+    frame().to_parquet(found, row_group_size=700)
+    return found
+
+
+def streamed(
+    path: Path, folder: Path, memory: TrainingMemory = WHOLE, target: str = "y", **options: object
+) -> tuple[TableData, TableSchema]:
+    data, schema = fit_stream(path, target, memory=memory, folder=folder, **options)
+    assert data.stream is not None
+    write_stream(path, schema, data.stream)
+    return data, schema
+
+
+def read(data: TableData, batch_size: int = 100) -> tuple[torch.Tensor, torch.Tensor]:
+    """All training rows from the file."""
+    assert data.stream is not None
+    parts = list(data.stream.loader(batch_size, seed=0))
+    x, y = (torch.cat(part) for part in zip(*parts, strict=True))
+    return x, y
+
+
+def in_order(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.lexsort(x.numpy().T[::-1]).copy())
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_a_sample_of_all_rows_gives_what_memory_gives(
+    path: Path, tmp_path: Path, suffix: str
+) -> None:
+    file = tmp_path / f"t.{suffix}"
+    if suffix == "csv":
+        frame().to_csv(file, index=False)
+    else:
+        file.write_bytes(path.read_bytes())
+    data, schema = streamed(file, tmp_path)
+    _, in_memory = fit_table(file, "y")
+    assert schema.dropped == in_memory.dropped
+    assert schema.carried == in_memory.carried == ("id",)
+    # The rows for training alone, in memory.
+    hashes = row_hashes(0, ROWS, hash_key(0))
+    train = hashes > schema.split["streamed"]["threshold"]
+    assert train.sum() == data.num_train == ROWS - len(data.test_inputs)
+    frame()[train].to_parquet(tmp_path / "train.parquet")
+    same, known = fit_table(tmp_path / "train.parquet", "y", test_fraction=0.0, drop=["id"])
+    by_name = {column.name: column for column in known.columns}
+    for column in schema.columns:
+        if not isinstance(column, CategoryColumn):  # whose levels are those of all rows
+            assert column == by_name[column.name]
+    assert schema.target == known.target
+    x, y = read(data)
+    order, other = in_order(x), in_order(data.train_inputs)
+    assert torch.equal(x[order], data.train_inputs[other])
+    assert torch.equal(y[order], data.train_targets[other])
+    assert torch.equal(data.train_targets, same.train_targets)
+
+
+def test_statistics_of_a_sample_are_close_to_those_of_all_rows(path: Path, tmp_path: Path) -> None:
+    data, schema = streamed(path, tmp_path, PART)
+    assert len(data.train_inputs) == 1500
+    assert schema.split["sample"] == 1500
+    train = ROWS - len(data.test_inputs)
+    assert schema.split["train"] == train
+    x, y = read(data)
+    assert len(x) == train
+    assert any("quantiles are of a sample of 1,500 training rows" in r for r in schema.remarks)
+    # Means and standard deviations of columns without wild numbers are of all training rows.
+    numbers = {column.name: column for column in schema.columns if column.kind == "number"}
+    places = {name: place for place, name in enumerate(schema.features)}
+    column = x[:, places["a"]].double()
+    assert abs(float(column.mean())) < 1e-3
+    assert abs(float(column.std(correction=0)) - 1.0) < 1e-3
+    assert abs(float(y.double().mean())) < 1e-5
+    in_memory = {each.name: each for each in fit_table(path, "y")[1].columns}
+    for name, found in numbers.items():
+        known = in_memory[name]
+        assert isinstance(found, NumberColumn)
+        assert isinstance(known, NumberColumn)
+        assert found.missing == known.missing
+        for q, value in zip((0.25, 0.5, 0.75), found.typical[1:-1], strict=True):
+            below = float((frame()[name] <= value).sum() / frame()[name].notna().sum())
+            assert abs(below - q) < 4.0 * 0.5 / math.sqrt(1500)
+    levels = [each for each in schema.columns if isinstance(each, CategoryColumn)]
+    assert levels[0] == in_memory["city"]
+
+
+def test_every_pass_and_every_size_of_chunks_hold_out_the_same_rows(
+    path: Path, tmp_path: Path
+) -> None:
+    one, schema = streamed(path, tmp_path)
+    (tmp_path / "other").mkdir()
+    smaller = dataclasses.replace(WHOLE, rows=111)
+    other, again = streamed(path, tmp_path / "other", smaller)
+    assert torch.equal(one.test_inputs, other.test_inputs)
+    assert torch.equal(one.train_inputs, other.train_inputs)
+    assert again.columns == schema.columns
+    assert [torch.equal(*pair) for pair in zip(read(one), read(other), strict=True)] == [True] * 2
+    (tmp_path / "seed").mkdir()
+    third, _ = streamed(path, tmp_path / "seed", seed=1)
+    assert not torch.equal(one.test_targets, third.test_targets)
+    # No row is in both parts.
+    both = torch.cat([read(one)[0], one.test_inputs])
+    assert len(torch.unique(both, dim=0)) == ROWS
+
+
+def test_classes_have_the_shares_of_all_training_rows(path: Path, tmp_path: Path) -> None:
+    data, schema = streamed(path, tmp_path, PART, "city")
+    _, y = read(data)
+    assert data.class_names == ("Oslo", "Rome", "Ulm")
+    shares = y.bincount(minlength=3).double() / len(y)
+    assert schema.target.marginal == pytest.approx(shares.tolist(), abs=1e-12)
+
+
+def test_whole_numbers_stored_as_such_can_be_classes(tmp_path: Path) -> None:
+    table = frame().assign(grade=lambda each: (each["a"] > 0.0).astype(int) + 1)
+    for name, stored in (("int", table), ("float", table.assign(grade=table["grade"] * 1.0))):
+        stored.to_parquet(tmp_path / f"{name}.parquet")
+        data, schema = fit_stream(
+            tmp_path / f"{name}.parquet", "grade", memory=WHOLE, folder=tmp_path
+        )
+        assert schema.target.classes == ("1", "2") == data.class_names
+        in_memory = fit_table(tmp_path / f"{name}.parquet", "grade")[1]
+        assert in_memory.target.classes == schema.target.classes
+        assert in_memory.dropped.keys() == schema.dropped.keys()
+
+
+def test_rows_without_a_target_are_left_out(tmp_path: Path) -> None:
+    table = frame()
+    table.loc[::7, "y"] = None
+    table.to_parquet(tmp_path / "t.parquet")
+    data, schema = streamed(tmp_path / "t.parquet", tmp_path, PART)
+    known = int(table["y"].notna().sum())
+    assert schema.split["train"] + schema.split["test"] == known
+    assert any("429 rows have no usable target" in remark for remark in schema.remarks)
+    assert len(read(data)[0]) == schema.split["train"]
+
+
+def test_wild_targets_count_as_the_nearest_of_the_others(tmp_path: Path) -> None:
+    table = frame()
+    table.loc[5::50, "y"] = 1e9
+    table.to_parquet(tmp_path / "t.parquet")
+    data, _ = streamed(tmp_path / "t.parquet", tmp_path)
+    x, y = read(data)
+    order, other = in_order(x), in_order(data.train_inputs)
+    assert torch.equal(y[order], data.train_targets[other])
+    assert float(y.abs().max()) < 10.0
+
+
+def test_no_row_is_held_out_on_request(path: Path, tmp_path: Path) -> None:
+    data, _ = streamed(path, tmp_path, PART, test_fraction=0.0)
+    assert len(data.test_inputs) == 0
+    assert len(read(data)[0]) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "nothing"}, "has no column 'nothing'"),
+        ({"target": "y", "drop": ["a", "skewed", "gaps", "city", "when"]}, "no column to predict"),
+        ({"target": "y", "likelihood": "poisson"}, "must hold counts, integers from 0"),
+    ],
+)
+def test_a_table_that_cannot_be_used(
+    path: Path, tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(TableError, match=message):
+        streamed(path, tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_a_table_that_was_changed_between_the_passes(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "t.parquet"
+    copy.write_bytes(path.read_bytes())
+    data, schema = fit_stream(copy, "y", memory=WHOLE, folder=tmp_path)
+    frame(100).to_parquet(copy)
+    assert data.stream is not None
+    with pytest.raises(TableError, match="was changed after the run was made"):
+        write_stream(copy, schema, data.stream)
+    assert not data.stream.path.exists()
+    with pytest.raises(TableError, match=r"must have table\.safetensors"):
+        load_stream(copy, schema, tmp_path)
+
+
+def test_too_few_or_too_many_encoded_rows_leave_no_file(tmp_path: Path) -> None:
+    rows = EncodedRows(tmp_path / "t.arrow", 5, 2, (1,), 100, "sha")
+    for count in (4, 6):
+        with pytest.raises(TableError, match=f"must have 5 rows to train on, got {count}"):
+            write_encoded(rows, [(torch.zeros(count, 2), torch.zeros(count, 1))])
+    assert list(tmp_path.iterdir()) == []
+    write_encoded(rows, [(torch.zeros(5, 2), torch.zeros(5, 1))])
+    assert rows.is_there()
+    assert not dataclasses.replace(rows, source="other").is_there()
+    rows.path.write_bytes(rows.path.read_bytes()[:-100])
+    assert not rows.is_there()
+
+
+def sorted_rows(folder: Path, count: int, buffer_rows: int) -> EncodedRows:
+    """Rows whose only input grows with their number: the worst case of a shuffle by blocks."""
+    rows = EncodedRows(folder / "sorted.arrow", count, 1, (), buffer_rows, "sha")
+    if not rows.path.exists():
+        x = torch.linspace(0.0, 1.0, count)
+        write_encoded(rows, [(x.unsqueeze(1), torch.arange(count))])
+    return rows
+
+
+def test_an_epoch_has_every_row_once_in_another_order_than_the_last(tmp_path: Path) -> None:
+    rows = sorted_rows(tmp_path, 10_000, 2048)
+    loader = rows.loader(300, seed=0)
+    epochs = []
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        batches = [y for _, y in loader]
+        assert [len(y) for y in batches] == [300] * 33 + [100]
+        assert len(batches) == len(loader)
+        epochs.append(torch.cat(batches))
+        assert torch.equal(epochs[-1].sort().values, torch.arange(10_000))
+    assert torch.equal(epochs[0], epochs[2])
+    assert not torch.equal(epochs[0], epochs[1])
+
+
+def test_minibatches_of_a_sorted_table_vary_as_the_documentation_says(tmp_path: Path) -> None:
+    batch, count = 128, 40_000
+    rows = sorted_rows(tmp_path, count, 8192)  # 32 blocks at once
+    means = []
+    for seed in range(40):
+        batches = rows.loader(batch, seed=seed)
+        means += [float(x.mean()) for x, _ in batches if len(x) == batch]
+    full = 1.0 / 12.0 / batch * (1.0 - batch / count)
+    blocks, together = -(-count // rows.block_rows), 8192 // rows.block_rows
+    expected = 1.0 + batch / together * (1.0 - together / blocks)
+    assert np.var(means) / full == pytest.approx(expected, rel=0.25)
+
+
+def test_a_buffer_for_all_rows_is_a_permutation_of_all(tmp_path: Path) -> None:
+    batch, count = 128, 40_000
+    rows = sorted_rows(tmp_path, count, count)
+    means = [
+        float(x.mean())
+        for seed in range(12)
+        for x, _ in rows.loader(batch, seed=seed)
+        if len(x) == batch
+    ]
+    full = 1.0 / 12.0 / batch * (1.0 - batch / count)
+    assert np.var(means) / full == pytest.approx(1.0, rel=0.15)
+
+
+def test_hashes_are_uniform_and_a_sample_is_the_smallest(tmp_path: Path) -> None:
+    hashes = row_hashes(0, 100_000, key=7) / 2.0**64
+    counts = np.histogram(hashes, bins=50, range=(0.0, 1.0))[0]
+    assert ((counts - 2000.0) ** 2 / 2000.0).sum() < 100.0  # chi-square with 49 degrees
+    assert np.array_equal(row_hashes(50, 10, key=7), row_hashes(0, 60, key=7)[50:])
+    sample = RowSample(100, ["x"], key=7)
+    for start in range(0, 5000, 300):
+        count = min(300, 5000 - start)
+        sample.update(TableRows(pa.table({"x": np.arange(start, start + count)})))
+    smallest = np.sort(np.argsort(row_hashes(0, 5000, key=7))[:100])
+    assert sample.numbers().tolist() == smallest.tolist()
+    assert sample.rows().numbers("x").tolist() == smallest.tolist()
