@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("tabular", "scikit-learn.md", "table", ()),
         ("export_parity", "export.md", "table", ()),
         ("freeze", "export.md", "table", ()),
+        ("large_tables", "large-tables.md", "table", ()),
         ("table_recipe", "adr/0008-recipe-for-tables.md", "table", ()),
     ],
 )

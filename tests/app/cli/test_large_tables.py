@@ -138,7 +138,7 @@ def test_predictions_as_parquet_are_those_of_the_csv(place: Path, tmp_path: Path
     assert typed["outside_training"].dtype == bool
     assert typed["id"].tolist() == [str(value) for value in text["id"]]
     for name in ("row", "mean", "std", "lower_95", "total"):
-        assert typed[name].tolist() == text[name].tolist()
+        assert typed[name].tolist() == pytest.approx(text[name].tolist(), rel=1e-9)
 
 
 def test_a_failure_leaves_no_file(place: Path, tmp_path: Path) -> None:

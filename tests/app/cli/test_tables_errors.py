@@ -111,7 +111,9 @@ def test_options_of_tables_are_errors_for_images(tmp_path: Path, options: str) -
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     out = ("--target", "y", "--out", tmp_path / "run")
     check_refused(bayesify("train", tmp_path / "no.csv", *out), "there is no file")
-    check_refused(bayesify("train", tmp_path, *out), "is a folder; a table must be a file such as")
+    check_refused(
+        bayesify("train", tmp_path, *out), "holds no table: a folder must have files that end in"
+    )
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").touch()
     (tmp_path / "a.csv").write_text(HEAD + BODY)

@@ -27,10 +27,10 @@ from bayesify.app.runs import RunError
 from bayesify.app.runs.memory import peak_memory
 from bayesify.app.runs.pixels import read_pixels
 from bayesify.app.runs.predict import (
-    TEXT_COLUMNS,
     Predictions,
     check_can_be_written,
     table_predictions,
+    write_parquet,
     write_predictions,
 )
 from bayesify.datasets import ImageData, ImageSchema, find_images
@@ -59,8 +59,8 @@ def predict(
     out: Annotated[
         Path,
         typer.Option(
-            help="CSV file to write, or Parquet if it ends in .parquet, with one row per row or "
-            "image of INPUT."
+            help="CSV file to write, or for a table Parquet if it ends in .parquet, with one row "
+            "per row or image of INPUT."
         ),
     ],
     force: Annotated[
@@ -140,18 +140,18 @@ def predict(
     if conformal:
         predictions.calibrate(read_data(run))
     table: NewTable | None = None
+    as_parquet = out.suffix.lower() == ".parquet"
     if run.table is None and max_memory is not None:
         raise RunError("max-memory would do nothing here: it is for tables")
+    if run.table is None and as_parquet:
+        raise RunError(f"{out} must not end in .parquet, which is for tables; use .csv")
     progress = None if run.table is None else RowProgress(console)
-    texts = {*TEXT_COLUMNS}
     with console.status("predicting ...") if progress is None else progress:
         if run.table is not None:
             assert progress is not None
             table = open_new(
                 console, run, data, lenient=lenient, max_memory=max_memory, progress=progress
             )
-            carried = table.schema.carried
-            texts |= {*carried, *(f"{name} (input)" for name in carried)}
             if table.target_error:
                 note = Text(f"note: nothing is measured: {table.target_error}")
                 console.print(note, soft_wrap=True)
@@ -162,7 +162,10 @@ def predict(
             header, rows = _files(run.images, predictions, data)
         else:
             header, rows = _digits(predictions, data)
-        write_predictions(out, header, rows, texts=texts, overwrite=force)
+        if table is not None and as_parquet:
+            write_parquet(out, table, predictions, overwrite=force)
+        else:
+            write_predictions(out, header, rows, overwrite=force)
     more = {} if table is None else new_summary(table, predictions)
     summary = {**predictions.summary(), **more, "out": str(out)}
     if max_memory is not None:

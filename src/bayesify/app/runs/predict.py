@@ -7,7 +7,8 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,13 +33,12 @@ __all__ = [
     "Predictions",
     "check_can_be_written",
     "table_predictions",
+    "write_parquet",
     "write_predictions",
 ]
 
 #: Columns of predictions that are no numbers, but for those that identify rows.
-TEXT_COLUMNS = ("prediction", "set", "outside_column", "file")
-#: Rows of a group of a Parquet file, and of text in memory until they are written.
-_GROUP_ROWS = 50_000
+TEXT_COLUMNS = ("prediction", "set", "outside_column")
 
 #: Rows that are predicted at once. Every chunk uses the same weight samples.
 _CHUNK_ROWS = 10_000
@@ -169,6 +169,26 @@ class Predictions:
         Raises:
             RunError: a prediction is not finite.
         """
+        for texts, numbers in self.parts(inputs, targets, distances):
+            cells = [[f"{value:.{self._digits}g}" for value in part.tolist()] for part in numbers]
+            yield from (list(row) for row in zip(*texts, *cells, strict=True))
+
+    def parts(
+        self,
+        inputs: Tensor,
+        targets: Tensor | None = None,
+        distances: Tensor | None = None,
+    ) -> Iterator[tuple[list[list[str]], list[Tensor]]]:
+        """Yield the columns of :attr:`header`, those of texts first, for 10,000 examples at a time.
+
+        Args:
+            inputs: as for :meth:`rows`.
+            targets: see there.
+            distances: see there.
+
+        Raises:
+            RunError: a prediction is not finite.
+        """
         far = inputs.new_zeros(len(inputs)) if distances is None else distances
         for start in range(0, len(inputs), _CHUNK_ROWS):
             part = slice(start, start + _CHUNK_ROWS)
@@ -177,7 +197,7 @@ class Predictions:
             if targets is not None:
                 self.measures.update(predictive, chunk, targets[part])
             if isinstance(predictive, CategoricalPredictive):
-                first: list[Any] = [[self.class_names[i] for i in predictive.mean.argmax(-1)]]
+                first = [[self.class_names[i] for i in predictive.mean.argmax(-1).tolist()]]
                 numbers = [*predictive.mean.unbind(-1)]
                 if isinstance(self.conformal, ConformalSets):
                     first.append(self._sets(self.conformal.sets(predictive.mean, self.level)))
@@ -201,8 +221,7 @@ class Predictions:
                     "outside the training data; correct or remove these rows"
                 )
             self._count(predictive, len(chunk))
-            texts = [[f"{value:.{self._digits}g}" for value in part.tolist()] for part in numbers]
-            yield from (list(cells) for cells in zip(*first, *texts, strict=True))
+            yield first, numbers
 
     def _sets(self, member: Tensor) -> list[str]:
         """Return the names of each set as a JSON list, since a name may hold any character."""
@@ -298,61 +317,74 @@ def write_predictions(
     header: Sequence[str],
     rows: Iterable[Sequence[object]],
     *,
-    texts: Collection[str] = TEXT_COLUMNS,
     overwrite: bool = False,
 ) -> None:
-    """Write a CSV or Parquet file part by part, under a temporary name until it is complete.
-
-    A name that ends in ``.parquet`` tells a Parquet file. It has the numbers of the CSV file, in
-    row groups of 50,000 rows.
-
-    Args:
-        out: the file.
-        header: names of the columns.
-        rows: their cells.
-        texts: columns that are text in a Parquet file; the others are numbers.
-        overwrite: whether the file may exist.
+    """Write a CSV file row by row, under a temporary name until it is complete.
 
     Raises:
         RunError: the file exists and is not to be overwritten, or its folder does not exist.
         OSError: it cannot be written; what was there is left as it was then.
     """
     check_can_be_written(out, overwrite=overwrite)
+    with _completed(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_parquet(
+    out: Path, table: NewTable, predictions: Predictions, *, overwrite: bool = False
+) -> None:
+    """Write the predictions for a table as Parquet, under a temporary name until it is complete.
+
+    The columns are those of :func:`table_predictions`. Numbers are not rounded to the digits of
+    the CSV file; row groups have as many rows as the parts in which the table is read.
+
+    Raises:
+        RunError: the file exists and is not to be overwritten, or its folder does not exist.
+        OSError: it cannot be written; what was there is left as it was then.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    check_can_be_written(out, overwrite=overwrite)
+    header, _ = table_predictions(table, predictions)
+    carried = [name for name in table.schema.carried if name in table.file.columns]
+    own: dict[str, Any] = {"row": pa.int64(), "outside_training": pa.bool_()}
+    texts = {*TEXT_COLUMNS, *header[1 : 1 + len(carried)]}
+    kinds = [own.get(name, pa.string() if name in texts else pa.float64()) for name in header]
+    schema = pa.schema(list(zip(header, kinds, strict=True)))
+    with _completed(out) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+        for piece in table:
+            targets = None if piece.targets is None else torch.from_numpy(piece.targets)
+            found = list(predictions.parts(piece.inputs, targets, piece.distances))
+            texts_of_parts = zip(*(part[0] for part in found), strict=True)
+            words = [list(itertools.chain.from_iterable(column)) for column in texts_of_parts]
+            numbers = [torch.cat(each) for each in zip(*(part[1] for part in found), strict=True)]
+            columns = [
+                range(piece.first, piece.first + len(piece.inputs)),
+                *(piece.carried[name] for name in carried),
+                *words,
+                *(number.double().numpy() for number in numbers),
+                piece.outside != "",
+                piece.outside,
+            ]
+            arrays = [pa.array(each, kind) for each, kind in zip(columns, kinds, strict=True)]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+@contextmanager
+def _completed(out: Path) -> Iterator[Path]:
+    """Yield a temporary name for a file, which gets its own if nothing fails."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        if out.suffix.lower() == ".parquet":
-            _write_parquet(temporary, header, rows, texts)
-        else:
-            with temporary.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(header)
-                writer.writerows(rows)
-                file.flush()
-                os.fsync(file.fileno())
+        yield temporary
         temporary.replace(out)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _write_parquet(
-    path: Path, header: Sequence[str], rows: Iterable[Sequence[object]], texts: Collection[str]
-) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    own: dict[str, Any] = {"row": pa.int64(), "outside_training": pa.bool_()}
-    kinds = [own.get(name, pa.string() if name in texts else pa.float64()) for name in header]
-    schema = pa.schema(list(zip(header, kinds, strict=True)))
-    left = iter(rows)
-    with parquet.ParquetWriter(path, schema) as writer:
-        while part := list(itertools.islice(left, _GROUP_ROWS)):
-            columns = zip(*part, strict=True)
-            arrays = [
-                pa.array([str(cell) for cell in column], pa.string()).cast(kind)
-                for column, kind in zip(columns, kinds, strict=True)
-            ]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
 def check_can_be_written(out: Path, *, overwrite: bool = False) -> None:
