@@ -91,3 +91,17 @@ def test_files_that_are_no_table(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("x;y\n1,5;2\n")
     with pytest.raises(TableError, match="must separate values alike"):
         open_table(tmp_path)
+
+
+def test_memory_does_not_grow_with_the_row_groups(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    many = pa.table({f"x{place}": generator.normal(size=200_000) for place in range(8)})
+    parquet.write_table(many, tmp_path / "t.parquet", row_group_size=2000)
+    del many
+    before = pa.total_allocated_bytes()
+    used = []
+    for rows in open_table(tmp_path / "t.parquet").batches(size=1500):
+        used.append(pa.total_allocated_bytes() - before)
+        assert len(rows) == 1500 or len(used) == 134
+    assert len(used) == 134
+    assert max(used) < 4_000_000

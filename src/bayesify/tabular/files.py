@@ -174,24 +174,30 @@ class _ParquetFile(TableFile):
         columns: Sequence[str] | None = None,
         size: int | None = None,
     ) -> Iterator[TableRows]:
-        left = limit
         wanted = self.columns if columns is None else tuple(columns)
+        rows = size or CHUNK_ROWS
+        yield from rechunked(self._groups(limit, wanted, rows), rows)
+
+    def _groups(self, limit: int | None, wanted: Sequence[str], size: int) -> Iterator[TableRows]:
+        """Read one row group after the other: a reader of several keeps the buffers of all."""
+        left = limit
+        names: list[str] | None = list(wanted)
+        places: list[int] | list[str] = list(wanted)
+        if self.places is not None:
+            names = None
+            places = [self.places[self.columns.index(name)] for name in wanted]
         try:
             # Buffered, so that a row group of any size is read a piece at a time.
             with parquet.ParquetFile(self.path, buffer_size=_PARQUET_BUFFER) as file:
-                names: list[str] | None = list(wanted)
-                places: list[int] | list[str] = list(wanted)
-                if self.places is not None:
-                    names = None
-                    places = [self.places[self.columns.index(name)] for name in wanted]
-                for batch in file.iter_batches(size or CHUNK_ROWS, columns=names):
-                    rows = batch if left is None else batch.slice(0, left)
-                    left = None if left is None else left - len(rows)
-                    if len(rows):
-                        arrays = [rows.column(place) for place in places]
-                        yield TableRows(pa.Table.from_arrays(arrays, list(wanted)))
-                    if left == 0:
-                        return
+                for group in range(file.num_row_groups):
+                    for batch in file.iter_batches(size, row_groups=[group], columns=names):
+                        rows = batch if left is None else batch.slice(0, left)
+                        left = None if left is None else left - len(rows)
+                        if len(rows):
+                            arrays = [rows.column(place) for place in places]
+                            yield TableRows(pa.Table.from_arrays(arrays, list(wanted)))
+                        if left == 0:
+                            return
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.path} cannot be read: {_one_line(error)}") from error
 
