@@ -204,12 +204,12 @@ def train(
             store_table(out, data, run.table)
     console.print(Text(announcement), soft_wrap=True)
     stream = data.stream if isinstance(data, TableData) else None
-    if stream is not None:
-        _write_stream(console, run, stream)
 
     prunes = run.config.make_pruning() is not None
     table = EpochTable(console, run.config.task, prunes=prunes)
     try:
+        if stream is not None:
+            _write_stream(console, run, stream)
         trained = train_run(run, data, HistoryWriter(run, table))
     except KeyboardInterrupt:
         table.close()
