@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import records
 from pyarrow import parquet
+from records import require_clean_tree
 from show_reproductions import insert
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "large-tables.md"
@@ -179,7 +180,7 @@ def main() -> None:
     if sys.argv[1:] == ["--show"]:
         insert(PAGE, "large-tables", table())
         return
-    records.require_clean_tree()
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--batch-size", type=int, default=4096, help="but for --compare")

@@ -25,7 +25,7 @@ from bayesify import (
 )
 from bayesify.datasets import TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
-from bayesify.estimators import Estimator
+from bayesify.estimators import Estimator, moments
 from bayesify.estimators import local_reparameterization as local
 from bayesify.noise.keys import NoiseKey, NoiseSource, Stream
 from bayesify.training import elbo
@@ -196,7 +196,7 @@ def test_a_variance_in_half_precision_is_caught(name: str, monkeypatch: pytest.M
         promote_types=torch.promote_types,
         float32=torch.float32,
     )
-    monkeypatch.setattr(local, "torch", half)
+    monkeypatch.setattr(moments, "torch", half)
     with pytest.raises(AssertionError, match=r"not finite|than in float32"):
         check_autocast("local", *NETS[name])
 

@@ -152,19 +152,21 @@ def run_with(
 def _installed(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Give a network these weights; ``functional_call`` takes twice the time for it."""
     owners = [
-        (owner, leaf, tensors[name]) for name in tensors for owner, leaf in _owners(net, (name,))
+        (_holding(owner, leaf), leaf, tensors[name])
+        for name in tensors
+        for owner, leaf in _owners(net, (name,))
     ]
-    before = [owner._parameters[leaf] for owner, leaf, _ in owners]
+    before = [held[leaf] for held, leaf, _ in owners]
     recurrent = _recurrent(net)
     for module in recurrent:
         _forget_flat_weights(module)
-    for owner, leaf, tensor in owners:
-        owner._parameters[leaf] = tensor  # type: ignore[assignment]
+    for held, leaf, tensor in owners:
+        held[leaf] = tensor
     try:
         yield
     finally:
-        for (owner, leaf, _), value in zip(owners, before, strict=True):
-            owner._parameters[leaf] = value
+        for (held, leaf, _), value in zip(owners, before, strict=True):
+            held[leaf] = value
         for module in recurrent:
             _forget_flat_weights(module)
 
@@ -249,6 +251,12 @@ def _forget_flat_weights(module: nn.RNNBase) -> None:
 
 def _dead_reference() -> None:
     """Return None, as a weak reference to a deleted object does."""
+
+
+def _holding(owner: nn.Module, leaf: str) -> dict[str, Any]:
+    """The parameters or the buffers of a module, those that have this name."""
+    is_parameter = leaf in owner._parameters
+    return owner._parameters if is_parameter else owner._buffers
 
 
 def _owners(net: nn.Module, aliases: tuple[str, ...]) -> Iterator[tuple[nn.Module, str]]:
