@@ -141,7 +141,8 @@ def run_with(
 ) -> Any:
     """Run ``net`` with the given tensors in place of its random parameters."""
     if torch.compiler.is_compiling():  # with its own kind of recomputation
-        return functional_call(net, dict(tensors), args, dict(kwargs), tie_weights=False)
+        with _without_flat_weights(net):
+            return functional_call(net, dict(tensors), args, dict(kwargs), tie_weights=False)
     installed = partial(_installed, net, tensors)
     again = recomputable(installed) if torch.is_grad_enabled() else nullcontext()
     with again, installed():
@@ -157,37 +158,46 @@ def _installed(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         for owner, leaf in _owners(net, (name,))
     ]
     before = [held[leaf] for held, leaf, _ in owners]
-    recurrent = _recurrent(net)
-    for module in recurrent:
-        _forget_flat_weights(module)
-    for held, leaf, tensor in owners:
-        held[leaf] = tensor
-    try:
-        yield
-    finally:
-        for (held, leaf, _), value in zip(owners, before, strict=True):
-            held[leaf] = value
-        for module in recurrent:
-            _forget_flat_weights(module)
+    with _without_flat_weights(net):
+        for held, leaf, tensor in owners:
+            held[leaf] = tensor
+        try:
+            yield
+        finally:
+            for (held, leaf, _), value in zip(owners, before, strict=True):
+                held[leaf] = value
 
 
 @contextmanager
 def evaluation_mode(net: nn.Module) -> Iterator[None]:
     """Set all modules of ``net`` to evaluation mode, and restore their modes on exit."""
     modes = [(module, module.training) for module in net.modules()]
-    in_training = [module for module, training in modes if training]
-    # A network may have its own idea of a mode. Otherwise not by ``nn.Module.__setattr__``, which
-    # looks for parameters first and would take a tenth of the time of a small network's pass.
-    if any(type(module).train is not nn.Module.train for module in in_training):
-        net.eval()
-    for module in in_training:
-        object.__setattr__(module, "training", False)
+    if any(training for _, training in modes):
+        if all(map(_has_usual_modes, net.modules())):
+            for module, _ in modes:
+                _set_training(module, False)
+        else:  # a network may have its own idea of a mode
+            net.eval()
     try:
         yield
     finally:
         for module, training in modes:
             if module.training != training:
-                object.__setattr__(module, "training", training)
+                _set_training(module, training)
+
+
+def _has_usual_modes(module: nn.Module) -> bool:
+    own = getattr(module.train, "__func__", None), getattr(module.eval, "__func__", None)
+    return own == (nn.Module.train, nn.Module.eval)
+
+
+def _set_training(module: nn.Module, training: bool) -> None:
+    # ``nn.Module.__setattr__`` looks for parameters first, which takes a tenth of the time of a
+    # small network's pass. A class with another one, such as a scripted module's, needs it.
+    if type(module).__setattr__ is nn.Module.__setattr__:
+        object.__setattr__(module, "training", training)
+    else:
+        module.training = training
 
 
 def snapshot(net: nn.Module) -> Callable[[], None]:
@@ -239,6 +249,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _recurrent(net: nn.Module) -> list[nn.RNNBase]:
     return [module for module in net.modules() if isinstance(module, nn.RNNBase)]
+
+
+@contextmanager
+def _without_flat_weights(net: nn.Module) -> Iterator[None]:
+    """Let recurrent layers collect their weights within the block, and again after it."""
+    recurrent = _recurrent(net)
+    for module in recurrent:
+        _forget_flat_weights(module)
+    try:
+        yield
+    finally:
+        for module in recurrent:
+            _forget_flat_weights(module)
 
 
 def _forget_flat_weights(module: nn.RNNBase) -> None:
