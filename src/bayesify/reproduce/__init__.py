@@ -12,6 +12,7 @@ from bayesify.reproduce.harness.run_experiment import Outcome, reproduce
 from bayesify.reproduce.papers import (
     certificates,
     estimator_comparison,
+    fashion_lenet5,
     koca_dittmann,
     mnist_ood,
     train_defaults,
@@ -76,6 +77,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         figure5_regression,
         uci,
         mnist_ood,
+        fashion_lenet5,
         figure6_mushroom,
         train_defaults,
         clinc150_tuning,
