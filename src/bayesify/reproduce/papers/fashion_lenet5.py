@@ -48,17 +48,17 @@ METHODS: dict[str, dict[str, Any]] = {
     "plain": {"method": "plain", "epochs": 12, "lr": 2e-3, "weight_decay": 0.01},
     "rank-one": {
         "method": "rank one",
-        **{"epochs": 20, "lr": 2e-3, "weight_decay": 0.01},
+        **{"epochs": 15, "lr": 2e-3, "weight_decay": 0.01},
         **{"prior_std": 0.5, "init_std": 0.25, "kl_warmup": 0.3, "rho_lr_scale": 3.0},
     },
     "mean-field": {
         "method": "mean field",
-        **{"epochs": 20, "lr": 2e-3, "weight_decay": 0.0},
+        **{"epochs": 15, "lr": 2e-3, "weight_decay": 0.0},
         **{"prior_std": 0.3, "init_std": 0.02, "kl_warmup": 0.3, "rho_lr_scale": 3.0},
     },
 }
 #: Seconds on one core.
-_SECONDS = {"plain": 600.0, "rank-one": 1200.0, "mean-field": 1500.0}
+_SECONDS = {"plain": 500.0, "rank-one": 900.0, "mean-field": 700.0}
 _QUICK = {"members": 2, "epochs": 1, "limit": 1000, "test_samples": 3}
 
 
