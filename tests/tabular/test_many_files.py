@@ -10,8 +10,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from bayesify.tabular import files
-from bayesify.tabular.files import TableError, open_table
+from bayesify.tabular.files import TableError, open_table, table_file
 from bayesify.tabular.training_table import fit_table, load_table
 
 
@@ -38,7 +37,7 @@ def divided(folder: Path, whole: pa.Table, *, parts: int = 4) -> Path:
 def test_a_folder_reads_as_the_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
-    monkeypatch.setattr(files, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(table_file, "CHUNK_ROWS", 7)
     parquet.write_table(table(), tmp_path / "one.parquet")
     several = divided(tmp_path / "parts", table()) / pattern
     one, schema = fit_table(tmp_path / "one.parquet", "y")

@@ -13,8 +13,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from bayesify.tabular import files
-from bayesify.tabular.files import TableError, open_table
+from bayesify.tabular.files import TableError, open_table, table_file
 from bayesify.tabular.new_table import NewTable
 from bayesify.tabular.training_table import fit_table, load_table
 
@@ -55,7 +54,7 @@ def written(folder: Path, table: pa.Table) -> tuple[Path, Path]:
 def test_inputs_and_targets_equal_those_of_the_csv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, limit: int | None
 ) -> None:
-    monkeypatch.setattr(files, "CHUNK_ROWS", 17)
+    monkeypatch.setattr(table_file, "CHUNK_ROWS", 17)
     paths = written(tmp_path, typed())
     (one, schema), (other, typed_schema) = (fit_table(p, target, limit=limit) for p in paths)
     assert typed_schema.columns == schema.columns

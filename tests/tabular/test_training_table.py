@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import torch
 
-from bayesify.tabular import files, training_table
-from bayesify.tabular.files import TableError, open_table
+from bayesify.tabular import training_table
+from bayesify.tabular.files import TableError, open_table, table_file
 from bayesify.tabular.new_table import NewTable
 from bayesify.tabular.rows import rechunked
 from bayesify.tabular.schema import TableSchema
@@ -84,7 +84,7 @@ def test_the_schema_gives_the_same_tensors_again(path: Path, tmp_path: Path) -> 
 def test_chunks_make_no_difference(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(messy())
     whole, schema = fit_table(path, "price")
-    monkeypatch.setattr(files, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(table_file, "CHUNK_ROWS", 7)
     pieces, other = fit_table(path, "price")
     assert other == schema
     assert torch.equal(pieces.train_inputs, whole.train_inputs)

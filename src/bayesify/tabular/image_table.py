@@ -19,14 +19,7 @@ from bayesify.datasets import (
 )
 from bayesify.tabular.cells import is_missing
 from bayesify.tabular.columns import Column, ImageColumn
-from bayesify.tabular.files import (
-    CHUNK_ROWS,
-    CellError,
-    TableError,
-    TableFile,
-    open_table,
-    path_of_image,
-)
+from bayesify.tabular.files import CellError, TableError, TableFile, open_table, path_of_image
 from bayesify.tabular.rows import TableRows
 from bayesify.tabular.schema import TableSchema, label_of
 from bayesify.tabular.suffixes import TABLE_SUFFIXES
@@ -176,25 +169,12 @@ class _FolderFile(TableFile):
     def num_rows(self) -> int:
         return len(self.images.paths)
 
-    def batches(
-        self,
-        limit: int | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        size: int | None = None,
-    ) -> Iterator[TableRows]:
-        paths = [path.relative_to(self.path).as_posix() for path in self.images.paths][:limit]
-        cells = {FILE: paths, CLASS: list(self.images.labels[: len(paths)])}
-        step = size or CHUNK_ROWS
-        for start in range(0, len(paths), step):
-            yield TableRows(
-                pa.table(
-                    {
-                        name: pa.array(cells[name][start : start + step], pa.large_string())
-                        for name in (self.columns if columns is None else columns)
-                    }
-                )
-            )
+    def parts(self, limit: int | None, columns: Sequence[str], size: int) -> Iterator[TableRows]:  # noqa: ARG002
+        paths = [path.relative_to(self.path).as_posix() for path in self.images.paths]
+        cells = {FILE: paths, CLASS: self.images.labels}
+        yield TableRows(
+            pa.table({name: pa.array(cells[name][:limit], pa.large_string()) for name in columns})
+        )
 
 
 def folder_table(folder: Path) -> TableFile:
@@ -237,7 +217,7 @@ def new_table_file(path: Path, schema: TableSchema, *, labelled: bool = False) -
         >>> from bayesify.tabular.schema import Target
         >>> new_table_file(Path("nowhere.csv"), TableSchema((), Target("y", "regression")))
         Traceback (most recent call last):
-        bayesify.tabular.files.TableError: there is no file nowhere.csv
+        bayesify.tabular.files.errors.TableError: there is no file nowhere.csv
     """
     has_images = any(isinstance(column, ImageColumn) for column in schema.columns)
     if not has_images or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()):
@@ -271,7 +251,7 @@ def check_images(file: TableFile, columns: Sequence[Column], limit: int | None =
         >>> column = ImageColumn(name="path", encoder="", sha256="", size=1)
         >>> check_images(table_of(pd.DataFrame({"path": ["no.png"]})), [column])
         Traceback (most recent call last):
-        bayesify.tabular.files.TableError: the data frame, row 1: there is no image no.png
+        bayesify.tabular.files.errors.TableError: the data frame, row 1: there is no image no.png
     """
     names = [column.name for column in columns if isinstance(column, ImageColumn)]
     if not names:

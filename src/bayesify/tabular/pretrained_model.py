@@ -33,7 +33,7 @@ def load_model(source: str, needs: str) -> tuple[Any, Sequence[str]]:
     Example:
         >>> load_model("/nowhere", "a tokenizer")
         Traceback (most recent call last):
-        bayesify.tabular.files.TableError: --encoder /nowhere must be the folder, or the name on ...
+        bayesify.tabular.files.errors.TableError: --encoder /nowhere must be the folder, or the n...
     """
 
     def load(transformers: Any) -> tuple[Any, Sequence[str]]:
@@ -62,7 +62,7 @@ def load_reader(source: str, kind: str, needs: str, **options: Any) -> Any:
     Example:
         >>> load_reader("/nowhere", "AutoTokenizer", "a tokenizer")
         Traceback (most recent call last):
-        bayesify.tabular.files.TableError: --encoder /nowhere must be the folder, or the name on ...
+        bayesify.tabular.files.errors.TableError: --encoder /nowhere must be the folder, or the n...
     """
     return _loaded(
         source, needs, lambda library: getattr(library, kind).from_pretrained(source, **options)

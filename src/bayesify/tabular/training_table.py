@@ -27,13 +27,7 @@ from bayesify.tabular.columns import (
     facts_of,
 )
 from bayesify.tabular.detect import ColumnScan, find_target
-from bayesify.tabular.files import (
-    CellError,
-    TableError,
-    TableFile,
-    available_memory,
-    open_table,
-)
+from bayesify.tabular.files import CellError, TableError, TableFile, open_table
 from bayesify.tabular.image_table import check_images
 from bayesify.tabular.likelihoods import LARGEST_COUNT, CountStatistics, wrong_count
 from bayesify.tabular.scaling import Scaling
@@ -47,6 +41,7 @@ from bayesify.tabular.schema import (
 )
 from bayesify.tabular.stored_table import stored_table
 from bayesify.tabular.table_data import TableData
+from bayesify.tabular.table_memory import available_memory
 
 __all__ = [
     "FEWEST_ROWS",

@@ -163,7 +163,7 @@ def test_chunks_of_new_rows_make_no_difference(
 ) -> None:
     arguments = ("predict", finished / "run", finished / "table.csv", "--out")
     bayesify(*arguments, tmp_path / "whole.csv")
-    monkeypatch.setattr("bayesify.tabular.files.CHUNK_ROWS", 7)
+    monkeypatch.setattr("bayesify.tabular.files.table_file.CHUNK_ROWS", 7)
     monkeypatch.setattr("bayesify.app.runs.predict._CHUNK_ROWS", 3)
     bayesify(*arguments, tmp_path / "chunks.csv")
     whole, chunks = rows_of(tmp_path / "whole.csv"), rows_of(tmp_path / "chunks.csv")

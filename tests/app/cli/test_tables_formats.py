@@ -332,7 +332,7 @@ def test_a_format_that_the_first_rows_do_not_show(
 ) -> None:
     """The other rows are read too before anything is written."""
     monkeypatch.setattr("bayesify.tabular.drift.column_cells._MOST_TEXTS", 20)
-    monkeypatch.setattr("bayesify.tabular.files.CHUNK_ROWS", 16)
+    monkeypatch.setattr("bayesify.tabular.files.table_file.CHUNK_ROWS", 16)
     rows = each(size=comma)(table())
     _write(tmp_path / "new.csv", written(rows))
     check(trained, tmp_path / "new.csv", must_be_read=True, columns=set())

@@ -55,7 +55,7 @@ def test_the_metrics_are_those_of_a_run(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr("bayesify.app.runs.predict._CHUNK_ROWS", at_once)
-    monkeypatch.setattr("bayesify.tabular.files.CHUNK_ROWS", 4 * at_once)
+    monkeypatch.setattr("bayesify.tabular.files.table_file.CHUNK_ROWS", 4 * at_once)
     expected = whole_table(place)
     assert expected.keys() == json.loads((place / "run/metrics.json").read_text())["test"].keys()
     table = place / "table.csv"

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from bayesify.tabular.files import TableError, TableFile, available_memory
+from bayesify.tabular.files import TableError, TableFile
 from bayesify.tabular.rows import TableRows
 from bayesify.tabular.streaming.encoded import STREAM_NAME
 from bayesify.tabular.streaming.memory import TrainingMemory, gigabytes
 from bayesify.tabular.streaming.scan import StreamScan
+from bayesify.tabular.table_memory import available_memory
 from bayesify.tabular.training_table import memory_needed
 
 __all__ = ["StreamCost", "fitting_memory"]

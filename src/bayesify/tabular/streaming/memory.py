@@ -63,8 +63,9 @@ def rows_at_once(cap: int, used: int, *, columns: int, inputs: int, as_text: boo
         50000
         >>> rows_at_once(10**9, 6 * 10**8, columns=400, inputs=900, as_text=True)
         Traceback (most recent call last):
-        bayesify.tabular.files.TableError: max-memory must be at least 1.1 GB here, got 1.0 GB: the
-        process itself uses 850 MB, and 1,000 rows of 400 columns 166 MB; raise it, or leave it out
+        bayesify.tabular.files.errors.TableError: max-memory must be at least 1.1 GB here, got 1.0
+        GB: the process itself uses 850 MB, and 1,000 rows of 400 columns 166 MB; raise it, or leave
+        it out
     """
     each = columns * (_VALUE + (_TEXT if as_text else _NUMBER)) + _INPUT * inputs + _ROW
     fixed = used + _RESERVE
@@ -97,9 +98,9 @@ class TrainingMemory:
         (50000, 200000, 50000, 262144)
         >>> TrainingMemory.of(10**9, 6 * 10**8, columns=300, as_text=True)
         Traceback (most recent call last):
-        bayesify.tabular.files.TableError: max-memory must be at least 6.8 GB here, got 1.0 GB: the
-        process itself uses 850 MB, and a table of 300 columns the rest; raise it, or leave columns
-        out with --drop
+        bayesify.tabular.files.errors.TableError: max-memory must be at least 6.8 GB here, got 1.0
+        GB: the process itself uses 850 MB, and a table of 300 columns the rest; raise it, or leave
+        columns out with --drop
     """
 
     cap: int

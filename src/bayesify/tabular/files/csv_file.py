@@ -1,0 +1,195 @@
+"""CSV file as a table: find its encoding, its separator and its header, and read its rows.
+
+pandas reads the rows; the encoding and the separator are found here, because pandas finds no
+encoding, and its search for a separator splits a table of one column into two.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pandas as pd
+import pyarrow as pa
+
+from bayesify.tabular.files.column_names import numbered
+from bayesify.tabular.files.errors import TableError, one_line
+from bayesify.tabular.files.table_file import TableFile
+from bayesify.tabular.rows import TableRows
+
+__all__ = ["open_csv"]
+
+_SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+_SAMPLE, _BLOCK = 1 << 18, 1 << 20
+
+
+@dataclass(frozen=True)
+class _CsvFile(TableFile):
+    """CSV file, or text with another separator, perhaps compressed by gzip."""
+
+    encoding: str
+    separator: str
+    has_header: bool
+
+    @property
+    def has_decimal_commas(self) -> bool:
+        return self.separator == ";"
+
+    def parts(self, limit: int | None, columns: Sequence[str], size: int) -> Iterator[TableRows]:
+        try:
+            with pd.read_csv(
+                self.path,
+                sep=self.separator,
+                encoding=self.encoding,
+                compression="gzip" if _is_gzip(self.path) else None,
+                header=0 if self.has_header else None,
+                names=list(self.columns),
+                index_col=False,
+                dtype=object,
+                na_filter=False,
+                nrows=limit,
+                chunksize=size,
+            ) as reader:
+                for rows in reader:
+                    if len(rows):
+                        arrays = [pa.array(rows[name], pa.large_string()) for name in columns]
+                        yield TableRows(pa.Table.from_arrays(arrays, list(columns)))
+        except pd.errors.EmptyDataError as error:
+            raise TableError(f"{self.path} has no rows below its header") from error
+        except pd.errors.ParserError as error:
+            reason = one_line(error).replace("Error tokenizing data. C error: ", "")
+            raise TableError(
+                f"{self.path} cannot be read as a table: {reason}; put quotes around values that "
+                "hold the separator, and close every quote"
+            ) from error
+        except (OSError, EOFError, UnicodeError) as error:
+            raise TableError(f"{self.path} cannot be read: {error}") from error
+
+
+def open_csv(path: Path, *, headless: bool) -> TableFile:
+    """Open a file of text, whose encoding and separator are found.
+
+    Args:
+        path: path of the file.
+        headless: whether a first row of numbers is data instead of names.
+
+    Raises:
+        TableError: it cannot be read, is empty or no text, or its first rows are not alike.
+    """
+    encoding, sha256, remarks = _examined(path)
+    with _opened(path) as file:
+        text = file.read(_SAMPLE).decode(encoding, errors="replace")
+        whole = not file.read(1)
+    if not whole:  # the last row may be cut off
+        text = text[: max(text.rfind("\n"), text.rfind("\r")) + 1] or text
+    if not text.strip():
+        raise TableError(f"{path} is empty; it must begin with a row of column names")
+    separator, records = _separated(text, path)
+    header = records[0]
+    has_header = not headless or not _are_numbers(header)
+    if separator != ",":
+        remarks.append(f"values are separated by {_SEPARATORS[separator]}s")
+    for number, record in enumerate(records[1:], start=2):
+        if any(value.strip() for value in record[len(header) :]):
+            raise TableError(
+                f"{path} must have as many values in every row as names in its first, "
+                f"{len(header)}, but row {number} has {len(record)}; put quotes around values "
+                "that hold the separator"
+            )
+    columns = tuple(
+        (name.strip() if has_header else "") or f"column {place}"
+        for place, name in enumerate(header, start=1)
+    )
+    columns, more = numbered(columns)
+    return _CsvFile(path, columns, sha256, (*remarks, *more), encoding, separator, has_header)
+
+
+def _are_numbers(texts: Sequence[str]) -> bool:
+    return not pd.to_numeric(pd.Series(texts), errors="coerce").isna().any()
+
+
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def _opened(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if _is_gzip(path) else path.open("rb")
+
+
+def _examined(path: Path) -> tuple[str, str, list[str]]:
+    """Return encoding and digest of a file's text, and remarks."""
+    digest = hashlib.sha256()
+    decoder: codecs.IncrementalDecoder | None = None
+    utf16 = valid = True
+    size = 0
+    try:
+        with _opened(path) as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                if decoder is None:
+                    utf16 = block[:2] in (b"\xff\xfe", b"\xfe\xff")
+                    decoder = codecs.getincrementaldecoder("utf-8")()
+                    _check_is_text(path, block)
+                if not utf16 and b"\0" in block:
+                    raise TableError(f"{path} is not text: byte {size + block.index(0)} is zero")
+                size += len(block)
+                if valid:
+                    try:
+                        decoder.decode(block)
+                    except UnicodeDecodeError:
+                        valid = False
+            if decoder is None:
+                raise TableError(f"{path} is empty; it must begin with a row of column names")
+            if valid:
+                try:
+                    decoder.decode(b"", final=True)
+                except UnicodeDecodeError:
+                    valid = False
+    except (OSError, EOFError) as error:
+        raise TableError(f"{path} cannot be read: {error}") from error
+    if utf16:
+        return "utf-16", digest.hexdigest(), []
+    if valid:
+        return "utf-8-sig", digest.hexdigest(), []
+    # Latin-1 decodes every byte, and equals Windows-1252 for the letters of Western languages.
+    return (
+        "latin-1",
+        digest.hexdigest(),
+        ["the file is not UTF-8 and was read as Latin-1; if names look wrong, save it as UTF-8"],
+    )
+
+
+def _check_is_text(path: Path, block: bytes) -> None:
+    if block[:4] == b"PK\x03\x04":
+        raise TableError(f"{path} is a zip archive or an Excel workbook; save the table as CSV")
+    if block[:4] == b"PAR1":
+        raise TableError(f"{path} is a Parquet file; give it a name that ends in .parquet")
+
+
+def _separated(text: str, path: Path) -> tuple[str, list[list[str]]]:
+    """Return the separator that gives the most columns in every row alike, and the first rows."""
+    best: tuple[tuple[float, int], str, list[list[str]]] | None = None
+    for separator in _SEPARATORS:
+        try:
+            reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+            records = [record for record, _ in zip(reader, range(200), strict=False) if any(record)]
+        except csv.Error as error:
+            raise TableError(f"{path} cannot be read as a table: {error}") from error
+        if not records:
+            continue
+        width = len(records[0])
+        alike = sum(len(record) == width for record in records) / len(records)
+        rank = (round(alike, 1) if width > 1 else -1.0, width)
+        if best is None or rank > best[0]:
+            best = rank, separator, records
+    if best is None:
+        raise TableError(f"{path} is empty; it must begin with a row of column names")
+    return best[1], best[2]

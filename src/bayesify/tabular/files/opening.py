@@ -1,0 +1,72 @@
+"""Open a table by its path: a file, or all files of a folder or a pattern."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from bayesify.tabular.files.csv_file import open_csv
+from bayesify.tabular.files.errors import TableError
+from bayesify.tabular.files.parquet_file import open_parquet
+from bayesify.tabular.files.several_files import as_one_table
+from bayesify.tabular.files.table_file import TableFile
+from bayesify.tabular.suffixes import TABLE_SUFFIXES
+
+__all__ = ["open_table"]
+
+
+def open_table(path: Path, *, headless: bool = False) -> TableFile:
+    r"""Open a table: a file, or all files of a folder or a pattern, one below the other.
+
+    A suffix ``.parquet`` tells a Parquet file, any other file is text. All bytes are read once, and
+    none is kept. Several files are read in the order of their names and must have the same columns;
+    of a folder those count whose names end like those of tables, without its subfolders.
+
+    Args:
+        path: path of a file or a folder, or a pattern such as ``sales/*.parquet``; text may be
+            compressed by gzip.
+        headless: whether a first row of numbers is data instead of names.
+
+    Raises:
+        TableError: the file is missing, empty, neither text nor Parquet, or its header cannot be
+            used.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "a.csv")
+        ...     _ = path.write_text("x;y\n1,5;2\n")
+        ...     file = open_table(path)
+        ...     print(file.columns, [len(rows) for rows in file.chunks()])
+        ('x', 'y') [1]
+    """
+    if path.is_dir() or (not path.exists() and glob.has_magic(str(path))):
+        files = [open_table(each) for each in _paths(path)]
+        return files[0] if len(files) == 1 else as_one_table(path, files)
+    if not path.exists():
+        raise TableError(f"there is no file {path}")
+    if path.suffix.lower() == ".parquet":
+        return open_parquet(path)
+    return open_csv(path, headless=headless)
+
+
+def _paths(path: Path) -> list[Path]:
+    """Return the files of a folder or a pattern, by their names."""
+    if path.is_dir():
+        found = (each for each in path.iterdir() if each.suffix.lower() in TABLE_SUFFIXES)
+        what = (
+            f"{path} holds no table: a folder must have files that end in {_listed(TABLE_SUFFIXES)}"
+        )
+    else:
+        # Path.glob wants the folder and the pattern apart.
+        found = (Path(each) for each in glob.glob(str(path), recursive=True))  # noqa: PTH207
+        what = f"no file matches {path}; a pattern such as 'sales/*.parquet' must match one"
+    paths = sorted(each for each in found if each.is_file() and not each.name.startswith("."))
+    if not paths:
+        raise TableError(what)
+    return paths
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
