@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from bayesify.tabular import training_table
+from bayesify.tabular import table_memory, training_table
 from bayesify.tabular.files import TableError, open_table, table_file
 from bayesify.tabular.new_table import NewTable
 from bayesify.tabular.rows import rechunked
@@ -200,7 +200,7 @@ def test_a_table_too_large_for_memory_is_an_error_before_it_is_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.write_text(messy())
-    monkeypatch.setattr(training_table, "available_memory", lambda: 1000)
+    monkeypatch.setattr(table_memory, "available_memory", lambda: 1000)
     monkeypatch.setattr(training_table, "_values", lambda *_: pytest.fail("it was read"))
     with pytest.raises(TableError, match=r"needs about .* GB of memory \(60 rows of .*--limit N"):
         fit_table(path, "price")
@@ -311,10 +311,10 @@ def test_what_measuring_takes_is_counted_before_training(
     path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     path.write_text("x,y\n" + "".join(f"{i / 7},{prefix}{i % 20}.5\n" for i in range(60)))
-    monkeypatch.setattr(training_table, "available_memory", lambda: 60 * 600)
+    monkeypatch.setattr(table_memory, "available_memory", lambda: 60 * 600)
     with pytest.raises(TableError, match="GB of memory"):
         fit_table(path, "y")
-    monkeypatch.setattr(training_table, "available_memory", lambda: 60 * 1200)
+    monkeypatch.setattr(table_memory, "available_memory", lambda: 60 * 1200)
     assert fit_table(path, "y")[0].train_inputs.shape == (48, 1)
 
 

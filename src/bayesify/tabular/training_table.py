@@ -3,72 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from bayesify.noise.keys import Stream, derived_seed
 from bayesify.tabular.advice import without_wild
-from bayesify.tabular.cells import Floats, Texts, as_numbers
+from bayesify.tabular.cells import Floats, Texts
 from bayesify.tabular.censoring import Limits
-from bayesify.tabular.columns import (
-    CategoryColumn,
-    Column,
-    EncodedColumn,
-    ImageColumn,
-    RangedColumn,
-    TextColumn,
-    TokenColumn,
-    facts_of,
-)
+from bayesify.tabular.column_choice import check_names, chosen_columns
+from bayesify.tabular.columns import CategoryColumn, EncodedColumn, ImageColumn, RangedColumn
 from bayesify.tabular.detect import ColumnScan, find_target
 from bayesify.tabular.files import CellError, TableError, TableFile, open_table
+from bayesify.tabular.held_out import Places, split_rows
 from bayesify.tabular.image_table import check_images
-from bayesify.tabular.likelihoods import LARGEST_COUNT, CountStatistics, wrong_count
-from bayesify.tabular.scaling import Scaling
-from bayesify.tabular.schema import (
-    LARGEST_TARGET,
-    TableSchema,
-    Target,
-    label_of,
-    tail_of,
-    values_of,
-)
+from bayesify.tabular.schema import TableSchema, tail_of, values_of
 from bayesify.tabular.stored_table import stored_table
 from bayesify.tabular.table_data import TableData
-from bayesify.tabular.table_memory import available_memory
+from bayesify.tabular.table_memory import check_memory
+from bayesify.tabular.targets import (
+    check_targets,
+    scaled_target,
+    tames_targets,
+    target_tensor,
+    with_likelihood,
+    without_target,
+)
 
-__all__ = [
-    "FEWEST_ROWS",
-    "MOST_TEST_ROWS",
-    "ColumnChoice",
-    "check_names",
-    "check_targets",
-    "chosen_columns",
-    "fit_table",
-    "fitted",
-    "load_table",
-    "memory_needed",
-    "table_data",
-    "tames_targets",
-    "target_tensor",
-    "with_likelihood",
-]
+__all__ = ["fit_table", "fitted", "load_table", "table_data"]
 
-#: More rows than this make the measures hardly more precise, and take long to predict.
-MOST_TEST_ROWS = 50_000
-FEWEST_ROWS = 4
 #: Rows whose texts or images are read before the progress is shown.
 _TEXTS_AT_ONCE, _IMAGES_AT_ONCE = 1000, 64
-#: Classes that an error message names.
-_MOST_NAMED = 10
-#: A target so many interquartile ranges from the median is reported.
-_WILD = 1e6
 
 
 def fit_table(
@@ -153,7 +119,7 @@ def fit_table(
         adapter=adapter,
     )
     remarks = [*file.remarks, *more]
-    _check_memory(path, rows, columns, len(found.classes))
+    check_memory(path, rows, columns, len(found.classes))
     source = {"path": str(path), "sha256": file.sha256, "columns": list(file.columns)}
     if images:
         source["images"] = check_images(file, columns, limit)
@@ -168,88 +134,13 @@ def fit_table(
     )
     values, targets, texts = _values(file, draft, rows, on_rows)
     known = ~np.isnan(targets)
-    absent = rows - int(known.sum())
-    if absent:
-        remarks.append(
-            f"{absent:,} row{'s have' if absent > 1 else ' has'} no usable target {target!r} and "
-            f"{'are' if absent > 1 else 'is'} left out"
-        )
+    remarks += without_target(rows - int(known.sum()), target)
     if found.task == "regression":
         remarks += check_targets(path, target, targets, found)
-    train, test = _split(targets, known, found.task, test_fraction, seed, path)
+    train, test = split_rows(targets, known, found.task, test_fraction, seed, path)
     draft, more = fitted(draft, values, targets, train, test)
     schema = dataclasses.replace(draft, remarks=(*remarks, *more))
     return table_data(path, schema, values, targets, texts, train, test), schema
-
-
-class ColumnChoice(NamedTuple):
-    """The columns of a table that are used, and those that are not."""
-
-    #: Input columns, before they are fitted.
-    columns: list[Column]
-    #: Names of the others, with the reason.
-    dropped: dict[str, str]
-    #: Those that identify rows: among the others, and paths of images.
-    carried: list[str]
-    #: Notes for the user on how the columns are read.
-    remarks: list[str]
-
-
-def chosen_columns(
-    file: TableFile,
-    scans: Mapping[str, ColumnScan],
-    target: str,
-    *,
-    drop: Sequence[str] = (),
-    keep: Sequence[str] = (),
-    text: Sequence[str] = (),
-    image: str | None = None,
-    encoder: str | None = None,
-    adapter: bool = False,
-) -> ColumnChoice:
-    """Return the columns of use for a prediction, from the scans of all.
-
-    Args:
-        file: the table.
-        scans: the scan of each column by its name, but for those in ``drop``.
-        target: as for :func:`fit_table`, like all that follow.
-        drop: see there.
-        keep: see there.
-        text: see there.
-        image: see there.
-        encoder: see there.
-        adapter: see there.
-
-    Raises:
-        TableError: no column is of use.
-    """
-    dropped = dict.fromkeys(drop, "asked for by --drop")
-    columns: list[Column] = []
-    remarks: list[str] = []
-    carried = []
-    for name, scan in scans.items():
-        if name == target:
-            continue
-        if name in text or name == image:
-            option: Literal["text", "image"] = "text" if name in text else "image"
-            columns.append(_encoded_column(scan, option, encoder, adapter=adapter))
-            carried += [name] * (name == image)
-            continue
-        reason = scan.reason_to_drop()
-        if reason is None or (name in keep and scan.count):
-            columns.append(scan.column())
-            remarks += scan.remarks
-            continue
-        dropped[name] = reason
-        if "identif" in reason or "numbers the rows" in reason:
-            carried.append(name)
-    if not columns:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
-        raise TableError(
-            f"{file.path} has no column to predict {target!r} from "
-            f"({reasons or 'it is the only one'}); bring one back with --keep NAME, or add columns"
-        )
-    return ColumnChoice(columns, dropped, carried, remarks)
 
 
 def load_table(
@@ -289,137 +180,10 @@ def load_table(
     split = schema.split
     rows = split["train"] + split["test"]
     values, targets, texts = _values(file, schema, rows, on_rows)
-    train, test = _split(
+    train, test = split_rows(
         targets, ~np.isnan(targets), schema.target.task, split["fraction"], split["seed"], path
     )
     return table_data(path, schema, values, targets, texts, train, test)
-
-
-def check_names(
-    file: TableFile,
-    target: str,
-    *,
-    drop: Sequence[str],
-    keep: Sequence[str],
-    text: Sequence[str] = (),
-    image: Sequence[str] = (),
-) -> None:
-    """Check that a table has the columns that are asked for, and that no two options contradict.
-
-    Args:
-        file: the table.
-        target: as for :func:`fit_table`, like all that follow.
-        drop: see there.
-        keep: see there.
-        text: see there.
-        image: the column of paths of images, or none.
-
-    Raises:
-        TableError: a column is missing, or an option contradicts another.
-    """
-    known = ", ".join(map(repr, file.columns[:20])) + (", ..." if len(file.columns) > 20 else "")
-    asked = (
-        *(("target", [target]), ("drop", drop), ("keep", keep)),
-        *(("text", text), ("image", image)),
-    )
-    for option, names in asked:
-        for name in names:
-            if name not in file.columns:
-                raise TableError(
-                    f"{file.path} has no column {name!r}, which --{option} asks for; its columns "
-                    f"are {known}"
-                )
-    for name in drop:
-        for option, names in asked:
-            if option != "drop" and name in names:
-                raise TableError(f"--drop {name} contradicts --{option}; leave one out")
-    for option, names in (("text", text), ("image", image)):
-        if target in names:
-            raise TableError(f"--{option} {target} contradicts --target; leave one out")
-
-
-def with_likelihood(
-    target: Target, likelihood: str, limits: Limits | None, ordered: Sequence[str]
-) -> Target:
-    """Return the target with its likelihood.
-
-    Raises:
-        TableError: ``ordered`` is not the classes of the target, each once.
-    """
-    if target.task == "regression":
-        below, above = (limits.below, limits.above) if limits is not None else (-math.inf, math.inf)
-        return dataclasses.replace(
-            target,
-            likelihood=likelihood,
-            below=None if math.isinf(below) else below,
-            above=None if math.isinf(above) else above,
-        )
-    if not ordered:
-        return target
-    labels = tuple(label_of(label) for label in ordered)
-    if sorted(labels) != sorted(target.classes):
-        classes = target.classes
-        more = f" and {len(classes) - _MOST_NAMED:,} more" if len(classes) > _MOST_NAMED else ""
-        advice = "; leave --ordered out for numbers" if more and _are_numbers(classes) else ""
-        raise TableError(
-            f"--ordered must have each class of the target {target.name!r} once, which are "
-            f"{','.join(classes[:_MOST_NAMED])}{more}, got {','.join(labels)}{advice}"
-        )
-    return dataclasses.replace(target, classes=labels, likelihood="ordinal")
-
-
-def _are_numbers(classes: Sequence[str]) -> bool:
-    return bool(np.isfinite(as_numbers(np.array(classes, dtype=object))).all())
-
-
-def _encoded_column(
-    scan: ColumnScan, option: Literal["text", "image"], encoder: str | None, *, adapter: bool
-) -> Column:
-    """Return the column that a pretrained network reads, for the option that names it."""
-    assert encoder is not None
-    if not scan.count:
-        raise TableError(f"the column {scan.name!r} is empty; leave --{option} {scan.name} out")
-    if scan.form is not None:
-        what = "texts" if option == "text" else "paths of images"
-        raise TableError(
-            f"the column {scan.name!r} must hold {what} for --{option}, got numbers; leave "
-            f"--{option} {scan.name} out, and it is used as numbers"
-        )
-    if option == "image":
-        return ImageColumn.of(scan.name, encoder)
-    return (TokenColumn if adapter else TextColumn).of(scan.name, encoder)
-
-
-def _check_memory(path: Path, rows: int, columns: Sequence[Column], classes: int) -> None:
-    inputs = sum(len(column.own_features) + 1 for column in columns)
-    needed = memory_needed(rows, len(columns), inputs, classes)
-    free = available_memory()
-    if free is not None and needed > free:
-        encoded = any(isinstance(column, EncodedColumn) for column in columns)
-        stream = "" if encoded else "--max-memory to stream it, "
-        raise TableError(
-            f"{path} needs about {needed / 1e9:.1f} GB of memory ({rows:,} rows of {inputs} "
-            f"inputs), but {free / 1e9:.1f} GB are free; use {stream}--limit N for its first N "
-            "rows, or leave columns out with --drop"
-        )
-
-
-def memory_needed(rows: int, columns: int, inputs: int, classes: int = 0) -> int:
-    """Return the bytes that training on a table in memory needs.
-
-    Args:
-        rows: rows of the table.
-        columns: columns that are used, without the target.
-        inputs: inputs of the network.
-        classes: number of classes; 0 for a regression.
-
-    Example:
-        >>> memory_needed(1_000_000, 20, 20)
-        720000000
-    """
-    # The peak is measuring the trained network on all rows; these are measured bytes a row.
-    answering = 4 * inputs + (64 + 48 * classes if classes else 640)
-    return rows * max(8 * (columns + 1 + inputs), answering)
 
 
 def _values(
@@ -458,51 +222,6 @@ def _values(
     return [np.concatenate(parts) for parts in columns], np.concatenate(targets), cells
 
 
-Places = npt.NDArray[np.int64]
-
-
-def _split(
-    targets: Floats, known: npt.NDArray[np.bool_], task: str, fraction: float, seed: int, path: Path
-) -> tuple[Places, Places]:
-    """Draw the rows for training and those held out; return their places, in order.
-
-    The held-out part has each class's share, and at least one row of each class is for training.
-    """
-    places = np.flatnonzero(known)
-    count = len(places)
-    if count < FEWEST_ROWS:
-        raise TableError(
-            f"{path} must have at least {FEWEST_ROWS} rows with a target, to train on some and "
-            f"measure on others, got {count}"
-        )
-    generator = torch.Generator()
-    generator.manual_seed(derived_seed(seed, Stream.SHUFFLE, 0, 1))
-    if not fraction:
-        return places, places[:0]
-    order = places[torch.randperm(count, generator=generator).numpy()]
-    held = max(1, min(round(fraction * count), MOST_TEST_ROWS, count - 2))
-    test = np.zeros(len(targets), dtype=np.bool_)
-    if task == "classification":
-        labels = targets[order].astype(np.int64)
-        sizes = np.bincount(labels)
-        # Place of each row within its class, in random order.
-        by_class = np.argsort(labels, kind="stable")
-        rank = np.empty(count, dtype=np.int64)
-        rank[by_class] = np.arange(count) - (np.cumsum(sizes) - sizes)[labels[by_class]]
-        # The rows that come first relative to the size of their class, except the last of each.
-        due = np.where(rank < sizes[labels] - 1, (rank + 0.5) / sizes[labels], math.inf)
-        chosen = np.argsort(due, kind="stable")[:held]
-        test[order[chosen[np.isfinite(due[chosen])]]] = True
-        if not test.any():
-            raise TableError(
-                f"{path} has a class of its own for every row, so that none can be held out; use "
-                "--task regression, or another target"
-            )
-    else:
-        test[order[:held]] = True
-    return np.flatnonzero(known & ~test), np.flatnonzero(test)
-
-
 def fitted(
     draft: TableSchema, values: Sequence[Floats], targets: Floats, train: Places, test: Places
 ) -> tuple[TableSchema, list[str]]:
@@ -526,7 +245,7 @@ def fitted(
             if len(test)
             else f"there are only {len(train)} rows to train on"
         )
-    target, note = _scaled(draft.target, targets[train])
+    target, note = scaled_target(draft.target, targets[train])
     if note is not None:
         remarks.append(note)
     schema = dataclasses.replace(draft, columns=columns, target=target)
@@ -538,91 +257,6 @@ def fitted(
         "test_outside": int(far.sum()),
     }
     return dataclasses.replace(schema, split=split), remarks
-
-
-def _scaled(target: Target, values: Floats) -> tuple[Target, str | None]:
-    """Return the target with the statistics of its training values, and a note of wild ones."""
-    if target.task != "regression":
-        counts = np.bincount(values.astype(np.int64), minlength=len(target.classes))
-        shares = tuple((counts / counts.sum()).tolist())
-        return dataclasses.replace(target, marginal=shares), None
-    whole, typical = facts_of(values)
-    if target.has_counts:
-        found = CountStatistics.of(torch.from_numpy(values[:, None]))
-        counts_fitted = dataclasses.replace(
-            target,
-            log_rate=found.log_rates.item(),
-            marginal=(found.spread.item(),),
-            whole=whole,
-            typical=typical,
-        )
-        return counts_fitted, None
-    limits = target.limits
-    tamed, note = without_wild(np.clip(values, limits.below, limits.above)[:, None])
-    scaling = Scaling.of(torch.from_numpy(tamed))
-    fitted = dataclasses.replace(
-        target,
-        shift=scaling.shift.item(),
-        scale=scaling.scale.item(),
-        marginal=(1.0,),
-        whole=whole,
-        typical=typical,
-    )
-    return fitted, None if target.likelihood == "student-t" else note
-
-
-def check_targets(path: Path, name: str, targets: Floats, target: Target) -> list[str]:
-    """Return a remark if one number lies absurdly far from the others.
-
-    Raises:
-        TableError: the squares of some overflow, one is no count where counts are asked for, or
-            all are censored.
-    """
-    places = np.flatnonzero(np.isfinite(targets))
-    known = targets[places]
-    if not len(known):
-        return []
-    worst = int(np.abs(known).argmax())
-    if abs(known[worst]) > LARGEST_TARGET:
-        raise TableError(
-            f"{path}: the target {name!r} must be at most {LARGEST_TARGET:g} in size, got "
-            f"{known[worst]:g} in row {places[worst] + 1:,}; correct or remove the row"
-        )
-    wrong = wrong_count(known) if target.has_counts else None
-    if wrong is not None:
-        raise TableError(
-            f"{path}: the target {name!r} must hold counts, integers from 0 to {LARGEST_COUNT:g}, "
-            f"for --likelihood {target.likelihood}, got {wrong:g} in row "
-            f"{places[int((known == wrong).argmax())] + 1:,}; use --likelihood gaussian for other "
-            "numbers"
-        )
-    limits = target.limits
-    censored = (known <= limits.below) | (known >= limits.above)
-    if censored.all():
-        raise TableError(
-            f"{path}: the target {name!r} must have numbers between its limits, got none; correct "
-            "--censored-below or --censored-above"
-        )
-    count = int(censored.sum())
-    share = [] if limits.are_open else [f"{count:,} of {len(known):,} targets are at a limit"]
-    middle = float(np.median(known))
-    spread = next(
-        (
-            float(high - low)
-            for tail in (0.25, 0.05)
-            if (high := np.quantile(known, 1.0 - tail)) > (low := np.quantile(known, tail))
-        ),
-        math.inf,
-    )
-    far = int(np.abs(known - middle).argmax())
-    if abs(known[far] - middle) <= _WILD * spread:
-        return share
-    return [
-        *share,
-        f"the target {name!r} is {known[far]:g} in row {places[far] + 1:,}, where half of the rows "
-        f"are within {spread:.3g} of each other: among the held-out rows it decides the error of "
-        "all; correct or remove it if it is wrong",
-    ]
 
 
 def table_data(
@@ -670,30 +304,3 @@ def table_data(
         target.limits,
         target.likelihood,
     )
-
-
-def tames_targets(target: Target) -> bool:
-    """Return whether training targets far from all others count as the nearest of the others.
-
-    Not in runs of earlier versions; the other likelihoods know values far from the others.
-    """
-    return bool(target.marginal) and target.likelihood in ("", "gaussian", "censored")
-
-
-def target_tensor(target: Target, recorded: Floats, targets: Floats) -> torch.Tensor:
-    """Return targets as the network is trained on them, as in ``TableData``.
-
-    Args:
-        target: the target column, fitted.
-        recorded: class indices or numbers as they are in the table, nan where there is none, (N,).
-        targets: numbers within their limits, the wild ones tamed, (N,); not used for classes.
-    """
-    if target.task != "regression":
-        return torch.from_numpy(np.nan_to_num(recorded)).to(torch.int64)
-    numbers = torch.from_numpy(targets)
-    limits = target.limits
-    if not limits.are_open:
-        known = torch.from_numpy(recorded)
-        exact = limits.is_exact(known).unsqueeze(-1)
-        numbers = torch.stack([numbers] * 2, dim=-1).where(exact, limits.bounds(known))
-    return target.scaling.standardised(numbers).to(torch.float32).unsqueeze(1)

@@ -13,8 +13,7 @@ from bayesify.tabular.rows import TableRows
 from bayesify.tabular.streaming.encoded import STREAM_NAME
 from bayesify.tabular.streaming.memory import TrainingMemory, gigabytes
 from bayesify.tabular.streaming.scan import StreamScan
-from bayesify.tabular.table_memory import available_memory
-from bayesify.tabular.training_table import memory_needed
+from bayesify.tabular.table_memory import available_memory, memory_needed
 
 __all__ = ["StreamCost", "fitting_memory"]
 

@@ -23,9 +23,11 @@ from bayesify.tabular import robust
 from bayesify.tabular.advice import FEWEST_TARGETS, ordinary_range
 from bayesify.tabular.cells import Floats
 from bayesify.tabular.censoring import Limits
+from bayesify.tabular.column_choice import check_names, chosen_columns
 from bayesify.tabular.columns import CategoryColumn, Column, NumberColumn
 from bayesify.tabular.detect import find_target
 from bayesify.tabular.files import TableError, TableFile, open_table
+from bayesify.tabular.held_out import MOST_TEST_ROWS, check_enough
 from bayesify.tabular.likelihoods import LARGEST_COUNT
 from bayesify.tabular.schema import LARGEST_TARGET, TableSchema, Target
 from bayesify.tabular.stored_table import STORED_NAME, stored_table
@@ -34,18 +36,14 @@ from bayesify.tabular.streaming.memory import TrainingMemory, gigabytes
 from bayesify.tabular.streaming.sample import RowSample, hash_key, row_hashes
 from bayesify.tabular.streaming.scan import Moments, StreamScan
 from bayesify.tabular.table_data import TableData
-from bayesify.tabular.training_table import (
-    FEWEST_ROWS,
-    MOST_TEST_ROWS,
-    check_names,
+from bayesify.tabular.targets import (
     check_targets,
-    chosen_columns,
-    fitted,
-    table_data,
     tames_targets,
     target_tensor,
     with_likelihood,
+    without_target,
 )
+from bayesify.tabular.training_table import fitted, table_data
 
 __all__ = ["fit_stream", "load_stream", "write_stream"]
 
@@ -163,12 +161,7 @@ def fit_stream(
     some = sample.rows()
     values, targets = draft.parse(some), found.values(some)
     remarks = [*file.remarks, *remarks]
-    if known < sample.seen:
-        absent = sample.seen - known
-        remarks.append(
-            f"{absent:,} row{'s have' if absent > 1 else ' has'} no usable target {target!r} and "
-            f"{'are' if absent > 1 else 'is'} left out"
-        )
+    remarks += without_target(sample.seen - known, target)
     if found.task == "regression":
         remarks += check_targets(path, target, targets, found)
     drawn = _drawn(path, sample, targets, known, test_fraction, memory)
@@ -342,11 +335,7 @@ def _drawn(
     memory: TrainingMemory,
 ) -> _Drawn:
     """Hold out the rows of the smallest hashes; the next ones are the sample for training."""
-    if known < FEWEST_ROWS:
-        raise TableError(
-            f"{path} must have at least {FEWEST_ROWS} rows with a target, to train on some and "
-            f"measure on others, got {known}"
-        )
+    check_enough(path, known)
     hashes = sample.hashes()
     usable = np.flatnonzero(~np.isnan(targets))
     usable = usable[np.argsort(hashes[usable])]
