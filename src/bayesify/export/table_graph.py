@@ -107,8 +107,8 @@ def export_table(
     if by_network:
         raise ExportError(
             f"columns must be numbers, dates, categories or flags, got {by_network[0].kind}s in "
-            f"{by_network[0].name!r}, which a pretrained network reads; train without it, or use "
-            "bayesify predict"
+            f"{by_network[0].name!r}, which a pretrained network reads outside of a graph; train "
+            "without it, or use bayesify serve or predict"
         )
     if not columns:
         raise ExportError("the table must have a column that the network uses, got none")

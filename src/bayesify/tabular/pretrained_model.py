@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,13 +34,13 @@ def load_model(source: str, needs: str) -> tuple[Any, Sequence[str]]:
     Example:
         >>> load_model("/nowhere", "a tokenizer")
         Traceback (most recent call last):
-        bayesify.tabular.files.errors.TableError: --encoder /nowhere must be the folder, or the n...
+        bayesify.tabular.files.errors.TableError: the encoder /nowhere must be the folder, or ...
     """
 
-    def load(transformers: Any) -> tuple[Any, Sequence[str]]:
+    def load(transformers: Any, **place: Any) -> tuple[Any, Sequence[str]]:
         # Weights of other formats are pickles.
         model, told = transformers.AutoModel.from_pretrained(
-            source, use_safetensors=True, output_loading_info=True, dtype=torch.float32
+            source, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **place
         )
         return model.eval().requires_grad_(requires_grad=False), sorted(told["missing_keys"])
 
@@ -62,28 +63,38 @@ def load_reader(source: str, kind: str, needs: str, **options: Any) -> Any:
     Example:
         >>> load_reader("/nowhere", "AutoTokenizer", "a tokenizer")
         Traceback (most recent call last):
-        bayesify.tabular.files.errors.TableError: --encoder /nowhere must be the folder, or the n...
+        bayesify.tabular.files.errors.TableError: the encoder /nowhere must be the folder, or ...
     """
-    return _loaded(
-        source, needs, lambda library: getattr(library, kind).from_pretrained(source, **options)
-    )
+
+    def load(transformers: Any, **place: Any) -> Any:
+        return getattr(transformers, kind).from_pretrained(source, **options, **place)
+
+    return _loaded(source, needs, load)
 
 
-def _loaded(source: str, needs: str, load: Callable[[Any], Any]) -> Any:
+def _loaded(source: str, needs: str, load: Callable[..., Any]) -> Any:
     if find_spec("transformers") is None:
         raise TableError("--encoder needs transformers; pip install 'bayesify[cli,transformers]'")
     import transformers
 
     try:
+        if _is_path(source) and not Path(source).is_dir():
+            raise FileNotFoundError("there is no such folder")
         with quiet_transformers():
-            return load(transformers)
+            # A folder has all that is needed: nothing is asked of the hub.
+            return load(transformers, local_files_only=Path(source).is_dir())
     except Exception as error:  # transformers raises errors of many kinds
         reason = " ".join(str(error).split())
         raise TableError(
-            f"--encoder {source} must be the folder, or the name on Hugging Face's hub, of a "
+            f"the encoder {source} must be the folder, or the name on Hugging Face's hub, of a "
             f"transformers model with {needs} and weights as safetensors "
             f"({reason[:200] or type(error).__name__})"
         ) from error
+
+
+def _is_path(source: str) -> bool:
+    """Return whether this cannot be a name on the hub, which is ``NAME`` or ``OWNER/NAME``."""
+    return Path(source).is_absolute() or source.startswith(".") or len(Path(source).parts) > 2
 
 
 def sha256_of_weights(tensors: dict[str, Tensor], without: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ class Tokenizer:
     Attributes:
         content: what the digest is of.
         sha256: of its vocabulary.
+        longest: number of tokens of a text that are read at most.
 
     Raises:
         TableError: transformers is not installed, or ``source`` has no tokenizer.
@@ -44,7 +45,7 @@ class Tokenizer:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
         self.sha256 = hashlib.sha256(vocabulary.encode()).hexdigest()
-        self.longest = min(LONGEST, self._tokenizer.model_max_length)
+        self.longest: int = min(LONGEST, self._tokenizer.model_max_length)
 
     def tokens(self, texts: Sequence[str], longest: int) -> list[list[int]]:
         """Return the numbers of the tokens of each text, at most ``longest`` of each."""
@@ -76,6 +77,7 @@ class TextEncoder:
         content: what the digest is of.
         size: number F of features of a text.
         sha256: of the weights.
+        longest: number of tokens of a text that are read.
 
     Raises:
         TableError: transformers is not installed, or ``source`` is no such model.
@@ -89,17 +91,17 @@ class TextEncoder:
         self._network = _reader_of(loaded)
         self.size = int(loaded.config.hidden_size)
         self.sha256 = sha256_of_weights(loaded.state_dict(), without=missing)
-        self._longest = _longest_of(loaded)
+        self.longest: int = min(self._tokenizer.longest, _longest_of(loaded))
 
     @torch.no_grad()
     def features(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-        """Return the features of texts, of which the first 256 tokens count, shape (N, F)."""
+        """Return the features of texts, of which the first tokens count, shape (N, F)."""
         found = np.empty((len(texts), self.size))
         # Texts of like length together, since each is padded to the longest of its batch.
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for start in range(0, len(order), _BATCH):
             places = order[start : start + _BATCH]
-            tokens = self._tokenizer.batch([texts[place] for place in places], self._longest)
+            tokens = self._tokenizer.batch([texts[place] for place in places], self.longest)
             states = self._network(**tokens).last_hidden_state
             weights = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
             means = (states * weights).sum(1) / weights.sum(1).clamp_min(1.0)
@@ -150,4 +152,5 @@ def _reader_of(loaded: Any) -> Any:
 
 
 def _longest_of(loaded: Any) -> int:
-    return min(LONGEST, getattr(loaded.config, "max_position_embeddings", None) or LONGEST)
+    positions: int | None = getattr(loaded.config, "max_position_embeddings", None)
+    return min(LONGEST, positions or LONGEST)

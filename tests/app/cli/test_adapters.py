@@ -223,7 +223,3 @@ def test_without_peft(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     said = train(place, tmp_path / "run")
     check_refused(said, "--adapter needs peft; pip install 'bayesify[cli,adapters]'")
     assert not (tmp_path / "run").exists()
-
-
-def test_serving_is_refused(place: Path) -> None:
-    check_refused(bayesify("serve", place / "run"), "serve takes no texts through an adapter")

@@ -270,8 +270,3 @@ def test_an_encoder_with_other_weights(place: Path, tmp_path: Path) -> None:
     said = bayesify("predict", run, place / "photos", "--out", tmp_path / "p.csv")
     check_refused(said, "must have the weights of the training, with SHA-256")
     assert not (tmp_path / "p.csv").exists()
-
-
-def test_serving_is_refused(place: Path) -> None:
-    said = bayesify("serve", place / "run")
-    check_refused(said, "serve takes no images through a pretrained network")

@@ -363,11 +363,11 @@ def test_missing_and_unknown_columns_are_named(client: Client) -> None:
 
 
 def test_forms_of_a_cell_that_mean_the_same(models: dict[str, RunModel]) -> None:
-    def inputs(**cells: Any) -> list[float]:
-        batch = models["regression"].read(Examples([{**ROWS[0], **cells}]))
-        return [*batch["inputs"][0].tolist(), *batch["distances"].tolist()]
+    def answers(**cells: Any) -> list[dict[str, Any]]:
+        model = models["regression"]
+        return model.predict(model.read(Examples([{**ROWS[0], **cells}])))
 
-    usual = inputs()
+    usual = answers()
     for cells in (
         {"size": "0.3"},
         {"sold": True},
@@ -375,9 +375,9 @@ def test_forms_of_a_cell_that_mean_the_same(models: dict[str, RunModel]) -> None
         {"sold": "true"},
         {"sold": 1},
     ):
-        assert inputs(**cells) == usual
-    assert inputs(size=None) == inputs(size="") == inputs(size="NA") != usual
-    assert inputs(sold=False) == inputs(sold="no") != usual
+        assert answers(**cells) == usual
+    assert answers(size=None) == answers(size="") == answers(size="NA") != usual
+    assert answers(sold=False) == answers(sold="no") != usual
 
 
 # ----------------------------------------------------------------------------------------- limits

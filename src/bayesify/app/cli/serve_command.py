@@ -36,7 +36,8 @@ def serve(
     samples: Annotated[
         int | None,
         typer.Option(
-            help=r"Weight samples to average over; an ONNX file has its own. \[default: 32]",
+            help="Weight samples to average over; an ONNX file has its own. "
+            r"\[default: 32, with an adapter as in training]",
             show_default=False,
         ),
     ] = None,
@@ -79,8 +80,10 @@ def serve(
 
     POST /predict takes images, or rows by column name, as JSON, and answers with the prediction,
     probabilities or an interval, total and epistemic uncertainty, whether to abstain, and whether a
-    row lies outside the training data. The page at / shows all of it while one draws a digit or
-    fills in a row. /openapi.json describes the requests, /health and /metrics are for operators.
+    row lies outside the training data. The page at / shows all of it while one draws a digit, opens
+    an image or fills in a row. /openapi.json describes the requests, /health and /metrics are for
+    operators. Texts and images that an --encoder read in training are read by it here too: it must
+    be where it was.
 
     SIGTERM and Ctrl-C finish the requests in progress. There is no log-in: on another --host than
     this machine's own, put a proxy with one before the service.
@@ -142,10 +145,12 @@ def _opened(
     from bayesify.app.serve.run_model import RunModel
 
     run = opened(source)
+    if samples is None:
+        samples = run.config.test_samples if run.config.adapter else 32
     return RunModel(
         run,
         run.load_module() if pruned is None else run.load_pruned(pruned),
-        num_samples=32 if samples is None else samples,
+        num_samples=samples,
         level=0.95 if level is None else level,
         coverage=0.95 if coverage is None else coverage,
     )

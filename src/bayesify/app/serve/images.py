@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from bayesify.app.serve.requests import Examples, InputError, described
 
-__all__ = ["FORMATS", "ImageReader", "check_size", "decoded_exactly"]
+__all__ = ["FORMATS", "ImageReader", "check_size", "decoded_exactly", "example_file", "groups"]
+__all__ += ["image_file"]
 
 #: Image files that are read.
 FORMATS = ("PNG", "JPEG")
@@ -80,17 +81,74 @@ class ImageReader:
         return found
 
     def _file(self, text: str, path: Path) -> Pixels:
-        try:
-            content = base64.b64decode(text.partition(";base64,")[2] or text, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise InputError(
-                path, f"must be an image file in base64, or nested lists of pixels: {error}"
-            ) from error
+        content = _from_base64(text, path, "an image file in base64, or nested lists of pixels")
         try:
             found = self._decode(io.BytesIO(content))
         except ValueError as error:  # DataError too
             raise InputError(path, str(error)) from error
         return np.asarray(found, np.float32).reshape(self.shape)
+
+
+def image_file(item: Any, path: Path) -> bytes:
+    """Return the image file that an example or a cell has in base64; its pixels are not read.
+
+    Raises:
+        InputError: it is no text, no PNG or JPEG file, or too large.
+
+    Example:
+        >>> image_file("photos/1.png", ("examples", 0))
+        Traceback (most recent call last):
+        bayesify.app.serve.requests.InputError: examples[0]: must be an image file in base64: ...
+    """
+    if not isinstance(item, str):
+        raise InputError(path, f"must be an image file in base64, got {described(item)}")
+    content = _from_base64(item, path, "an image file in base64")
+    try:
+        check_size(io.BytesIO(content))
+    except ValueError as error:
+        raise InputError(path, str(error)) from error
+    return content
+
+
+def example_file() -> str:
+    """Return a small PNG file in base64.
+
+    Example:
+        >>> image_file(example_file(), ("examples", 0))[1:4]
+        b'PNG'
+    """
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.linear_gradient("L").resize((16, 16)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def groups(files: Sequence[bytes], most: int) -> Iterator[range]:
+    """Yield the places of image files that may be decoded together, in their order.
+
+    Together they have at most as many pixels as one image may have.
+
+    Args:
+        files: images that :func:`image_file` returned.
+        most: the largest number of images in a group.
+    """
+    start, held = 0, 0
+    for place, file in enumerate(files):
+        width, height = check_size(io.BytesIO(file))
+        held += width * height
+        if place > start and (place - start == most or held > _MOST_PIXELS):
+            yield range(start, place)
+            start, held = place, width * height
+    if files:
+        yield range(start, len(files))
+
+
+def _from_base64(text: str, path: Path, wanted: str) -> bytes:
+    try:
+        return base64.b64decode(text.partition(";base64,")[2] or text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(path, f"must be {wanted}: {error}") from error
 
 
 def _numbers(value: Any, shape: tuple[int, ...], path: Path) -> list[float]:

@@ -21,7 +21,7 @@ class Column(BaseModel):
     """An input column of a table, for those who fill in a row."""
 
     name: str
-    kind: Literal["number", "category", "flag", "date", "text"]
+    kind: Literal["number", "category", "flag", "date", "text", "image"]
     example: str | float | bool
     #: The most frequent levels of a category; the words for no and yes.
     options: list[str] = []
@@ -29,6 +29,8 @@ class Column(BaseModel):
     low: float | None = None
     high: float | None = None
     whole: bool = False
+    #: Number of tokens that a text is cut to, as in training.
+    longest: int | None = None
     #: Whether training had missing values.
     can_be_missing: bool = False
 
@@ -40,7 +42,8 @@ class ModelCard(BaseModel):
     source: Literal["run", "onnx"]
     task: Literal["classification", "regression"]
     input: Literal["images", "rows"]
-    #: Height and width, and for colours 3 channels, of an image as nested lists.
+    #: Height and width, and for colours 3 channels, of an image as nested lists; empty where an
+    #: image must be a file.
     image_shape: list[int] = []
     #: Whether an encoded image may have any size.
     any_size: bool = False

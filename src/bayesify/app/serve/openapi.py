@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bayesify.app.serve.images import example_file
 from bayesify.app.serve.model import Column, ModelCard
 
 __all__ = ["example_request", "request_body"]
@@ -24,7 +25,7 @@ def request_body(card: ModelCard, *, most: int) -> dict[str, Any]:
             "items": _image(card) if card.input == "images" else _row(card),
         }
     }
-    if card.input == "images":
+    if card.image_shape:
         properties["pixels"] = {
             "type": "string",
             "enum": ["0-255", "0-1"],
@@ -45,6 +46,8 @@ def example_request(card: ModelCard) -> dict[str, Any]:
     """Return a request with one example."""
     if card.input == "rows":
         return {"examples": [{column.name: column.example for column in card.columns}]}
+    if not card.image_shape:
+        return {"examples": [example_file()]}
     image = _bar(*card.image_shape[:2])
     if len(card.image_shape) > 2:
         image = [[[value] * card.image_shape[2] for value in row] for row in image]
@@ -62,17 +65,21 @@ def _bar(height: int, width: int) -> list[list[Any]]:
 
 
 def _image(card: ModelCard) -> dict[str, Any]:
+    if not card.image_shape:
+        return _file("any size")
     pixels: dict[str, Any] = {"type": "number", "minimum": 0, "maximum": 255}
     for size in reversed(card.image_shape):
         pixels = {"type": "array", "minItems": size, "maxItems": size, "items": pixels}
     height, width = card.image_shape[:2]
-    wanted = "any size" if card.any_size else f"{width} x {height} pixels"
-    file = {
+    return {"anyOf": [pixels, _file("any size" if card.any_size else f"{width} x {height} pixels")]}
+
+
+def _file(size: str) -> dict[str, Any]:
+    return {
         "type": "string",
         "contentEncoding": "base64",
-        "description": f"A PNG or JPEG file of {wanted}, in base64.",
+        "description": f"A PNG or JPEG file of {size}, in base64.",
     }
-    return {"anyOf": [pixels, file]}
 
 
 def _row(card: ModelCard) -> dict[str, Any]:
@@ -95,6 +102,12 @@ def _cell(column: Column) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": kinds.get(column.kind, ["string", "null"])}
     if column.kind == "date":
         schema["format"] = "date"
+    if column.kind == "image":
+        schema |= _file("any size") | {"type": schema["type"]}
+    if column.longest is not None:
+        schema["description"] = (
+            f"Its first {column.longest} tokens are read, as in training; the rest is cut off."
+        )
     if column.kind == "number" and column.low is not None:
         schema["description"] = f"From {column.low:g} to {column.high:g} in training."
     if column.kind in ("category", "flag") and column.options:

@@ -10,21 +10,27 @@ from typing import Any
 import numpy as np
 
 from bayesify.app.serve import model
+from bayesify.app.serve.images import example_file, image_file
 from bayesify.app.serve.requests import Examples, InputError, described
 from bayesify.tabular.cells import Floats, Texts, as_days, as_flags, is_missing
 from bayesify.tabular.columns import (
     CategoryColumn,
     Column,
     DateColumn,
+    EncodedColumn,
     FlagColumn,
+    ImageColumn,
     NumberColumn,
     TextColumn,
+    TokenColumn,
     UnusedColumn,
 )
 
 __all__ = ["RowReader", "check_names"]
 
 Path = tuple[str | int, ...]
+#: Values of a column, or what a pretrained network is to read.
+Cells = Floats | Texts
 #: Levels of a category that a description lists.
 _MOST_OPTIONS = 100
 
@@ -33,7 +39,8 @@ class RowReader:
     """Reader of rows for a trained network.
 
     A number is a JSON number, or text as the training table has it; yes and no are true and false,
-    or the table's words; a date is ISO 8601, or text as in the table; null is a missing value.
+    or the table's words; a date is ISO 8601, or text as in the table; an image is a file in base64;
+    null is a missing value.
 
     Args:
         columns: the columns of the trained network.
@@ -57,8 +64,11 @@ class RowReader:
         """Descriptions of the columns that a row must have."""
         return [_description(column) for column in self._needed]
 
-    def read(self, examples: Examples) -> list[Floats]:
-        """Return the values of each column, each of shape (N,) or (N, F).
+    def read(self, examples: Examples) -> list[Cells]:
+        """Return the values of each column, each of shape (N,).
+
+        Those of a column that a pretrained network reads are its texts, or bytes of image files and
+        None: the network reads those of several requests at a time.
 
         Raises:
             InputError: a row has not the columns, or has a value that its column cannot hold.
@@ -102,11 +112,17 @@ def check_names(examples: Examples, needed: Sequence[str], unused: Sequence[str]
                 raise InputError((*path, name), "the training table had no such column")
 
 
-def _values(column: Column, cells: list[Any]) -> Floats:
-    """Return the values of a column's cells, as ``Column.parse`` has them.
+def _values(column: Column, cells: list[Any]) -> Cells:
+    """Return the values of a column's cells, as ``Column.parse`` has them, or what it parses.
 
     JSON numbers and truth values are values; texts are parsed as in training.
     """
+    if isinstance(column, ImageColumn):
+        files = [
+            None if cell is None else image_file(cell, ("examples", place, column.name))
+            for place, cell in enumerate(cells)
+        ]
+        return np.array(files, dtype=object)
     texts: Texts = np.full(len(cells), "", dtype=object)
     numbers = np.full(len(cells), math.nan)
     for place, cell in enumerate(cells):
@@ -137,8 +153,10 @@ def _values(column: Column, cells: list[Any]) -> Floats:
                 raise InputError(path, f"must be {_wanted(column)}, got {described(cell)}")
         elif cell is not None:
             raise InputError(path, f"must be {_wanted(column)}, got {described(cell)}")
+    if isinstance(column, EncodedColumn):
+        return texts
     found = column.parse(texts)
-    if found.ndim > 1 or isinstance(column, CategoryColumn):
+    if isinstance(column, CategoryColumn):
         return found
     found = np.where(np.isnan(numbers), found, numbers)
     return _other_forms(column, texts, found)
@@ -216,5 +234,7 @@ def _description(column: Column) -> model.Column:
         return model.Column(
             kind="category", example=options[0] if options else "", options=options, **common
         )
-    assert isinstance(column, TextColumn)
-    return model.Column(kind="text", example="some text", **common)
+    if isinstance(column, ImageColumn):
+        return model.Column(kind="image", example=example_file(), **common)
+    assert isinstance(column, TextColumn | TokenColumn)
+    return model.Column(kind="text", example="some text", longest=column.longest, **common)

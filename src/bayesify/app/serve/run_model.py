@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from bayesify.app.serve.answers import class_answers, number_answers
 from bayesify.app.serve.images import ImageReader, check_size, decoded_exactly
 from bayesify.app.serve.model import Batch, ModelCard
 from bayesify.app.serve.requests import Examples
-from bayesify.app.serve.rows import RowReader
+from bayesify.app.serve.table_inputs import TableInputs
 from bayesify.datasets import ImageData, ImageSchema
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
@@ -24,18 +23,11 @@ from bayesify.prediction import CategoricalPredictive, CountPredictive, Predicti
 from bayesify.tabular.outside import widened
 from bayesify.tabular.table_data import TableData
 
-if TYPE_CHECKING:  # pandas takes its time to load
-    from bayesify.tabular.schema import TableSchema
-
 __all__ = ["RunModel"]
 
-#: Held-out examples from which the threshold is computed.
-_MOST_HELD_OUT = 2_000
-#: Kinds of columns that are not served.
-_NOT_SERVED = {
-    "image": "images through a pretrained network",
-    "token": "texts through an adapter",
-}
+#: Held-out examples from which the threshold is computed; fewer with an adapter, because its whole
+#: pretrained network runs once for each weight sample.
+_MOST_HELD_OUT, _MOST_ADAPTED = 2_000, 200
 #: Examples in one pass of all weight samples; more would need much memory.
 _AT_ONCE = 64
 
@@ -52,7 +44,9 @@ class RunModel:
             0 and 1.
 
     Raises:
-        RunError: a number is out of its range, or a pretrained network reads images of the run.
+        RunError: a number is out of its range.
+        TableError: a pretrained network that the run needs is not there, or is not that of the
+            training.
     """
 
     def __init__(
@@ -63,43 +57,35 @@ class RunModel:
                 raise RunError(f"{name} must lie strictly between 0 and 1, got {value}")
         if num_samples < 1:
             raise RunError(f"samples must be at least 1, got {num_samples}")
-        for column in () if run.table is None else run.table.columns:
-            if column.kind in _NOT_SERVED:
-                raise RunError(
-                    f"serve takes no {_NOT_SERVED[column.kind]}, as {column.name!r} of "
-                    f"{run.folder}; use bayesify predict"
-                )
         self._run, self._bnn = run, bnn
         self._num_samples = 1 if isinstance(bnn.posterior, Delta) else num_samples
         self._level = level
-        self._frozen = _frozen(bnn, self._num_samples)
-        self._rows = _row_reader(run.table) if run.table is not None else None
-        self._images = None if run.table is not None else _image_reader(run.images)
+        # A frozen network runs all weight samples at once, which is too much of an adapter's.
+        self._frozen = None if run.config.adapter else _frozen(bnn, self._num_samples)
+        self._table: TableInputs | None = None
+        self._images: ImageReader | None = None
+        if run.table is None:
+            self._images = _image_reader(run.images)
+        else:
+            # Without a target on the command line the table is a folder of images.
+            self._table = TableInputs(run.table, only_images=run.config.target is None)
         self.card = self._describe(*self._threshold(coverage))
 
     def read(self, examples: Examples) -> Batch:
-        """Return ``inputs`` (N, D); for a table also ``distances`` and ``outside`` (N,)."""
-        if self._images is not None:
-            pixels = torch.from_numpy(self._images.read(examples))
-            return {"inputs": self._inputs_of(pixels).numpy()}
-        assert self._rows is not None
-        assert self._run.table is not None
-        schema = self._run.table
-        values = self._rows.read(examples)
-        distances = schema.outside(values)
-        names = np.array([column.name for column in schema.columns], dtype=object)
-        return {
-            "inputs": schema.encode(values),
-            "distances": distances.max(axis=1),
-            "outside": np.where((distances > 0.0).any(axis=1), names[distances.argmax(axis=1)], ""),
-        }
+        """Return ``inputs`` (N, D); for a table the values of each column by its place."""
+        if self._table is not None:
+            return self._table.read(examples)
+        assert self._images is not None
+        pixels = torch.from_numpy(self._images.read(examples))
+        return {"inputs": self._inputs_of(pixels).numpy()}
 
     def predict(self, batch: Batch) -> list[dict[str, Any]]:
         """Return the answers, from the same weight samples in every call."""
-        inputs = torch.from_numpy(batch["inputs"])
-        distances = torch.from_numpy(batch["distances"]) if "distances" in batch else None
-        p = self._predictive(inputs, distances)
-        outside = batch["outside"].tolist() if "outside" in batch else None
+        if self._table is None:
+            p, outside = self._predictive(torch.from_numpy(batch["inputs"]), None), None
+        else:
+            inputs, distances, outside = self._table.encode(batch)
+            p = self._predictive(inputs, distances)
         common: dict[str, Any] = {"threshold": self.card.threshold, "outside": outside}
         assert p.samples is not None
         if isinstance(p, CategoricalPredictive):
@@ -152,12 +138,13 @@ class RunModel:
             data = self._run.load_data()
         except (ValueError, OSError) as error:
             return None, f"none: the run's data cannot be read: {error}"
-        inputs = data.test_inputs[:_MOST_HELD_OUT]
+        most = _MOST_ADAPTED if self._run.config.adapter else _MOST_HELD_OUT
+        inputs = data.test_inputs[:most]
         if not len(inputs):
             return None, "none: the run holds no examples out"
         distances = None
         if isinstance(data, TableData):
-            distances = data.test_distances[:_MOST_HELD_OUT]
+            distances = data.test_distances[:most]
         totals = self._predictive(inputs, distances).total.flatten().double()
         threshold = float(totals.quantile(coverage, interpolation="higher"))
         return threshold, (
@@ -167,17 +154,18 @@ class RunModel:
 
     def _describe(self, threshold: float | None, origin: str) -> ModelCard:
         run = self._run
-        target = "" if run.table is None else run.table.target.name
-        rows, images = self._rows, self._images
+        table, images = self._table, self._images
+        has_rows = table is not None and not table.only_images
+        target = run.table.target.name if run.table is not None and has_rows else ""
         return ModelCard(
             name=run.folder.resolve().name,
             source="run",
             task="classification" if run.class_names else "regression",
-            input="images" if rows is None else "rows",
+            input="rows" if has_rows else "images",
             image_shape=[] if images is None else [*images.shape],
-            any_size=run.images is not None,
-            columns=[] if rows is None else rows.columns,
-            unused_columns=[] if rows is None else rows.unused,
+            any_size=run.images is not None or (table is not None and table.only_images),
+            columns=[] if table is None else table.columns,
+            unused_columns=[] if table is None else table.unused,
             classes=[*run.class_names],
             target=target,
             unit="nats" if run.class_names else f"squared units of {target}",
@@ -194,10 +182,6 @@ def _frozen(bnn: BayesianModule, num_samples: int) -> FrozenNetwork | None:
         return freeze(bnn, num_samples)
     except TypeError:
         return None
-
-
-def _row_reader(schema: TableSchema) -> RowReader:
-    return RowReader(schema.columns, [*schema.dropped, *schema.carried, schema.target.name])
 
 
 def _image_reader(schema: ImageSchema | None) -> ImageReader:

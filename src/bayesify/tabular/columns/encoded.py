@@ -60,6 +60,20 @@ class EncodedColumn(Column):
             CellError: a cell cannot be read.
         """
 
+    def check_network(self) -> None:
+        """Check that the pretrained network is there and is that of the training.
+
+        Raises:
+            TableError: it is not there, or has other weights or another tokenizer.
+        """
+        found = self.network.sha256
+        if found != self.sha256:
+            raise TableError(
+                f"the encoder {self.encoder} must have the {self.network.content} of the "
+                f"training, with SHA-256 {self.sha256}, got {found}; use that one, or train "
+                "again"
+            )
+
     def parse(self, texts: Texts) -> Floats:
         """Return the values of some cells, shape (N, F); nan for a missing one.
 
@@ -71,13 +85,7 @@ class EncodedColumn(Column):
         known = ~is_missing(unique)
         features = np.full((len(unique), self.size), math.nan)
         if known.any():
-            found = self.network.sha256
-            if found != self.sha256:
-                raise TableError(
-                    f"the encoder {self.encoder} must have the {self.network.content} of the "
-                    f"training, with SHA-256 {self.sha256}, got {found}; use that one, or train "
-                    "again"
-                )
+            self.check_network()
             try:
                 features[known] = self.read(unique[known])
             except CellError as error:

@@ -33,6 +33,11 @@ class TextColumn(FeatureColumn):
         """The pretrained network."""
         return text_encoder(self.encoder)
 
+    @property
+    def longest(self) -> int:
+        """Number of tokens of a text that are read."""
+        return self.network.longest
+
     def read(self, cells: Texts) -> Floats:
         """Return the features of different texts, shape (N, F)."""
         return self.network.features(cells.tolist())

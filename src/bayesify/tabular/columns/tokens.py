@@ -67,6 +67,11 @@ class TokenColumn(EncodedColumn):
         """The tokenizer of the pretrained network."""
         return tokenizer_of(self.encoder)
 
+    @property
+    def longest(self) -> int:
+        """Number of tokens of a text that are read."""
+        return min(self.size, self.network.longest)
+
     def read(self, cells: Texts) -> Floats:
         """Return the tokens of different texts, padded by ``NO_TOKEN``, shape (N, T)."""
         found = np.full((len(cells), self.size), NO_TOKEN)
