@@ -146,7 +146,7 @@ def table() -> str:
             f"{first['rows']:,} rows x {first['columns']} columns, "
             f"{first['bytes_in_memory'] / 1e9:.2f} GB in memory, --max-memory "
             f"{document['config']['max_memory']} --batch-size {document['config']['batch_size']}, "
-            f"one thread, on {document['hardware']}, shared with other work:",
+            f"one thread, on {document['hardware'].partition(',')[0]}, shared with other work:",
             "",
             "| command | seconds | largest resident memory, GB | RMSE, held-out rows | nll |",
             "|---|---|---|---|---|",
