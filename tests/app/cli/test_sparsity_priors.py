@@ -13,7 +13,7 @@ from tests.app.cli.test_posterior import QUICK, table
 import bayesify as bf
 from bayesify.app.report.run_tables import key_numbers
 from bayesify.app.runs import Run
-from bayesify.app.runs.settings import RunConfig
+from bayesify.app.runs.run_config import RunConfig
 
 __all__ = ["table"]  # a fixture
 

@@ -28,7 +28,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """The declaration of one setting, next to its type and default in ``RunConfig``.
+    """The declaration of one setting, next to its type and default in ``RunSettings``.
 
     Args:
         help: for ``bayesify train --help``, which fills in ``{choices}`` and adds the defaults.

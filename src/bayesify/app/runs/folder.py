@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bayesify import io as bayesify_io
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.environment import commit, hardware, versions
-from bayesify.app.runs.settings import RunConfig
+from bayesify.app.runs.run_config import RunConfig
 from bayesify.app.runs.stored_settings import FORMAT
 from bayesify.datasets import (
     IMAGE_DATASETS,

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from bayesify.app.runs.settings import RunConfig
+from bayesify.app.runs.run_config import RunConfig
 
 try:
     from optuna.distributions import (

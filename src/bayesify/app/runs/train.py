@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs.folder import Run, RunData, num_train
-from bayesify.app.runs.settings import RunConfig
+from bayesify.app.runs.run_config import RunConfig
 from bayesify.datasets import Passes, TensorLoader
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood
 from bayesify.module.bayesian import BayesianModule

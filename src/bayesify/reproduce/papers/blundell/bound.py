@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from bayesify.app.runs.settings import ESTIMATORS
+from bayesify.app.runs.run_config import ESTIMATORS
 from bayesify.datasets import TensorLoader, load_images
 from bayesify.distributions.by_group import ByGroup, EmpiricalGaussian
 from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
