@@ -86,6 +86,26 @@ def test_features_far_from_trainings_lie_outside(folder: Path) -> None:
     assert fitted.outside(far[None]).tolist() > [1.0]
 
 
+def test_nothing_is_asked_of_the_hub_for_a_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    options = []
+    load = transformers.AutoModel.from_pretrained
+
+    def watched(source: str, **given: object) -> object:
+        options.append(given)
+        return load(source, **given)
+
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", watched)
+    TextEncoder(str(folder))
+    assert [given["local_files_only"] for given in options] == [True]
+    with pytest.raises(TableError, match=r"\(there is no such folder\)"):
+        TextEncoder(str(folder / "none"))
+    assert len(options) == 1
+
+
 def test_what_is_no_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(TableError, match="must be the folder, or the name on Hugging Face's hub"):
