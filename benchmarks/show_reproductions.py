@@ -25,6 +25,7 @@ PAGES = (
     *("documents.md", "reproductions.md", "calibration.md", "comparison.md", "bound.md"),
     *("adapters.md", "certificates.md", "table-comparison.md", "adr/0003-defaults-of-train.md"),
     *("referee.md", "small-networks.md", "continual-learning.md", "active-learning.md"),
+    "which-posterior.md",
 )
 
 

@@ -153,7 +153,13 @@ PAGES = (
     *("paper.md", "recipe.md", "bandits.md"),
     *("documents.md", "reproductions.md", "calibration.md", "comparison.md", "bound.md"),
     *("adapters.md", "certificates.md", "table-comparison.md", "adr/0003-defaults-of-train.md"),
-    *("referee.md", "small-networks.md", "continual-learning.md", "active-learning.md"),
+    *(
+        "referee.md",
+        "small-networks.md",
+        "continual-learning.md",
+        "active-learning.md",
+        "which-posterior.md",
+    ),
 )
 
 
