@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from tests.app.cli.test_cli import TINY, bayesify, quick_runs
 from tests.app.cli.test_folders import QUICK as QUICK_IMAGES
 from tests.app.cli.test_folders import write_images
@@ -13,6 +15,9 @@ from tests.app.cli.test_tables import TABLES, trained
 
 from bayesify.app.runs import Run
 from bayesify.app.serve.run_model import RunModel
+from bayesify.app.serve.service import Limits, make_app
+
+Client = Callable[..., TestClient]
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +53,19 @@ def models(runs: dict[str, Path]) -> dict[str, RunModel]:
             run = Run.open(folder)
             found[name] = RunModel(run, run.load_module(), num_samples=16, level=0.9, coverage=0.95)
     return found
+
+
+@pytest.fixture
+def client(models: dict[str, RunModel]) -> Iterator[Client]:
+    """A client of a kind of model; a file of tests may have models of its own."""
+    opened = []
+
+    def make(kind: str, **limits: Any) -> TestClient:
+        found = TestClient(make_app(models[kind], Limits(**limits)), raise_server_exceptions=False)
+        found.__enter__()
+        opened.append(found)
+        return found
+
+    yield make
+    for each in opened:
+        each.__exit__(None, None, None)

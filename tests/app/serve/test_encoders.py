@@ -7,20 +7,19 @@ import base64
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 from PIL import Image
 from tests.app.cli.test_cli import as_json, bayesify, quick_runs, rows_of
 from tests.app.cli.test_errors import check_refused
 from tests.app.cli.test_folders import CLASSES, write_images
 from tests.app.cli.test_image_tables import write_rows
 from tests.app.cli.test_texts import write_table
+from tests.app.serve.conftest import Client
 from tests.app.serve.test_service import post, refused
 from tests.encoders import save_encoder, save_image_encoder
 
@@ -40,7 +39,6 @@ TEXTS: list[dict[str, Any]] = [
     {"query": LONG, "hour": 5, "device": "phone"},
     {"query": None, "hour": 900, "device": "car"},
 ]
-Client = Callable[..., TestClient]
 
 
 @pytest.fixture(scope="module")
@@ -80,21 +78,6 @@ def models(place: Path) -> dict[str, RunModel]:
     runs = {kind: Run.open(place / kind) for kind in KINDS}
     options: dict[str, Any] = {"num_samples": 16, "level": 0.9, "coverage": 0.95}
     return {kind: RunModel(run, run.load_module(), **options) for kind, run in runs.items()}
-
-
-@pytest.fixture
-def client(models: dict[str, RunModel]) -> Iterator[Client]:
-    opened = []
-
-    def make(kind: str, **limits: Any) -> TestClient:
-        found = TestClient(make_app(models[kind], Limits(**limits)), raise_server_exceptions=False)
-        found.__enter__()
-        opened.append(found)
-        return found
-
-    yield make
-    for each in opened:
-        each.__exit__(None, None, None)
 
 
 def in_base64(path: Path) -> str:

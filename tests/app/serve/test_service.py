@@ -9,7 +9,7 @@ import json
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
+from tests.app.serve.conftest import Client
 
 from bayesify.app.runs import Run, RunError
 from bayesify.app.runs.measure import in_units, predict_rows
@@ -34,22 +35,6 @@ from bayesify.tabular.new_table import NewTable
 
 KINDS = ("digits", "folder", "regression", "classification")
 JSON = {"content-type": "application/json"}
-Client = Callable[..., TestClient]
-
-
-@pytest.fixture
-def client(models: dict[str, RunModel]) -> Iterator[Client]:
-    opened = []
-
-    def make(kind: str, **limits: Any) -> TestClient:
-        found = TestClient(make_app(models[kind], Limits(**limits)), raise_server_exceptions=False)
-        found.__enter__()
-        opened.append(found)
-        return found
-
-    yield make
-    for each in opened:
-        each.__exit__(None, None, None)
 
 
 def post(client: TestClient, body: Any) -> httpx.Response:
