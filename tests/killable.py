@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ class Counting(EpochProgress):
     def on_step(self, *, epoch: int, batch: int) -> None:
         if os.environ.get("KILL_AT") == f"{self._unit.name} {self._unit.seed} {epoch} {batch}":
             os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(float(os.environ.get("STEP_SECONDS", "0")))
 
 
 def trains() -> Experiment:

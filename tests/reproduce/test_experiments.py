@@ -32,6 +32,9 @@ class Silent:
     def on_start(self, jobs: Sequence[Job], left: Sequence[Job]) -> None:
         self.said.append(f"{len(left)} of {len(jobs)}")
 
+    def on_cluster(self, size: str) -> None:
+        self.said.append(size)
+
     def on_job(self, job: Job) -> None:
         self.said.append(f"begin {job.name} {job.seed}")
 

@@ -22,8 +22,8 @@ from bayesify.datasets.clinc150 import Clinc150, Queries, load_clinc150
 from bayesify.datasets.download import Progress, get_file
 from bayesify.datasets.files import DataError, DataFile, FoundFile, find_file
 from bayesify.datasets.idx import parse_idx
+from bayesify.datasets.image_files import check_image, find_images, open_image, thumbnail
 from bayesify.datasets.image_folder import (
-    find_images,
     find_labelled_images,
     fit_image_folder,
     load_image_folder,
@@ -33,11 +33,8 @@ from bayesify.datasets.labelled_images import (
     FolderData,
     ImageSchema,
     LabelledImages,
-    check_image,
     fit_labelled_images,
     load_labelled_images,
-    open_image,
-    thumbnail,
 )
 from bayesify.datasets.loader import Passes, TensorLoader
 from bayesify.datasets.mushroom import MushroomData, load_mushroom

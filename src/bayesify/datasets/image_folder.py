@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bayesify.datasets.files import DataError
+from bayesify.datasets.image_files import find_images
 from bayesify.datasets.labelled_images import (
     FolderData,
     ImageSchema,
@@ -14,32 +15,7 @@ from bayesify.datasets.labelled_images import (
     load_labelled_images,
 )
 
-__all__ = ["find_images", "find_labelled_images", "fit_image_folder", "load_image_folder"]
-
-_SUFFIXES = frozenset(
-    (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-)
-
-
-def find_images(folder: Path) -> list[Path]:
-    """Return the images in a folder and below it by their names, in order; none that is hidden.
-
-    Raises:
-        DataError: the folder cannot be read, or holds no image.
-    """
-    try:
-        found = sorted(
-            path
-            for path in folder.rglob("*")
-            if path.suffix.lower() in _SUFFIXES
-            and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-            and path.is_file()
-        )
-    except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error}") from error
-    if not found:
-        raise DataError(f"{folder} must hold images such as .png or .jpg, but has none")
-    return found
+__all__ = ["find_labelled_images", "fit_image_folder", "load_image_folder"]
 
 
 def find_labelled_images(folder: Path) -> LabelledImages:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bayesify import io as bayesify_io
 from bayesify.datasets.files import DataError
+from bayesify.datasets.image_files import image_bytes, image_kind, middle_square, open_image
 from bayesify.noise.keys import Stream, derived_seed
 
 __all__ = [
@@ -26,11 +27,8 @@ __all__ = [
     "ImageSchema",
     "LabelledImages",
     "OnImages",
-    "check_image",
     "fit_labelled_images",
     "load_labelled_images",
-    "open_image",
-    "thumbnail",
 ]
 
 IMAGES_NAME = "images.json"
@@ -125,7 +123,7 @@ class LabelledImages:
         for place, path in enumerate(self.paths):
             with self.naming(place):
                 digest.update(self.keys[place].encode())
-                digest.update(hashlib.sha256(_content(path)).digest())
+                digest.update(hashlib.sha256(image_bytes(path)).digest())
         return digest.hexdigest()
 
 
@@ -193,7 +191,7 @@ class ImageSchema:
         """
         squares = []
         for path in paths:
-            squares.append(_square(open_image(path), self.size, self.channels))
+            squares.append(middle_square(open_image(path), self.size, self.channels))
             if on_image is not None:
                 on_image()
         return self.standardised(torch.stack(squares))
@@ -204,7 +202,9 @@ class ImageSchema:
         Raises:
             DataError: one cannot be read.
         """
-        return torch.stack([_square(open_image(file), self.size, self.channels) for file in files])
+        return torch.stack(
+            [middle_square(open_image(file), self.size, self.channels) for file in files]
+        )
 
     def standardised(self, pixels: Tensor) -> Tensor:
         """Return inputs (N, channels * size * size) for pixels (N, channels, size, size)."""
@@ -282,7 +282,7 @@ def fit_labelled_images(
     kinds = set()
     for place, path in enumerate(found.paths):
         with found.naming(place):
-            kinds.add(_kind(path))
+            kinds.add(image_kind(path))
     sides = {side for width, height, _ in kinds for side in (width, height)}
     if size is None:
         size = min(sides) if len(sides) == 1 and min(sides) <= _SMALL else _SMALL
@@ -374,132 +374,7 @@ def _all_pixels(
     pixels = []
     for place, path in enumerate(found.paths):
         with found.naming(place):
-            pixels.append(_square(open_image(path), size, channels))
+            pixels.append(middle_square(open_image(path), size, channels))
         if on_images is not None:
             on_images(place + 1, len(found.paths))
     return torch.stack(pixels)
-
-
-def _square(image: Any, size: int, channels: int) -> Tensor:
-    """Return an image's middle square in a size, shape (channels, size, size), uint8."""
-    import numpy as np
-    from PIL import Image, ImageOps
-
-    plain = image.convert("L" if channels == 1 else "RGB")
-    square = ImageOps.fit(plain, (size, size), Image.Resampling.BICUBIC)
-    pixels = torch.from_numpy(np.array(square, dtype=np.uint8)).view(size, size, channels)
-    return pixels.permute(2, 0, 1)
-
-
-def open_image(file: Path | BytesIO) -> Any:
-    """Return an image of Pillow with bytes for pixels, turned as its camera said.
-
-    What is transparent becomes white, and 16 bits become 8.
-
-    Raises:
-        DataError: there is no such file, it is no image, or its range of values is not known.
-
-    Example:
-        >>> open_image(Path("nowhere.png"))
-        Traceback (most recent call last):
-        bayesify.datasets.files.DataError: there is no image nowhere.png
-    """
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(file) as opened:
-            image = ImageOps.exif_transpose(opened)
-            image.load()
-    except FileNotFoundError as error:
-        raise _no_image(file) from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(file, error) from error
-    return _in_bytes(image, file)
-
-
-def thumbnail(path: Path, size: int) -> Tensor:
-    """Return an image's middle square, shape (size, size, 3) from 0 to 1; white if it is gone.
-
-    Args:
-        path: the file.
-        size: height and width in pixels.
-
-    Example:
-        >>> thumbnail(Path("nowhere.png"), 2).mean()
-        tensor(1.)
-    """
-    try:
-        square = _square(open_image(path), size, 3)
-    except DataError:
-        return torch.ones(size, size, 3)
-    return square.permute(1, 2, 0).to(torch.float32) / 255.0
-
-
-def _in_bytes(image: Any, path: Path | BytesIO) -> Any:
-    """Return an image whose pixels are bytes, what is transparent on white."""
-    import numpy as np
-    from PIL import Image
-
-    if image.mode.startswith("I;16"):  # Pillow would clip these at 255
-        return Image.fromarray((np.asarray(image).astype(np.float64) / 257.0).round().astype("u1"))
-    if image.mode in ("I", "F"):
-        raise DataError(
-            f"{_name_of(path)} has pixels of mode {image.mode}, whose range is not known; save it "
-            "with 8 or 16 bits"
-        )
-    if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
-    return image
-
-
-def _kind(path: Path) -> tuple[int, int, bool]:
-    """Return an image's width, height, and whether it has colours, from its header."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            return *image.size, image.mode not in ("1", "L", "LA", "I", "I;16", "F")
-    except FileNotFoundError as error:
-        raise _no_image(path) from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
-
-
-def check_image(path: Path) -> bytes:
-    """Return the content of a file, whose first bytes are those of an image.
-
-    Raises:
-        DataError: there is no such file, or it is no image.
-
-    Example:
-        >>> check_image(Path("nowhere.png"))
-        Traceback (most recent call last):
-        bayesify.datasets.files.DataError: there is no image nowhere.png
-    """
-    _kind(path)
-    return _content(path)
-
-
-def _unreadable(path: Path | BytesIO, error: Exception) -> DataError:
-    return DataError(
-        f"{_name_of(path)} cannot be read as an image ({type(error).__name__}: "
-        f"{' '.join(str(error).split())}); mend it or move it elsewhere"
-    )
-
-
-def _name_of(path: Path | BytesIO) -> str:
-    return str(path) if isinstance(path, Path) else "the image"
-
-
-def _no_image(path: Path | BytesIO) -> DataError:
-    return DataError(f"there is no image {_name_of(path)}")
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise _no_image(path) from error
-    except OSError as error:
-        raise _unreadable(path, error) from error

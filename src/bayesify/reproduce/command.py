@@ -58,6 +58,15 @@ def reproduce(
     data_dir: Annotated[
         Path | None, typer.Option(help="Look for the data only in this folder.", show_default=False)
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="ray: run the jobs on the Ray cluster of this machine, or on a new one; "
+            "ray=ADDRESS: on the one there. All nodes must share the folder --out.",
+            metavar="ray[=ADDRESS]",
+            show_default=False,
+        ),
+    ] = None,
     uncommitted: Annotated[
         bool,
         typer.Option("--uncommitted", help="Run although the code differs from its commit."),
@@ -69,7 +78,8 @@ def reproduce(
     Each finished job is a JSON file in the folder --out; table.md, the figures and, for some
     experiments, CSV files are written next to them. The same command resumes a run that was
     stopped or killed at any moment, after its last epoch; finished jobs are not run again. The
-    same command in a second terminal shares the work.
+    same command in a second terminal shares the work, and so does each CPU of a Ray cluster with
+    --on ray, where a job whose worker or node dies resumes on another.
 
     A result names the commit of the code that made it. Where the code of the checkout differs from
     that commit, nothing is run without --uncommitted, which marks the results as such.
@@ -79,7 +89,7 @@ def reproduce(
     if name is None:
         given = {
             **{"quick": quick, "out": out, "seeds": seeds, "data-dir": data_dir},
-            "uncommitted": uncommitted,
+            **{"on": on, "uncommitted": uncommitted},
         }
         idle = [option for option, value in given.items() if value]
         if idle:
@@ -101,6 +111,7 @@ def reproduce(
                 seeds=_numbers(seeds),
                 quick=quick,
                 context=Context(data_dir=data_dir, on_download=on_download),
+                on=on,
             )
     except KeyboardInterrupt:
         display.close()
@@ -208,6 +219,10 @@ class _Display:
         if self._experiment.trains_in_bfloat16(left) and not has_fast_bfloat16():
             self._say("this CPU has no bfloat16 instructions: expect some thirty times as long")
         self._say(f"results in {self._out}; stop at any time, the same command resumes")
+
+    def on_cluster(self, size: str) -> None:
+        """Print how large the cluster is."""
+        self._say(f"on Ray: {size}")
 
     def on_job(self, job: Job) -> None:
         """Show a progress bar for the job."""

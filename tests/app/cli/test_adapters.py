@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,11 @@ from tests.training.test_resume import timeless
 
 from bayesify.app.runs import Run, RunConfig
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning"),
+]
 QUICK = ("--epochs", "3", "--hidden", "8", "--batch-size", "16", "--adapter-rank", "2")
-
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
 
 
 @pytest.fixture(scope="module")

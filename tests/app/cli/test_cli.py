@@ -36,7 +36,6 @@ BASELINES = {
     "dropout": ["--baseline", "dropout", "--dropout-hidden", "0.3", *TINY[:-2]],
 }
 
-
 pytestmark = pytest.mark.usefixtures("quick")
 
 

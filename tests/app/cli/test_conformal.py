@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,7 @@ from tests.app.cli.test_tables import QUICK, TABLES, rows_of
 from bayesify.app.runs import Run
 from bayesify.datasets import load_images
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def trained(place: Path, task: str, *options: str) -> Path:

@@ -27,7 +27,6 @@ MNIST = Path(__file__).parents[3] / "datasets" / "mnist"
 READERS = ("evaluate {run}", "prune {run}", "inspect {run}", "report {run}")
 RESUME = "train mnist --out {run} --resume"
 
-
 pytestmark = pytest.mark.usefixtures("quick")
 
 

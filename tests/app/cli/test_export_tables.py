@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from tests.app.cli.test_cli import as_json, bayesify, quick_runs
+from tests.app.cli.test_cli import as_json, bayesify
 from tests.app.cli.test_errors import check_refused
 from tests.app.cli.test_tables import QUICK, TABLES, trained
 from tests.tabular.test_training_table import messy
@@ -20,11 +19,7 @@ import bayesify as bf
 from bayesify.export import onnx_session, read_metadata
 from bayesify.tabular.columns import RangedColumn, column_from_json
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,7 @@ from tests.app.cli.test_errors import check_refused
 QUICK = ("--epochs", "2", "--batch-size", "16", "--size", "8", "--test-samples", "3")
 CLASSES = ("bars", "dots", "grey")
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def write_images(folder: Path, count: int = 10) -> Path:

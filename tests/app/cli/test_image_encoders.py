@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,11 @@ from tests.encoders import save_image_encoder
 
 import bayesify as bf
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning"),
+]
 QUICK = ("--epochs", "3", "--hidden", "8", "--batch-size", "16")
-
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
 
 
 @pytest.fixture(scope="module")

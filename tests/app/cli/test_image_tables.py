@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,7 @@ from tests.app.cli.test_folders import CLASSES, QUICK, write_images
 
 NAMED = ("--target", "label", "--image", "path")
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def write_table(folder: Path, name: str = "photos.csv", count: int = 10) -> Path:

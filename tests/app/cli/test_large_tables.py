@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,7 @@ from bayesify.tabular.streaming import cost
 QUICK = ["--epochs", "2", "--passes", "1", "--hidden", "4", "--test-samples", "3"]
 STREAMED = ["--max-memory", "4GB"]
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")

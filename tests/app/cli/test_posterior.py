@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tests.app.cli.test_cli import as_json, bayesify, quick_runs
+from tests.app.cli.test_cli import as_json, bayesify
 from tests.app.cli.test_errors import check_refused
 
 from bayesify import LowRankGaussian, MatrixGaussian, open_run
@@ -21,11 +20,7 @@ QUICK = ("--epochs", "2", "--passes", "2", "--hidden", "4", "--test-samples", "3
 FAMILIES = {"low-rank": LowRankGaussian(), "matrix": MatrixGaussian()}
 each_name = pytest.mark.parametrize("name", FAMILIES)
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,7 @@ from tests.app.cli.test_tables import rows_of
 from bayesify.app.runs import Run
 from bayesify.datasets import load_images
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.mark.parametrize("form", ["npy", "flat npy", "one", "csv", "kaggle", "idx", "idx.gz"])

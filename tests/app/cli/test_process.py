@@ -30,7 +30,6 @@ from bayesify.training.kernel.compiler import compiled_library
 MNIST = Path(__file__).parents[3] / "datasets" / "mnist"
 COMMANDS = ("train", "evaluate", "prune", "inspect", "report", "data", "data list", "data get")
 
-
 pytestmark = pytest.mark.usefixtures("quick")
 
 

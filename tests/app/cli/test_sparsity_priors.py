@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.app.cli.test_cli import as_json, bayesify, quick_runs
+from tests.app.cli.test_cli import as_json, bayesify
 from tests.app.cli.test_errors import check_refused
 from tests.app.cli.test_posterior import QUICK, table
 
@@ -24,11 +23,7 @@ PRIORS = {
     "--prior spike-and-slab --group-by output": bf.SpikeAndSlab(0.1, 0.5, 0.02, by="output"),
 }
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_the_settings_name_the_prior() -> None:

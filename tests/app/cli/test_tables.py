@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +22,7 @@ from bayesify.app.runs import Run
 
 QUICK = ["--epochs", "2", "--passes", "2", "--hidden", "4", "--test-samples", "3"]
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def classes(rows: int = 60) -> str:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.app.cli.test_cli import bayesify, quick_runs
+from tests.app.cli.test_cli import bayesify
 from tests.app.cli.test_errors import check_refused
 from tests.app.cli.test_tables import QUICK, trained
 from tests.tabular.test_training_table import messy
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 HEAD = "x,y\n"

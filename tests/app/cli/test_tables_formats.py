@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -20,11 +20,7 @@ CITIES = ("Rome", "Köln", "San José")
 Row = dict[str, str]
 Table = list[Row]
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def table(rows: int = 120) -> Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +42,7 @@ KINDS: dict[str, tuple[str, list[str], type[Likelihood]]] = {
     "ordered": ("grade", ["--ordered", "low,middle,high"], OrdinalLikelihood),
 }
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def table(rows: int = 80) -> str:
@@ -78,9 +73,12 @@ def arguments(path: Path, target: str, options: list[str], out: Path) -> list[st
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def run(request: pytest.FixtureRequest, csv_file: Path) -> Path:
+def run(
+    request: pytest.FixtureRequest, csv_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     target, options, _ = KINDS[request.param]
-    out = csv_file.parent / request.param
+    # A folder of its own each time: a worker that takes over tests may come back to a kind.
+    out = tmp_path_factory.mktemp("run") / request.param
     with quick_runs():
         said = bayesify(*arguments(csv_file, target, options, out))
     assert said.code == 0, said.err

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from tests.app.cli.test_cli import as_json, bayesify, quick_runs
+from tests.app.cli.test_cli import as_json, bayesify
 from tests.app.cli.test_errors import check_refused
 from tests.app.cli.test_tables import QUICK, TABLES, trained
 
@@ -17,11 +16,7 @@ from bayesify.app.runs import Run
 from bayesify.app.runs.measure import evaluate
 from bayesify.tabular.table_data import TableData
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module", params=TABLES)

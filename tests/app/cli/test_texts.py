@@ -6,7 +6,6 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,12 @@ from tests.encoders import save_encoder
 
 from bayesify.app.runs import RunConfig
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning"),
+]
 QUICK = ("--epochs", "3", "--hidden", "8", "--batch-size", "16")
 WORDS = {"weather": ("word1", "word2"), "music": ("word11", "word12"), "alarm": ("word21",)}
-
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_runs():
-        yield
 
 
 def write_table(path: Path) -> Path:

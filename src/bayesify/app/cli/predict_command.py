@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from bayesify.app.cli.predict_on_ray import predict_on_ray
 from bayesify.app.cli.results_commands import (
     AsJson,
     Folder,
@@ -31,9 +32,8 @@ from bayesify.app.runs.pixels import read_pixels
 from bayesify.app.runs.predict import (
     Predictions,
     check_can_be_written,
-    table_predictions,
-    write_parquet,
     write_predictions,
+    write_table,
 )
 from bayesify.datasets import ImageData
 
@@ -61,7 +61,7 @@ def predict(
         Path,
         typer.Option(
             help="CSV file to write, or for a table Parquet if it ends in .parquet, with one row "
-            "per row or image of INPUT."
+            "per row or image of INPUT. With --on a folder, with one file per file of INPUT."
         ),
     ],
     force: Annotated[
@@ -99,6 +99,15 @@ def predict(
             show_default=False,
         ),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="ray: predict each file of a table on the Ray cluster of this machine, or on a "
+            "new one; ray=ADDRESS: on the one there.",
+            metavar="ray[=ADDRESS]",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict new data with a trained run, with uncertainties.
@@ -120,9 +129,14 @@ def predict(
     With --conformal the intervals, or sets of classes in the column set, hold new values with the
     level as a guaranteed probability, if the rows are exchangeable with the run's test part. This
     reads the run's data again.
+
+    With --on ray each file of INPUT is predicted alone, as the command does without it, and has its
+    own file in the folder --out. All nodes must share the run, INPUT and --out. The same command
+    predicts the rest after an interruption, and files that were changed since.
     """
     console = Console(stderr=True)
-    check_can_be_written(out, overwrite=force)
+    if on is None:
+        check_can_be_written(out, overwrite=force)
     if out.exists() and data.exists() and out.samefile(data):
         raise RunError(f"{out} is the input; choose another file with --out")
     run = opened(folder)
@@ -139,14 +153,30 @@ def predict(
         samples=run.config.test_samples if samples is None else samples,
         class_names=run.class_names,
     )
+    if on is not None:
+        if conformal or max_memory is not None:
+            raise RunError("conformal and max-memory cannot be combined with on; leave them out")
+        predict_on_ray(
+            console,
+            run,
+            data,
+            out,
+            on=on,
+            level=level,
+            samples=predictions.samples,
+            pruned=pruned,
+            lenient=lenient,
+            overwrite=force,
+            as_json=as_json,
+        )
+        return
     if conformal:
         predictions.calibrate(read_data(run))
     table: NewTable | None = None
     images: NewImages | None = None
-    as_parquet = out.suffix.lower() == ".parquet"
     if run.table is None and max_memory is not None:
         raise RunError("max-memory would do nothing here: it is for tables")
-    if run.table is None and as_parquet:
+    if run.table is None and out.suffix.lower() == ".parquet":
         raise RunError(f"{out} must not end in .parquet, which is for tables; use .csv")
     progress = None if run.table is None else RowProgress(console)
     with console.status("predicting ...") if progress is None else progress:
@@ -158,18 +188,14 @@ def predict(
             if table.target_error:
                 note = Text(f"note: nothing is measured: {table.target_error}")
                 console.print(note, soft_wrap=True)
-            header, rows = table_predictions(table, predictions)
+            write_table(out, table, predictions, overwrite=force)
         elif lenient:
             raise RunError("lenient would do nothing here: it is for tables")
         elif run.images is not None:
             images = NewImages.to_predict(data, run.images)
-            header, rows = _files(images, predictions)
+            write_predictions(out, *_files(images, predictions), overwrite=force)
         else:
-            header, rows = _digits(predictions, data)
-        if table is not None and as_parquet:
-            write_parquet(out, table, predictions, overwrite=force)
-        else:
-            write_predictions(out, header, rows, overwrite=force)
+            write_predictions(out, *_digits(predictions, data), overwrite=force)
     more = {}
     if table is not None:
         more = new_summary(table, predictions)

@@ -33,8 +33,8 @@ __all__ = [
     "Predictions",
     "check_can_be_written",
     "table_predictions",
-    "write_parquet",
     "write_predictions",
+    "write_table",
 ]
 
 #: Columns of predictions that are no numbers, but for those that identify rows.
@@ -334,22 +334,30 @@ def write_predictions(
         os.fsync(file.fileno())
 
 
-def write_parquet(
+def write_table(
     out: Path, table: NewTable, predictions: Predictions, *, overwrite: bool = False
 ) -> None:
-    """Write the predictions for a table as Parquet, under a temporary name until it is complete.
+    """Write the predictions for a table, under a temporary name until the file is complete.
 
-    The columns are those of :func:`table_predictions`. Numbers are not rounded to the digits of
-    the CSV file; row groups have as many rows as the parts in which the table is read.
+    The columns are those of :func:`table_predictions`. A file that ends in ``.parquet`` is
+    Parquet, any other CSV. Numbers of Parquet are not rounded to the digits of the CSV file; row
+    groups have as many rows as the parts in which the table is read.
 
     Raises:
         RunError: the file exists and is not to be overwritten, or its folder does not exist.
         OSError: it cannot be written; what was there is left as it was then.
     """
+    check_can_be_written(out, overwrite=overwrite)
+    if out.suffix.lower() == ".parquet":
+        _write_parquet(out, table, predictions)
+    else:
+        write_predictions(out, *table_predictions(table, predictions), overwrite=overwrite)
+
+
+def _write_parquet(out: Path, table: NewTable, predictions: Predictions) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    check_can_be_written(out, overwrite=overwrite)
     header, _ = table_predictions(table, predictions)
     carried = [name for name in table.schema.carried if name in table.file.columns]
     own: dict[str, Any] = {"row": pa.int64(), "outside_training": pa.bool_()}

@@ -57,8 +57,11 @@ class ProgressListener(Protocol):
     def on_start(self, jobs: Sequence[Job], left: Sequence[Job]) -> None:
         """The experiment has these jobs, of which the ones in ``left`` have no result yet."""
 
+    def on_cluster(self, size: str) -> None:
+        """The jobs run on a cluster, of this size in words."""
+
     def on_job(self, job: Job) -> None:
-        """A job begins in this process."""
+        """A job begins in this process, or this process waits for the job on a cluster."""
 
     def on_progress(self, part: float) -> None:
         """This part of the running job is done, from 0 to 1."""

@@ -41,8 +41,8 @@ from bayesify.reproduce.harness.result_files import (
 __all__ = ["JobRunner"]
 
 _WORK = ".work"
-#: Settings of a job that has begun, its commit and its seconds so far; the second name is that of
-#: earlier versions.
+#: Settings of a job that has begun, its commit, its seconds so far and the part that is done; the
+#: second name is that of earlier versions.
 _BEGINNING, _OLD_BEGINNING = "job.json", "unit.json"
 _POLL_SECONDS = 0.5
 
@@ -56,6 +56,11 @@ class JobRunner:
         listener: receives the events of the run.
         context: given to each job, with ``work`` and ``on_progress`` of its own.
         quick: whether the jobs are those of the short version.
+
+    Attributes:
+        experiment: as given.
+        listener: as given.
+        commit: the commit of the code, which the results name.
     """
 
     def __init__(
@@ -67,10 +72,10 @@ class JobRunner:
         *,
         quick: bool,
     ) -> None:
-        self._experiment, self._out, self._listener = experiment, out, listener
-        self._context, self._quick = context, quick
+        self.experiment, self.listener = experiment, listener
+        self._out, self._context, self._quick = out, context, quick
         self._results: dict[str, Result] = {}
-        self._commit = commit()  # read once: the code in memory stays the same if HEAD moves
+        self.commit = commit()  # read once: the code in memory stays the same if HEAD moves
 
     def stored(self, job: Job) -> Result | None:
         """Return the result of a finished job, or None.
@@ -80,11 +85,37 @@ class JobRunner:
         """
         name = job.file_name
         if name not in self._results:
-            result = stored_result(self._experiment, self._out, job, quick=self._quick)
+            result = stored_result(self.experiment, self._out, job, quick=self._quick)
             if result is None:
                 return None
             self._results[name] = result
         return self._results[name]
+
+    def keep(self, job: Job, result: Result) -> None:
+        """Keep the result of a job that another process has run and stored."""
+        self._results[job.file_name] = result
+
+    def part_done(self, job: Job) -> float:
+        """Return the part of a job that is done in some process, from 0 to 1."""
+        begun = self._beginning(job)
+        return 0.0 if begun is None else begun["part"]
+
+    def work_folder(self) -> Path:
+        """Return the folder for what jobs need until they are finished, after creating it."""
+        folder = self._out / _WORK
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def for_other_process(self, listener: ProgressListener) -> JobRunner:
+        """Return a runner for a process that works in another folder, or on another machine.
+
+        Args:
+            listener: receives the events there.
+        """
+        data_dir = self._context.data_dir
+        there = Context(data_dir=None if data_dir is None else Path(data_dir).absolute())
+        out = self._out.absolute()
+        return JobRunner(self.experiment, out, listener, there, quick=self._quick)
 
     def check_beginning(self, job: Job) -> None:
         """Check that a job that was interrupted can be resumed.
@@ -105,12 +136,12 @@ class JobRunner:
                     return None
                 result = self.stored(job)
                 if result is None:
-                    self._listener.on_job(job)
+                    self.listener.on_job(job)
                     result = self._run(job)
                     atomic_write(self._out / job.file_name, json.dumps(result, indent=2) + "\n")
                     self._results[job.file_name] = result
                 shutil.rmtree(self._work(job), ignore_errors=True)
-        self._listener.on_done(job, result)
+        self.listener.on_done(job, result)
         return result
 
     def clean_up(self, jobs: Sequence[Job]) -> None:
@@ -130,7 +161,7 @@ class JobRunner:
         lock = FileLock(self._lock_path(job))
         locked = self._acquire(lock, timeout=0.0)
         if not locked and wait:
-            self._listener.on_wait(job)
+            self.listener.on_wait(job)
             locked = self._acquire(lock, timeout=-1.0)
         try:
             yield locked
@@ -139,7 +170,7 @@ class JobRunner:
 
     def _acquire(self, lock: FileLock, timeout: float) -> bool:
         while True:
-            (self._out / _WORK).mkdir(parents=True, exist_ok=True)
+            self.work_folder()
             try:
                 lock.acquire(timeout=timeout, poll_interval=_POLL_SECONDS)
             except Timeout:
@@ -149,30 +180,31 @@ class JobRunner:
             return True
 
     def _run(self, job: Job) -> dict[str, Any]:
-        begun = self._beginning(job) or {"commit": self._commit, "seconds": 0.0}
+        begun = self._beginning(job) or {"commit": self.commit, "seconds": 0.0, "part": 0.0}
         started = time.perf_counter() - begun["seconds"]
         self._write_beginning(job, begun)
         loads = [load_average()]
 
         def on_progress(part: float) -> None:
             loads.append(load_average())
-            self._write_beginning(job, {**begun, "seconds": time.perf_counter() - started})
-            self._listener.on_progress(part)
+            seconds = time.perf_counter() - started
+            self._write_beginning(job, {**begun, "seconds": seconds, "part": part})
+            self.listener.on_progress(part)
 
         context = replace(self._context, work=self._work(job), on_progress=on_progress)
         try:
             with num_threads(1), _collected_warnings() as notes:
-                metrics = self._experiment.run(job, context)
+                metrics = self.experiment.run(job, context)
                 where = hardware()
         except StorageError as error:
             raise StorageError(
                 f"{error}; remove {self._work(job)}, and the same command begins this run anew"
             ) from error
-        if begun["commit"] != self._commit:
+        if begun["commit"] != self.commit:
             notes.add(f"begun at commit {begun['commit']}")
         result = {
-            **job_settings(self._experiment, job, quick=self._quick),
-            **{"commit": self._commit, "hardware": where, "versions": versions()},
+            **job_settings(self.experiment, job, quick=self._quick),
+            **{"commit": self.commit, "hardware": where, "versions": versions()},
             **{"metrics": metrics, "notes": sorted(notes)},
             **{"seconds": time.perf_counter() - started, "load": _mean(loads)},
         }
@@ -186,20 +218,25 @@ class JobRunner:
         return Path(f"{self._work(job)}.lock")
 
     def _beginning(self, job: Job) -> dict[str, Any] | None:
-        """Return the commit at which an interrupted job began, and the seconds it has taken."""
+        """Return where a job that is not finished stands; None if it has not begun.
+
+        Returns:
+            The commit at which it began, the seconds it has taken and the part that is done.
+        """
         for name in (_BEGINNING, _OLD_BEGINNING):
             path = self._work(job) / name
             if path.exists():
                 begun = read_object(path)
-                settings = job_settings(self._experiment, job, quick=self._quick)
+                settings = job_settings(self.experiment, job, quick=self._quick)
                 check_same_settings(path, settings, begun, "the beginning of a result")
-                return {"commit": begun.get("commit"), "seconds": float(begun.get("seconds", 0.0))}
+                numbers = {name: float(begun.get(name, 0.0)) for name in ("seconds", "part")}
+                return {"commit": begun.get("commit"), **numbers}
         return None
 
     def _write_beginning(self, job: Job, begun: Mapping[str, Any]) -> None:
         path = self._work(job) / _BEGINNING
         path.parent.mkdir(parents=True, exist_ok=True)
-        document = {**job_settings(self._experiment, job, quick=self._quick), **begun}
+        document = {**job_settings(self.experiment, job, quick=self._quick), **begun}
         atomic_write(path, json.dumps(document, indent=2) + "\n")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bayesify.app.on_ray import address_of
 from bayesify.datasets import find_dataset, get_file
 from bayesify.io import StorageError, atomic_write
 from bayesify.reproduce.harness.experiment import Context, Experiment, ProgressListener, Result
@@ -34,6 +35,7 @@ def reproduce(
     seeds: Sequence[int] = (),
     quick: bool = False,
     context: Context | None = None,
+    on: str | None = None,
 ) -> Outcome:
     """Run what is missing of an experiment, then write its table, figures and other files.
 
@@ -49,9 +51,15 @@ def reproduce(
         seeds: seeds of all randomness; by default those of the experiment.
         quick: whether to run a short version instead; all that it writes says so.
         context: where the data are; its ``on_progress`` and ``work`` are not used.
+        on: ``"ray"`` to run the jobs as tasks of this machine's Ray cluster, or of a new one, and
+            ``"ray=ADDRESS"`` of the one there; all its nodes must share the folder. None for this
+            process.
 
     Raises:
-        ValueError: a seed is given twice or is negative.
+        ValueError: a seed is given twice or is negative, or ``on`` is something else.
+        ImportError: Ray is not installed, and there is something left to run on it.
+        ConnectionError: no cluster answers at the address, or the workers of a job died again and
+            again.
         StorageError: the folder holds a result that is damaged or has other settings.
         DataError: a data set that is needed cannot be found.
         OSError: the folder cannot be written.
@@ -61,6 +69,7 @@ def reproduce(
         raise ValueError(
             f"seeds must be different numbers of at least 0, got {', '.join(map(str, seeds))}"
         )
+    address = None if on is None else address_of(on)
     jobs, context = experiment.jobs(seeds, quick), context or Context()
     runner = JobRunner(experiment, out, listener, context, quick=quick)
     # All files are checked before the first job is run, as a run can take hours.
@@ -73,7 +82,13 @@ def reproduce(
         for file in find_dataset(name).files:
             get_file(file, context.data_dir, progress=context.on_download)
     out.mkdir(parents=True, exist_ok=True)
-    experiment.schedule(jobs, out, runner.run)
+    if on is None or not left:
+        experiment.schedule(jobs, out, runner.run)
+    else:
+        from bayesify.reproduce.harness.ray_jobs import ray_jobs  # Ray may not be installed
+
+        with ray_jobs(address, runner) as tasks:
+            experiment.schedule(jobs, out, tasks.run)
     runner.clean_up(jobs)
     results = [result for job in jobs if (result := runner.stored(job)) is not None]
     return _summarise(experiment, out, results, quick=quick)

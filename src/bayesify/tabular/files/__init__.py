@@ -6,7 +6,7 @@ file give the same inputs. Rows are read in chunks, so that memory does not grow
 
 from bayesify.tabular.files.data_frame import table_of
 from bayesify.tabular.files.errors import CellError, TableError
-from bayesify.tabular.files.opening import open_table
+from bayesify.tabular.files.opening import open_table, table_paths
 from bayesify.tabular.files.table_file import CHUNK_ROWS, TableFile, path_of_image
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "open_table",
     "path_of_image",
     "table_of",
+    "table_paths",
 ]

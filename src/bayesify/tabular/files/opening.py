@@ -13,7 +13,7 @@ from bayesify.tabular.files.several_files import as_one_table
 from bayesify.tabular.files.table_file import TableFile
 from bayesify.tabular.suffixes import TABLE_SUFFIXES
 
-__all__ = ["open_table"]
+__all__ = ["open_table", "table_paths"]
 
 
 def open_table(path: Path, *, headless: bool = False) -> TableFile:
@@ -41,8 +41,8 @@ def open_table(path: Path, *, headless: bool = False) -> TableFile:
         ...     print(file.columns, [len(rows) for rows in file.chunks()])
         ('x', 'y') [1]
     """
-    if path.is_dir() or (not path.exists() and glob.has_magic(str(path))):
-        files = [open_table(each) for each in _paths(path)]
+    if _is_several(path):
+        files = [open_table(each) for each in table_paths(path)]
         return files[0] if len(files) == 1 else as_one_table(path, files)
     if not path.exists():
         raise TableError(f"there is no file {path}")
@@ -51,8 +51,25 @@ def open_table(path: Path, *, headless: bool = False) -> TableFile:
     return open_csv(path, headless=headless)
 
 
-def _paths(path: Path) -> list[Path]:
-    """Return the files of a folder or a pattern, by their names."""
+def table_paths(path: Path) -> list[Path]:
+    r"""Return the files of a table, in the order in which ``open_table`` reads them.
+
+    Args:
+        path: as for ``open_table``.
+
+    Raises:
+        TableError: a folder or a pattern has no file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("b.csv", "a.csv", "notes.md"):
+        ...         _ = Path(folder, name).write_text("x\n1\n")
+        ...     [path.name for path in table_paths(Path(folder))]
+        ['a.csv', 'b.csv']
+    """
+    if not _is_several(path):
+        return [path]
     if path.is_dir():
         found = (each for each in path.iterdir() if each.suffix.lower() in TABLE_SUFFIXES)
         what = (
@@ -66,6 +83,10 @@ def _paths(path: Path) -> list[Path]:
     if not paths:
         raise TableError(what)
     return paths
+
+
+def _is_several(path: Path) -> bool:
+    return path.is_dir() or (not path.exists() and glob.has_magic(str(path)))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,0 +1,99 @@
+"""``bayesify predict --on ray``: predict many files on a cluster, with a progress bar."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from bayesify.app.on_ray import address_of
+from bayesify.app.runs import Run, RunError
+
+__all__ = ["predict_on_ray"]
+
+
+def predict_on_ray(
+    console: Console,
+    run: Run,
+    data: Path,
+    out: Path,
+    *,
+    on: str,
+    level: float,
+    samples: int,
+    pruned: Path | None,
+    lenient: bool,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Predict the files of a table on a cluster, and print a summary.
+
+    Args:
+        console: where notes and the progress are printed.
+        run: the run.
+        data: a file, a folder or a pattern.
+        out: folder of the predictions.
+        on: value of the option ``--on``.
+        level: probability of the intervals of a regression.
+        samples: weight samples.
+        pruned: file of the pruned network that predicts; None for the run's own.
+        lenient: as for ``NewTable.open``.
+        overwrite: whether files that are there already are predicted again.
+        as_json: whether to print one JSON object.
+
+    Raises:
+        ConfigError: ``on`` names no cluster.
+        RunError: the run is not of a table, or the folder holds something else.
+        ImportError: Ray is not installed.
+    """
+    address = address_of(on)
+    if run.table is None:
+        raise RunError("on would do nothing here: it is for tables")
+    from bayesify.app.on_ray.predict_files import Request, pending_files, predict_files
+    from bayesify.tabular.files import table_paths
+
+    request = Request(run.folder.absolute(), level, samples, pruned and pruned.absolute(), lenient)
+    files = table_paths(data)
+    targets = pending_files(files, out, request, overwrite=overwrite)
+    there = len(files) - len(targets)
+    console.print(Text(f"{len(files):,} files, {there:,} of them predicted already"))
+    rows = outside = 0
+    remarks: dict[str, str] = {}
+    bar = Progress(
+        TextColumn("predicting"),
+        BarColumn(bar_width=40),
+        MofNCompleteColumn(),
+        TextColumn("files"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("", total=len(files), completed=there)
+        for found in predict_files(address, request, targets) if targets else ():
+            if isinstance(found, str):
+                console.print(Text(f"on Ray: {found}"))
+                continue
+            rows, outside = rows + found.rows, outside + found.outside
+            for remark in found.remarks:
+                remarks.setdefault(remark, found.source)
+            bar.advance(task)
+    for remark, name in remarks.items():
+        console.print(Text(f"note: {name}: {remark}"), soft_wrap=True)
+    if outside:
+        text = f"warning: {outside:,} of {rows:,} rows lie far outside the training data"
+        console.print(Text(text, style="yellow"), soft_wrap=True)
+    if as_json:
+        summary = {
+            **{"rows": rows, "outside": outside, "files": len(files), "predicted_before": there},
+            **{"weight_samples": samples, "out": str(out)},
+        }
+        typer.echo(json.dumps(summary))
+        return
+    console.print(Text(f"{rows:,} rows of {len(targets):,} files predicted"), soft_wrap=True)
+    typer.echo(f"predictions: {out}")

@@ -1,0 +1,186 @@
+"""Files of images: find those of a folder, and read one as pixels, by Pillow."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.datasets.files import DataError
+
+__all__ = [
+    *("check_image", "find_images", "image_bytes", "image_kind", "middle_square", "open_image"),
+    "thumbnail",
+]
+
+_SUFFIXES = frozenset(
+    (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+)
+
+
+def find_images(folder: Path) -> list[Path]:
+    """Return the images in a folder and below it by their names, in order; none that is hidden.
+
+    Raises:
+        DataError: the folder cannot be read, or holds no image.
+    """
+    try:
+        found = sorted(
+            path
+            for path in folder.rglob("*")
+            if path.suffix.lower() in _SUFFIXES
+            and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+            and path.is_file()
+        )
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error}") from error
+    if not found:
+        raise DataError(f"{folder} must hold images such as .png or .jpg, but has none")
+    return found
+
+
+def middle_square(image: Any, size: int, channels: int) -> Tensor:
+    """Return an image's middle square in a size, shape (channels, size, size), uint8."""
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    plain = image.convert("L" if channels == 1 else "RGB")
+    square = ImageOps.fit(plain, (size, size), Image.Resampling.BICUBIC)
+    pixels = torch.from_numpy(np.array(square, dtype=np.uint8)).view(size, size, channels)
+    return pixels.permute(2, 0, 1)
+
+
+def open_image(file: Path | BytesIO) -> Any:
+    """Return an image of Pillow with bytes for pixels, turned as its camera said.
+
+    What is transparent becomes white, and 16 bits become 8.
+
+    Raises:
+        DataError: there is no such file, it is no image, or its range of values is not known.
+
+    Example:
+        >>> open_image(Path("nowhere.png"))
+        Traceback (most recent call last):
+        bayesify.datasets.files.DataError: there is no image nowhere.png
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(file) as opened:
+            image = ImageOps.exif_transpose(opened)
+            image.load()
+    except FileNotFoundError as error:
+        raise _no_image(file) from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise _unreadable(file, error) from error
+    return _in_bytes(image, file)
+
+
+def thumbnail(path: Path, size: int) -> Tensor:
+    """Return an image's middle square, shape (size, size, 3) from 0 to 1; white if it is gone.
+
+    Args:
+        path: the file.
+        size: height and width in pixels.
+
+    Example:
+        >>> thumbnail(Path("nowhere.png"), 2).mean()
+        tensor(1.)
+    """
+    try:
+        square = middle_square(open_image(path), size, 3)
+    except DataError:
+        return torch.ones(size, size, 3)
+    return square.permute(1, 2, 0).to(torch.float32) / 255.0
+
+
+def _in_bytes(image: Any, path: Path | BytesIO) -> Any:
+    """Return an image whose pixels are bytes, what is transparent on white."""
+    import numpy as np
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):  # Pillow would clip these at 255
+        return Image.fromarray((np.asarray(image).astype(np.float64) / 257.0).round().astype("u1"))
+    if image.mode in ("I", "F"):
+        raise DataError(
+            f"{_name_of(path)} has pixels of mode {image.mode}, whose range is not known; save it "
+            "with 8 or 16 bits"
+        )
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image
+
+
+def image_kind(path: Path) -> tuple[int, int, bool]:
+    """Return an image's width, height, and whether it has colours, from its header.
+
+    Raises:
+        DataError: there is no such file, or it is no image.
+
+    Example:
+        >>> image_kind(Path("nowhere.png"))
+        Traceback (most recent call last):
+        bayesify.datasets.files.DataError: there is no image nowhere.png
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return *image.size, image.mode not in ("1", "L", "LA", "I", "I;16", "F")
+    except FileNotFoundError as error:
+        raise _no_image(path) from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise _unreadable(path, error) from error
+
+
+def check_image(path: Path) -> bytes:
+    """Return the content of a file, whose first bytes are those of an image.
+
+    Raises:
+        DataError: there is no such file, or it is no image.
+
+    Example:
+        >>> check_image(Path("nowhere.png"))
+        Traceback (most recent call last):
+        bayesify.datasets.files.DataError: there is no image nowhere.png
+    """
+    image_kind(path)
+    return image_bytes(path)
+
+
+def _unreadable(path: Path | BytesIO, error: Exception) -> DataError:
+    return DataError(
+        f"{_name_of(path)} cannot be read as an image ({type(error).__name__}: "
+        f"{' '.join(str(error).split())}); mend it or move it elsewhere"
+    )
+
+
+def _name_of(path: Path | BytesIO) -> str:
+    return str(path) if isinstance(path, Path) else "the image"
+
+
+def _no_image(path: Path | BytesIO) -> DataError:
+    return DataError(f"there is no image {_name_of(path)}")
+
+
+def image_bytes(path: Path) -> bytes:
+    """Return the content of an image's file.
+
+    Raises:
+        DataError: there is no such file, or it cannot be read.
+
+    Example:
+        >>> image_bytes(Path("nowhere.png"))
+        Traceback (most recent call last):
+        bayesify.datasets.files.DataError: there is no image nowhere.png
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise _no_image(path) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error

@@ -1,0 +1,33 @@
+"""A Ray cluster of two nodes, which are processes of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+_MEMORY = {"object_store_memory": 100 * 2**20}
+
+
+@contextmanager
+def two_nodes() -> Iterator[Any]:
+    """Start a head and another node, of one CPU each, with the present environment variables."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    root = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    variables = {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
+    with mock.patch.dict(os.environ, variables):
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **_MEMORY})
+        try:
+            cluster.add_node(num_cpus=1, **_MEMORY)
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
