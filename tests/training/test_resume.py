@@ -183,6 +183,23 @@ def test_resumed_is_uninterrupted(setup: Setup, tmp_path: Path) -> None:
     check_resumed(setup, tmp_path, FEW)
 
 
+@each_setup
+def test_a_run_killed_after_its_last_epoch_is_completed(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = setup.run(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+
+        def killed(*_: object) -> None:
+            raise SystemExit
+
+        patch.setattr("bayesify.training.loop.untrained_free_energy", killed)
+        with pytest.raises(SystemExit):
+            setup.run(tmp_path / "killed")
+    assert timeless(setup.run(tmp_path / "killed")) == timeless(whole)
+    check_same_checkpoint(tmp_path / "killed", tmp_path / "whole")
+
+
 @pytest.mark.slow
 @each_setup
 def test_resumed_after_any_step_is_uninterrupted(setup: Setup, tmp_path: Path) -> None:

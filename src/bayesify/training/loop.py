@@ -250,6 +250,15 @@ def run_epochs(
         member.elbo.train()
     passes = 1 if separate else sum(member.elbo.num_samples for member in members)
     with deferred_interrupt() as interrupt:
+        if (
+            start.history
+            and start.epoch == epochs
+            and not start.history[-1].get("free_energy_untrained")
+        ):
+            # The process ended between the two checkpoints after its last epoch.
+            examples = [FirstExamples() for _ in members]
+            _add_first(examples, minibatches(epochs - 1, 0), separate=separate)
+            _compare_with_untrained(members, examples, noise, tell)
         for epoch in range(start.epoch, epochs):
             started = time.perf_counter() - start.epoch_seconds
             last = epoch + 1 == epochs
@@ -309,11 +318,7 @@ def run_epochs(
             for member in members:
                 member.checkpoint(noise())
             if last:  # after the checkpoint: nothing of the training can be lost
-                for k, (member, first) in enumerate(zip(members, examples, strict=True)):
-                    failure = member.compare_with_untrained(first)
-                    if tell is not None and failure is not None:
-                        tell(_of_network(k, members, failure))
-                    member.checkpoint(noise())
+                _compare_with_untrained(members, examples, noise, tell)
             callback.on_epoch(start.history[-1])
             if interrupt.requested:
                 raise KeyboardInterrupt
@@ -330,6 +335,20 @@ def run_epochs(
             tell=getattr(callback, "on_warning", None),
         )
     return [member.position.history for member in members]
+
+
+def _compare_with_untrained(
+    members: Sequence[Member],
+    examples: Sequence[FirstExamples],
+    noise: Callable[[], Noise],
+    tell: Callable[[str], None] | None,
+) -> None:
+    """Complete the last row of each network's history, and write its checkpoint again."""
+    for k, (member, first) in enumerate(zip(members, examples, strict=True)):
+        failure = member.compare_with_untrained(first)
+        if tell is not None and failure is not None:
+            tell(_of_network(k, members, failure))
+        member.checkpoint(noise())
 
 
 def _of_network(k: int, members: Sequence[Member], note: str) -> str:

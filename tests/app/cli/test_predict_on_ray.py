@@ -63,6 +63,7 @@ def test_each_file_is_predicted_as_it_is_alone(place: Path, tmp_path: Path) -> N
         os.utime(new / "1.parquet")
         assert bayesify(*given, *on).err.startswith("4 files, 2 of them predicted already")
         assert as_json(*given, *on)["predicted_before"] == 4
+        assert "nothing is left to predict" in bayesify(*given, *on).err
         # Wrong files and other settings are one line.
         (new / "4.csv").write_text("a,b\n1,2\n")
         refused = bayesify(*given, *on)

@@ -95,5 +95,6 @@ def predict_on_ray(
         }
         typer.echo(json.dumps(summary))
         return
-    console.print(Text(f"{rows:,} rows of {len(targets):,} files predicted"), soft_wrap=True)
+    done = f"{rows:,} rows of {len(targets):,} files predicted"
+    console.print(Text(done if targets else "nothing is left to predict"), soft_wrap=True)
     typer.echo(f"predictions: {out}")

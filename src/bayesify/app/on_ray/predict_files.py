@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -79,7 +81,7 @@ class PredictedFile:
 def pending_files(
     files: Sequence[Path], out: Path, request: Request, *, overwrite: bool
 ) -> dict[Path, Path]:
-    """Prepare the folder of predictions, and return the files that are still to be predicted.
+    """Return the files that are still to be predicted.
 
     Args:
         files: the files of the table.
@@ -104,19 +106,17 @@ def pending_files(
         if out.resolve() == file.resolve().parent:
             raise RunError(f"{out} holds the files to predict; choose another folder with --out")
         targets[file] = target
-    settings, wanted = out / _SETTINGS, request.to_json()
+    settings = out / _SETTINGS
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file; choose a folder with --out, where each file has its own")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
         found = json.loads(settings.read_text("utf-8")) if settings.exists() else {}
-        if found != wanted:
+        if found != request.to_json():
             raise RunError(
                 f"{out} holds something else than predictions of this network with these options; "
                 "choose a new folder with --out, or overwrite files with --force"
             )
         targets = {file: to for file, to in targets.items() if not _is_predicted(file, to)}
-    out.mkdir(parents=True, exist_ok=True)
-    atomic_write(settings, json.dumps(wanted, indent=2) + "\n")
     return targets
 
 
@@ -150,9 +150,13 @@ def predict_files(
         ConnectionError: no cluster answers at the address, or workers died again and again.
         RunError: a file cannot be predicted, or a node does not share the folder or has other code.
     """
-    folder = next(iter(targets.values())).parent
-    with connected(address) as cluster, shared(folder) as same:
-        yield str(cluster)
+    out = next(iter(targets.values())).parent
+    with ExitStack() as stack:
+        yield str(stack.enter_context(connected(address)))
+        out.mkdir(parents=True, exist_ok=True)
+        atomic_write(out / _SETTINGS, json.dumps(request.to_json(), indent=2) + "\n")
+        same = stack.enter_context(shared(out))
+        os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # it reports each step otherwise
         ray.data.DataContext.get_current().enable_progress_bars = False
         items = [
             {"source": str(source.absolute()), "target": str(target.absolute())}
