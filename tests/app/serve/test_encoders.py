@@ -20,6 +20,7 @@ from tests.app.cli.test_folders import CLASSES, write_images
 from tests.app.cli.test_image_tables import write_rows
 from tests.app.cli.test_texts import write_table
 from tests.app.serve.conftest import Client
+from tests.app.serve.test_serve_command import serving
 from tests.app.serve.test_service import post, refused
 from tests.encoders import save_encoder, save_image_encoder
 
@@ -340,3 +341,15 @@ def test_an_adapter_has_as_many_weight_samples_as_in_training(
 
     monkeypatch.setattr("bayesify.app.serve.running.run", run)
     assert as_json("serve", place / kind, "--port", "0")["model"]["num_samples"] == samples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_process_answers_as_the_application_does(
+    kind: str, client: Client, place: Path, tmp_path: Path
+) -> None:
+    _, examples = new_examples(kind, place, tmp_path)
+    wanted = post(client(kind), {"examples": examples}).json()
+    options = ("--samples", "16", "--level", "0.9", "--coverage", "0.95")
+    with serving(place / kind, *options) as service:
+        assert service.ask(examples).json() == wanted
