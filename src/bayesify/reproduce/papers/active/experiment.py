@@ -264,13 +264,13 @@ def _draw_needed(axes: Axes, found: Mapping[str, Sequence[Result]]) -> None:
         count = len(found[title])
         for number, result in enumerate(found[title]):
             needed = labels_needed(result, 95.0)
-            height = place + 0.3 * ((number + 0.5) / count - 0.5)
+            height = place + 0.7 * ((number + 0.5) / count - 0.5)
             if math.isinf(needed):
                 last = result["metrics"]["labels"][-1]
                 label = f"not with {last}"
-                axes.plot(last, height, ">", ms=5, color=colour, label=_once(label, labels))
+                axes.plot(last, height, ">", ms=4.5, color=colour, label=_once(label, labels))
             else:
-                axes.plot(needed, height, "o", ms=4.5, color=colour)
+                axes.plot(needed, height, "o", ms=4, color=colour)
         if title in REPORTED:
             label = _once("reported", labels)
             axes.plot(REPORTED[title], place, "x", ms=7, mew=1.6, color=COLOURS["ink"], label=label)
