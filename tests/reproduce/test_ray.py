@@ -157,7 +157,7 @@ def test_other_clusters_are_refused(on: str) -> None:
 
 
 def test_every_experiment_can_be_sent_to_another_machine() -> None:
-    cloudpickle = pytest.importorskip("cloudpickle")
+    cloudpickle = pytest.importorskip("ray").cloudpickle
     for experiment in EXPERIMENTS.values():
         for quick in (False, True):
             jobs = experiment.jobs(experiment.usual_seeds(quick=quick), quick)

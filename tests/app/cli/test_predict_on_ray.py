@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -64,6 +65,13 @@ def test_each_file_is_predicted_as_it_is_alone(place: Path, tmp_path: Path) -> N
         assert bayesify(*given, *on).err.startswith("4 files, 2 of them predicted already")
         assert as_json(*given, *on)["predicted_before"] == 4
         assert "nothing is left to predict" in bayesify(*given, *on).err
+        # Interrupted with other settings, it leaves no file of the former ones.
+        words = [*given, *on, "--force", "--level", "0.5"]
+        with mock.patch("ray.data.from_items", side_effect=KeyboardInterrupt):
+            assert bayesify(*words).code == 130
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["settings.json"]
+        assert bayesify(*words[:-3], *words[-2:]).code == 0
+        assert bayesify(*given, *on, "--force").code == 0
         # Wrong files and other settings are one line.
         (new / "4.csv").write_text("a,b\n1,2\n")
         refused = bayesify(*given, *on)

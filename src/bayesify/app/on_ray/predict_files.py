@@ -154,6 +154,8 @@ def predict_files(
     with ExitStack() as stack:
         yield str(stack.enter_context(connected(address)))
         out.mkdir(parents=True, exist_ok=True)
+        for target in targets.values():  # else those of other settings would count as predicted
+            target.unlink(missing_ok=True)
         atomic_write(out / _SETTINGS, json.dumps(request.to_json(), indent=2) + "\n")
         same = stack.enter_context(shared(out))
         os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # it reports each step otherwise
