@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,16 @@ _MEMORY = {"object_store_memory": 100 * 2**20}
 
 
 @contextmanager
+def own_ray_folder() -> Iterator[None]:
+    """Keep Ray's files, and the address that ``ray.init`` finds, apart from those of others."""
+    # In /tmp, since paths of sockets are short.
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as name:
+        variables = {"RAY_TMPDIR": name, "RAY_USAGE_STATS_ENABLED": "0"}
+        with mock.patch.dict(os.environ, variables):
+            yield
+
+
+@contextmanager
 def two_nodes() -> Iterator[Any]:
     """Start a head and another node, of one CPU each, with the present environment variables."""
     ray = pytest.importorskip("ray")
@@ -22,8 +33,7 @@ def two_nodes() -> Iterator[Any]:
 
     root = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    variables = {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
-    with mock.patch.dict(os.environ, variables):
+    with own_ray_folder(), mock.patch.dict(os.environ, {"PYTHONPATH": path}):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **_MEMORY})
         try:
             cluster.add_node(num_cpus=1, **_MEMORY)

@@ -15,7 +15,7 @@ import pytest
 from tests.app.cli.test_cli import bayesify
 from tests.app.cli.test_errors import check_refused
 from tests.killable import EPOCHS, Silent3, trains, without_times
-from tests.ray_cluster import two_nodes
+from tests.ray_cluster import own_ray_folder, two_nodes
 from tests.reproduce.test_experiments import Silent, toy
 
 from bayesify.io import StorageError
@@ -57,7 +57,7 @@ def test_a_node_that_dies_loses_an_epoch_at_most(
     with two_nodes() as cluster:
 
         def kill() -> None:
-            wait_until(lambda: jobs_begun(epochs_done) >= {"a 0", "b 0"})  # both nodes are at work
+            wait_until(lambda: {"a 0 3", "b 0 3"} <= {*epochs_done.read_text().splitlines()})
             cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
 
         killer = threading.Thread(target=kill)
@@ -65,15 +65,11 @@ def test_a_node_that_dies_loses_an_epoch_at_most(
         reproduce(trains(), tmp_path / "ray", Silent3(), on=f"ray={cluster.address}")
         killer.join()
     done = Counter(epochs_done.read_text().splitlines())
-    assert len(done) == 4 * EPOCHS
-    assert sum(done.values()) <= 4 * EPOCHS + 1  # the epoch whose checkpoint was not yet written
+    assert max(done.values()) == 1  # no epoch that a checkpoint holds was trained again
+    assert len(done) >= 4 * EPOCHS - 1  # one may have ended before it was written here
     monkeypatch.delenv("STEP_SECONDS")
     reproduce(trains(), tmp_path / "local", Silent3())
     assert rows(tmp_path / "ray") == rows(tmp_path / "local")
-
-
-def jobs_begun(epochs_done: Path) -> set[str]:
-    return {line.rpartition(" ")[0] for line in epochs_done.read_text().splitlines()}
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -91,7 +87,7 @@ def test_a_job_that_kills_its_workers_is_given_up(
     monkeypatch.setenv("KILL_AT", "b 0 4 2")
     with (
         two_nodes() as cluster,
-        pytest.raises(ConnectionError, match=r"workers of b, seed 0, died 6 times: WorkerCrash"),
+        pytest.raises(ConnectionError, match=r"b, seed 0, failed .* 6 times .*: WorkerCrashed"),
     ):
         reproduce(trains(), tmp_path, Silent3(), on=f"ray={cluster.address}")
     assert epochs_done.read_text().count("b 0 3") == 1  # each attempt resumed
@@ -113,8 +109,8 @@ def test_errors_of_nodes_and_jobs_name_what_to_mend(
         with pytest.raises(StorageError, match=r"cannot be read; remove .*, and the same command"):
             reproduce(replace(toy(), run=fails), tmp_path, Silent(), on=on)
         with monkeypatch.context() as patch:
-            patch.setattr("bayesify.app.on_ray.cluster.commit", lambda: "another")
-            with pytest.raises(StorageError, match=r"same code, but .* at commit another; install"):
+            patch.setattr("bayesify.app.on_ray.cluster._code", lambda: "0.0.1")
+            with pytest.raises(StorageError, match=r"same code, but .* of 0\.0\.1; install"):
                 reproduce(toy(), tmp_path, Silent(), on=on)
         monkeypatch.setattr(Path, "touch", Path.exists)  # as on another disk
         with pytest.raises(StorageError, match=r"must share .*, but .* has no such folder, or ano"):
@@ -128,7 +124,8 @@ def test_a_cluster_is_started_if_there_is_none(
     ray = pytest.importorskip("ray")
     monkeypatch.setitem(EXPERIMENTS, "toy", toy())
     monkeypatch.chdir(tmp_path)
-    said = bayesify("reproduce", "toy", "--quick", "--on", "ray")
+    with own_ray_folder():  # else the cluster of another test would be found
+        said = bayesify("reproduce", "toy", "--quick", "--on", "ray")
     assert said.code == 0, said.err
     assert "on Ray: 1 node, " in said.err
     assert not ray.is_initialized()

@@ -19,9 +19,10 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ExponentialLR
 
-from bayesify import ELBO, PruningSchedule, fit, prune
+from bayesify import ELBO, PruningSchedule, fit, fit_replicas, prune
 from bayesify.datasets import TensorLoader
 from bayesify.io import read_tensors
+from bayesify.training import loop
 from bayesify.training.history import History
 from bayesify.training.schedules import cosine
 
@@ -196,8 +197,43 @@ def test_a_run_killed_after_its_last_epoch_is_completed(
         patch.setattr("bayesify.training.loop.untrained_free_energy", killed)
         with pytest.raises(SystemExit):
             setup.run(tmp_path / "killed")
+    with pytest.raises(CrashError):  # the callback is told of the last epoch
+        setup.run(tmp_path / "killed", callback=Stop(crash, EPOCHS - 1))
     assert timeless(setup.run(tmp_path / "killed")) == timeless(whole)
     check_same_checkpoint(tmp_path / "killed", tmp_path / "whole")
+    # What could not be compared is not tried again.
+    times = []
+    for _ in range(2):
+        setup.run(tmp_path / "killed")
+        times.append((tmp_path / "killed" / NAME).stat().st_mtime_ns)
+    assert times[0] == times[1]
+
+
+def test_each_replica_killed_after_its_last_epoch_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(folder: Path) -> Any:
+        data = TensorLoader(*CASE.data(N), 8, seed=1)
+        elbos = [Setup().objective() for _ in range(3)]
+        return fit_replicas(elbos, data, epochs=2, checkpoint_dir=folder, resume=True)
+
+    whole = train(tmp_path / "whole")
+    measured = [history[-1]["free_energy_untrained"] for history in whole]
+    assert None not in measured
+    compared = loop.untrained_free_energy
+    calls = []
+
+    def killed_at_second(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise SystemExit
+        return compared(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bayesify.training.loop.untrained_free_energy", killed_at_second)
+        with pytest.raises(SystemExit):
+            train(tmp_path / "killed")
+    assert timeless(train(tmp_path / "killed")) == timeless(whole)
 
 
 @pytest.mark.slow

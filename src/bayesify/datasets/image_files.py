@@ -54,7 +54,7 @@ def middle_square(image: Any, size: int, channels: int) -> Tensor:
 
 
 def open_image(file: Path | BytesIO) -> Any:
-    """Return an image of Pillow with bytes for pixels, turned as its camera said.
+    """Return an image of Pillow with bytes for pixels, rotated as its EXIF data tell.
 
     What is transparent becomes white, and 16 bits become 8.
 

@@ -43,6 +43,9 @@ from bayesify.training.schedules import KLWarmup, ScheduleFactory
 
 __all__ = ["Member", "Minibatch", "StepOptions", "TrainStep", "run_epochs", "run_steps"]
 
+#: Among the sums of a position: the last row of the history is still to be completed.
+_LACKS_COMPARISON = "lacks_comparison"
+
 
 class Minibatch(NamedTuple):
     """A minibatch and its index ``batch`` within the epoch."""
@@ -192,6 +195,11 @@ class Member:
         position.history.append(row | untrained_columns(None))
         position.begin_epoch(epoch + 1)
 
+    @property
+    def lacks_comparison(self) -> bool:
+        """Whether the last epoch is done, and not yet its comparison with untrained means."""
+        return _LACKS_COMPARISON in self.position.sums
+
     def compare_with_untrained(self, examples: FirstExamples) -> str | None:
         """Add the free energy of untrained means to the last row; describe why it is missing."""
         try:
@@ -248,17 +256,18 @@ def run_epochs(
         if member.path is not None:
             member.path.parent.mkdir(parents=True, exist_ok=True)
         member.elbo.train()
+        if start.epoch < epochs:  # the last epoch is another now
+            member.position.sums.pop(_LACKS_COMPARISON, None)
     passes = 1 if separate else sum(member.elbo.num_samples for member in members)
     with deferred_interrupt() as interrupt:
-        if (
-            start.history
-            and start.epoch == epochs
-            and not start.history[-1].get("free_energy_untrained")
-        ):
-            # The process ended between the two checkpoints after its last epoch.
+        if start.epoch == epochs and any(each.lacks_comparison for each in members):
+            # The process was killed between the two checkpoints after the last epoch.
             examples = [FirstExamples() for _ in members]
             _add_first(examples, minibatches(epochs - 1, 0), separate=separate)
             _compare_with_untrained(members, examples, noise, tell)
+            callback.on_epoch(start.history[-1])
+            if interrupt.requested:
+                raise KeyboardInterrupt
         for epoch in range(start.epoch, epochs):
             started = time.perf_counter() - start.epoch_seconds
             last = epoch + 1 == epochs
@@ -315,6 +324,8 @@ def run_epochs(
             seconds = time.perf_counter() - started
             for member, meter in zip(members, meters, strict=True):
                 member.end_epoch(meter, epoch, seconds, validation_loader)
+                if last:
+                    member.position.sums[_LACKS_COMPARISON] = 1.0
             for member in members:
                 member.checkpoint(noise())
             if last:  # after the checkpoint: nothing of the training can be lost
@@ -343,8 +354,11 @@ def _compare_with_untrained(
     noise: Callable[[], Noise],
     tell: Callable[[str], None] | None,
 ) -> None:
-    """Complete the last row of each network's history, and write its checkpoint again."""
+    """Complete the last rows that lack the comparison, and write their checkpoints again."""
     for k, (member, first) in enumerate(zip(members, examples, strict=True)):
+        if not member.lacks_comparison:
+            continue
+        del member.position.sums[_LACKS_COMPARISON]
         failure = member.compare_with_untrained(first)
         if tell is not None and failure is not None:
             tell(_of_network(k, members, failure))

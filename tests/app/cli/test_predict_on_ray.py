@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pandas as pd
@@ -51,7 +53,7 @@ def test_each_file_is_predicted_as_it_is_alone(place: Path, tmp_path: Path) -> N
         said = bayesify(*given, *on)
         assert said.code == 0, said.err
         lines = said.err.splitlines()
-        assert lines[:2] == ["4 files, 0 of them predicted already", "on Ray: 2 nodes, 2 CPUs"]
+        assert lines[:2] == ["4 files, 0 predicted already", "on Ray: 2 nodes, 2 CPUs"]
         assert "166 rows of 4 files predicted" in lines
         names = {path.name for path in (tmp_path / "out").iterdir()}
         assert names == {"0.csv", "1.parquet", "2.csv", "3.parquet", "settings.json"}
@@ -61,8 +63,8 @@ def test_each_file_is_predicted_as_it_is_alone(place: Path, tmp_path: Path) -> N
             assert (tmp_path / "out" / name).read_bytes() == alone.read_bytes()
         # A file that was changed, or is not there, is predicted again; the others are not.
         (tmp_path / "out" / "0.csv").unlink()
-        os.utime(new / "1.parquet")
-        assert bayesify(*given, *on).err.startswith("4 files, 2 of them predicted already")
+        os.utime(new / "1.parquet", (1e9, 1e9))  # by an older file
+        assert bayesify(*given, *on).err.startswith("4 files, 2 predicted already")
         assert as_json(*given, *on)["predicted_before"] == 4
         assert "nothing is left to predict" in bayesify(*given, *on).err
         # Interrupted with other settings, it leaves no file of the former ones.
@@ -72,12 +74,42 @@ def test_each_file_is_predicted_as_it_is_alone(place: Path, tmp_path: Path) -> N
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["settings.json"]
         assert bayesify(*words[:-3], *words[-2:]).code == 0
         assert bayesify(*given, *on, "--force").code == 0
-        # Wrong files and other settings are one line.
-        (new / "4.csv").write_text("a,b\n1,2\n")
+        # A file that cannot be read does not stop the others, and is named in one line.
+        (new / "00.csv").write_text("a,b\n1,2\n")
+        shutil.copy(new / "0.csv", new / "4.csv")
         refused = bayesify(*given, *on)
         assert refused.code == 2
-        assert "bayesify: " in refused.err.splitlines()[-1]
-        assert "4.csv" in refused.err.splitlines()[-1]
+        assert "00.csv" in refused.err.splitlines()[-1]
+        assert refused.err.splitlines()[-1].endswith("; the other files are predicted")
+        assert (tmp_path / "out" / "4.csv").exists()
+        assert not [path for path in (tmp_path / "out").iterdir() if path.suffix == ".tmp"]
+
+
+@pytest.mark.slow
+def test_a_file_that_kills_its_workers_is_given_up(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predict_files = pytest.importorskip("bayesify.app.on_ray.predict_files")
+    predicted = predict_files._predict
+
+    def dying(item: Any, **given: Any) -> Any:
+        if item["source"].endswith("0.csv"):
+            with mock.patch("bayesify.app.on_ray.predict_files.write_table", killed):
+                return predicted(item, **given)
+        return predicted(item, **given)
+
+    def killed(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(predict_files, "_predict", dying)
+    with two_nodes() as cluster:
+        given = ["predict", place / "run", place / "new", "--out", tmp_path / "out"]
+        said = bayesify(*given, "--on", f"ray={cluster.address}")
+    assert said.code == 2
+    assert "0.csv: the worker died in each of 6 attempts" in said.err.splitlines()[-1]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("1.parquet", "2.csv", "3.parquet", "settings.json")
+    ]
 
 
 def test_what_is_there_is_of_the_same_settings(place: Path, tmp_path: Path) -> None:
@@ -87,6 +119,10 @@ def test_what_is_there_is_of_the_same_settings(place: Path, tmp_path: Path) -> N
     (out / "settings.json").write_text(json.dumps({"network": "another"}))
     given = ["predict", place / "run", place / "new", "--out", out, "--on", "ray"]
     check_refused(bayesify(*given), "holds something else than predictions of this network")
+    (out / "settings.json").write_text("{")
+    check_refused(bayesify(*given), "holds something else than predictions of this network")
+    given[2] = tmp_path / "none.csv"
+    check_refused(bayesify(*given), f"there is no file {tmp_path / 'none.csv'}")
 
 
 def test_what_it_cannot_do_is_refused(place: Path, tmp_path: Path) -> None:

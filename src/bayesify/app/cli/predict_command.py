@@ -141,7 +141,7 @@ def predict(
         raise RunError(f"{out} is the input; choose another file with --out")
     run = opened(folder)
     reads_files = run.table is not None and all(c.kind != "image" for c in run.table.columns)
-    if reads_files and data.is_dir() and out.absolute().parent.samefile(data):
+    if on is None and reads_files and data.is_dir() and out.absolute().parent.samefile(data):
         raise RunError(
             f"{out} would be one of the files of the table in {data}; choose another folder with "
             "--out"

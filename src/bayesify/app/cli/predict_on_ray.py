@@ -53,14 +53,16 @@ def predict_on_ray(
     address = address_of(on)
     if run.table is None:
         raise RunError("on would do nothing here: it is for tables")
-    from bayesify.app.on_ray.predict_files import Request, pending_files, predict_files
+    from bayesify.app.on_ray.predict_files import PredictionSettings, pending_files, predict_files
     from bayesify.tabular.files import table_paths
 
-    request = Request(run.folder.absolute(), level, samples, pruned and pruned.absolute(), lenient)
+    network = None if pruned is None else pruned.absolute()
+    settings = PredictionSettings(run.folder.absolute(), level, samples, network, lenient)
     files = table_paths(data)
-    targets = pending_files(files, out, request, overwrite=overwrite)
-    there = len(files) - len(targets)
-    console.print(Text(f"{len(files):,} files, {there:,} of them predicted already"))
+    targets = pending_files(files, out, settings, overwrite=overwrite)
+    count = len(files)
+    before = count - len(targets)
+    console.print(Text(f"{count:,} file{'s'[: count != 1]}, {before:,} predicted already"))
     rows = outside = 0
     remarks: dict[str, str] = {}
     bar = Progress(
@@ -74,8 +76,8 @@ def predict_on_ray(
         disable=not console.is_terminal,
     )
     with bar:
-        task = bar.add_task("", total=len(files), completed=there)
-        for found in predict_files(address, request, targets) if targets else ():
+        task = bar.add_task("", total=count, completed=before)
+        for found in predict_files(address, settings, targets) if targets else ():
             if isinstance(found, str):
                 console.print(Text(f"on Ray: {found}"))
                 continue
@@ -90,7 +92,7 @@ def predict_on_ray(
         console.print(Text(text, style="yellow"), soft_wrap=True)
     if as_json:
         summary = {
-            **{"rows": rows, "outside": outside, "files": len(files), "predicted_before": there},
+            **{"rows": rows, "outside": outside, "files": count, "predicted_before": before},
             **{"weight_samples": samples, "out": str(out)},
         }
         typer.echo(json.dumps(summary))

@@ -8,6 +8,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,19 +57,24 @@ def connected(address: str | None) -> Iterator[Cluster]:
     """Connect to a cluster for a ``with`` block.
 
     At the end of the block the tasks that still run are stopped, and so is the cluster if it was
-    started for the block.
+    started for the block. A program that was connected before uses and keeps its connection.
 
     Args:
         address: as ``address_of`` returns it.
 
     Raises:
-        ConnectionError: no cluster answers at the address.
+        ConnectionError: no cluster answers at the address, or it has no CPU.
     """
-    # A cluster that is started here reports nothing to Ray's makers, unless the user says so.
+    # Without usage statistics of a cluster that is started here, unless the user asks for them.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    is_own = not ray.is_initialized()
     try:
-        _check_listens(address)
-        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        if is_own:
+            _check_listens(address)
+            ray.init(
+                address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+            )
     except (OSError, ValueError) as error:
         raise ConnectionError(
             f"no Ray cluster answers at {address} ({error}); start one by ray start --head, or "
@@ -77,13 +83,16 @@ def connected(address: str | None) -> Iterator[Cluster]:
     try:
         found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         nodes = [node["Resources"] for node in found if node["Alive"]]
+        if not any(node.get("CPU") for node in nodes):
+            raise ConnectionError("the Ray cluster must have a CPU, got none; add a node")
         yield Cluster(
             len(nodes),
             int(sum(node.get("CPU", 0.0) for node in nodes)),
             max((node.get("memory", 0.0) for node in nodes), default=0.0),
         )
     finally:
-        ray.shutdown()
+        if is_own:
+            ray.shutdown()
 
 
 def _check_listens(address: str | None) -> None:
@@ -99,36 +108,36 @@ class SharedFolder(NamedTuple):
     Attributes:
         folder: its absolute path.
         mark: a file that this process has put there.
-        version: version of bayesify in this process.
-        commit: its commit, or None if it is not a checkout.
+        code: version of bayesify in this process, with its commit if it is a checkout.
     """
 
     folder: Path
     mark: Path
-    version: str
-    commit: str | None
+    code: str
 
     def check(self) -> None:
-        """Check that this process, on whatever node, has the same folder and the same code.
+        """Check that this process, on any node, shares the folder and runs the same code.
 
         Raises:
-            StorageError: it has not; the message names the node.
+            StorageError: it does not; the message names the node.
         """
-        node, here = socket.gethostname(), (bayesify.__version__, commit())
+        node = socket.gethostname()
         if not self.mark.exists():
             raise StorageError(
                 f"all nodes must share {self.folder}, but {node} has no such folder, or another "
                 "one; choose a folder on shared storage"
             )
-        if here != (self.version, self.commit):
+        if _code() != self.code:
             raise StorageError(
-                f"all nodes must run the same code, but {node} has bayesify {_code(*here)} "
-                f"instead of {_code(self.version, self.commit)}; install it there"
+                f"all nodes must run the same code, but {node} has bayesify {_code()} instead of "
+                f"{self.code}; install it there, and do not change a checkout during the command"
             )
 
 
-def _code(version: str, commit: str | None) -> str:
-    return version if commit is None else f"{version} at commit {commit[:12]}"
+@cache  # of the code that this process has loaded
+def _code() -> str:
+    found = commit()
+    return bayesify.__version__ + ("" if found is None else f" at commit {found}")
 
 
 @contextmanager
@@ -137,6 +146,6 @@ def shared(folder: Path) -> Iterator[SharedFolder]:
     mark = folder.absolute() / f".ray-{uuid.uuid4().hex}.tmp"
     mark.touch()
     try:
-        yield SharedFolder(folder.absolute(), mark, bayesify.__version__, commit())
+        yield SharedFolder(folder.absolute(), mark, _code())
     finally:
         mark.unlink(missing_ok=True)

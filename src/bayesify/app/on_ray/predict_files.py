@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -26,14 +27,16 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.image_table import new_table_file
 from bayesify.tabular.new_table import NewTable
 
-__all__ = ["PredictedFile", "Request", "pending_files", "predict_files"]
+__all__ = ["PredictedFile", "PredictionSettings", "pending_files", "predict_files"]
 
 #: In the folder of predictions: what all its files were predicted with.
 _SETTINGS = "settings.json"
+#: Times that a file is tried, as Ray Data would try one that kills its workers for ever.
+_ATTEMPTS = 6
 
 
 @dataclass(frozen=True)
-class Request:
+class PredictionSettings:
     """How files are predicted.
 
     Args:
@@ -56,7 +59,9 @@ class Request:
         with network.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {
-            **{"network": digest, "level": self.level, "samples": self.samples},
+            "network": digest,
+            "level": self.level,
+            "samples": self.samples,
             "lenient": self.lenient,
         }
 
@@ -79,39 +84,40 @@ class PredictedFile:
 
 
 def pending_files(
-    files: Sequence[Path], out: Path, request: Request, *, overwrite: bool
+    files: Sequence[Path], out: Path, settings: PredictionSettings, *, overwrite: bool
 ) -> dict[Path, Path]:
     """Return the files that are still to be predicted.
 
     Args:
         files: the files of the table.
         out: folder of the predictions.
-        request: how the files are predicted.
+        settings: how the files are predicted.
         overwrite: whether to predict all of them again.
 
     Returns:
-        The file to write for each; those that were predicted after they had been changed last are
-        left out.
+        The file to write for each; those that were not changed since they were predicted are left
+        out.
 
     Raises:
-        RunError: two files would have one name, or the folder holds something else.
+        RunError: a file is missing, two would have one name, or the folder holds something else.
     """
     targets: dict[Path, Path] = {}
+    names: set[str] = set()
+    place = out.resolve()
     for file in files:
-        target = out / _name_of_predictions(file)
-        if target in targets.values():
-            raise RunError(
-                f"each file must have a name of its own in {out}, but two give {target.name}"
-            )
-        if out.resolve() == file.resolve().parent:
+        name = _name_of_predictions(file)
+        if not file.is_file():
+            raise RunError(f"there is no file {file}")
+        if name in names:
+            raise RunError(f"each file must have a name of its own in {out}, but two give {name}")
+        if place == file.resolve().parent:
             raise RunError(f"{out} holds the files to predict; choose another folder with --out")
-        targets[file] = target
-    settings = out / _SETTINGS
+        targets[file] = out / name
+        names.add(name)
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file; choose a folder with --out, where each file has its own")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
-        found = json.loads(settings.read_text("utf-8")) if settings.exists() else {}
-        if found != request.to_json():
+        if _stored_settings(out) != settings.to_json():
             raise RunError(
                 f"{out} holds something else than predictions of this network with these options; "
                 "choose a new folder with --out, or overwrite files with --force"
@@ -127,36 +133,49 @@ def _name_of_predictions(file: Path) -> str:
     return f"{text.stem}.csv"
 
 
+def _stored_settings(out: Path) -> Any:
+    try:
+        return json.loads((out / _SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # there is none, or it is damaged
+        return None
+
+
 def _is_predicted(file: Path, target: Path) -> bool:
-    return target.exists() and target.stat().st_mtime > file.stat().st_mtime
+    """Return whether predictions have the time of change of their file, as they are given it."""
+    return target.exists() and target.stat().st_mtime_ns == file.stat().st_mtime_ns
 
 
 def predict_files(
-    address: str | None, request: Request, targets: Mapping[Path, Path]
+    address: str | None, settings: PredictionSettings, targets: Mapping[Path, Path]
 ) -> Iterator[str | PredictedFile]:
     """Predict files on a cluster, each as ``bayesify predict`` does it alone.
 
-    A file whose worker or node dies is predicted again on another.
+    A file whose worker or node dies is predicted again on another. One that cannot be predicted
+    does not stop the others.
 
     Args:
         address: as for ``connected``.
-        request: how they are predicted.
+        settings: how they are predicted.
         targets: the file to write for each, in one folder that all nodes share.
 
     Yields:
         The size of the cluster in words, then each file when its predictions are complete.
 
     Raises:
-        ConnectionError: no cluster answers at the address, or workers died again and again.
-        RunError: a file cannot be predicted, or a node does not share the folder or has other code.
+        ConnectionError: no cluster answers at the address, or it fails.
+        RunError: files cannot be predicted or kill their workers, or a node does not share the
+            folder or runs other code; at the end, when the other files are predicted.
     """
+    errors: list[str] = []
     out = next(iter(targets.values())).parent
     with ExitStack() as stack:
+        _remove_incomplete(targets.values())
+        stack.callback(_remove_incomplete, targets.values())  # when no worker is left
         yield str(stack.enter_context(connected(address)))
         out.mkdir(parents=True, exist_ok=True)
         for target in targets.values():  # else those of other settings would count as predicted
             target.unlink(missing_ok=True)
-        atomic_write(out / _SETTINGS, json.dumps(request.to_json(), indent=2) + "\n")
+        atomic_write(out / _SETTINGS, json.dumps(settings.to_json(), indent=2) + "\n")
         same = stack.enter_context(shared(out))
         os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # it reports each step otherwise
         ray.data.DataContext.get_current().enable_progress_bars = False
@@ -164,48 +183,82 @@ def predict_files(
             {"source": str(source.absolute()), "target": str(target.absolute())}
             for source, target in targets.items()
         ]
-        predict = partial(_predict, folder=same, request=request)
+        predict = partial(_predict, folder=same, settings=settings)
         files = ray.data.from_items(items, override_num_blocks=len(items))
         predicted = files.map(predict, num_cpus=1)
         try:
             for row in predicted.iter_rows():
                 found = json.loads(row["found"])
                 if "error" in found:
-                    raise RunError(found["error"])
-                yield PredictedFile(**found)
+                    errors.append(found["error"])
+                else:
+                    yield PredictedFile(**found)
         except RayTaskError:  # a fault of the program, with its traceback
             raise
         except RayError as error:
             raise ConnectionError(
-                f"the cluster's workers died: {type(error).__name__}; Ray's logs tell why. The "
-                "same command predicts the other files"
+                f"the cluster failed: {type(error).__name__}; Ray's logs tell why. The same "
+                "command predicts what is left"
             ) from error
+    if errors:
+        more = f" (and {len(errors) - 1} more such files)" if len(errors) > 1 else ""
+        raise RunError(f"{errors[0]}{more}; the other files are predicted")
 
 
-def _predict(item: dict[str, Any], *, folder: SharedFolder, request: Request) -> dict[str, Any]:
+def _remove_incomplete(targets: Iterable[Path]) -> None:
+    """Remove what workers left that were stopped while they wrote."""
+    for target in targets:
+        for path in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def _predict(
+    item: dict[str, Any], *, folder: SharedFolder, settings: PredictionSettings
+) -> dict[str, Any]:
     """Predict a file in a worker of the cluster, and return what is known of it as JSON."""
     try:
         folder.check()
-        found = _predicted(Path(item["source"]), Path(item["target"]), request)
-    except (ValueError, OSError) as error:  # Ray Data would wrap an error into one of its own
+        source, target = Path(item["source"]), Path(item["target"])
+        _count_attempt(source, target)
+        found = _predicted(source, target, settings)
+    except (ValueError, OSError) as error:  # Ray Data would wrap it into an error of its own
         return {"found": json.dumps({"error": str(error)})}
     return {"found": json.dumps(asdict(found))}
 
 
-def _predicted(source: Path, target: Path, request: Request) -> PredictedFile:
-    run, bnn = _loaded(request)
+def _count_attempt(source: Path, target: Path) -> None:
+    """Count the attempts to predict a file, in a file next to its predictions.
+
+    Raises:
+        RunError: the workers of all earlier attempts died.
+    """
+    path = target.with_name(f".{target.name}.attempts.tmp")
+    count = path.stat().st_size if path.exists() else 0
+    if count >= _ATTEMPTS:
+        raise RunError(
+            f"{source}: the worker died in each of {count} attempts, perhaps for lack of memory; "
+            "split the file, and see Ray's logs"
+        )
+    with path.open("ab") as file:
+        file.write(b".")
+
+
+def _predicted(source: Path, target: Path, settings: PredictionSettings) -> PredictedFile:
+    run, bnn = _loaded(settings)
     predictions = Predictions.of(
-        run, bnn, level=request.level, samples=request.samples, class_names=run.class_names
+        run, bnn, level=settings.level, samples=settings.samples, class_names=run.class_names
     )
     assert run.table is not None  # as the command checks
-    table = NewTable.open(new_table_file(source, run.table), run.table, lenient=request.lenient)
+    changed = source.stat().st_mtime_ns  # before it is read
+    table = NewTable.open(new_table_file(source, run.table), run.table, lenient=settings.lenient)
     write_table(target, table, predictions, overwrite=True)
+    os.utime(target, ns=(changed, changed))
     return PredictedFile(source.name, table.rows, table.outside, table.remarks)
 
 
 @cache
-def _loaded(request: Request) -> tuple[Run, BayesianModule]:
+def _loaded(settings: PredictionSettings) -> tuple[Run, BayesianModule]:
     """Load the run and its network, once for each process."""
-    run = Run.open(request.run)
+    run = Run.open(settings.run)
     use_threads(run)
-    return run, run.load_module() if request.pruned is None else run.load_pruned(request.pruned)
+    return run, run.load_module() if settings.pruned is None else run.load_pruned(settings.pruned)

@@ -1,4 +1,4 @@
-"""Predict new data with a trained run, and write the predictions as CSV."""
+"""Predict new data with a trained run, and write the predictions as CSV or Parquet."""
 
 from __future__ import annotations
 

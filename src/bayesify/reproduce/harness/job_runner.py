@@ -60,7 +60,6 @@ class JobRunner:
     Attributes:
         experiment: as given.
         listener: as given.
-        commit: the commit of the code, which the results name.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class JobRunner:
         self.experiment, self.listener = experiment, listener
         self._out, self._context, self._quick = out, context, quick
         self._results: dict[str, Result] = {}
-        self.commit = commit()  # read once: the code in memory stays the same if HEAD moves
+        self._commit = commit()  # read once: the code in memory stays the same if HEAD moves
 
     def stored(self, job: Job) -> Result | None:
         """Return the result of a finished job, or None.
@@ -180,7 +179,7 @@ class JobRunner:
             return True
 
     def _run(self, job: Job) -> dict[str, Any]:
-        begun = self._beginning(job) or {"commit": self.commit, "seconds": 0.0, "part": 0.0}
+        begun = self._beginning(job) or {"commit": self._commit, "seconds": 0.0, "part": 0.0}
         started = time.perf_counter() - begun["seconds"]
         self._write_beginning(job, begun)
         loads = [load_average()]
@@ -200,11 +199,11 @@ class JobRunner:
             raise StorageError(
                 f"{error}; remove {self._work(job)}, and the same command begins this run anew"
             ) from error
-        if begun["commit"] != self.commit:
+        if begun["commit"] != self._commit:
             notes.add(f"begun at commit {begun['commit']}")
         result = {
             **job_settings(self.experiment, job, quick=self._quick),
-            **{"commit": self.commit, "hardware": where, "versions": versions()},
+            **{"commit": self._commit, "hardware": where, "versions": versions()},
             **{"metrics": metrics, "notes": sorted(notes)},
             **{"seconds": time.perf_counter() - started, "load": _mean(loads)},
         }

@@ -43,8 +43,8 @@ def ray_jobs(address: str | None, runner: JobRunner) -> Iterator[RayJobs]:
         # The memory that a job needs, unless no node has it: the job would wait forever.
         memory = min(1e6 * runner.experiment.memory_mb, cluster.memory)
         task = ray.remote(num_cpus=1, memory=int(memory), max_retries=_RETRIES)(_run_job)
-        there = ray.put(runner.for_other_process(_Silent()))
-        yield RayJobs(runner, lambda job: task.remote(folder, there, job))
+        for_tasks = runner.for_other_process(_NoListener())
+        yield RayJobs(runner, lambda job: task.remote(folder, for_tasks, job))
 
 
 class RayJobs:
@@ -63,33 +63,33 @@ class RayJobs:
         """Return a job's result, after running it as a task; see ``experiment.RunJob``.
 
         Raises:
-            StorageError: a node does not share the folder of results, or has other code.
+            StorageError: a node does not share the folder of results, or runs other code.
             ConnectionError: the job's workers died again and again.
         """
-        result = self._runner.stored(job)
-        if result is None and job not in self._jobs.values():
+        if self._runner.stored(job) is None and job not in self._jobs.values():
             self._jobs[self._submit(job)] = job
         if not wait:
-            return result
+            return None if job in self._jobs.values() else self._runner.stored(job)
         listener = self._runner.listener
-        while result is None:
+        while job in self._jobs.values():  # also where its file is there already
             listener.on_job(job)
             while not (ended := ray.wait([*self._jobs], timeout=_POLL_SECONDS)[0]):
                 listener.on_progress(self._runner.part_done(job))
             self._take_result(ended[0])
-            result = self._runner.stored(job)
-        return result
+        return self._runner.stored(job)
 
     def _take_result(self, task: Any) -> None:
         job = self._jobs.pop(task)
         try:
             result = ray.get(task)
-        except RayTaskError as error:  # as a job in this process would raise it
-            raise error.cause from error
         except RayError as error:
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if not isinstance(cause, RayError):  # as a job in this process would raise it
+                raise cause from error
             raise ConnectionError(
-                f"the workers of {job.name}, seed {job.seed}, died {_RETRIES + 1} times: "
-                f"{type(error).__name__}; Ray's logs tell why. The same command resumes the rest"
+                f"{job.name}, seed {job.seed}, failed on the cluster, where it is run up to "
+                f"{_RETRIES + 1} times as its workers die: {type(cause).__name__}; Ray's logs tell "
+                "why. The same command resumes"
             ) from error
         self._runner.keep(job, result)
         self._runner.listener.on_done(job, result)
@@ -103,7 +103,7 @@ def _run_job(folder: SharedFolder, runner: JobRunner, job: Job) -> Result:
     return result
 
 
-class _Silent:
+class _NoListener:
     """A listener that does nothing."""
 
     def on_start(self, jobs: Sequence[Job], left: Sequence[Job]) -> None: ...
