@@ -151,7 +151,7 @@ class FolderData:
 class ImageSchema:
     """How images of your own become inputs of a network, and which are held out.
 
-    An image is turned as its camera said, what is transparent becomes white, it is scaled until its
+    An image is rotated as its EXIF data tell, what is transparent becomes white, it is scaled until its
     shorter side is ``size``, cropped to the middle square, and standardised by the training images'
     mean and standard deviation of each channel.
 
