@@ -151,9 +151,9 @@ class FolderData:
 class ImageSchema:
     """How images of your own become inputs of a network, and which are held out.
 
-    An image is rotated as its EXIF data tell, what is transparent becomes white, it is scaled until its
-    shorter side is ``size``, cropped to the middle square, and standardised by the training images'
-    mean and standard deviation of each channel.
+    An image is rotated as its EXIF data tell, what is transparent becomes white, it is scaled until
+    its shorter side is ``size``, cropped to the middle square, and standardised by the training
+    images' mean and standard deviation of each channel.
 
     Args:
         classes: the names of the classes.
