@@ -32,6 +32,24 @@ def train(table: Path, *more: object) -> list[object]:
     return ["train", table, "--target", "price", "--out", table.parent / "run", *TINY, *more]
 
 
+def test_a_storage_is_for_a_search(table: Path) -> None:
+    check_refused(
+        bayesify(*train(table, "--tune-storage", "sqlite://")),
+        "tune-storage would do nothing without --tune",
+    )
+    refused = bayesify(*train(table, "--tune", "1s", "--tune-storage", "nonsense"))
+    assert refused.code == 2
+    assert "tune-storage must be the URL of a database" in refused.err.splitlines()[-1]
+    url = f"sqlite:///{table.parent / 'search.db'}"
+    metrics = as_json(*train(table, "--tune", "1s", "--tune-storage", url))
+    assert metrics["tuning"]["trials"] >= 1
+    run = table.parent / "run"
+    assert "search.db" not in (run / "config.json").read_text()
+    assert not (run / "tuning.db").exists()
+    again = bayesify(*train(table, "--tune", "1s", "--tune-storage", url, "--resume"))
+    assert again.code == 0, again.err
+
+
 def test_a_search_ends_in_a_run_of_the_chosen_settings(table: Path) -> None:
     metrics = as_json(*train(table, "--tune", "1s"))
     run = table.parent / "run"

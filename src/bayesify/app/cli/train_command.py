@@ -163,6 +163,17 @@ def train(
             rich_help_panel="Tables",
         ),
     ] = None,
+    tune_storage: Annotated[
+        str | None,
+        typer.Option(
+            help="With --tune: URL of a database for the search, such as sqlite:////shared/s.db or "
+            "postgresql://host/name. Processes with the same table and settings, each with its own "
+            r"--out, share the search there. \[default: a file in --out]",
+            metavar="URL",
+            show_default=False,
+            rich_help_panel="Tables",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     **given: Any,
 ) -> None:
@@ -199,13 +210,22 @@ def train(
         )
     if "hidden" in settings:
         settings["hidden"] = _widths(settings["hidden"])
+    if tune_storage is not None and seconds is None:
+        raise ConfigError("tune-storage would do nothing without --tune; leave it out")
     console = Console(stderr=True)
     run, data, is_new = _prepare(
-        console, dataset, out, settings, data_dir, resume=resume, tuned=seconds is not None
+        console,
+        dataset,
+        out,
+        settings,
+        data_dir,
+        resume=resume,
+        tuned=seconds is not None,
+        is_shared=tune_storage is not None,
     )
     use_threads(run)
     if seconds is not None and is_new:
-        run = _tuned(console, run, data, settings, seconds, tune)
+        run = _tuned(console, run, data, settings, seconds, tune, tune_storage)
     # Before the folder is created, so that an error here leaves no folder.
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
     announcement = _announcement(run, bnn, data)
@@ -252,6 +272,7 @@ def _tuned(
     given: dict[str, Any],
     seconds: float,
     budget: str | None,
+    storage: str | None,
 ) -> Run:
     """Return a run with the settings that a search found."""
     from bayesify.app.cli.tuning_progress import TuningBar
@@ -260,10 +281,13 @@ def _tuned(
     assert isinstance(data, TableData)
     with TuningBar(console, seconds) as bar:
         try:
-            config, found = tune(run, data, given=given, seconds=seconds, progress=bar)
+            config, found = tune(
+                run, data, given=given, seconds=seconds, progress=bar, storage=storage
+            )
         except KeyboardInterrupt:
             bar.close()
-            command = f"{run.command} --tune {budget} --resume"
+            more = "" if storage is None else " --tune-storage URL"  # it may hold a password
+            command = f"{run.command} --tune {budget}{more} --resume"
             console.print(Text(f"stopped; resume with: {command}"), soft_wrap=True)
             raise
     console.print(Text(tuning_note(found)), soft_wrap=True)
@@ -288,6 +312,7 @@ def _prepare(
     *,
     resume: bool,
     tuned: bool,
+    is_shared: bool,
 ) -> tuple[Run, RunData, bool]:
     """Return the requested run, its data, and whether the run is new; write nothing.
 
@@ -321,7 +346,7 @@ def _prepare(
         raise ConfigError("tune searches the settings of Bayesian networks; leave --baseline out")
     exists = (out / "config.json").exists()
     after_tuning = resume and tuned
-    if resume and not exists and not (after_tuning and is_tuning(out)):
+    if resume and not exists and not (after_tuning and (is_shared or is_tuning(out))):
         console.print(Text(f"nothing to resume in {out}: starting a new run"), soft_wrap=True)
     if not (resume and exists):
         config = RunConfig.of(dataset, **given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from rich.console import Console
@@ -28,6 +29,7 @@ class TuningBar:
     def __init__(self, console: Console, seconds: float) -> None:
         self._console, self._seconds = console, seconds
         self._best: float | None = None
+        self._default: Mapping[str, Any] = {}
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=40),
@@ -46,6 +48,7 @@ class TuningBar:
 
     def on_start(self, plan: Plan) -> None:
         """Print what the search will cost."""
+        self._default = plan.default
         rows = f"{plan.num_rows:,} training rows"
         parts = (
             f"each of {plan.num_parts} parts of the {rows} is held out in turn"
@@ -60,7 +63,7 @@ class TuningBar:
             f"takes about {duration(plan.seconds_trial)}, so that the time allows about "
             f"{allowed:,} (the first is always finished); the final training comes after them"
         )
-        searched = ", ".join(name.replace("_", "-") for name in plan.names)
+        searched = ", ".join(name.replace("_", "-") for name in plan.default)
         self._print(f"searched: {searched}; all else is kept, as is the temperature")
         self._bar.update(self._task, description=f"trial {plan.num_done}")
         self._bar.start()
@@ -76,7 +79,7 @@ class TuningBar:
         """Print a trial that is the best so far."""
         if nll is not None and nll == best and nll != self._best:
             self._best = nll
-            kind = "the defaults" if number == 0 else values_text(values)
+            kind = "the defaults" if values == self._default else values_text(values)
             self._print(f"trial {number}: nll {nll:.4f} nats, {kind}")
         shown = f", best nll {best:.4f}" if best is not None else ""
         self._bar.update(self._task, description=f"trial {number + 1}{shown}")

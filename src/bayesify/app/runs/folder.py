@@ -484,7 +484,8 @@ class Run:
 
 def is_tuning(folder: Path) -> bool:
     """Return whether a folder holds a search of settings and no run yet."""
-    return (folder / TUNING_STUDY).exists() and not (folder / _CONFIG).exists()
+    found = any((folder / name).exists() for name in (TUNING_STUDY, TUNING_SUMMARY))
+    return found and not (folder / _CONFIG).exists()
 
 
 def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:

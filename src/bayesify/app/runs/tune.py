@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import socket
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -28,8 +31,10 @@ from bayesify.training.history import EpochRow, History
 
 try:
     import optuna
+    from optuna.exceptions import StorageInternalError
     from optuna.trial import FrozenTrial, Trial, TrialState
-    from sqlalchemy import URL
+    from sqlalchemy import URL, make_url
+    from sqlalchemy.exc import SQLAlchemyError
 except ImportError as error:
     raise ImportError("--tune needs optuna; run pip install 'bayesify[tune]'") from error
 
@@ -52,15 +57,15 @@ class Plan:
         num_rows: training rows.
         seconds_trial: estimate for one trial of the default settings.
         seconds_left: what is left of the budget.
-        names: the searched settings.
-        num_done: trials that an interrupted search finished.
+        default: the searched settings, with the values that the first trial has.
+        num_done: trials that an interrupted search, or other processes, finished.
     """
 
     num_parts: int
     num_rows: int
     seconds_trial: float
     seconds_left: float
-    names: tuple[str, ...]
+    default: Mapping[str, Any]
     num_done: int
 
 
@@ -91,13 +96,17 @@ def tune(
     seconds: float,
     max_trials: int | None = None,
     progress: TuningProgress | None = None,
+    storage: str | None = None,
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Return the settings of the lowest nll on validation rows, and a summary of the search.
 
-    Only training rows are used: each trial trains on a part of them and predicts the others. Trial
-    0 has the settings of ``run``, so that the chosen ones are never worse on the validation rows.
-    The study is kept in the run's folder; a call with the same arguments resumes it, and proposes
-    what an uninterrupted search would have proposed.
+    Only training rows are used: each trial trains on a part of them and predicts the others. The
+    first trial has the settings of ``run``, so that the chosen ones are never worse on the
+    validation rows. The study is kept in the run's folder; a call with the same arguments resumes
+    it, and proposes what an uninterrupted search would have proposed.
+
+    Processes with the same ``storage``, table and settings, and folders of their own, share one
+    study: each searches for its budget, and then chooses the best trial of all.
 
     Args:
         run: a run that was not created yet, with its default settings and its table.
@@ -107,15 +116,18 @@ def tune(
             a later one is given up when the budget ends.
         max_trials: number of finished trials after which the search ends as well.
         progress: is told what happens.
+        storage: URL of a database for the study, as for ``optuna.storages.RDBStorage``; None for
+            a file in the run's folder.
 
     Returns:
         The settings, and the content of ``tuning.json``: nll in nats per row.
 
     Raises:
-        ConfigError: there are too few rows, or nothing is left to search.
+        ConfigError: there are too few rows, nothing is left to search, or the storage cannot be
+            used.
         RunError: the folder holds a search with other settings or another table, or the nll of
-            trial 0 is not finite.
-        NonFiniteLossError: trial 0 diverged.
+            the default settings is not finite.
+        NonFiniteLossError: the trial of the default settings diverged.
     """
     data = replace(
         data,
@@ -126,12 +138,14 @@ def tune(
     parts = validation_parts(len(data.train_targets), run.config.seed)
     if not ((run.folder / TUNING_STUDY).exists() or levers(run.config, given)):
         raise ConfigError("tune has nothing to search: every setting is given; leave it out")
-    with _quiet(), _study(run, given) as study:
-        search = _Search(run, data, parts, study, seconds, progress)
+    with _quiet(), _study(run, given, storage) as study:
+        is_shared = storage is not None
+        search = _Search(run, data, parts, study, seconds, progress, is_shared=is_shared)
         search.start()
         while search.goes_on(max_trials):
             search.try_one()
         summary = search.summary()
+    run.folder.mkdir(parents=True, exist_ok=True)
     run.write_json(TUNING_SUMMARY, summary)
     return chosen_config(run.config, summary["settings_chosen"]), summary
 
@@ -179,12 +193,16 @@ class _Search:
         study: optuna.Study,
         seconds: float,
         progress: TuningProgress | None,
+        *,
+        is_shared: bool,
     ) -> None:
         self._run, self._data, self._parts = run, data, parts
         self._study, self._budget, self._progress = study, seconds, progress
         self._ranges = levers(run.config, study.user_attrs["given"])
         self._default = default_values(run.config, self._ranges)
-        for trial in self._trials(TrialState.RUNNING):  # the process was killed
+        self._is_shared = is_shared
+        self._folder = f"{socket.gethostname()}:{run.folder.absolute()}"
+        for trial in self._own_trials(TrialState.RUNNING):  # the process was killed
             study.tell(trial.number, state=TrialState.FAIL)
 
     def start(self) -> None:
@@ -198,7 +216,7 @@ class _Search:
             num_rows=len(self._data.train_targets),
             seconds_trial=epoch * config.epochs * len(self._parts),
             seconds_left=max(0.0, self._budget - self._spent()),
-            names=tuple(self._ranges),
+            default=self._default,
             num_done=len(self._trials(*_FINISHED)),
         )
         self._progress.on_start(plan)
@@ -206,21 +224,21 @@ class _Search:
     def goes_on(self, max_trials: int | None) -> bool:
         """Return whether another trial is due."""
         done = len(self._trials(*_FINISHED))
-        if not done:
+        if self._default_trial() is None:
             return True
         return self._spent() < self._budget and (max_trials is None or done < max_trials)
 
     def try_one(self) -> None:
         """Train and measure the next settings."""
-        # One seed a trial, so that an interrupted search proposes the same again.
         done = len(self._trials(*_FINISHED))
-        seed = derived_seed(self._run.config.seed, Stream.SHUFFLE, done, 3) % 2**32
-        self._study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_TRIALS)
-        if not (done or self._trials(TrialState.WAITING)):
-            self._study.enqueue_trial(self._default)
+        self._study.sampler = self._sampler(done)
+        if self._default_trial() is None and not self._trials(TrialState.WAITING):
+            self._study.enqueue_trial(self._default, user_attrs={"default": True})
         trial = self._study.ask(self._ranges)
+        trial.set_user_attr("folder", self._folder)
+        is_default = _is_default(trial)
         begun, spent = time.monotonic(), self._spent()
-        deadline = begun + self._budget - spent if done else math.inf
+        deadline = math.inf if is_default else begun + self._budget - spent
         state, nll = TrialState.FAIL, None
 
         def on_step() -> None:
@@ -232,14 +250,14 @@ class _Search:
 
         try:
             nll = self._nll(trial, on_step)
-            if nll is None and not done:
+            if nll is None and is_default:
                 raise RunError(
                     "the default settings predict rows of the table with a nll that is not finite; "
                     "look for wild numbers in it, or leave --tune out"
                 )
             state = TrialState.COMPLETE if nll is not None else TrialState.PRUNED
         except NonFiniteLossError as error:
-            if not done:
+            if is_default:
                 raise
             trial.set_user_attr("error", str(error))
             state = TrialState.PRUNED
@@ -255,7 +273,8 @@ class _Search:
     def summary(self) -> dict[str, Any]:
         """Return the content of ``tuning.json``."""
         trials = self._trials(*_FINISHED)
-        default, best = trials[0], self._best()
+        default, best = self._default_trial(), self._best()
+        assert default is not None  # it is always finished
         return {
             "trials": len(trials),
             "stopped_early": len(self._trials(TrialState.PRUNED)),
@@ -311,11 +330,39 @@ class _Search:
         # min keeps the first of equals, which the default settings are.
         return min(self._trials(TrialState.COMPLETE), key=lambda trial: trial.value or 0.0)
 
+    def _sampler(self, done: int) -> optuna.samplers.BaseSampler:
+        # One seed a trial, so that an interrupted search proposes the same again; in a shared one
+        # each process has its own, as they would propose the same at the same time.
+        seed, shared = self._run.config.seed, self._is_shared
+        if shared:
+            done = zlib.crc32(f"{self._folder} {len(self._trials())}".encode())
+        return optuna.samplers.TPESampler(
+            seed=derived_seed(seed, Stream.SHUFFLE, done, 3) % 2**32,
+            n_startup_trials=_RANDOM_TRIALS,
+            constant_liar=shared,
+        )
+
+    def _default_trial(self) -> FrozenTrial | None:
+        """Return the first finished trial of the default settings."""
+        return next(filter(_is_default, self._trials(TrialState.COMPLETE)), None)
+
     def _spent(self) -> float:
-        return math.fsum(trial.user_attrs.get("seconds", 0.0) for trial in self._trials())
+        return math.fsum(trial.user_attrs.get("seconds", 0.0) for trial in self._own_trials())
+
+    def _own_trials(self, *states: TrialState) -> list[FrozenTrial]:
+        """Return the trials of this run; those of older versions do not name their folder."""
+        trials = self._trials(*states)
+        if not self._is_shared:
+            return trials
+        return [trial for trial in trials if trial.user_attrs.get("folder") == self._folder]
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=states or None)
+
+
+def _is_default(trial: Trial | FrozenTrial) -> bool:
+    # The first one of older versions has no mark.
+    return trial.number == 0 or bool(trial.user_attrs.get("default"))
 
 
 class _Steps:
@@ -339,37 +386,66 @@ class _Steps:
 
 
 @contextmanager
-def _study(run: Run, given: Collection[str]) -> Iterator[optuna.Study]:
-    """Create the study in the run's folder, or open it."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    url = URL.create("sqlite", database=str(run.folder.absolute() / TUNING_STUDY))
-    storage = optuna.storages.RDBStorage(url.render_as_string())
-    try:
+def _study(run: Run, given: Collection[str], storage: str | None) -> Iterator[optuna.Study]:
+    """Create the study in the run's folder or in a storage, or open it."""
+    assert run.table is not None
+    about = {
+        "table": json.loads(json.dumps(run.table.to_json()["source"])),
+        "settings": run.config.to_json(),
+    }
+    name = "tune"
+    if storage is not None:
+        # One study for the same table, wherever its file lies, and the same settings.
+        settings = {**about["settings"], "dataset": None}
+        same = [run.table.source["sha256"], settings, sorted(given)]
+        digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+        name = f"bayesify-{digest[:16]}"
+    with _opened(run, storage) as database:
         study = optuna.create_study(
-            study_name="tune",
-            storage=storage,
+            study_name=name,
+            storage=database,
             direction="minimize",
             pruner=optuna.pruners.MedianPruner(n_startup_trials=_RANDOM_TRIALS // 2),
             load_if_exists=True,
         )
-        assert run.table is not None
-        about = {
-            "table": json.loads(json.dumps(run.table.to_json()["source"])),
-            "settings": run.config.to_json(),
-        }
         if "given" not in study.user_attrs:
-            for name, value in about.items():
-                study.set_user_attr(name, value)
+            for attribute, value in about.items():
+                study.set_user_attr(attribute, value)
             study.set_user_attr("given", sorted(given))
-        elif differing := [name for name in about if study.user_attrs[name] != about[name]]:
+        elif storage is None and (
+            differing := [name for name in about if study.user_attrs[name] != about[name]]
+        ):
             raise RunError(
                 f"{run.folder} holds a search with other {' and another '.join(differing)}; resume "
                 "it with the same command, or choose a new folder with --out"
             )
         yield study
+
+
+@contextmanager
+def _opened(run: Run, storage: str | None) -> Iterator[optuna.storages.RDBStorage]:
+    """Open the database of a study."""
+    try:
+        if storage is None:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            url = URL.create("sqlite", database=str(run.folder.absolute() / TUNING_STUDY))
+        else:
+            url = make_url(storage)
+        # Processes that share a file wait for each other.
+        patience = {"connect_args": {"timeout": 60}} if url.drivername == "sqlite" else {}
+        database = optuna.storages.RDBStorage(
+            url.render_as_string(hide_password=False), engine_kwargs=patience
+        )
+    except (ImportError, SQLAlchemyError, StorageInternalError) as error:
+        raise ConfigError(
+            "tune-storage must be the URL of a database that can be opened, such as "
+            f"sqlite:////shared/search.db: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+    try:
+        yield database
     finally:
-        storage.remove_session()
-        storage.engine.dispose()
+        database.remove_session()
+        database.engine.dispose()
 
 
 @contextmanager
