@@ -9,7 +9,7 @@ import socket
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -268,16 +268,18 @@ class _Search:
             trial.set_user_attr("seconds", time.monotonic() - begun)
             self._study.tell(trial, nll, state=state)
         if self._progress is not None and state in _FINISHED:
-            self._progress.on_trial(done, trial.params, nll, self._best().value)
+            best = _best(self._trials())
+            self._progress.on_trial(done, trial.params, nll, None if best is None else best.value)
 
     def summary(self) -> dict[str, Any]:
         """Return the content of ``tuning.json``."""
-        trials = self._trials(*_FINISHED)
-        default, best = self._default_trial(), self._best()
+        default, trials = self._default_trial(), self._trials(*_FINISHED)
+        best = _best(trials)
         assert default is not None  # it is always finished
+        assert best is not None
         return {
             "trials": len(trials),
-            "stopped_early": len(self._trials(TrialState.PRUNED)),
+            "stopped_early": sum(trial.state == TrialState.PRUNED for trial in trials),
             "seconds": self._spent(),
             "seconds_budget": self._budget,
             "parts": len(self._parts),
@@ -326,10 +328,6 @@ class _Search:
             train_distances=self._data.train_distances[rows],
         )
 
-    def _best(self) -> FrozenTrial:
-        # min keeps the first of equals, which the default settings are.
-        return min(self._trials(TrialState.COMPLETE), key=lambda trial: trial.value or 0.0)
-
     def _sampler(self, done: int) -> optuna.samplers.BaseSampler:
         # One seed a trial, so that an interrupted search proposes the same again; in a shared one
         # each process has its own, as they would propose the same at the same time.
@@ -358,6 +356,12 @@ class _Search:
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=states or None)
+
+
+def _best(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """Return the first of the trials with the lowest nll, or None if none is complete."""
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    return min(complete, key=lambda trial: trial.value or 0.0, default=None)
 
 
 def _is_default(trial: Trial | FrozenTrial) -> bool:
