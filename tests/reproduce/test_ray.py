@@ -22,6 +22,8 @@ from bayesify.io import StorageError
 from bayesify.reproduce import EXPERIMENTS, read_results, reproduce
 
 pytestmark = [
+    # JAX, which other tests may have loaded: Ray begins its processes as forks of this one.
+    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:the posterior's standard deviations"),
     pytest.mark.filterwarnings("ignore:free energy:UserWarning"),
 ]

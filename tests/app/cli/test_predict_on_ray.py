@@ -17,8 +17,12 @@ from tests.app.cli.test_errors import check_refused
 from tests.ray_cluster import two_nodes
 from tests.tabular.test_streaming import frame
 
-# Of Ray Data's own, when it is imported.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.data")
+pytestmark = [
+    # JAX, which other tests may have loaded: Ray begins its processes as forks of this one.
+    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
+    # Of Ray Data's own, when it is imported.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.data"),
+]
 QUICK = ["--epochs", "2", "--hidden", "4", "--test-samples", "3"]
 
 
