@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -68,14 +70,9 @@ def open_image(file: Path | BytesIO) -> Any:
     """
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(file) as opened:
-            image = ImageOps.exif_transpose(opened)
-            image.load()
-    except FileNotFoundError as error:
-        raise _no_image(file) from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(file, error) from error
+    with _reading(file), Image.open(file) as opened:
+        image = ImageOps.exif_transpose(opened)
+        image.load()
     return _in_bytes(image, file)
 
 
@@ -128,13 +125,8 @@ def image_kind(path: Path) -> tuple[int, int, bool]:
     """
     from PIL import Image
 
-    try:
-        with Image.open(path) as image:
-            return *image.size, image.mode not in ("1", "L", "LA", "I", "I;16", "F")
-    except FileNotFoundError as error:
-        raise _no_image(path) from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
+    with _reading(path), Image.open(path) as image:
+        return *image.size, image.mode not in ("1", "L", "LA", "I", "I;16", "F")
 
 
 def check_image(path: Path) -> bytes:
@@ -152,21 +144,6 @@ def check_image(path: Path) -> bytes:
     return image_bytes(path)
 
 
-def _unreadable(path: Path | BytesIO, error: Exception) -> DataError:
-    return DataError(
-        f"{_name_of(path)} cannot be read as an image ({type(error).__name__}: "
-        f"{' '.join(str(error).split())}); mend it or move it elsewhere"
-    )
-
-
-def _name_of(path: Path | BytesIO) -> str:
-    return str(path) if isinstance(path, Path) else "the image"
-
-
-def _no_image(path: Path | BytesIO) -> DataError:
-    return DataError(f"there is no image {_name_of(path)}")
-
-
 def image_bytes(path: Path) -> bytes:
     """Return the content of an image's file.
 
@@ -178,9 +155,25 @@ def image_bytes(path: Path) -> bytes:
         Traceback (most recent call last):
         bayesify.datasets.files.DataError: there is no image nowhere.png
     """
-    try:
+    with _reading(path):
         return path.read_bytes()
+
+
+@contextmanager
+def _reading(file: Path | BytesIO) -> Iterator[None]:
+    """Raise DataError, which names the image, for any error of reading it."""
+    from PIL import Image
+
+    try:
+        yield
     except FileNotFoundError as error:
-        raise _no_image(path) from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
+        raise DataError(f"there is no image {_name_of(file)}") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"{_name_of(file)} cannot be read as an image ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}); mend it or move it elsewhere"
+        ) from error
+
+
+def _name_of(file: Path | BytesIO) -> str:
+    return str(file) if isinstance(file, Path) else "the image"
