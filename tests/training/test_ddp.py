@@ -5,12 +5,9 @@ This file is also what the two processes run, with their rank and a folder as ar
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from unittest import mock
@@ -19,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.loops import loop_over
+from tests.ranks import run_ranks, together
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -148,48 +146,8 @@ def measure(rank: int) -> dict[str, Tensor]:
 
 
 def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=(folder / "store").as_uri(),
-        rank=rank,
-        world_size=len(RANKS),
-        timeout=timedelta(seconds=LIMIT / 2),
-    )
-    try:
+    with together(rank, folder, LIMIT / 2):
         save_file(measure(rank), folder / f"{rank}.safetensors")
-        distributed.barrier()  # nobody leaves while the other may still ask
-    finally:
-        distributed.destroy_process_group()
-
-
-def run_ranks(command: Callable[[int], list[str]], limit: float) -> list[str]:
-    """Run both processes and return what they said; when one fails or is late, end both."""
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-    processes = [
-        subprocess.Popen(
-            command(rank),
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in RANKS
-    ]
-    end = time.monotonic() + limit
-    try:
-        while any(process.poll() is None for process in processes):
-            if any(process.poll() for process in processes) or time.monotonic() > end:
-                break
-            time.sleep(0.05)
-    finally:
-        for process in processes:
-            process.kill()
-        said = [process.communicate()[0] for process in processes]
-    codes = [process.returncode for process in processes]
-    assert codes == [0, 0], f"the processes ended with {codes}:\n" + "\n".join(said)
-    return said
 
 
 # --------------------------------------------------------------------------------------- the tests

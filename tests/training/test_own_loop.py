@@ -122,10 +122,3 @@ def test_geometric_weights_need_the_place_in_the_epoch(backend: BackendName) -> 
         step(X[:BATCH], Y[:BATCH])
     factors = [step(X[:BATCH], Y[:BATCH], batch_index=n).kl_factor for n in range(5)]
     assert factors == sorted(factors, reverse=True)
-
-
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    elbo = objective()
-    monkeypatch.setattr("bayesify.training.checks.process_count", lambda: 2)
-    with pytest.raises(ValueError, match=r"make_step trains in one process, but .* has 2"):
-        bf.make_step(elbo, Adam(elbo.parameters()))

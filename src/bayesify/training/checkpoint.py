@@ -38,7 +38,7 @@ CHECKPOINT_NAME = "checkpoint.safetensors"
 class Position:
     """The position of a run: finished epochs, and finished minibatches of the next epoch.
 
-    ``noise`` is the source of the noise of its steps.
+    ``noise`` is the source of the noise of its steps, ``processes`` how many trained together.
     """
 
     epoch: int = 0
@@ -48,6 +48,7 @@ class Position:
     epoch_seconds: float = 0.0
     history: History = field(default_factory=list)
     noise: Noise | None = None
+    processes: int = 1
 
     def begin_epoch(self, epoch: int) -> None:
         """Move to the start of an epoch."""

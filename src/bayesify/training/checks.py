@@ -20,6 +20,7 @@ from bayesify.training.pruning_schedule import PruningSchedule
 __all__ = [
     "TargetScaleWarning",
     "check_arguments",
+    "check_can_divide",
     "check_one_process",
     "check_parameters",
     "diverged",
@@ -48,7 +49,6 @@ def check_arguments(
             f"fit needs an ELBO, got {type(elbo).__name__}; write fit(ELBO(bnn, num_data=N), ...), "
             "and to compile it call elbo.compile()"
         )
-    check_one_process("fit trains")
     for each in (loader, validation_loader):
         if isinstance(each, (tuple, torch.Tensor, torch.utils.data.Dataset)):
             raise TypeError(
@@ -84,13 +84,22 @@ def check_one_process(what: str) -> None:
     """Raise ValueError where several processes would each train alone.
 
     Example:
-        >>> check_one_process("fit trains")
+        >>> check_one_process("fit_replicas trains")
     """
     if (count := process_count()) > 1:
         raise ValueError(
             f"{what} in one process, but torch.distributed has {count}: each would train "
-            "alone, on all data; loop over DistributedDataParallel(elbo) instead, see "
-            "docs/any-network.md"
+            "alone, on all data; train each network by fit(elbo, ...), which divides the "
+            "minibatches, see docs/several-processes.md"
+        )
+
+
+def check_can_divide(elbo: ELBO) -> None:
+    """Raise ValueError where several processes cannot train an objective together."""
+    if process_count() > 1 and elbo.running:
+        raise ValueError(
+            f"{type(elbo).__name__} carries values from minibatch to minibatch, which would differ "
+            "between processes; train in one process"
         )
 
 

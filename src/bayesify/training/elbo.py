@@ -24,6 +24,7 @@ from bayesify.noise.keys import (
     Stream,
     increment_counter,
     make_counter,
+    process_count,
     process_rank,
     read_counter,
 )
@@ -153,6 +154,7 @@ class ELBO(nn.Module):
         *,
         batch_index: int | None = None,
         kl_scale: float = 1.0,
+        batch_size: int | None = None,
     ) -> ELBOTerms:
         """Compute the objective of one minibatch, with fresh noise.
 
@@ -161,6 +163,8 @@ class ELBO(nn.Module):
             targets: shape (B_i, ...).
             batch_index: i - 1, the minibatch's place in the epoch, for geometric weights.
             kl_scale: a further factor on the KL, for its warm-up.
+            batch_size: of several processes, the number of examples of all, for geometric weights;
+                None is the number of these in each process.
 
         Returns:
             Loss and nll in nats per example; kl and penalty in nats, summed over the weights.
@@ -178,12 +182,14 @@ class ELBO(nn.Module):
                 bnn, inputs, step=self.step, samples=samples
             )
             nll, penalty = self.nll(outputs, targets), torch.zeros_like(kl)
-            factor = self.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
+            size = outputs.shape[1] * process_count() if batch_size is None else batch_size
+            factor = self.kl_factor(size, batch_index=batch_index, kl_scale=kl_scale)
         else:
             step = read_counter(self._step)
             key = NoiseKey(bnn.seed, Stream.TRAINING, step)
             nll, outputs, draw = self._run(inputs, targets, key, samples)
-            factor = self.kl_factor(outputs.shape[1], batch_index=batch_index, kl_scale=kl_scale)
+            size = outputs.shape[1] * process_count() if batch_size is None else batch_size
+            factor = self.kl_factor(size, batch_index=batch_index, kl_scale=kl_scale)
             # With factor 0 the value is still reported, but needs no backward pass. A branch
             # decides, because in compiled code the factor is symbolic and cannot be an argument.
             with_grad = torch.is_grad_enabled()

@@ -12,12 +12,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.estimators import Estimator
 from bayesify.training.backends import Backend, BackendName, check_backend, make_backend
-from bayesify.training.checks import check_arguments
+from bayesify.training.checkpoint import Position
+from bayesify.training.checks import check_arguments, check_can_divide
+from bayesify.training.division import Division
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
 from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
+from bayesify.training.processes import Processes
 from bayesify.training.progress import Callback, watcher_of
 from bayesify.training.pruning_schedule import PruningSchedule
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
@@ -40,6 +43,7 @@ def fit(
     pruning: PruningSchedule | None = None,
     estimator: Estimator | None = None,
     backend: BackendName = "auto",
+    shared_noise: bool = False,
     checkpoint_dir: str | Path | None = None,
     resume: bool = False,
     checkpoint_frozen: bool | Sequence[str] = True,
@@ -53,6 +57,11 @@ def fit(
     afterwards. A run that is stopped and resumed therefore ends with the same weights, bit for bit
     on one machine, as an uninterrupted one; docs/adr/0004 names the exception. Ctrl-C ends the
     step, writes a checkpoint and raises KeyboardInterrupt.
+
+    Under ``torch.distributed`` all processes call ``fit`` alike and train one network together:
+    each takes its rows of every minibatch and weights of its own, and the gradients are added up.
+    The processes end with the same weights; the first prints and writes. See
+    docs/several-processes.md.
 
     Args:
         elbo: the objective; its network is trained in place.
@@ -79,6 +88,9 @@ def fit(
             without a compiler; ``"autograd"`` for the specification, which supports every
             objective and optimiser; ``"auto"`` for the first of these that supports the run. The
             callback is told which it is.
+        shared_noise: whether several processes draw the same weights: half as many bytes are
+            exchanged, and the gradients vary more. Weight sampling by ``"compiled"`` or
+            ``"closed-form"`` only.
         checkpoint_dir: where ``checkpoint.safetensors`` is written after every epoch.
         resume: resume from that checkpoint if it is there.
         checkpoint_frozen: whether checkpoints hold the frozen parameters, such as the body of a
@@ -103,7 +115,8 @@ def fit(
     Raises:
         TypeError: an argument is of another type, such as a function as callback.
         ValueError: an argument is out of its range, the objective's ``num_data`` is not what
-            the loader brings, or ``backend`` does not support the run.
+            the loader brings, or ``backend`` does not support the run; or several processes
+            differ in an argument, in the data or in the checkpoint.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
         NonFiniteLossError: the loss or a parameter is NaN or infinite.
         StorageError: the checkpoint is damaged or of another run.
@@ -129,7 +142,11 @@ def fit(
     batches = num_batches_of(train_loader, elbo.num_data)
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
     check_backend(backend)
-    watcher = watcher_of(callback, progress=progress)
+    check_can_divide(elbo)
+    processes = Processes(shared_noise=shared_noise)
+    watcher = watcher_of(callback, progress=progress and processes.is_first)
+    division = Division(train_loader, processes)
+    processes.copy_first(elbo)
     if pruning is not None:
         pruning.begin(elbo, epochs)
     if estimator is not None:
@@ -145,17 +162,53 @@ def fit(
         resume=resume,
         pruning=pruning,
         frozen=checkpoint_frozen,
+        processes=processes,
     )
-    chosen = make_backend(elbo, made, backend, noise=member.position.noise)
+    position = member.position
+    chosen = make_backend(elbo, made, backend, noise=position.noise, processes=processes)
+    processes.check_equal(
+        {
+            "num_data": elbo.num_data,
+            "seed": elbo.bnn.seed,
+            "number of epochs": epochs,
+            "number of minibatches": batches,
+            "optimizer": type(made).__name__,
+            "noise": chosen.noise,
+            "backend": chosen.description,
+        },
+        "call fit alike in each",
+    )
+    processes.check_equal(
+        {"position": f"epoch {position.epoch}, minibatch {position.batch}"},
+        "put checkpoint_dir where all processes see it",
+    )
+    if processes.is_first and (note := _other_processes(position, processes)) is not None:
+        getattr(watcher, "on_note", lambda _: None)(note)
 
     device = elbo.bnn.posterior.mean.device
 
     def minibatches_of(epoch: int, first: int) -> Generator[Minibatch, None, None]:
+        rank = processes.rank
         with closing(
-            minibatches(train_loader, seed=elbo.bnn.seed, epoch=epoch, skip=first, length=batches)
+            minibatches(
+                division.loader,
+                seed=elbo.bnn.seed,
+                epoch=epoch,
+                skip=first,
+                length=batches,
+                rank=rank,
+                fetch_rank=rank if division.is_loaded_in_parts else 0,
+            )
         ) as pairs:
             for index, minibatch in pairs:
-                yield Minibatch(index, *pair_of(minibatch, device))
+                if processes.is_alone:
+                    yield Minibatch(index, *pair_of(minibatch, device))
+                    continue
+                inputs, targets = pair_of(minibatch)
+                if index == first:
+                    division.check_order(targets)
+                inputs, targets, share = division.share(index, inputs, targets)
+                yield Minibatch(index, *pair_of((inputs, targets), device), share)
 
     [history] = run_epochs(
         [member],
@@ -180,6 +233,19 @@ def step_of(backend: Backend, minibatch: Minibatch, options: StepOptions) -> lis
             minibatch.inputs,
             minibatch.targets,
             batch_index=minibatch.batch,
+            share=minibatch.share,
             **options._asdict(),
         )
     ]
+
+
+def _other_processes(position: Position, processes: Processes) -> str | None:
+    """Describe a resumption by another number of processes; None where it is the same."""
+    before, now = position.processes, processes.count
+    if before == now or position == Position(processes=before):
+        return None
+    return (
+        f"resumed by {now} process{'es' if now > 1 else ''} instead of {before}: the minibatches "
+        "and the objective are the same, the noise of the weights and dropout is not, so that the "
+        "results differ as those of two seeds do"
+    )

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from bayesify.distributions.posteriors import Delta, GaussianPosterior, Posterior
 from bayesify.training.convergence import ResidualMeter
+from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import Loader, pair_of
+from bayesify.training.processes import Processes
 
 __all__ = ["EpochMeter", "EpochRow", "History", "is_finite", "validation_row"]
 
@@ -39,9 +41,16 @@ class EpochMeter:
         """Whether ``std_residual`` is to be measured in this minibatch."""
         return batch >= self._batches - _RESIDUAL_STEPS
 
-    def add(self, terms: ELBOTerms, targets: Tensor, *, batch: int) -> None:
-        """Add the terms of one minibatch, the ``batch``-th of the epoch."""
-        size, factor = len(targets), terms.kl_factor
+    def add(
+        self, terms: ELBOTerms, targets: Tensor, *, batch: int, share: Share | None = None
+    ) -> None:
+        """Add the terms of one minibatch, the ``batch``-th of the epoch.
+
+        Of several processes each adds the error of its own part only, see :meth:`add_up`.
+        """
+        size = len(targets) if share is None else share.batch_size
+        own = size if share is None else share.weight * size
+        factor = terms.kl_factor
         samples = len(terms.outputs)
         error = self._elbo.bnn.likelihood.error(
             terms.outputs.flatten(0, 1), targets.repeat(samples, *[1] * (targets.dim() - 1))
@@ -50,13 +59,18 @@ class EpochMeter:
         self._add("count", size)
         self._add("nll", nll * size)
         self._add("loss", nll * size)
-        self._add("error", float(error) * size)
+        self._add("error", float(error) * own)
         if terms.has_kl:
             self._add_complexity(terms.kl, terms.penalty, factor * size)
         else:
             self._add("owed", factor * size)
         if terms.std_residual is not None and factor > 0.0 and self.wants_residual(batch):
             self._residual.add(terms.std_residual, factor)
+
+    def add_up(self, processes: Processes) -> None:
+        """Add up over the processes what each has measured alone."""
+        device = self._elbo.bnn.posterior.mean.device
+        self._sums["error"] = processes.total(self._sums.get("error", 0.0), device)
 
     def row(
         self, *, epoch: int, learning_rate: float, seconds: float, total_seconds: float
@@ -126,16 +140,23 @@ def is_finite(elbo: ELBO) -> bool:
 
 
 @torch.no_grad()
-def validation_row(elbo: ELBO, loader: Loader | None) -> EpochRow:
-    """Error and nll of the mean weights on a loader's data, or None without one."""
+def validation_row(elbo: ELBO, loader: Loader | None, processes: Processes) -> EpochRow:
+    """Error and nll of the mean weights on a loader's data, or None without one.
+
+    Of several processes each measures every so many minibatches.
+    """
     if loader is None:
         return {"validation_error": None, "validation_nll": None}
     torch.clear_autocast_cache()
     bnn, count, error, nll = elbo.bnn, 0, 0.0, 0.0
-    for minibatch in loader:
-        inputs, targets = pair_of(minibatch, bnn.posterior.mean.device)
+    device = bnn.posterior.mean.device
+    for index, minibatch in enumerate(loader):
+        if index % processes.count != processes.rank:
+            continue
+        inputs, targets = pair_of(minibatch, device)
         outputs = bnn.mean_outputs(inputs)
         error += float(bnn.likelihood.error(outputs, targets)) * len(targets)
         nll -= float(bnn.likelihood.log_prob(outputs.unsqueeze(0), targets).sum())
         count += len(targets)
-    return {"validation_error": error / count, "validation_nll": nll / count}
+    error, nll, whole = (processes.total(each, device) for each in (error, nll, float(count)))
+    return {"validation_error": error / whole, "validation_nll": nll / whole}

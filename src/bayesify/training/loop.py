@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +27,7 @@ from bayesify.training.checkpoint import (
 )
 from bayesify.training.checks import check_parameters, diverged, warn_of_target_scale
 from bayesify.training.convergence import warn_of_convergence
+from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.free_energy import (
     FirstExamples,
@@ -34,9 +35,10 @@ from bayesify.training.free_energy import (
     untrained_columns,
     untrained_free_energy,
 )
-from bayesify.training.history import EpochMeter, History, validation_row
+from bayesify.training.history import EpochMeter, EpochRow, History, validation_row
 from bayesify.training.interrupt import deferred_interrupt
 from bayesify.training.minibatches import Loader, kept_generators
+from bayesify.training.processes import Processes
 from bayesify.training.progress import Callback
 from bayesify.training.pruning_schedule import PruningSchedule
 from bayesify.training.schedules import KLWarmup, ScheduleFactory
@@ -48,11 +50,12 @@ _LACKS_COMPARISON = "lacks_comparison"
 
 
 class Minibatch(NamedTuple):
-    """A minibatch and its index ``batch`` within the epoch."""
+    """A minibatch and its index ``batch`` within the epoch; of several processes one's part."""
 
     batch: int
     inputs: Inputs
     targets: Tensor
+    share: Share | None = None
 
     def of_network(self, k: int) -> Minibatch:
         """The part of network ``k``, where inputs and targets have a leading axis of size K."""
@@ -114,6 +117,7 @@ class Member:
         path: the checkpoint, or None.
         position: the epoch and minibatch that come next, and the history so far.
         frozen: which frozen parameters the checkpoint holds, as for ``bayesify.save``.
+        processes: those that train together; the first writes the checkpoint.
     """
 
     elbo: ELBO
@@ -123,6 +127,7 @@ class Member:
     path: Path | None
     position: Position
     frozen: bool | Sequence[str] = True
+    processes: Processes = field(default_factory=Processes)
 
     @classmethod
     def prepared(
@@ -137,6 +142,7 @@ class Member:
         resume: bool,
         pruning: PruningSchedule | None = None,
         frozen: bool | Sequence[str] = True,
+        processes: Processes | None = None,
     ) -> Member:
         """A network at its start, or where its checkpoint in ``folder`` left it.
 
@@ -159,12 +165,14 @@ class Member:
                     f"{path} exists already; pass resume=True to resume it, or another folder"
                 )
             position = read_checkpoint(path, elbo, optimizer, schedule, settings)
-        return cls(elbo, optimizer, schedule, settings, path, position, frozen)
+        processes = Processes() if processes is None else processes
+        return cls(elbo, optimizer, schedule, settings, path, position, frozen, processes)
 
     def checkpoint(self, noise: Noise) -> None:
         """Write the checkpoint, if there is to be one."""
-        self.position.noise = noise
-        if self.path is not None:
+        self.position.noise, self.position.processes = noise, self.processes.count
+        self.processes.average_statistics(self.elbo.bnn.net)
+        if self.path is not None and self.processes.is_first:
             write_checkpoint(
                 self.path,
                 self.elbo,
@@ -181,6 +189,7 @@ class Member:
         """Add the epoch's row to the history."""
         position = self.position
         position.seconds += seconds
+        meter.add_up(self.processes)
         row = meter.row(
             epoch=epoch,
             learning_rate=position.sums["learning_rate"],
@@ -189,7 +198,7 @@ class Member:
         )
         check_parameters(self.elbo, epoch, self.path)
         with kept_generators():
-            row |= validation_row(self.elbo, validation_loader)
+            row |= validation_row(self.elbo, validation_loader, self.processes)
         if position.history:  # of a finished run that is continued
             position.history[-1] |= untrained_columns(None)
         position.history.append(row | untrained_columns(None))
@@ -201,7 +210,18 @@ class Member:
         return _LACKS_COMPARISON in self.position.sums
 
     def compare_with_untrained(self, examples: FirstExamples) -> str | None:
-        """Add the free energy of untrained means to the last row; describe why it is missing."""
+        """Add the free energy of untrained means to the last row; describe why it is missing.
+
+        Of several processes the first measures it, on its own examples.
+        """
+        found: tuple[EpochRow, str | None] = {}, None
+        if self.processes.is_first:
+            found = self._compare(examples)
+        found = self.processes.from_first(found)
+        self.position.history[-1] |= found[0]
+        return found[1]
+
+    def _compare(self, examples: FirstExamples) -> tuple[EpochRow, str | None]:
         try:
             rows = max((rows_of(inputs) for inputs, _ in examples.minibatches), default=0)
             with kept_generators(), one_thread_if_small(self.elbo.bnn, rows):
@@ -209,12 +229,11 @@ class Member:
         except Exception as error:
             # The network may fail with any error on a minibatch that was cut, or in evaluation
             # mode, or memory may run out. The training is done and must not be lost.
-            return (
+            return {}, (
                 "the free energy with untrained means could not be measured on the first examples: "
                 f"{type(error).__name__}: {error}"
             )
-        self.position.history[-1] |= untrained_columns(found)
-        return None
+        return untrained_columns(found), None
 
 
 def run_epochs(
@@ -250,7 +269,7 @@ def run_epochs(
     """
     if (tell := getattr(callback, "on_note", None)) is not None:
         tell(f"backend: {description}")
-    start = members[0].position
+    start, processes = members[0].position, members[0].processes
     callback.on_start(epochs=epochs, batches=batches, history=list(start.history))
     for member in members:
         if member.path is not None:
@@ -260,13 +279,14 @@ def run_epochs(
             member.position.sums.pop(_LACKS_COMPARISON, None)
     passes = 1 if separate else sum(member.elbo.num_samples for member in members)
     with deferred_interrupt() as interrupt:
+        processes.asked_to_stop = lambda: interrupt.requested
         if start.epoch == epochs and any(each.lacks_comparison for each in members):
             # The process was killed between the two checkpoints after the last epoch.
             examples = [FirstExamples() for _ in members]
             _add_first(examples, minibatches(epochs - 1, 0), separate=separate)
             _compare_with_untrained(members, examples, noise, tell)
             callback.on_epoch(start.history[-1])
-            if interrupt.requested:
+            if processes.stops:
                 raise KeyboardInterrupt
         for epoch in range(start.epoch, epochs):
             started = time.perf_counter() - start.epoch_seconds
@@ -275,6 +295,8 @@ def run_epochs(
             is_resumed = start.batch > 0  # within the epoch
             if last and is_resumed:
                 _add_first(examples, minibatches(epoch, 0), separate=separate)
+            if not processes.is_first:  # the first has what all measured before a resume
+                start.sums.pop("error", None)
             meters = [EpochMeter(each.elbo, batches, each.position.sums) for each in members]
             for member in members:
                 rate = member.optimizer.param_groups[0]["lr"]
@@ -305,18 +327,20 @@ def run_epochs(
                 steps = run_steps(pruned_step, copied, options_of, members[0].elbo.bnn, passes)
                 for minibatch, terms in _located(steps, members, epoch, start.batch):
                     index, targets = minibatch.batch, minibatch.targets
-                    if epoch == index == 0:
+                    if epoch == index == 0 and processes.is_first:
                         likelihood = members[0].elbo.bnn.likelihood
                         warn_of_target_scale(likelihood, targets, stacklevel=3)
                     for k, (member, meter) in enumerate(zip(members, meters, strict=True)):
-                        meter.add(terms[k], targets[k] if separate else targets, batch=index)
+                        own = targets[k] if separate else targets
+                        meter.add(terms[k], own, batch=index, share=minibatch.share)
                         member.schedule.step()
                     callback.on_step(epoch=epoch, batch=index)
-                    if interrupt.requested and index + 1 < batches:
+                    if processes.stops and index + 1 < batches:
                         for member in members:
                             check_parameters(member.elbo, epoch, member.path)
                         # All were checked before any is written, so that they are of one step.
-                        for member in members:
+                        for member, meter in zip(members, meters, strict=True):
+                            meter.add_up(processes)
                             member.position.batch = index + 1
                             member.position.epoch_seconds = time.perf_counter() - started
                             member.checkpoint(noise())
@@ -331,13 +355,14 @@ def run_epochs(
             if last:  # after the checkpoint: nothing of the training can be lost
                 _compare_with_untrained(members, examples, noise, tell)
             callback.on_epoch(start.history[-1])
-            if interrupt.requested:
+            if processes.stops:
                 raise KeyboardInterrupt
     for k, member in enumerate(members):
         note = free_energy_note(member.position.history[-1]) if member.position.history else None
         if tell is not None and note is not None:
             tell(_of_network(k, members, note))
-    for member in members:
+    processes.wait()  # until the last checkpoint is written
+    for member in members if processes.is_first else []:
         warn_of_convergence(
             member.position.history,
             epochs,

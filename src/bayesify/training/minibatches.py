@@ -64,7 +64,14 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
 
 
 def minibatches(
-    loader: Loader, *, seed: int, epoch: int, skip: int, length: int | None = None
+    loader: Loader,
+    *,
+    seed: int,
+    epoch: int,
+    skip: int,
+    length: int | None = None,
+    rank: int = 0,
+    fetch_rank: int = 0,
 ) -> Generator[tuple[int, Any], None, None]:
     """Yield an epoch's minibatches with their indices, without the first ``skip``.
 
@@ -74,6 +81,9 @@ def minibatches(
     global generators are seeded by seed and step, so that random augmentation and dropout are
     functions of these, whether or not the run was interrupted before. They are left as they were
     when the iteration ends or is closed; generators of the loader's own are not.
+
+    Of several processes each has dropout of its own, by its ``rank``. What is drawn while a
+    minibatch is fetched is the same for equal values of ``fetch_rank``.
     """
     epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
     _seed_loader(loader, epoch, epoch_seed)
@@ -82,11 +92,16 @@ def minibatches(
         torch.manual_seed(epoch_seed)
         iterator = iter(loader)
         for batch in range(length):
-            seed_global_generators(seed, Stream.DROPOUT, epoch * length + batch)
+            step = epoch * length + batch
+            # A sampler draws the order with the first minibatch, the same in all processes.
+            fetching = fetch_rank if batch else 0
+            seed_global_generators(seed, Stream.DROPOUT, step, fetching)
             try:
                 pair = next(iterator)
             except StopIteration:
                 return
+            if rank != fetching:
+                seed_global_generators(seed, Stream.DROPOUT, step, rank)
             if batch >= skip:
                 yield batch, pair
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from bayesify.module.inputs import Inputs
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.backends import BackendName, make_backend
-from bayesify.training.checks import check_one_process
+from bayesify.training.checks import check_can_divide
 from bayesify.training.elbo import ELBO, ELBOTerms
 
 __all__ = ["Step", "make_step"]
@@ -55,6 +55,9 @@ def make_step(elbo: ELBO, optimizer: Optimizer, *, backend: BackendName = "auto"
     advances the optimiser's own state, so that schedulers and checkpoints work as ever. With Adam,
     SGD or IVON one kernel does all but the network's passes.
 
+    Under ``torch.distributed`` each process brings its part of the minibatch, all of one size, and
+    the step adds up their gradients: leave ``DistributedDataParallel`` out.
+
     Args:
         elbo: the objective.
         optimizer: of its parameters.
@@ -62,7 +65,7 @@ def make_step(elbo: ELBO, optimizer: Optimizer, *, backend: BackendName = "auto"
 
     Raises:
         ValueError: ``backend`` is unknown, or does not support this objective and optimiser; or
-            there are several processes, which would each train alone.
+            the objective cannot be divided among several processes.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
 
     Example:
@@ -74,7 +77,7 @@ def make_step(elbo: ELBO, optimizer: Optimizer, *, backend: BackendName = "auto"
         >>> nlls[-1] < nlls[0]
         True
     """
-    check_one_process("a step of make_step trains")
+    check_can_divide(elbo)
     made = make_backend(elbo, optimizer, backend)
 
     def step(

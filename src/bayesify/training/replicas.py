@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
 from bayesify.training.backends import BackendName, ReplicaBackend, check_backend
-from bayesify.training.checks import check_arguments
+from bayesify.training.checks import check_arguments, check_one_process
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
 from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
@@ -104,6 +104,7 @@ def fit_replicas(
             "network needs its own, got a scheduler"
         )
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
+    check_one_process("fit_replicas trains")
     for elbo, loader in zip(elbos, loaders if separate else loaders * len(elbos), strict=True):
         check_arguments(elbo, loader, validation_loader, epochs)
     batches = num_batches_of(loaders[0], elbos[0].num_data)
@@ -131,7 +132,7 @@ def fit_replicas(
     replicas = ReplicaBackend(elbos, optimizers, backend, noise=first.noise)
 
     def step(minibatch: Minibatch, options: StepOptions) -> list[ELBOTerms]:
-        index, inputs, targets = minibatch
+        index, inputs, targets, _ = minibatch
         return replicas.step(
             inputs, targets, separate=separate, batch_index=index, **options._asdict()
         )

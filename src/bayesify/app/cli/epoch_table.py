@@ -9,8 +9,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from bayesify.app.runs.folder import Run, as_test_row
 from bayesify.training.history import EpochRow, History
+from bayesify.training.progress import Callback
 
-__all__ = ["EpochTable", "HistoryWriter"]
+__all__ = ["EpochTable", "HistoryWriter", "NoTable"]
 
 _ERRORS = {None: "err%", "classification": "err%", "regression": "mse"}
 
@@ -94,6 +95,10 @@ class EpochTable:
     def close(self) -> None:
         """Remove the bar."""
         self._bar.stop()
+
+
+class NoTable(Callback):
+    """A callback that shows and writes nothing, of a process that is not the first."""
 
 
 class HistoryWriter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bayesify.app.cli.epoch_table import EpochTable, HistoryWriter
+from bayesify.app.cli.epoch_table import EpochTable, HistoryWriter, NoTable
 from bayesify.app.cli.formatting import (
     bytes_of,
     duration,
@@ -24,6 +25,7 @@ from bayesify.app.cli.formatting import (
 )
 from bayesify.app.cli.results_commands import read_data
 from bayesify.app.cli.row_progress import RowProgress
+from bayesify.app.launch import Launch, requested_launch, was_restarted
 from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
@@ -43,6 +45,7 @@ from bayesify.datasets import (
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.stored_table import store_table
 from bayesify.tabular.table_data import TableData
+from bayesify.training.backends import NonFiniteLossError
 
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.files import TableFile
@@ -174,6 +177,33 @@ def train(
             rich_help_panel="Tables",
         ),
     ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes on each machine that train together, each with its part of every "
+            r"minibatch. \[default: 1, or those of torchrun]",
+            show_default=False,
+            rich_help_panel="Several processes",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            help="Machines, with the same command on each and MASTER_ADDR, MASTER_PORT and "
+            r"NODE_RANK in the environment. \[default: 1, or those of torchrun]",
+            show_default=False,
+            rich_help_panel="Several processes",
+        ),
+    ] = None,
+    shared_noise: Annotated[
+        bool,
+        typer.Option(
+            "--shared-noise",
+            help="With several processes: draw the same weights in each, which halves what they "
+            "exchange and makes the gradients vary more.",
+            rich_help_panel="Several processes",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     **given: Any,
 ) -> None:
@@ -197,6 +227,9 @@ def train(
     the relevance of a table's network, by the nll of held-out training rows; the rows for testing
     are not used. The defaults are the first trial, so that the chosen settings are never worse on
     those rows.
+
+    --devices 2 trains in two processes, and so does torchrun -m bayesify train. The batch size is
+    that of all processes together, so that it need not change with their number.
     """
     seconds = None if tune is None else seconds_of(tune)
     settings: dict[str, Any] = {
@@ -212,7 +245,10 @@ def train(
         settings["hidden"] = _widths(settings["hidden"])
     if tune_storage is not None and seconds is None:
         raise ConfigError("tune-storage would do nothing without --tune; leave it out")
-    console = Console(stderr=True)
+    launch = requested_launch(devices, nodes)
+    is_first = launch is None or launch.is_first
+    resume = resume or (launch is not None and was_restarted())
+    console = Console(stderr=True, quiet=not is_first)
     run, data, is_new = _prepare(
         console,
         dataset,
@@ -223,32 +259,48 @@ def train(
         tuned=seconds is not None,
         is_shared=tune_storage is not None,
     )
+    _check_launch(launch, run.config, data, tuned=seconds is not None, shared_noise=shared_noise)
     use_threads(run)
     if seconds is not None and is_new:
         run = _tuned(console, run, data, settings, seconds, tune, tune_storage)
     # Before the folder is created, so that an error here leaves no folder.
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
-    announcement = _announcement(run, bnn, data)
-    if is_new:
-        run = Run.create(out, run.config, data_dir=data_dir, table=run.table, images=run.images)
-        if run.table is not None and isinstance(data, TableData):
-            store_table(out, data, run.table)
-    console.print(Text(announcement), soft_wrap=True)
+    if is_first:
+        console.print(Text(_announcement(run, bnn, data, launch)), soft_wrap=True)
     stream = data.stream if isinstance(data, TableData) else None
-
     prunes = run.config.make_pruning() is not None
     table = EpochTable(console, run.config.task, prunes=prunes)
     try:
-        if stream is not None:
-            _write_stream(console, run, stream)
-        trained = train_run(run, data, HistoryWriter(run, table))
-    except KeyboardInterrupt:
-        table.close()
-        # Text, because Rich would read [brackets] and :colons: in a path as markup.
-        console.print(Text(f"stopped; resume with: {run.command} --resume"), soft_wrap=True)
+        with nullcontext() if launch is None else launch.joined():
+            use_threads(run)  # Fabric has a number of its own
+            if is_new and is_first:
+                run = Run.create(
+                    *(out, run.config),
+                    data_dir=data_dir,
+                    table=run.table,
+                    images=run.images,
+                    processes=1 if launch is None else launch.count,
+                )
+                if run.table is not None and isinstance(data, TableData):
+                    store_table(out, data, run.table)
+            if stream is not None:
+                _write_stream(console, run, stream)
+            callback = HistoryWriter(run, table) if is_first else NoTable()
+            trained = train_run(run, data, callback, shared_noise=shared_noise)
+    except (KeyboardInterrupt, NonFiniteLossError) as error:
+        if not is_first:
+            return  # the first process reports it
+        if isinstance(error, KeyboardInterrupt):
+            table.close()
+            more = "" if launch is None else launch.command
+            # Text, because Rich would read [brackets] and :colons: in a path as markup.
+            note = Text(f"stopped; resume with: {run.command}{more} --resume")
+            console.print(note, soft_wrap=True)
         raise
     finally:
         table.close()
+    if not is_first:
+        return
     with console.status("measuring and drawing ..."):
         metrics, report = finish(run, data, trained)
     if stream is not None:
@@ -518,15 +570,37 @@ def _write_stream(console: Console, run: Run, stream: EncodedRows) -> None:
         write_stream(Path(run.config.dataset), run.table, stream, on_rows=progress)
 
 
-def _announcement(run: Run, bnn: BayesianModule, data: RunData) -> str:
+def _check_launch(
+    launch: Launch | None, config: RunConfig, data: RunData, *, tuned: bool, shared_noise: bool
+) -> None:
+    """Raise ConfigError for what several processes cannot do."""
+    if launch is None:
+        if shared_noise:
+            raise ConfigError("shared-noise would do nothing in one process; leave it out")
+        return
+    several = "leave --devices and --nodes out, or start it without torchrun"
+    if tuned:
+        raise ConfigError(
+            "a search trains its trials in one process each; give several processes the same "
+            f"--tune-storage instead, and {several}"
+        )
+    if isinstance(data, TableData) and data.stream is not None:
+        raise ConfigError(f"a streamed table is trained on in one process; {several}")
+    if config.objective != "elbo":
+        raise ConfigError(f"objective {config.objective} is trained in one process; {several}")
+
+
+def _announcement(run: Run, bnn: BayesianModule, data: RunData, launch: Launch | None) -> str:
     """Describe what will be trained and how long it will take, estimated from a few steps."""
     config = run.config
     what = {None: "Bayes by Backprop", "sgd": "plain network", "dropout": "dropout network"}
     things = "images" if run.table is None else "rows"
     passes = f"({config.passes} passes each) " if config.passes > 1 else ""
-    seconds = seconds_per_epoch(bnn, config, data)
+    processes = 1 if launch is None else launch.count
+    seconds = seconds_per_epoch(bnn, config, data, processes)
+    where = "" if processes == 1 else f", and what {processes} processes wait for each other"
     return (
         f"{what[config.baseline]}, {data.name}, {config.net}: {weights_of(bnn)}, "
         f"{num_train(data):,} {things}; {config.epochs} epochs {passes}of about "
-        f"{duration(seconds)}, {duration(seconds * config.epochs)} in all"
+        f"{duration(seconds)}, {duration(seconds * config.epochs)} in all{where}"
     )

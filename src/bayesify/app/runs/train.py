@@ -61,8 +61,10 @@ class Trained(NamedTuple):
     notes: list[str]
 
 
-def train(run: Run, data: RunData, callback: Callback) -> Trained:
+def train(run: Run, data: RunData, callback: Callback, *, shared_noise: bool = False) -> Trained:
     """Train a run from its last checkpoint, or from the start if it has none.
+
+    Under ``torch.distributed`` all processes train it together, as ``fit`` does.
 
     Raises:
         NonFiniteLossError, StorageError, OSError: as ``fit`` does.
@@ -71,7 +73,12 @@ def train(run: Run, data: RunData, callback: Callback) -> Trained:
     elbo = make_elbo(_at_start(run, data, callback), config, data)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
-        history = fit_network(elbo, config, data, checkpoint_dir=run.folder, callback=callback)
+        history = fit_network(
+            *(elbo, config, data),
+            checkpoint_dir=run.folder,
+            callback=callback,
+            shared_noise=shared_noise,
+        )
     notes = [
         with_option_names(str(warning.message), config)
         for warning in caught
@@ -101,6 +108,7 @@ def fit_network(
     *,
     checkpoint_dir: Path | None = None,
     callback: Callback,
+    shared_noise: bool = False,
 ) -> History:
     """Train a network in place as the settings name it, with the errors and warnings of ``fit``.
 
@@ -111,6 +119,7 @@ def fit_network(
         checkpoint_dir: resume from the checkpoint in this folder and write one after each epoch;
             None for neither.
         callback: as for ``fit``.
+        shared_noise: as for ``fit``.
     """
     bounds = {"has_bounds": isinstance(elbo.bnn.likelihood, CensoredGaussianLikelihood)}
     once: TensorLoader | EncodedRowsLoader
@@ -135,6 +144,7 @@ def fit_network(
             kl_warmup_power=config.kl_warmup_power,
             pruning=config.make_pruning(),
             backend=config.backend,
+            shared_noise=shared_noise,
             checkpoint_dir=checkpoint_dir,
             resume=checkpoint_dir is not None,
             checkpoint_frozen=["*.original_module.*"] if config.adapter else True,
@@ -252,13 +262,18 @@ def use_threads(run: Run) -> None:
     torch.set_num_threads(run.config.threads)
 
 
-def seconds_per_epoch(bnn: BayesianModule, config: RunConfig, data: RunData) -> float:
-    """Return the seconds of an epoch, from the median of a few steps on a copy of the network."""
+def seconds_per_epoch(
+    bnn: BayesianModule, config: RunConfig, data: RunData, processes: int = 1
+) -> float:
+    """Return the seconds of an epoch, from the median of a few steps on a copy of the network.
+
+    Of several processes it is the time that each computes, without their exchange of gradients.
+    """
     elbo = make_elbo(copy.deepcopy(bnn), config, data)
     optimizer = make_optimizer(elbo, optimizer_factory(config, elbo), 1.0)
     backend = make_backend(elbo, optimizer, config.backend)
-    inputs = data.train_inputs[: config.batch_size]
-    targets = data.train_targets[: config.batch_size]
+    rows = -(-config.batch_size // processes)
+    inputs, targets = data.train_inputs[:rows], data.train_targets[:rows]
     times = []
     for _ in range(_TIMED_STEPS):
         started = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -11,7 +12,9 @@ from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.module.inputs import Inputs
 from bayesify.training.backends.backend import Noise, require_finite
 from bayesify.training.convergence import std_residual
+from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.processes import Processes
 
 __all__ = ["AutogradBackend"]
 
@@ -25,6 +28,7 @@ class AutogradBackend:
         reason: why no faster backend was chosen, for the description.
         fused: whether the objective may use its kernel, whose noise is the counter-based
             generator's.
+        processes: those that train together; None is this one alone.
 
     Example:
         >>> import torch
@@ -39,9 +43,16 @@ class AutogradBackend:
     noise: Noise
 
     def __init__(
-        self, elbo: ELBO, optimizer: Optimizer, reason: str = "", *, fused: bool = False
+        self,
+        elbo: ELBO,
+        optimizer: Optimizer,
+        reason: str = "",
+        *,
+        fused: bool = False,
+        processes: Processes | None = None,
     ) -> None:
         self._elbo, self._optimizer, self._fused = elbo, optimizer, fused
+        self._processes = Processes() if processes is None else processes
         self.noise = "counter" if fused else "generator"
         name = "fused objective" if fused else "autograd"
         self.description = f"{name} ({reason})" if reason else name
@@ -55,17 +66,24 @@ class AutogradBackend:
         kl_scale: float = 1.0,
         with_kl: bool = False,  # noqa: ARG002
         with_residual: bool = False,
+        share: Share | None = None,
     ) -> ELBOTerms:
         """Make one step; see ``Backend.step``. The value of the KL is always computed."""
-        elbo = self._elbo
+        elbo, processes = self._elbo, self._processes
         fused, elbo.fused = elbo.fused, self._fused
+        options: dict[str, Any] = {"batch_index": batch_index, "kl_scale": kl_scale}
+        if share is not None:
+            options["batch_size"] = share.batch_size
         try:
-            terms: ELBOTerms = elbo(inputs, targets, batch_index=batch_index, kl_scale=kl_scale)
+            terms: ELBOTerms = elbo(inputs, targets, **options)
         finally:
             elbo.fused = fused
-        require_finite(elbo, terms)
-        self._optimizer.zero_grad(set_to_none=True)
-        terms.loss.backward()
+        if processes.is_alone:
+            require_finite(elbo, terms)
+            self._optimizer.zero_grad(set_to_none=True)
+            terms.loss.backward()
+        else:
+            terms = self._add_up(terms, share)
         posterior, residual = elbo.bnn.posterior, None
         if with_residual and isinstance(posterior, MeanFieldGaussian):
             residual = std_residual(posterior)  # before the optimiser changes rho
@@ -73,6 +91,23 @@ class AutogradBackend:
         loss, nll, kl, penalty = (value.detach() for value in terms[:4])
         factor = terms.kl_factor
         if math.isnan(factor):  # a compiled objective
-            batch_size = terms.outputs.shape[1]
+            batch_size = terms.outputs.shape[1] if share is None else share.batch_size
             factor = elbo.kl_factor(batch_size, batch_index=batch_index, kl_scale=kl_scale)
         return ELBOTerms(loss, nll, kl, penalty, terms.outputs, factor, residual)
+
+    def _add_up(self, terms: ELBOTerms, share: Share | None) -> ELBOTerms:
+        """Compute the gradients of all processes' losses; return the terms of all."""
+        elbo, processes = self._elbo, self._processes
+        part = 1.0 / processes.count
+        weight = part if share is None else share.weight
+        nll = weight * terms.nll
+        loss = nll + part * (terms.loss - terms.nll)
+        pending = processes.begin_sums([loss, nll, part * terms.kl, part * terms.penalty])
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        loss, nll, kl, penalty = pending.result().to(terms.nll).unbind()
+        terms = terms._replace(loss=loss, nll=nll, kl=kl, penalty=penalty)
+        require_finite(elbo, terms)
+        held = [each for group in self._optimizer.param_groups for each in group["params"]]
+        processes.add_up_gradients(held)
+        return terms

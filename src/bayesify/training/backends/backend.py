@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.module.inputs import Inputs
+from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 
 __all__ = ["Backend", "BackendName", "Noise", "NonFiniteLossError", "require_finite"]
@@ -46,8 +47,11 @@ class Backend(Protocol):
         kl_scale: float = 1.0,
         with_kl: bool = False,
         with_residual: bool = False,
+        share: Share | None = None,
     ) -> ELBOTerms:
         """Compute the objective of one minibatch and update the parameters.
+
+        Of several processes each computes its part of the minibatch, and all make the same update.
 
         Args:
             inputs: as for ``BayesianModule.predict``, B_i examples.
@@ -56,9 +60,12 @@ class Backend(Protocol):
             kl_scale: a further factor on the KL, for its warm-up.
             with_kl: whether to compute the value of the KL; its gradient does not need it.
             with_residual: whether to measure ``std_residual``.
+            share: this process's share of the minibatch, where there are several; None where all
+                have parts of one size.
 
         Returns:
-            The terms at the parameters before the update.
+            The terms at the parameters before the update; of the whole minibatch, but for the
+            outputs.
 
         Raises:
             NonFiniteLossError: a term is NaN or infinite; the parameters are then as they were,

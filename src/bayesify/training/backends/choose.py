@@ -20,10 +20,12 @@ from bayesify.training.backends.requirements import (
     why_no_closed_forms,
     why_not_compiled,
 )
+from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.ivon import IVON
 from bayesify.training.kernel.compiler import CompilerError
 from bayesify.training.kernel.formulas import leaf_kind
+from bayesify.training.processes import Processes
 
 __all__ = ["NOISE_OF", "check_backend", "make_backend"]
 
@@ -43,7 +45,12 @@ def check_backend(backend: str) -> None:
 
 
 def make_backend(
-    elbo: ELBO, optimizer: Optimizer, backend: BackendName = "auto", *, noise: Noise | None = None
+    elbo: ELBO,
+    optimizer: Optimizer,
+    backend: BackendName = "auto",
+    *,
+    noise: Noise | None = None,
+    processes: Processes | None = None,
 ) -> Backend:
     """The backend that was asked for, or with ``"auto"`` the fastest that supports the run.
 
@@ -52,10 +59,11 @@ def make_backend(
         optimizer: the optimiser of its parameters.
         backend: ``"compiled"``, ``"closed-form"``, ``"autograd"``, or ``"auto"``.
         noise: of the run that is resumed; None for a new one.
+        processes: those that train together; None is all of ``torch.distributed``.
 
     Raises:
         ValueError: ``backend`` is unknown, does not support the run, or has another noise than
-            the run that is resumed.
+            the run that is resumed; or it cannot share its noise between processes.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
 
     Example:
@@ -66,8 +74,11 @@ def make_backend(
         'fused objective (the optimizer is AdamW)'
     """
     check_backend(backend)
+    processes = Processes() if processes is None else processes
     if isinstance(optimizer, IVON):
         optimizer.check(elbo)
+    if processes.shared_noise:
+        _check_shared_noise(elbo, backend)
     elbo.bnn.estimator.check_num_samples(elbo.num_samples)
     if noise is not None and NOISE_OF.get(backend, noise) != noise:
         fitting = " or ".join(f'"{name}"' for name in NOISE_OF if NOISE_OF[name] == noise)
@@ -76,15 +87,16 @@ def make_backend(
             f'backend="auto", got backend="{backend}"'
         )
     if backend == "autograd":
-        return AutogradBackend(elbo, optimizer)
+        return AutogradBackend(elbo, optimizer, processes=processes)
     if backend == "closed-form":
-        return _closed_form(elbo, optimizer, insist=True)
+        return _closed_form(elbo, optimizer, processes, insist=True)
     if noise == "generator":
-        return _closed_form(elbo, optimizer, insist=False)
+        return _closed_form(elbo, optimizer, processes, insist=False)
     insist = backend == "compiled"
     reason = why_not_compiled(elbo, optimizer)
-    if reason is not None and not insist and _has_fused_objective(elbo):
-        return AutogradBackend(elbo, optimizer, reason, fused=True)
+    fits = not insist and not processes.shared_noise
+    if reason is not None and fits and _has_fused_objective(elbo):
+        return AutogradBackend(elbo, optimizer, reason, fused=True, processes=processes)
     if reason is not None and noise == "counter":
         raise ValueError(
             f"this run began with the compiled backend, which no longer supports it: {reason}; "
@@ -94,15 +106,15 @@ def make_backend(
         require("compiled", reason)
     if reason is None:
         try:
-            compiled = _compiled(elbo, optimizer)
-            return compiled if insist else _WithFallback(compiled, elbo, optimizer)
+            compiled = _compiled(elbo, optimizer, processes)
+            return compiled if insist else _WithFallback(compiled, elbo, optimizer, processes)
         except CompilerError as error:
             if noise is not None:  # the same numbers, slowly
-                return CompiledBackend(elbo, optimizer, compiled=False)
+                return CompiledBackend(elbo, optimizer, compiled=False, processes=processes)
             if insist:
                 raise
             reason = str(error)
-    made = _closed_form(elbo, optimizer, insist=False)
+    made = _closed_form(elbo, optimizer, processes, insist=False)
     if reason != why_no_closed_forms(elbo):
         made.description += f"; not compiled: {reason}"
     return made
@@ -112,30 +124,48 @@ def _has_fused_objective(elbo: ELBO) -> bool:
     return why_no_closed_forms(elbo) is None and elbo.uses_kernel()
 
 
-def _compiled(elbo: ELBO, optimizer: Optimizer) -> LeafBackend:
+def _check_shared_noise(elbo: ELBO, backend: str) -> None:
+    reason = why_no_closed_forms(elbo)
+    if backend == "autograd":
+        reason = 'backend="autograd" adds up the gradients in mean and rho'
+    elif leaf_kind(elbo.bnn.estimator) != "weights":
+        reason = f"{type(elbo.bnn.estimator).__name__} has noise for each example"
+    if reason is not None:
+        raise ValueError(
+            f"shared_noise needs weight sampling by the compiled or closed-form backend: {reason}; "
+            "leave it out"
+        )
+
+
+def _compiled(elbo: ELBO, optimizer: Optimizer, processes: Processes) -> LeafBackend:
     on_gpu = elbo.bnn.posterior.mean.device.type == "cuda"
+    weights = leaf_kind(elbo.bnn.estimator) == "weights"
     # A graph must not capture noise of PyTorch's generators: each replay would repeat it.
-    if on_gpu and leaf_kind(elbo.bnn.estimator) == "weights" and elbo.num_samples == 1:
+    if on_gpu and weights and elbo.num_samples == 1 and processes.is_alone:
         return GraphBackend(elbo, optimizer)
-    return CompiledBackend(elbo, optimizer)
+    return CompiledBackend(elbo, optimizer, processes=processes)
 
 
-def _closed_form(elbo: ELBO, optimizer: Optimizer, *, insist: bool) -> Backend:
+def _closed_form(
+    elbo: ELBO, optimizer: Optimizer, processes: Processes, *, insist: bool
+) -> Backend:
     reason = why_no_closed_forms(elbo)
     if insist:
         require("closed-form", reason)
     if reason is not None:
-        return AutogradBackend(elbo, optimizer, reason)
-    made = ClosedFormBackend(elbo, optimizer)
-    return made if insist else _WithFallback(made, elbo, optimizer)
+        return AutogradBackend(elbo, optimizer, reason, processes=processes)
+    made = ClosedFormBackend(elbo, optimizer, processes=processes)
+    return made if insist else _WithFallback(made, elbo, optimizer, processes)
 
 
 class _WithFallback:
     """A backend on leaves that autograd replaces if the first pass edits its weights in place."""
 
-    def __init__(self, backend: LeafBackend, elbo: ELBO, optimizer: Optimizer) -> None:
+    def __init__(
+        self, backend: LeafBackend, elbo: ELBO, optimizer: Optimizer, processes: Processes
+    ) -> None:
         self._backend: Backend = backend
-        self._elbo, self._optimizer = elbo, optimizer
+        self._elbo, self._optimizer, self._processes = elbo, optimizer, processes
         self._first = True
         self.description, self.noise = backend.description, backend.noise
 
@@ -148,6 +178,7 @@ class _WithFallback:
         kl_scale: float = 1.0,
         with_kl: bool = False,
         with_residual: bool = False,
+        share: Share | None = None,
     ) -> ELBOTerms:
         """Make one step; see ``Backend.step``."""
         undo = snapshot(self._elbo.bnn.net) if self._first else None
@@ -161,11 +192,14 @@ class _WithFallback:
                     kl_scale=kl_scale,
                     with_kl=with_kl,
                     with_residual=with_residual,
+                    share=share,
                 )
             except EditedInPlaceError:
-                if undo is None:
+                if undo is None or self._processes.shared_noise:
                     raise
                 undo()
                 reason = "the network edits its weights in place"
-                self._backend = AutogradBackend(self._elbo, self._optimizer, reason)
+                self._backend = AutogradBackend(
+                    self._elbo, self._optimizer, reason, processes=self._processes
+                )
                 self.description, self.noise = self._backend.description, self._backend.noise

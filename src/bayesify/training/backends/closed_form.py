@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -11,7 +9,7 @@ from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.distributions.softplus import softplus
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.training.backends.backend import Noise
-from bayesify.training.backends.leaf import Gradients, LeafBackend, Leaves
+from bayesify.training.backends.leaf import Gradients, LeafBackend, Leaves, gather
 from bayesify.training.backends.requirements import (
     require,
     signature,
@@ -69,6 +67,9 @@ class ClosedFormBackend(LeafBackend):
         self._posterior = posterior
         kind = leaf_kind(elbo.bnn.estimator)
         self._moments = kind != "weights"
+        # Where gradients in mean and rho are added up, each process adds its part of the KL.
+        self._adds_own = not self._processes.is_alone and not self._adds_leaf_gradients
+        self._kl_part = 1.0 / self._processes.count if self._adds_own else 1.0
         mean = posterior.mean.detach()
         self._std = torch.empty_like(mean)
         self._weights = None if self._moments else torch.empty_like(mean)
@@ -79,7 +80,8 @@ class ClosedFormBackend(LeafBackend):
         self._in_rho = torch.empty_like(mean)
         self._variances = torch.empty_like(mean) if kind == "variances" else None
         leaf = next(v for v in (self._weights, self._variances, self._std) if v is not None)
-        self._prepare_passes(Leaves(elbo, leaf, kind))
+        first = self._processes.first_sample(elbo.num_samples)
+        self._prepare_passes(Leaves(elbo, leaf, kind, first_sample=first))
         # Sums over the samples but the last, of the derivatives in mean and in log std.
         several = len(self._sources) > 1
         self._sums = tuple(torch.empty_like(mean) for _ in range(2)) if several else ()
@@ -107,18 +109,23 @@ class ClosedFormBackend(LeafBackend):
         self, in_mean: Gradients, in_spread: Gradients, factor: float, *, with_residual: bool
     ) -> StdResidual | None:
         starts = self._elbo.bnn.layout.starts
-        _gather(self._in_mean, starts, in_mean)
+        gather(self._in_mean, starts, in_mean)
         if self._moments:
-            _gather(self._in_rho, starts, in_spread)
+            gather(self._in_rho, starts, in_spread)
         mean, mask, sums = self._posterior.mean, self._posterior.mask, []
         for part, prior in self._blocks:
-            in_log_std = self._fill(part, prior, factor)
+            in_log_std = self._fill(part, prior, factor * self._kl_part)
             if with_residual:
                 own = None if mask is None else mask[part]
                 sums.append(grouped(in_log_std, mean[part], self._std[part], own))
+        residual = torch.stack(sums).sum(0) if with_residual else None
+        if self._adds_own:
+            self._processes.add_up([self._in_mean, self._in_rho])
+            if residual is not None:
+                self._processes.add_up([residual[0]])  # row 1 holds the counts, equal in all
         self._posterior.mean.grad, self._posterior.rho.grad = self._in_mean, self._in_rho
         self._optimizer.step()
-        return StdResidual.of(torch.stack(sums).sum(0)) if with_residual else None
+        return None if residual is None else StdResidual.of(residual)
 
     def _forget_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -128,11 +135,11 @@ class ClosedFormBackend(LeafBackend):
         assert self._weights is not None
         bnn = self._elbo.bnn
         prior_mean = bnn.prior_mean
-        _gather(self._in_mean, bnn.layout.starts, in_mean)
+        gather(self._in_mean, bnn.layout.starts, in_mean)
         if sample == 0:
             for each in self._sums:
                 each.zero_()
-        share = factor / len(self._sources)
+        share = factor * self._kl_part / len(self._sources)
         for part, prior in self._blocks:
             in_sample, weights = self._in_mean[part], self._weights[part]
             score, deviation, place, spare = self._scratch[:, : len(weights)]
@@ -216,12 +223,3 @@ class ClosedFormBackend(LeafBackend):
         in_mean.mul_(mask)
         in_rho.mul_(mask)
         return made.in_log_std.mul_(mask)
-
-
-def _gather(flat: Tensor, starts: Sequence[int], parts: Sequence[Tensor | None]) -> None:
-    """Write the gradients of the parameters into one vector."""
-    for start, stop, part in zip(starts[:-1], starts[1:], parts, strict=True):
-        if part is None:
-            flat[start:stop].zero_()
-        else:
-            flat[start:stop].copy_(part.reshape(-1))

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from bayesify.distributions.posteriors import WeightDraw
 from bayesify.module.inputs import Inputs
 from bayesify.training.backends.backend import Noise
-from bayesify.training.backends.leaf import Gradients, LeafBackend, Leaves, sample_sources
+from bayesify.training.backends.leaf import Gradients, LeafBackend, Leaves
 from bayesify.training.backends.requirements import (
     require,
     signature,
@@ -19,6 +19,7 @@ from bayesify.training.convergence import StdResidual
 from bayesify.training.elbo import ELBO
 from bayesify.training.kernel.formulas import leaf_kind
 from bayesify.training.kernel.posterior_update import PosteriorUpdate
+from bayesify.training.processes import Processes
 
 __all__ = ["CompiledBackend"]
 
@@ -35,6 +36,7 @@ class CompiledBackend(LeafBackend):
         elbo: the objective.
         optimizer: Adam, SGD or IVON; ``why_not_compiled`` returns None for the two.
         compiled: False for the same numbers without a compiler, many times slower.
+        processes: those that train together; None is this one alone.
 
     Raises:
         ValueError: there is no kernel for this objective and optimiser.
@@ -52,21 +54,35 @@ class CompiledBackend(LeafBackend):
 
     noise: Noise = "counter"
 
-    def __init__(self, elbo: ELBO, optimizer: Optimizer, *, compiled: bool = True) -> None:
+    def __init__(
+        self,
+        elbo: ELBO,
+        optimizer: Optimizer,
+        *,
+        compiled: bool = True,
+        processes: Processes | None = None,
+    ) -> None:
         self._compiled = compiled
-        super().__init__(elbo, optimizer)
+        super().__init__(elbo, optimizer, processes=processes)
 
     def _prepare(self) -> None:
         elbo, optimizer = self._elbo, self._optimizer
         require("compiled", why_not_compiled(elbo, optimizer))
         leaf = torch.empty_like(elbo.bnn.posterior.mean.detach())
-        self._posterior_update = PosteriorUpdate(
-            elbo, optimizer, leaf, sample_sources(elbo), compiled=self._compiled
+        # With weights of its own, a process adds up the gradients of all its samples.
+        self._adds_own = not self._processes.is_alone and not self._adds_leaf_gradients
+        update = self._posterior_update = PosteriorUpdate(
+            elbo,
+            optimizer,
+            leaf,
+            self._sources_of(),
+            compiled=self._compiled,
+            from_sums=self._adds_own,
         )
-        self._prepare_passes(
-            Leaves(elbo, leaf, leaf_kind(elbo.bnn.estimator), self._posterior_update.kernel_on_cpu)
-        )
-        self.description = f"compiled ({self._posterior_update.description})"
+        first = self._processes.first_sample(elbo.num_samples)
+        kind = leaf_kind(elbo.bnn.estimator)
+        self._prepare_passes(Leaves(elbo, leaf, kind, update.kernel_on_cpu, first_sample=first))
+        self.description = f"compiled ({update.description})"
         self._prepared_for = signature(elbo, optimizer)
 
     def _keep_up(self) -> None:
@@ -83,7 +99,8 @@ class CompiledBackend(LeafBackend):
         self._posterior_update.forget_gradients()
 
     def _accumulate(self, in_mean: Gradients, sample: int, factor: float) -> None:
-        self._posterior_update.accumulate(in_mean, sample, factor)
+        part = 1.0 / self._processes.count if self._adds_own else 1.0
+        self._posterior_update.accumulate(in_mean, sample, factor * part)
 
     def _update(
         self,
@@ -93,6 +110,10 @@ class CompiledBackend(LeafBackend):
         *,
         with_residual: bool,
     ) -> StdResidual | None:
+        if self._adds_own:
+            self._accumulate(in_mean, len(self._sources) - 1, factor)
+            self._processes.add_up([self._posterior_update.sums])
+            in_mean = [None] * len(in_mean)
         return self._posterior_update.update(
             in_mean, in_spread, factor, with_residual=with_residual
         )

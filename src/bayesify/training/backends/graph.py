@@ -13,6 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from bayesify.module.inputs import Inputs
 from bayesify.training.backends.backend import require_finite
 from bayesify.training.backends.compiled import CompiledBackend
+from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 
 __all__ = ["CudaRecorder", "GraphBackend", "Recorder"]
@@ -80,6 +81,7 @@ class GraphBackend(CompiledBackend):
         kl_scale: float = 1.0,
         with_kl: bool = False,
         with_residual: bool = False,
+        share: Share | None = None,
     ) -> ELBOTerms:
         """Make one step; see ``Backend.step``."""
         self._keep_up()
@@ -98,6 +100,7 @@ class GraphBackend(CompiledBackend):
                 kl_scale=kl_scale,
                 with_kl=with_kl,
                 with_residual=with_residual,
+                share=share,
             )
         for own, part in zip(self._parts, parts, strict=True):
             own.copy_(part, non_blocking=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -18,9 +19,11 @@ from bayesify.noise.keys import NoiseKey, NoiseKind, Stream
 from bayesify.noise.threefry import counter_key
 from bayesify.training.backends.backend import Noise, require_finite
 from bayesify.training.convergence import StdResidual
+from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms, detached
 from bayesify.training.kernel.formulas import LeafKind, leaf_kind, prior_blocks
 from bayesify.training.kernel.interface import Kernel
+from bayesify.training.processes import Processes
 
 __all__ = [
     "EditedInPlaceError",
@@ -28,6 +31,7 @@ __all__ = [
     "LeafPosterior",
     "Leaves",
     "SampleSource",
+    "gather",
     "sample_sources",
 ]
 
@@ -44,10 +48,15 @@ class SampleSource(NamedTuple):
     opposite: bool
 
 
-def sample_sources(elbo: ELBO) -> list[SampleSource]:
+def sample_sources(elbo: ELBO, first: int = 0) -> list[SampleSource]:
     """The noise of each weight sample of a step, as ``WeightSampling`` uses it.
 
-    An estimator that perturbs outputs runs the network once, on moments.
+    An estimator that perturbs outputs runs the network once, on moments; the noise of their KL is
+    the same in all processes.
+
+    Args:
+        elbo: the objective.
+        first: index of the first sample, where other processes have those before it.
 
     Raises:
         ValueError: antithetic pairs need an even number of samples.
@@ -64,8 +73,8 @@ def sample_sources(elbo: ELBO) -> list[SampleSource]:
     if leaf_kind(estimator) != "weights":
         return [SampleSource(0, opposite=False)]
     if not estimator.antithetic:
-        return [SampleSource(k, opposite=False) for k in range(elbo.num_samples)]
-    return [SampleSource(k - k % 2, opposite=k % 2 == 1) for k in range(elbo.num_samples)]
+        return [SampleSource(first + k, opposite=False) for k in range(elbo.num_samples)]
+    return [SampleSource(first + k - k % 2, opposite=k % 2 == 1) for k in range(elbo.num_samples)]
 
 
 class LeafBackend(ABC):
@@ -77,13 +86,17 @@ class LeafBackend(ABC):
     Args:
         elbo: an objective that the closed forms hold for.
         optimizer: the optimiser of its parameters.
+        processes: those that train together; None is this one alone.
     """
 
     noise: Noise
     description: str
 
-    def __init__(self, elbo: ELBO, optimizer: Optimizer) -> None:
+    def __init__(
+        self, elbo: ELBO, optimizer: Optimizer, *, processes: Processes | None = None
+    ) -> None:
         self._elbo, self._optimizer = elbo, optimizer
+        self._processes = Processes() if processes is None else processes
         self._prepare()
 
     def step(
@@ -95,11 +108,15 @@ class LeafBackend(ABC):
         kl_scale: float = 1.0,
         with_kl: bool = False,
         with_residual: bool = False,
+        share: Share | None = None,
     ) -> ELBOTerms:
         """Make one step; see ``Backend.step``."""
         self._keep_up()
         self._begin()
-        elbo, count = self._elbo, len(self._sources)
+        elbo, count, processes = self._elbo, len(self._sources), self._processes
+        # Each process adds its part of the loss, and no process the whole of the KL.
+        part = 1.0 / processes.count
+        weight = part if share is None else share.weight
         others = self._other_parameters() if count > 1 else []
         gradients: list[Tensor | None] = [None] * len(others)
         nlls, outputs, values = [], [], []
@@ -109,23 +126,60 @@ class LeafBackend(ABC):
                 torch.clear_autocast_cache()
             found = self._leaves.outputs(inputs)
             nll = elbo.nll(found, targets)
-            factor = elbo.kl_factor(found.shape[1], batch_index=batch_index, kl_scale=kl_scale)
+            size = found.shape[1] * processes.count if share is None else share.batch_size
+            factor = elbo.kl_factor(size, batch_index=batch_index, kl_scale=kl_scale)
             nlls.append(nll.detach())
             outputs.append(detached(found))
             if with_kl and (last or not self._exact):  # an exact KL is no average
                 values.append(self._complexity(sample))
             if not last:
-                in_mean, _ = self._backward(nll / count, others, gradients)
+                in_mean, _ = self._backward(_part(nll, weight, count), others, gradients)
+                [in_mean] = self._summed(in_mean)
                 self._accumulate(in_mean, sample, factor)
                 gradients = [parameter.grad for parameter in others]
                 for parameter in others:
                     parameter.grad = None
         elbo.count_step()
         terms = self._terms(nlls, outputs, values, factor)
-        require_finite(elbo, terms)
-        in_mean, in_spread = self._backward(nll if count == 1 else nll / count, others, gradients)
+        if processes.is_alone:
+            require_finite(elbo, terms)
+            found_gradients = self._backward(_part(nll, weight, count), others, gradients)
+        else:
+            own = weight * terms.nll, part * terms.kl, part * terms.penalty
+            pending = processes.begin_sums(own)
+            found_gradients = self._backward(_part(nll, weight, count), others, gradients)
+            whole, kl, penalty = pending.result().to(terms.nll).unbind()
+            loss = whole + factor * (kl + penalty)
+            terms = terms._replace(loss=loss, nll=whole, kl=kl, penalty=penalty)
+            require_finite(elbo, terms)
+            processes.add_up_gradients(self._other_parameters())
+        in_mean, in_spread = self._summed(*found_gradients)
         residual = self._update(in_mean, in_spread, factor, with_residual=with_residual)
         return terms._replace(std_residual=residual)
+
+    @property
+    def _adds_leaf_gradients(self) -> bool:
+        """Whether the processes add up the gradients in the leaves.
+
+        Not where each has weights of its own: the one in rho depends on these.
+        """
+        own_weights = leaf_kind(self._elbo.bnn.estimator) == "weights"
+        return not self._processes.is_alone and (self._processes.shared_noise or not own_weights)
+
+    def _summed(self, *gradients: Gradients) -> Sequence[Gradients]:
+        """The gradients in the leaves, or their sums over the processes."""
+        if not self._adds_leaf_gradients:
+            return gradients
+        starts = self._elbo.bnn.layout.starts
+        rows = list(zip(self._joined, gradients, strict=False))
+        for row, parts in rows:
+            if parts:
+                gather(row, starts, parts)
+        self._processes.add_up([self._joined[: sum(map(bool, gradients))]])
+        return [
+            [row[start:stop] for start, stop in pairwise(starts)] if parts else parts
+            for row, parts in rows
+        ]
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -164,9 +218,15 @@ class LeafBackend(ABC):
         prior = prior_blocks(self._elbo.bnn.weight_prior, self._elbo.kl)
         assert prior is not None
         self._exact = prior.exact
-        self._sources = sample_sources(self._elbo)
+        self._sources = self._sources_of()
+        if self._adds_leaf_gradients:
+            mean = self._elbo.bnn.posterior.mean.detach()
+            self._joined = mean.new_empty(2, mean.numel())
         self._leaves = leaves
         self._unknown = self._elbo.bnn.posterior.mean.new_full((), torch.nan)
+
+    def _sources_of(self) -> list[SampleSource]:
+        return sample_sources(self._elbo, self._processes.first_sample(self._elbo.num_samples))
 
     @torch.no_grad()
     def _complexity(self, sample: int) -> tuple[Tensor, Tensor]:
@@ -229,12 +289,19 @@ class Leaves:
         leaf: the sampled weights, standard deviations or variances.
         kind: which; for the last two the means are leaves too, the posterior's own.
         kernel: draws the noise of outputs; None for PyTorch's generators.
+        first_sample: index of the noise of outputs.
     """
 
     def __init__(
-        self, elbo: ELBO, leaf: Tensor, kind: LeafKind, kernel: Kernel | None = None
+        self,
+        elbo: ELBO,
+        leaf: Tensor,
+        kind: LeafKind,
+        kernel: Kernel | None = None,
+        *,
+        first_sample: int = 0,
     ) -> None:
-        self._elbo, self._kernel = elbo, kernel
+        self._elbo, self._kernel, self._first_sample = elbo, kernel, first_sample
         layout, mean = elbo.bnn.layout, elbo.bnn.posterior.mean
         self._first = _views(layout, leaf if kind == "weights" else mean)
         self._second = {} if kind == "weights" else _views(layout, leaf)
@@ -270,7 +337,7 @@ class Leaves:
         key = NoiseKey(bnn.seed, Stream.TRAINING, self._elbo.step)
         if self._kernel is not None:
             key = _CounterKey(key.seed, key.stream, key.step, self._kernel)
-        samples = range(self._elbo.num_samples)
+        samples = range(self._first_sample, self._first_sample + self._elbo.num_samples)
         outputs, _ = bnn.sample_outputs(inputs, key, samples, posterior=self._stand_in)
         return outputs
 
@@ -337,6 +404,22 @@ class _CounterKey(NoiseKey):
 def _views(layout: ParameterLayout, vector: Tensor) -> dict[str, Tensor]:
     parts = layout.unflatten(vector.detach())
     return {name: part.detach().requires_grad_() for name, part in parts.items()}
+
+
+def gather(flat: Tensor, starts: Sequence[int], parts: Gradients) -> None:
+    """Write the gradients of the parameters into one vector; None stands for zeros."""
+    for (start, stop), part in zip(pairwise(starts), parts, strict=True):
+        if part is None:
+            flat[start:stop].zero_()
+        else:
+            flat[start:stop].copy_(part.reshape(-1))
+
+
+def _part(nll: Tensor, weight: float, count: int) -> Tensor:
+    """A process's part of the nll, of one of several weight samples."""
+    if weight != 1.0:
+        return nll * (weight / count)
+    return nll if count == 1 else nll / count
 
 
 def _taken(leaves: dict[str, Tensor]) -> list[Tensor | None]:

@@ -12,7 +12,6 @@ from bayesify.distributions.priors import BlockPrior
 from bayesify.estimators.per_example import PerExampleEstimator
 from bayesify.estimators.weight_sampling import WeightSampling
 from bayesify.module.bayesian import BayesianModule
-from bayesify.noise.keys import process_count
 from bayesify.training.elbo import ELBO
 from bayesify.training.ivon import IVON
 from bayesify.training.kernel.formulas import leaf_kind, prior_blocks, prior_form
@@ -59,8 +58,6 @@ def why_own_code(
         and type(bnn.estimator) is not WeightSampling
     ):
         return f"the estimator is {type(bnn.estimator).__name__}"
-    if process_count() > 1:
-        return "several processes train together"
     return None
 
 

@@ -158,7 +158,7 @@ def gradients(
     std: Tensor,
     deviation: Tensor | None,
     kl_factor: Scalar,
-    num_samples: int = 1,
+    num_samples: float = 1,
     sums: tuple[Tensor, ...] = (),
     out: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> Gradients:
@@ -177,7 +177,7 @@ def gradients(
         deviation: w - mean; not needed where the KL is exact and ``in_log_std`` is given.
         kl_factor: what multiplies the KL in the loss.
         num_samples: S, how many weight samples the loss is averaged over. Of several these are
-            the last one's; its nll bears 1 / S already.
+            the last one's; its nll bears 1 / S already. Infinite where the sums hold all of them.
         sums: what :func:`of_sample` says of the samples before it, summed, in the mean and in the
             logarithm of the standard deviation; none where there is one sample.
         out: what to write the three into instead of new tensors where ``kl_factor`` is a number,

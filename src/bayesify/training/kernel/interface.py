@@ -25,6 +25,7 @@ class Recipe:
         leaf: what the network runs on.
         dtype: of the vectors, float32 or float64.
         num_samples: S, weight samples a step; more than one only where the leaf is weights.
+        from_sums: whether the sums of an update hold all S samples.
     """
 
     prior: PriorBlocks
@@ -32,6 +33,7 @@ class Recipe:
     leaf: LeafKind
     dtype: torch.dtype
     num_samples: int = 1
+    from_sums: bool = False
 
 
 class SampleNoise(NamedTuple):
@@ -69,7 +71,7 @@ class Vectors:
         prior_mean: or None for zeros.
         mask: or None where nothing was pruned.
         sums: over the weight samples of a step but the last, of the loss's derivatives in mean and
-            log std; none where a step has one sample.
+            log std; none where a step has one sample. Over all of them with ``Recipe.from_sums``.
     """
 
     mean: Tensor
@@ -96,11 +98,12 @@ class Kernel(Protocol):
         step: int,
         kl_factor: float,
         first: bool,
-        then: SampleNoise,
+        then: SampleNoise | None,
     ) -> None:
         """Add the gradients of one of several samples to ``sums``; fill ``leaf`` with the next.
 
-        :meth:`update` is for the last of them, and reads the sums.
+        :meth:`update` is for the last of them, and reads the sums. With ``Recipe.from_sums`` the
+        last is added here too, and the update's own gradients are None.
 
         Args:
             in_mean: as for :meth:`update`, of the sample's part of the averaged nll.
@@ -108,7 +111,7 @@ class Kernel(Protocol):
             kl_factor: as for :meth:`update`; where the KL is estimated at the weights, a sample
                 adds its part of the estimate.
             first: whether the sums begin with this sample.
-            then: noise of the next.
+            then: noise of the next; None where there is none.
         """
 
     def update(

@@ -34,7 +34,7 @@ class NativeKernel:
     """
 
     def __init__(self, recipe: Recipe, vectors: Vectors, key: tuple[int, int]) -> None:
-        several, forms = recipe.num_samples > 1, recipe.prior.forms
+        several, forms = recipe.num_samples > 1 or recipe.from_sums, recipe.prior.forms
         library = compiled_library(
             *(recipe.prior.kind, recipe.prior.exact, recipe.optimizer, recipe.leaf, recipe.dtype),
             several=several,
@@ -45,6 +45,9 @@ class NativeKernel:
         self._noise = SampleNoise(key)
         self._draw.argtypes = [*[ctypes.c_uint32] * 3, *[ctypes.c_int64] * 2, ctypes.c_void_p]
         count = len(vectors.starts) - 1
+        # Of the KL's estimate, in each sample that is accumulated, and in the update.
+        part = 1.0 / recipe.num_samples
+        self._parts = part, 0.0 if recipe.from_sums else part
         self._vectors = vectors  # their memory is what the addresses below point to
         self._starts = (ctypes.c_int64 * (count + 1))(*vectors.starts)
         self._prior_starts = (ctypes.c_int64 * (len(forms) + 1))(
@@ -68,7 +71,6 @@ class NativeKernel:
             num_priors=len(forms),
             prior_starts=ctypes.addressof(self._prior_starts),
             priors=ctypes.addressof(self._priors),
-            part=1.0 / recipe.num_samples,
             borders=(ctypes.c_double * len(SNR_BORDERS))(*SNR_BORDERS),
             **{name: None if v is None else v.data_ptr() for name, v in addresses},
         )
@@ -85,15 +87,16 @@ class NativeKernel:
         step: int,
         kl_factor: float,
         first: bool,
-        then: SampleNoise,
+        then: SampleNoise | None,
     ) -> None:
         """See :meth:`~bayesify.training.kernel.interface.Kernel.accumulate`."""
         if self._accumulate is None:
             raise ValueError("this kernel was made for one weight sample a step")
         arguments = self._arguments
         held = _point(self._in_mean, in_mean, self._vectors.mean.dtype)
-        arguments.kl_factor, arguments.first = kl_factor, first
-        self._at(step, then=step, noise=then)
+        arguments.kl_factor, arguments.first, arguments.part = kl_factor, first, self._parts[0]
+        arguments.fills = then is not None
+        self._at(step, then=step, noise=self._noise if then is None else then)
         self._accumulate(ctypes.byref(arguments))
         held.clear()
 
@@ -115,6 +118,7 @@ class NativeKernel:
             _point(self._in_spread, in_spread, dtype),
         ]
         arguments.kl_factor, arguments.with_residual = kl_factor, with_residual
+        arguments.part = self._parts[1]
         arguments.of_mean, arguments.of_rho = (_Rates(*map(float, each)) for each in rates)
         self._at(step, then=step + 1, noise=self._noise)
         self._update(ctypes.byref(arguments))
@@ -306,6 +310,7 @@ class _Step(ctypes.Structure):
         ("step", ctypes.c_uint32),
         ("next", ctypes.c_uint32),
         ("first", ctypes.c_int64),
+        ("fills", ctypes.c_int64),
         ("kl_factor", ctypes.c_double),
         ("part", ctypes.c_double),
         ("sign", ctypes.c_double),

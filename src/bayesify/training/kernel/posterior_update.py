@@ -34,6 +34,8 @@ class PosteriorUpdate:
         sources: for each weight sample of a step the index of its noise, and whether the sample
             has the negative of it.
         compiled: False for the same numbers without a compiler, many times slower.
+        from_sums: whether :meth:`accumulate` is called for every weight sample of a step, and
+            :meth:`update` adds no gradients of its own.
 
     Raises:
         CompilerError: the kernel cannot be compiled on this machine.
@@ -47,6 +49,7 @@ class PosteriorUpdate:
         sources: Sequence[tuple[int, bool]],
         *,
         compiled: bool = True,
+        from_sums: bool = False,
     ) -> None:
         posterior = elbo.bnn.posterior
         prior = prior_blocks(elbo.bnn.weight_prior, elbo.kl)
@@ -65,7 +68,8 @@ class PosteriorUpdate:
         self._noises = [
             SampleNoise(counter_key(key, sample), opposite) for sample, opposite in sources
         ]
-        several = len(self._noises) > 1
+        #: The derivatives in mean and log std, shape (2, D); see ``Vectors.sums``.
+        self.sums = leaf.new_empty(2, leaf.numel() if from_sums or len(self._noises) > 1 else 0)
         vectors = Vectors(
             mean=posterior.mean.detach(),
             rho=posterior.rho.detach(),
@@ -75,9 +79,10 @@ class PosteriorUpdate:
             starts=elbo.bnn.layout.starts,
             prior_mean=elbo.bnn.prior_mean,
             mask=posterior.mask,
-            sums=(torch.empty_like(leaf), torch.empty_like(leaf)) if several else (),
+            sums=tuple(self.sums) if self.sums.numel() else (),
         )
-        recipe = Recipe(prior, self._states[0].rule, self._kind, leaf.dtype, len(self._noises))
+        rule, count = self._states[0].rule, len(self._noises)
+        recipe = Recipe(prior, rule, self._kind, leaf.dtype, count, from_sums)
         self._kernel: Kernel
         if compiled and leaf.device.type == "cpu":
             self._kernel, kind = NativeKernel(recipe, vectors, self._noises[0].key), "C++"
@@ -117,14 +122,14 @@ class PosteriorUpdate:
             self._optimizer.zero_grad(set_to_none=True)
 
     def accumulate(self, in_mean: Sequence[Tensor | None], sample: int, factor: float) -> None:
-        """Add the gradients of one sample, and fill the leaf with the next one."""
+        """Add the gradients of one sample, and fill the leaf with the next one, if there is one."""
         self._leaf_is_for = None  # until the update it holds no step's first sample
         self._kernel.accumulate(
             in_mean,
             step=self._step,
             kl_factor=factor,
             first=sample == 0,
-            then=self._noises[sample + 1],
+            then=self._noises[sample + 1] if sample + 1 < len(self._noises) else None,
         )
 
     def update(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -69,7 +70,10 @@ class TensorKernel:
         self._noise = SampleNoise(key)
         prior = recipe.prior
         self._refresh, self._accumulate, self._advance = _functions(
-            _Rule(prior.kind, prior.exact, recipe.optimizer, recipe.leaf, recipe.num_samples),
+            _Rule(
+                *(prior.kind, prior.exact, recipe.optimizer, recipe.leaf, recipe.num_samples),
+                recipe.from_sums,
+            ),
             compiled,
         )
 
@@ -88,12 +92,12 @@ class TensorKernel:
         step: int,
         kl_factor: float,
         first: bool,
-        then: SampleNoise,
+        then: SampleNoise | None,
     ) -> None:
         """See :meth:`~bayesify.training.kernel.interface.Kernel.accumulate`."""
         self._set_step(step)
         self._set_numbers(kl_factor)
-        self._set_noise(then)
+        self._set_noise(self._noise if then is None else then)
         if first:
             for each in self._state.sums:
                 each.zero_()
@@ -168,6 +172,7 @@ class _Rule(NamedTuple):
     optimizer: OptimizerRule
     leaf: LeafKind
     num_samples: int
+    from_sums: bool
 
 
 class _State(NamedTuple):
@@ -293,7 +298,8 @@ def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_spread: Tensor | No
         std=std,
         deviation=deviation,
         kl_factor=kl_factor,
-        num_samples=rule.num_samples,
+        # The part of the KL's estimate that the last sample bears: none if it is in the sums.
+        num_samples=math.inf if rule.from_sums else rule.num_samples,
         sums=state.sums,
     )
     if state.mask is not None:

@@ -60,6 +60,7 @@ struct Step {
   Real *sum_mean, *sum_log_std;  // over the samples before this one; read and written if SEVERAL
   uint32_t key0, key1, step, next;
   int64_t first;  // whether no sample came before
+  int64_t fills;  // whether the leaf gets another sample
   double kl_factor;
   double part;  // of the KL's estimate that one sample bears: 1 / S
   double sign;  // -1 for the opposite of the key's noise
@@ -328,7 +329,7 @@ extern "C" void accumulate(const Step* s) {
       if (s->mask)
         for (int64_t j = 0; j < size; ++j)
           if (!s->mask[base + j]) sum_mean[j] = sum_log_std[j] = Real(0);
-      fill_leaf(s, base, size, noise);
+      if (s->fills) fill_leaf(s, base, size, noise);
     }
   }
 }

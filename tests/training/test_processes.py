@@ -1,0 +1,557 @@
+"""``fit`` in two processes: the same minibatches, the sum of the gradients, equal weights.
+
+This file is also what the two processes run, with their rank and a folder as arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.ranks import run_ranks, together
+from torch import Tensor, distributed, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+import bayesify as bf
+from bayesify.datasets import TensorLoader
+from bayesify.training import ConvergenceWarning
+from bayesify.training.backends import NonFiniteLossError, make_backend
+from bayesify.training.division import Division, Share, part_of
+from bayesify.training.history import History
+from bayesify.training.minibatches import minibatches
+from bayesify.training.pac_bayes import PACBayesObjective
+from bayesify.training.processes import Processes
+
+RANKS, LIMIT = range(2), 200.0
+N, BATCH, EPOCHS = 101, 10, 4  # the last minibatch of an epoch has one example for two processes
+ROW = ("loss", "nll", "kl", "free_energy", "train_error", "validation_error", "validation_nll")
+pytestmark = pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()),
+    reason="this torch has no gloo",
+)
+Results = list[dict[str, Any]]
+
+#: Estimator, backend, weight samples, prior, shared noise.
+STEPS: dict[str, tuple[Any, Any, int, Any, bool]] = {
+    f"{estimator}, {backend}, {samples}, {prior}{', shared' if shared else ''}": (
+        {
+            "sampling": bf.WeightSampling(),
+            "antithetic": bf.WeightSampling(antithetic=True),
+            "local": bf.LocalReparameterization(),
+            "flipout": bf.Flipout(),
+        }[estimator],
+        backend,
+        samples,
+        {"gaussian": bf.Gaussian(0.5), "mixture": bf.ScaleMixture(0.5, 1.0, 0.1)}[prior],
+        shared,
+    )
+    for estimator in ("sampling", "antithetic", "local", "flipout")
+    for backend in ("compiled", "closed-form", "autograd")
+    for samples in (1, 2)
+    for prior in ("gaussian", "mixture")
+    for shared in (False, True)
+    if (estimator, samples) != ("antithetic", 1)
+    and not (shared and (backend == "autograd" or estimator in ("local", "flipout")))
+    and not (prior == "mixture" and samples == 2 and estimator in ("local", "flipout"))
+}
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(N, 3, dtype=torch.float64, generator=generator)
+    return x, (x[:, 0] + 0.1 * x[:, 1] > 0).long()
+
+
+def new_bnn(**options: Any) -> bf.BayesianModule:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    return bf.BayesianModule(net, **{"init_std": 0.3, "seed": 11, **options})
+
+
+def parameters_of(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def stepped(
+    case: str, inputs: Tensor, targets: Tensor, share: Share | None, processes: Processes
+) -> tuple[Tensor, float]:
+    """What one step of SGD with rate 1 adds to mean and rho, and the nll of the step."""
+    estimator, backend, samples, prior, _ = STEPS[case]
+    # The likelihood's noise and a layer without noise are trained too.
+    bnn = new_bnn(estimator=estimator, prior=prior, exclude=("2.bias",))
+    elbo = bf.ELBO(bnn, num_data=N, num_samples=samples)
+    before = parameters_of(elbo)
+    made = make_backend(elbo, SGD(elbo.parameters(), lr=1.0), backend, processes=processes)
+    terms = made.step(inputs, targets, batch_index=0, share=share)
+    return parameters_of(elbo) - before, float(terms.nll)
+
+
+def fitted(name: str, **options: Any) -> tuple[bf.ELBO, History]:
+    """Train a network as one of FITS."""
+    bnn_options, loader, fit_options = FITS[name]
+    bnn = new_bnn(**bnn_options)
+    elbo = bf.ELBO(bnn, num_data=N)
+    x, y = data()
+    validation = TensorLoader(x[:50], y[:50], 7, shuffle=False)
+    history = bf.fit(
+        *(elbo, loader(), validation),
+        **{"epochs": EPOCHS, "lr": 0.02, "progress": False, **fit_options, **options},
+    )
+    return elbo, history
+
+
+def of_tensors() -> Any:
+    return TensorLoader(*data(), BATCH, seed=11)
+
+
+def of_dataset() -> Any:
+    return DataLoader(TensorDataset(*data()), BATCH, shuffle=True)
+
+
+#: Options of the network, loader, and options of ``fit``.
+FITS: dict[str, tuple[dict[str, Any], Callable[[], Any], dict[str, Any]]] = {
+    "point estimate": ({"posterior": bf.Delta, "init_std": None}, of_tensors, {}),
+    "DataLoader": ({"posterior": bf.Delta, "init_std": None}, of_dataset, {}),
+    "shared, compiled": ({}, of_tensors, {"shared_noise": True, "backend": "compiled"}),
+    "shared, closed-form": ({}, of_dataset, {"shared_noise": True, "backend": "closed-form"}),
+    "own, compiled": ({}, of_tensors, {"backend": "compiled"}),
+    "own, closed-form": ({}, of_tensors, {"backend": "closed-form"}),
+    "own, autograd": ({}, of_tensors, {"backend": "autograd"}),
+    "own, fused": ({}, of_tensors, {"optimizer": partial(torch.optim.AdamW, lr=0.02), "lr": None}),
+    "local": ({"estimator": bf.LocalReparameterization()}, of_tensors, {}),
+    "pruned": ({}, of_tensors, {"pruning": bf.PruningSchedule(0.5, 1, 2)}),
+}
+AS_ONE = [name for name in FITS if name.startswith(("point", "DataLoader", "shared"))]
+
+
+# --------------------------------------------------------------------------- in the two processes
+
+
+class At:
+    """A callback that does something after one step."""
+
+    def __init__(self, action: Callable[[], None], epoch: int, batch: int) -> None:
+        self.action, self.place = action, (epoch, batch)
+        self.notes: list[str] = []
+
+    def on_start(self, **_: Any) -> None: ...
+
+    def on_note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def on_step(self, *, epoch: int, batch: int) -> None:
+        self.last = (epoch, batch)
+        if (epoch, batch) == self.place:
+            self.action()
+
+    def on_epoch(self, row: Any) -> None: ...
+
+
+def measure_steps(rank: int) -> dict[str, Any]:
+    x, y = data()
+    found: dict[str, Any] = {}
+    for case, (*_, shared) in STEPS.items():
+        for size in (8, 9):
+            part = part_of(x[:size], y[:size], rank, 2)
+            step, nll = stepped(case, *part, Processes(shared_noise=shared))
+            found |= {f"{case}, {size}": step, f"{case}, {size}, nll": nll}
+    return found
+
+
+def measure_fits(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in FITS:
+        elbo, history = fitted(name)
+        found |= {name: parameters_of(elbo), f"{name}, rows": history}
+    return found
+
+
+def measure_interrupt(rank: int, folder: Path) -> dict[str, Any]:
+    """Ctrl-C in one process alone, in the middle of an epoch, then the rest."""
+
+    def ctrl_c() -> None:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    at, options = At(ctrl_c, 1, 3), {"checkpoint_dir": folder / "interrupted"}
+    try:
+        fitted("own, compiled", **options, callback=at)
+        raise AssertionError("the training was not interrupted")
+    except KeyboardInterrupt:
+        pass
+    distributed.barrier()
+    elbo, history = fitted("own, compiled", **options, resume=True)
+    return {
+        "interrupted": parameters_of(elbo),
+        "interrupted, rows": history,
+        "interrupted at": at.last,
+    }
+
+
+def measure_rest(rank: int, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    # Statistics of batch normalisation, and other initial values in each process.
+    torch.manual_seed(rank)
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 2))
+    bnn = bf.BayesianModule(net.double(), seed=11)
+    x, y = data()
+    loader = TensorLoader(x[:100], y[:100], 20, seed=11)
+    bf.fit(bf.ELBO(bnn, num_data=100), loader, epochs=2, progress=False)
+    found["normalised"] = parameters_of(bnn)
+    found["statistics"] = torch.cat([each.flatten().double() for each in bnn.net.buffers()])
+
+    class Draws(nn.Module):
+        seen: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            Draws.seen = torch.rand(3)
+            output: Tensor = self.linear(x)
+            return output
+
+    one = bf.BayesianModule(Draws(), seed=11)
+    bf.fit(bf.ELBO(one, num_data=N), of_tensors(), epochs=1, progress=False)
+    found["drawn by the network"] = Draws.seen
+    # A step of one's own.
+    elbo = bf.ELBO(new_bnn(), num_data=N)
+    step = bf.make_step(elbo, SGD(elbo.parameters(), lr=1.0))
+    part = slice(4 * rank, 4 * rank + 4)
+    before = parameters_of(elbo)
+    step(x[part], y[part])
+    found["own loop"] = parameters_of(elbo) - before
+    # Geometric weights, by DistributedDataParallel and by fit.
+    elbo = bf.ELBO(new_bnn(), num_data=8, kl_weighting="geometric", num_batches=3)
+    found["geometric"] = elbo(x[part], y[part], batch_index=1).kl_factor
+    # Resumed by another number of processes.
+    if rank == 0:
+        with mock.patch("bayesify.training.processes.process_count", return_value=1):
+            fitted("own, compiled", checkpoint_dir=folder / "alone", epochs=2)
+    distributed.barrier()
+    at = At(lambda: None, 0, 0)
+    elbo, history = fitted(
+        "own, compiled", checkpoint_dir=folder / "alone", resume=True, callback=at
+    )
+    found["resumed"] = parameters_of(elbo)
+    found["resumed, notes"], found["resumed, epochs"] = at.notes, len(history)
+    return found
+
+
+def measure_errors(rank: int, folder: Path) -> dict[str, Any]:
+    x, y = data()
+    found: dict[str, Any] = {}
+
+    def train(loader: Any = None, elbo: Any = None, **options: Any) -> None:
+        elbo = bf.ELBO(new_bnn(), num_data=N) if elbo is None else elbo
+        loader = of_tensors() if loader is None else loader
+        bf.fit(elbo, loader, **{"epochs": 1, "progress": False, **options})
+
+    dataset = TensorDataset(x, y)
+    images = bf.BayesianModule(nn.Linear(3, 2).double(), prior=bf.Gaussian(0.5), init_std=0.1)
+    lists = [((x[:4], torch.zeros(2)), y[:4])]
+    cases: dict[str, Callable[[], None]] = {
+        "sampler": lambda: train(DataLoader(dataset, 10, sampler=DistributedSampler(dataset))),
+        "order": lambda: train(TensorLoader(x, y, BATCH, seed=rank)),
+        "order of a DataLoader": lambda: train(
+            DataLoader(dataset, 10, sampler=range(rank, N + rank - 1))
+        ),
+        "epochs": lambda: train(epochs=1 + rank),
+        "seed": lambda: train(elbo=bf.ELBO(new_bnn(seed=rank), num_data=N)),
+        "shared, flipout": lambda: train(
+            elbo=bf.ELBO(new_bnn(estimator=bf.Flipout()), num_data=N), shared_noise=True
+        ),
+        "shared, autograd": lambda: train(backend="autograd", shared_noise=True),
+        "checkpoint": lambda: train(checkpoint_dir=folder / f"own-{rank}", epochs=2, resume=True),
+        "pac-bayes": lambda: train(elbo=PACBayesObjective(images, num_data=N)),
+        "replicas": lambda: void(bf.fit_replicas([bf.ELBO(new_bnn(), num_data=N)], of_tensors())),
+        "rows": lambda: train(lists, bf.ELBO(new_bnn(), num_data=4)),
+    }
+    if rank == 0:
+        with mock.patch("bayesify.training.processes.process_count", return_value=1):
+            train(checkpoint_dir=folder / "own-0")
+    distributed.barrier()
+    for name, case in cases.items():
+        try:
+            case()
+            found[f"error, {name}"] = "nothing was raised"
+        except (ValueError, TypeError) as error:
+            found[f"error, {name}"] = f"{type(error).__name__}: {error}"
+    # NaN in the part of one process only.
+    elbo = bf.ELBO(new_bnn(), num_data=N)
+    before = parameters_of(elbo)
+    optimizer = SGD(elbo.parameters(), lr=1.0)
+    for backend in ("compiled", "closed-form", "autograd"):
+        made = make_backend(elbo, optimizer, backend)  # type: ignore[arg-type]
+        inputs = x[:4] if rank == 0 else x[:4] * torch.nan
+        try:
+            made.step(inputs, y[:4], batch_index=0)
+        except NonFiniteLossError as error:
+            found[f"error, nan, {backend}"] = str(error)
+    found["after nan"] = parameters_of(elbo) - before
+    return found
+
+
+def void(_: object) -> None: ...
+
+
+def main(rank: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    with together(rank, folder, LIMIT / 2):
+        found = measure_steps(rank) | measure_fits(rank) | measure_interrupt(rank, folder)
+        found |= measure_rest(rank, folder) | measure_errors(rank, folder)
+        tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        rest = {name: value for name, value in found.items() if name not in tensors}
+        save_file(tensors, folder / f"{rank}.safetensors")
+        (folder / f"{rank}.json").write_text(json.dumps(rest))
+
+
+# --------------------------------------------------------------------------------------- the tests
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What rank 0 and rank 1 measured."""
+    folder = tmp_path_factory.mktemp("ranks")
+    run_ranks(lambda rank: [sys.executable, __file__, str(rank), str(folder)], LIMIT)
+    return [
+        {
+            **load_file(folder / f"{rank}.safetensors"),
+            **json.loads((folder / f"{rank}.json").read_text()),
+        }
+        for rank in RANKS
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield
+
+
+def near(value: float | None, expected: float | None, limit: float) -> bool:
+    if value is None or expected is None:
+        return value is expected
+    return abs(value - expected) <= limit * max(1.0, abs(expected))
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+def as_rank(case: str, size: int, rank: int, noise_of: int) -> tuple[Tensor, float]:
+    """A rank's step in a process that is alone, with the noise of a rank."""
+    x, y = data()
+    inputs, targets, _ = part_of(x[:size], y[:size], rank, 2)
+    with (
+        mock.patch("bayesify.training.processes.process_rank", return_value=noise_of),
+        mock.patch("bayesify.training.elbo.process_rank", return_value=noise_of),
+    ):
+        return stepped(case, inputs, targets, None, Processes(shared_noise=STEPS[case][-1]))
+
+
+def in_one_process(case: str, size: int, noise_of: tuple[int, int]) -> tuple[Tensor, float]:
+    """The mean of the two ranks' steps, weighted by their examples."""
+    found = [as_rank(case, size, rank, noise_of[rank]) for rank in RANKS]
+    weights = [size // 2 / size, 1.0 - size // 2 / size]
+    (one, nll), (other, other_nll) = found
+    return weights[0] * one + weights[1] * other, weights[0] * nll + weights[1] * other_nll
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_a_step_is_the_mean_of_the_ranks_steps(case: str, results: Results) -> None:
+    estimated = "mixture" in case
+    for size in (8,) if estimated else (8, 9):  # an estimated KL counts each rank's alike
+        expected, nll = in_one_process(case, size, (0, 1))
+        for result in results:
+            assert distance(result[f"{case}, {size}"], expected) < 1e-12
+            assert abs(result[f"{case}, {size}, nll"] - nll) < 1e-12
+    assert torch.equal(results[0][f"{case}, 9"], results[1][f"{case}, 9"])
+    # The same check catches noise that all ranks have in common, and a rank without any.
+    fault = in_one_process(case, 8, (0, 0))[0]
+    caught = distance(results[0][f"{case}, 8"], fault)
+    assert caught < 1e-12 if "shared" in case else caught > 1e-4
+
+
+@pytest.mark.parametrize("name", AS_ONE)
+def test_without_noise_of_their_own_two_processes_are_one(name: str, results: Results) -> None:
+    if name == "DataLoader" or name.endswith("closed-form"):
+        torch.manual_seed(5)  # which the order must not depend on
+    elbo, history = fitted(name, **({"shared_noise": False} if "shared" in name else {}))
+    for result in results:
+        assert distance(result[name], parameters_of(elbo)) < 1e-10
+        for row, expected in zip(result[f"{name}, rows"], history, strict=True):
+            for column in ROW:
+                assert near(row[column], expected[column], 1e-9), column
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_the_processes_end_with_the_same_weights_and_history(name: str, results: Results) -> None:
+    zero, one = results
+    assert torch.equal(zero[name], one[name])
+    rows = [
+        [{k: v for k, v in row.items() if "second" not in k} for row in result[f"{name}, rows"]]
+        for result in results
+    ]
+    assert rows[0] == rows[1]
+    assert zero[f"{name}, rows"][-1]["train_error"] < 40.0
+    if name.startswith("own"):
+        alone = parameters_of(fitted(name)[0])
+        assert distance(zero[name], alone) > 1e-3, "the second rank's noise is missing"
+
+
+def test_ctrl_c_in_one_process_stops_both_and_the_rest_is_the_same(results: Results) -> None:
+    for result in results:
+        assert torch.equal(result["interrupted"], result["own, compiled"])
+        rows = result["interrupted, rows"], result["own, compiled, rows"]
+        for row, expected in zip(*rows, strict=True):
+            for column in set(row) - {"seconds", "data_per_second"}:
+                assert near(row[column], expected[column], 1e-12)
+    assert results[0]["interrupted at"] == results[1]["interrupted at"]
+
+
+def test_statistics_are_averaged_and_dropout_differs(results: Results) -> None:
+    zero, one = results
+    assert torch.equal(zero["normalised"], one["normalised"])
+    assert torch.equal(zero["statistics"], one["statistics"])
+    assert distance(zero["drawn by the network"], one["drawn by the network"]) > 0.01
+
+
+def test_a_step_of_ones_own_loop_adds_up_the_gradients(results: Results) -> None:
+    expected, _ = in_one_process_of_loop()
+    for result in results:
+        assert distance(result["own loop"], expected) < 1e-12
+
+
+def in_one_process_of_loop() -> tuple[Tensor, float]:
+    x, y = data()
+    steps = []
+    for rank in RANKS:
+        elbo = bf.ELBO(new_bnn(), num_data=N)
+        with mock.patch("bayesify.training.processes.process_rank", return_value=rank):
+            made = make_backend(elbo, SGD(elbo.parameters(), lr=1.0), processes=Processes())
+        before = parameters_of(elbo)
+        made.step(x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4], batch_index=0)
+        steps.append(parameters_of(elbo) - before)
+    return (steps[0] + steps[1]) / 2, 0.0
+
+
+def test_geometric_weights_count_the_examples_of_all(results: Results) -> None:
+    x, y = data()
+    elbo = bf.ELBO(new_bnn(), num_data=8, kl_weighting="geometric", num_batches=3)
+    whole = elbo(x[:8], y[:8], batch_index=1).kl_factor
+    for result in results:
+        assert result["geometric"] == pytest.approx(whole, rel=1e-12)
+
+
+def test_another_number_of_processes_may_resume(results: Results) -> None:
+    zero, one = results
+    assert torch.equal(zero["resumed"], one["resumed"])
+    assert zero["resumed, epochs"] == EPOCHS
+    assert any("resumed by 2 processes instead of 1" in note for note in zero["resumed, notes"])
+    assert not any("resumed by" in note for note in one["resumed, notes"])
+
+
+ERRORS = {
+    "sampler": "ValueError: fit divides each minibatch among the processes, but the loader's Dist",
+    "order": "ValueError: the order of the data must be the same in all processes",
+    "order of a DataLoader": "ValueError: the order of the data must be the same",
+    "epochs": "ValueError: the number of epochs must be the same in all processes, got 1 in proc",
+    "seed": "ValueError: the seed must be the same in all processes, got 0 in process 0, 1 in pr",
+    "shared, flipout": "ValueError: shared_noise needs weight sampling by the compiled or closed",
+    "shared, autograd": "ValueError: shared_noise needs weight sampling",
+    "checkpoint": "ValueError: the position must be the same in all processes, got epoch 1, mini",
+    "pac-bayes": "ValueError: PACBayesObjective carries values from minibatch to minibatch",
+    "replicas": "ValueError: fit_replicas trains in one process, but torch.distributed has 2",
+    "rows": "ValueError: to divide a minibatch among processes, every tensor of the inputs must h",
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_every_process_gets_the_error(name: str, results: Results) -> None:
+    for result in results:
+        assert result[f"error, {name}"].startswith(ERRORS[name]), result[f"error, {name}"]
+
+
+@pytest.mark.parametrize("backend", ["compiled", "closed-form", "autograd"])
+def test_nan_in_one_process_is_seen_by_both(backend: str, results: Results) -> None:
+    for result in results:
+        assert "step" in result[f"error, nan, {backend}"]
+        assert float(result["after nan"].abs().max()) == 0.0
+
+
+def test_parts_are_of_nearly_equal_sizes_and_make_up_the_minibatch() -> None:
+    for whole in range(1, 20):
+        for count in range(1, 6):
+            x = torch.arange(whole)
+            parts = [part_of({"x": x, "none": None}, x, rank, count) for rank in range(count)]
+            sizes = [round(share.weight * whole) for _, _, share in parts]
+            assert sum(sizes) == whole
+            assert max(sizes) - min(sizes) <= 1
+            rows = [t.tolist() for _, t, share in parts if share.weight > 0.0]
+            assert [row for part in rows for row in part] == x.tolist()
+            assert all(len(targets) >= 1 for _, targets, _ in parts)
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Random inputs, as augmentation makes them; the target is the index."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        drawn = [float(torch.rand(())), random.random(), float(np.random.random())]  # noqa: NPY002
+        return torch.tensor(drawn), torch.tensor(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_each_process_loads_its_part_with_augmentation_of_its_own(workers: int) -> None:
+    parts = []
+    for rank in RANKS:
+        processes = Processes()
+        processes.rank, processes.count = rank, 2
+        loader = DataLoader(Augmented(), 4, shuffle=True, num_workers=workers)
+        division = Division(loader, processes)
+        assert division.is_loaded_in_parts
+        torch.manual_seed(rank)
+        with closing(
+            minibatches(division.loader, seed=3, epoch=0, skip=0, rank=rank, fetch_rank=rank)
+        ) as epoch:
+            parts.append([pair for _, pair in epoch])
+    targets = [[y.tolist() for _, y in part] for part in parts]
+    assert sorted(i for part in targets for each in part for i in each) == list(range(10))
+    zero, one = (torch.cat([x for x, _ in part[1:]]) for part in parts)
+    sources = range(3) if workers else range(1)  # Python's and NumPy's are not fit's to seed
+    for source in sources:
+        assert not torch.isclose(zero[:, source], one[:, source]).any()
+
+
+def test_nothing_hangs_when_a_process_fails() -> None:
+    programs = ["import time; time.sleep(60)", "raise RuntimeError('planted')"]
+    started = time.monotonic()
+    with pytest.raises(AssertionError, match="planted"):
+        run_ranks(lambda rank: [sys.executable, "-c", programs[rank]], limit=50)
+    assert time.monotonic() - started < 40
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
