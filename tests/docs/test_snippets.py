@@ -76,6 +76,7 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/likelihoods.md": dict,
     "docs/objective.md": lambda: classification(Parts()),
     "docs/referee.md": dict,
+    "docs/several-processes.md": lambda: classification(nn.Linear(4, 3)),
     "docs/pruning.md": lambda: classification(pruned_net()),
     "docs/prediction.md": lambda: classification(Parts()),
     "docs/backends.md": backends,

@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.ranks import run_ranks, together
 from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
@@ -284,6 +285,7 @@ def measure_errors(rank: int, folder: Path) -> dict[str, Any]:
         "pac-bayes": lambda: train(elbo=PACBayesObjective(images, num_data=N)),
         "replicas": lambda: void(bf.fit_replicas([bf.ELBO(new_bnn(), num_data=N)], of_tensors())),
         "rows": lambda: train(lists, bf.ELBO(new_bnn(), num_data=4)),
+        "sharded": lambda: train(elbo=fully_shard(bf.ELBO(new_bnn(), num_data=N))),
     }
     if rank == 0:
         with mock.patch("bayesify.training.processes.process_count", return_value=1):
@@ -482,6 +484,7 @@ ERRORS = {
     "checkpoint": "ValueError: the position must be the same in all processes, got epoch 1, mini",
     "pac-bayes": "ValueError: PACBayesObjective carries values from minibatch to minibatch",
     "replicas": "ValueError: fit_replicas trains in one process, but torch.distributed has 2",
+    "sharded": "ValueError: each process must hold whole parameters, but bnn.posterior.mean is sh",
     "rows": "ValueError: to divide a minibatch among processes, every tensor of the inputs must h",
 }
 
@@ -550,6 +553,8 @@ def test_nothing_hangs_when_a_process_fails() -> None:
     started = time.monotonic()
     with pytest.raises(AssertionError, match="planted"):
         run_ranks(lambda rank: [sys.executable, "-c", programs[rank]], limit=50)
+    with pytest.raises(AssertionError, match="ended with"):
+        run_ranks(lambda _: [sys.executable, "-c", programs[0]], limit=0.2)
     assert time.monotonic() - started < 40
 
 

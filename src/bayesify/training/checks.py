@@ -101,6 +101,13 @@ def check_can_divide(elbo: ELBO) -> None:
             f"{type(elbo).__name__} carries values from minibatch to minibatch, which would differ "
             "between processes; train in one process"
         )
+    sharded = [name for name, each in elbo.named_parameters() if hasattr(each, "device_mesh")]
+    if sharded:
+        raise ValueError(
+            f"each process must hold whole parameters, but {sharded[0]} is sharded; leave "
+            "fully_shard out, or use a loop of your own, where it works, see "
+            "docs/several-processes.md"
+        )
 
 
 def check_parameters(elbo: ELBO, epoch: int, path: Path | None) -> None:

@@ -13,6 +13,7 @@ from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.backends import BackendName, make_backend
 from bayesify.training.checks import check_can_divide
 from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.processes import Processes
 
 __all__ = ["Step", "make_step"]
 
@@ -48,7 +49,13 @@ class Step(Protocol):
         """
 
 
-def make_step(elbo: ELBO, optimizer: Optimizer, *, backend: BackendName = "auto") -> Step:
+def make_step(
+    elbo: ELBO,
+    optimizer: Optimizer,
+    *,
+    backend: BackendName = "auto",
+    shared_noise: bool = False,
+) -> Step:
     """Return the step that ``fit`` makes, for a loop of one's own.
 
     It replaces ``zero_grad``, the objective, ``backward`` and ``optimizer.step``, and reads and
@@ -62,6 +69,7 @@ def make_step(elbo: ELBO, optimizer: Optimizer, *, backend: BackendName = "auto"
         elbo: the objective.
         optimizer: of its parameters.
         backend: see ``fit``.
+        shared_noise: see ``fit``.
 
     Raises:
         ValueError: ``backend`` is unknown, or does not support this objective and optimiser; or
@@ -78,7 +86,8 @@ def make_step(elbo: ELBO, optimizer: Optimizer, *, backend: BackendName = "auto"
         True
     """
     check_can_divide(elbo)
-    made = make_backend(elbo, optimizer, backend)
+    processes = Processes(shared_noise=shared_noise)
+    made = make_backend(elbo, optimizer, backend, processes=processes)
 
     def step(
         inputs: Inputs,

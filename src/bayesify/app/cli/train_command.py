@@ -246,6 +246,7 @@ def train(
     if tune_storage is not None and seconds is None:
         raise ConfigError("tune-storage would do nothing without --tune; leave it out")
     launch = requested_launch(devices, nodes)
+    _check_processes(launch, tuned=seconds is not None, shared_noise=shared_noise)
     is_first = launch is None or launch.is_first
     resume = resume or (launch is not None and was_restarted())
     console = Console(stderr=True, quiet=not is_first)
@@ -259,7 +260,8 @@ def train(
         tuned=seconds is not None,
         is_shared=tune_storage is not None,
     )
-    _check_launch(launch, run.config, data, tuned=seconds is not None, shared_noise=shared_noise)
+    if launch is not None:
+        _check_can_divide(run.config, data)
     use_threads(run)
     if seconds is not None and is_new:
         run = _tuned(console, run, data, settings, seconds, tune, tune_storage)
@@ -570,24 +572,26 @@ def _write_stream(console: Console, run: Run, stream: EncodedRows) -> None:
         write_stream(Path(run.config.dataset), run.table, stream, on_rows=progress)
 
 
-def _check_launch(
-    launch: Launch | None, config: RunConfig, data: RunData, *, tuned: bool, shared_noise: bool
-) -> None:
-    """Raise ConfigError for what several processes cannot do."""
-    if launch is None:
-        if shared_noise:
-            raise ConfigError("shared-noise would do nothing in one process; leave it out")
-        return
-    several = "leave --devices and --nodes out, or start it without torchrun"
-    if tuned:
+_ALONE = "leave --devices and --nodes out, or start it without torchrun"
+
+
+def _check_processes(launch: Launch | None, *, tuned: bool, shared_noise: bool) -> None:
+    """Raise ConfigError for options that do nothing, or that several processes cannot do."""
+    if launch is None and shared_noise:
+        raise ConfigError("shared-noise would do nothing in one process; leave it out")
+    if launch is not None and tuned:
         raise ConfigError(
             "a search trains its trials in one process each; give several processes the same "
-            f"--tune-storage instead, and {several}"
+            f"--tune-storage instead, and {_ALONE}"
         )
+
+
+def _check_can_divide(config: RunConfig, data: RunData) -> None:
+    """Raise ConfigError for a run that several processes cannot train together."""
     if isinstance(data, TableData) and data.stream is not None:
-        raise ConfigError(f"a streamed table is trained on in one process; {several}")
+        raise ConfigError(f"a streamed table is trained on in one process; {_ALONE}")
     if config.objective != "elbo":
-        raise ConfigError(f"objective {config.objective} is trained in one process; {several}")
+        raise ConfigError(f"objective {config.objective} is trained in one process; {_ALONE}")
 
 
 def _announcement(run: Run, bnn: BayesianModule, data: RunData, launch: Launch | None) -> str:

@@ -1,0 +1,210 @@
+"""``bayesify train`` in several processes: errors, and real ones that are stopped or killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.app.cli.test_cli import bayesify, read_json
+from tests.app.cli.test_errors import check_refused
+
+from bayesify.app.launch import Launch, requested_launch
+from bayesify.io import read_tensors
+
+TRAIN = ["train", "mnist", "--limit", "1500", "--hidden", "30,30", "--batch-size", "64"]
+#: With it a run lasts long enough to be stopped in the middle.
+LONG = [*TRAIN, "--epochs", "25", "--test-samples", "2"]
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "RANK": "2"}
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--devices", "0"], "devices must be at least 1, got 0"),
+        (["--nodes", "-1"], "nodes must be at least 1, got -1"),
+        (["--nodes", "2"], "nodes 2 needs MASTER_ADDR, MASTER_PORT, NODE_RANK in the environment"),
+        (["--shared-noise"], "shared-noise would do nothing in one process; leave it out"),
+        (["--devices", "2", "--objective", "f-quad"], "objective f-quad is trained in one process"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(
+    options: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    out = tmp_path / "run"
+    check_refused(bayesify(*TRAIN, "--out", out, *options), expected)
+    assert not out.exists()
+
+
+def test_tables_that_are_searched_or_streamed_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n" + "".join(f"{n % 11},{n % 7}\n" for n in range(60)))
+    train = ["train", path, "--target", "y", "--out", tmp_path / "run", "--devices", "2"]
+    check_refused(
+        bayesify(*train, "--tune", "5s"), "give several processes the same --tune-storage"
+    )
+    streamed = bayesify(*train, "--max-memory", "2GB")
+    assert streamed.code == 2
+    assert "a streamed table is trained on in one process" in streamed.err
+
+
+def test_torchrun_decides_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    launch = requested_launch(None, 2)
+    assert launch == Launch(2, 2, by_torchrun=True)
+    assert (launch.count, launch.is_first, launch.command) == (4, False, "")
+    with pytest.raises(ValueError, match="torchrun has started 4 processes on 2 nodes, got dev"):
+        requested_launch(3, None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="every node must have as many processes, got 3 here"):
+        requested_launch(None, None)
+
+
+def test_a_launch_knows_its_options_and_the_first_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert not Launch(2, 1, by_torchrun=False).is_first
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert Launch(2, 3, by_torchrun=False).is_first
+    assert Launch(2, 3, by_torchrun=False).command == " --devices 2 --nodes 3"
+    assert Launch(2, 1, by_torchrun=False).command == " --devices 2"
+
+
+# ---------------------------------------------------------------------------------- real processes
+
+
+def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bayesify", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+def torchrun(*words: object, restarts: int = 0) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", "2", "--max-restarts", str(restarts), "-m", "bayesify"]
+    return [*launcher, *map(str, words)]
+
+
+@contextmanager
+def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command in a group of its own; kill the group at the end."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            for pid in (process.pid, *children_of(process.pid)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def children_of(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(each) for each in found.stdout.split()]
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + 200
+    while not condition():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.02)
+
+
+def epochs_of(out: Path) -> int:
+    path = out / "history.csv"
+    return len(path.read_text().splitlines()) - 1 if path.exists() else 0
+
+
+def weights_of(out: Path) -> dict[str, torch.Tensor]:
+    return read_tensors(out / "checkpoint.safetensors")[0]
+
+
+def check_same_weights(one: Path, other: Path) -> None:
+    found, expected = weights_of(one), weights_of(other)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run by two processes that nothing disturbed."""
+    out = tmp_path_factory.mktemp("devices") / "whole"
+    done = run(*LONG, "--out", out, "--devices", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == read_json(out / "metrics.json")
+    assert done.stderr.count("epoch     loss") == 1
+    assert "what 2 processes wait for each other" in done.stderr
+    return out
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_run(whole: Path, tmp_path: Path) -> None:
+    assert read_json(whole / "config.json")["processes"] == 2
+    assert epochs_of(whole) == 25
+    error = read_json(whole / "metrics.json")["test"]["error_predictive"]
+    alone = tmp_path / "alone"
+    assert run(*LONG, "--out", alone).returncode == 0
+    assert read_json(alone / "config.json")["processes"] == 1
+    # The same minibatches and objective, other noise.
+    one = read_json(alone / "metrics.json")["test"]["error_predictive"]
+    assert abs(error - one) < 2.0
+    assert not torch.equal(weights_of(whole)["posterior.mean"], weights_of(alone)["posterior.mean"])
+    shown = run("evaluate", whole, "--json")
+    assert json.loads(shown.stdout)["test"]["error_predictive"] == error
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_started_again_by_torchrun(whole: Path, tmp_path: Path) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    with started(torchrun(*LONG, "--out", out, restarts=2), log) as agent:
+        wait_until(lambda: epochs_of(out) >= 3, agent, log)
+        os.kill(max(children_of(agent.pid)), signal.SIGKILL)
+        assert agent.wait(timeout=250) == 0, log.read_text()
+    assert "resuming after epoch" in log.read_text()
+    assert (out / "report.html").exists()
+    check_same_weights(out, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 1])
+def test_ctrl_c_stops_both_and_other_numbers_may_resume(
+    number: int, whole: Path, tmp_path: Path
+) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    command = [sys.executable, "-m", "bayesify", *LONG, "--out", str(out), "--devices", "2"]
+    with started(command, log) as first:
+        wait_until(lambda: epochs_of(out) >= 3, first, log)
+        os.killpg(first.pid, signal.SIGINT)  # as a terminal sends it
+        assert first.wait(timeout=100) == 130, log.read_text()
+    text = log.read_text()
+    assert "Traceback" not in text
+    words = shlex.split(re.findall(r"^stopped; resume with: (.*)$", text, re.MULTILINE)[0])
+    assert words[-3:] == ["--devices", "2", "--resume"]
+    done = run(*(words[1:] if number == 2 else [*words[1:-3], "--resume"]))
+    assert done.returncode == 0, done.stderr
+    note = "resumed by 1 process instead of 2: the minibatches and the objective are the same"
+    assert (note in done.stderr) == (number == 1)
+    if number == 2:
+        check_same_weights(out, whole)
+    else:
+        assert epochs_of(out) == 25
