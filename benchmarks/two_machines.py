@@ -383,7 +383,7 @@ def table() -> str:
         lines += [
             f"A network 2x{_HIDDEN} for MNIST, {rows[0]['weights']:,} weights, Adam, minibatches "
             f"of {_BATCH} for all processes together, one thread each, "
-            f"{stored['exchange']['hardware']['cpu']}:",
+            f"{stored['exchange']['hardware']}:",
             "",
             "| | 1 process, ms a step | 2 processes, ms a step | MB sent a step by each |",
             "|---|---|---|---|",
@@ -451,6 +451,7 @@ def main() -> None:
                 print(row, flush=True)
                 rows.append(row)
         document = records.resumed("two-machines", part, config)
+        document["seed"] = 0  # the first one of training
         records.store_rows(document, rows, time.perf_counter() - begun)
 
 
