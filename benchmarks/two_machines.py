@@ -385,15 +385,16 @@ def table() -> str:
             f"of {_BATCH} for all processes together, one thread each, "
             f"{stored['exchange']['hardware']}:",
             "",
-            "| | 1 process, ms a step | 2 processes, ms a step | MB sent a step by each |",
-            "|---|---|---|---|",
+            "| | 1 process, ms a step | 2 processes, ms a step | MB sent a step by each | "
+            "in vectors of the weights |",
+            "|---|---|---|---|---|",
         ]
         for mode, name in words.items():
             one, two = steps.get((mode, 1)), steps[mode, 2]
-            alone = "" if one is None else f"{one['ms']:.2f}"
-            sent = two["bytes_sent"] / 1e6
-            lines.append(f"| {name} | {alone} | {two['ms']:.2f} | {sent:.2f} |")
-        lines += [""]
+            alone = "" if one is None else f"{one['ms']:.1f}"
+            sent, vectors = two["bytes_sent"] / 1e6, two["bytes_sent"] / (4 * two["weights"])
+            lines.append(f"| {name} | {alone} | {two['ms']:.1f} | {sent:.2f} | {vectors:.2f} |")
+        lines += ["", *on_paper(steps), ""]
         ratio = next(row for row in rows if "variance_ratio_mean" in row)
         lines += [
             "Variance of the gradients under shared noise with two processes, as a multiple of "
@@ -416,6 +417,24 @@ def table() -> str:
             "",
         ]
     return "\n".join(lines).strip()
+
+
+def on_paper(steps: dict[tuple[str, int], dict[str, Any]]) -> list[str]:
+    """What 64 processes would exchange, by the count of a ring and the measured bytes of two."""
+    rank_count, weights, rate = 64, 100_000_000, 25e9
+    parts = []
+    for mode, name in (("own", "own noise"), ("shared", "shared noise")):
+        two = steps[mode, 2]
+        # A ring sends 2 (R - 1) / R vectors: 1 for two processes.
+        vectors = two["bytes_sent"] / (4 * two["weights"]) * 2 * (rank_count - 1) / rank_count
+        sent = vectors * 4 * weights
+        parts.append(f"{sent / 1e6:,.0f} MB with {name}, {1e3 * sent / rate:.0f} ms")
+    return [
+        "On paper: in a ring of R processes each sends 2 (R - 1) / R times a vector. Of "
+        f"{weights:,} weights each of {rank_count} GPUs would send {' or '.join(parts)} at "
+        f"{rate / 1e9:.0f} GB a second, after each backward pass. Whether that is much depends on "
+        "the pass, which was not measured on GPUs. The update needs no exchange."
+    ]
 
 
 PARTS: dict[str, Callable[[Path, argparse.Namespace], Iterator[dict[str, Any]]]] = {

@@ -1,4 +1,4 @@
-"""Several processes for one run: start them by Lightning Fabric, or join torchrun's."""
+"""The device of a run, and its processes: start them by Lightning Fabric, or join torchrun's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import distributed
 
 from bayesify.app.runs.declarations import ConfigError
 
-__all__ = ["Launch", "requested_launch", "was_restarted"]
+__all__ = ["Launch", "requested_device", "requested_launch", "was_restarted"]
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,13 @@ class Launch:
         devices: processes on each node.
         nodes: machines.
         by_torchrun: whether torchrun started them; else they are started by :meth:`joined`.
+        device: ``"cpu"``, or ``"cuda"`` for a GPU of its own for each process.
     """
 
     devices: int
     nodes: int
     by_torchrun: bool
+    device: str = "cpu"
 
     @property
     def is_first(self) -> bool:
@@ -49,23 +52,59 @@ class Launch:
         return f" --devices {self.devices}{nodes}"
 
     @contextmanager
-    def joined(self) -> Iterator[None]:
-        """Start the other processes of this node, and connect all until the context ends."""
+    def joined(self) -> Iterator[torch.device]:
+        """Start the other processes of this node, and connect all until the context ends.
+
+        Yields the device of this process.
+        """
         from lightning.fabric import Fabric
 
         for name in ("lightning.fabric", "lightning.pytorch"):  # which it loads too
             logging.getLogger(name).setLevel(logging.WARNING)
-        Fabric(
-            accelerator="cpu", strategy="ddp", devices=self.devices, num_nodes=self.nodes
-        ).launch()
+        fabric = Fabric(
+            accelerator=self.device, strategy="ddp", devices=self.devices, num_nodes=self.nodes
+        )
+        fabric.launch()
         try:
-            yield
+            yield fabric.device
         finally:
             distributed.destroy_process_group()
 
 
-def requested_launch(devices: int | None, nodes: int | None) -> Launch | None:
+def requested_device(name: str) -> str:
+    """Return ``"cpu"`` or ``"cuda"`` for the name of a device.
+
+    Args:
+        name: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU where there is one.
+
+    Raises:
+        ConfigError: the name is another, or there is no GPU.
+
+    Example:
+        >>> requested_device("gpu")
+        Traceback (most recent call last):
+        bayesify.app.runs.declarations.ConfigError: device must be auto, cpu or cuda, got 'gpu'
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        build = f"torch {torch.__version__}"
+        found = f"{build} finds none" if torch.version.cuda else f"{build} is a build for CPUs"
+        raise ConfigError(
+            f"device cuda needs a GPU, but {found}; leave --device out, or install a build for "
+            "your GPU as the README says"
+        )
+    return "cuda" if has_gpu and name != "cpu" else "cpu"
+
+
+def requested_launch(devices: int | None, nodes: int | None, device: str = "cpu") -> Launch | None:
     """Return what the options or torchrun ask for, or None for one process.
+
+    Args:
+        devices: processes on each node; None is not given.
+        nodes: machines; None is not given.
+        device: ``"cpu"`` or ``"cuda"``.
 
     Raises:
         ConfigError: an option is out of range, contradicts torchrun, or lacks what it needs.
@@ -82,7 +121,7 @@ def requested_launch(devices: int | None, nodes: int | None) -> Launch | None:
             raise ConfigError(f"{name} must be at least 1, got {value}")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         here, whole = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-        found = Launch(here, whole // here, by_torchrun=True)
+        found = Launch(here, whole // here, by_torchrun=True, device=device)
         for name, value in (("devices", devices), ("nodes", nodes)):
             if value is not None and value != getattr(found, name):
                 raise ConfigError(
@@ -95,7 +134,7 @@ def requested_launch(devices: int | None, nodes: int | None) -> Launch | None:
                 "torchrun the same --nproc-per-node on each"
             )
     else:
-        found = Launch(devices or 1, nodes or 1, by_torchrun=False)
+        found = Launch(devices or 1, nodes or 1, by_torchrun=False, device=device)
         missing = [n for n in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if n not in os.environ]
         if found.nodes > 1 and missing:
             raise ConfigError(
@@ -105,6 +144,8 @@ def requested_launch(devices: int | None, nodes: int | None) -> Launch | None:
             )
     if found.count == 1:
         return None
+    if device == "cuda" and found.devices > (gpus := torch.cuda.device_count()):
+        raise ConfigError(f"devices must be at most the {gpus} GPUs here, got {found.devices}")
     try:
         import lightning.fabric  # noqa: F401
     except ImportError as error:

@@ -20,7 +20,7 @@ import torch
 from tests.app.cli.test_cli import bayesify, read_json
 from tests.app.cli.test_errors import check_refused
 
-from bayesify.app.launch import Launch, requested_launch
+from bayesify.app.launch import Launch, requested_device, requested_launch
 from bayesify.io import read_tensors
 
 TRAIN = ["train", "mnist", "--limit", "1500", "--hidden", "30,30", "--batch-size", "64"]
@@ -38,6 +38,7 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "
         (["--devices", "0"], "devices must be at least 1, got 0"),
         (["--nodes", "-1"], "nodes must be at least 1, got -1"),
         (["--nodes", "2"], "nodes 2 needs MASTER_ADDR, MASTER_PORT, NODE_RANK in the environment"),
+        (["--device", "gpu"], "device must be auto, cpu or cuda, got 'gpu'"),
         (["--shared-noise"], "shared-noise would do nothing in one process; leave it out"),
         (["--devices", "2", "--objective", "f-quad"], "objective f-quad is trained in one process"),
     ],
@@ -50,6 +51,19 @@ def test_what_several_processes_cannot_do_is_refused(
     out = tmp_path / "run"
     check_refused(bayesify(*TRAIN, "--out", out, *options), expected)
     assert not out.exists()
+
+
+def test_a_gpu_is_needed_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert [requested_device(name) for name in ("auto", "cpu")] == ["cpu", "cpu"]
+    with pytest.raises(ValueError, match=r"device cuda needs a GPU, but torch .* (build|finds)"):
+        requested_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [requested_device(name) for name in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]
+    assert requested_launch(2, None, "cuda") == Launch(2, 1, by_torchrun=False, device="cuda")
+    with pytest.raises(ValueError, match="devices must be at most the 2 GPUs here, got 3"):
+        requested_launch(3, None, "cuda")
 
 
 def test_tables_that_are_searched_or_streamed_are_refused(tmp_path: Path) -> None:
@@ -159,7 +173,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_two_processes_train_one_run(whole: Path, tmp_path: Path) -> None:
-    assert read_json(whole / "config.json")["processes"] == 2
+    config = read_json(whole / "config.json")
+    assert (config["processes"], config["device"]) == (2, "cpu")
     assert epochs_of(whole) == 25
     error = read_json(whole / "metrics.json")["test"]["error_predictive"]
     alone = tmp_path / "alone"

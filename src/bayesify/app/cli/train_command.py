@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
+import torch
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -25,7 +26,12 @@ from bayesify.app.cli.formatting import (
 )
 from bayesify.app.cli.results_commands import read_data
 from bayesify.app.cli.row_progress import RowProgress
-from bayesify.app.launch import Launch, requested_launch, was_restarted
+from bayesify.app.launch import (
+    Launch,
+    requested_device,
+    requested_launch,
+    was_restarted,
+)
 from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
@@ -177,13 +183,21 @@ def train(
             rich_help_panel="Tables",
         ),
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Where the network is trained: cpu, cuda, or auto for a GPU where there is one. "
+            "Everything else runs on the CPU.",
+            rich_help_panel="Devices",
+        ),
+    ] = "cpu",
     devices: Annotated[
         int | None,
         typer.Option(
             help="Processes on each machine that train together, each with its part of every "
-            r"minibatch. \[default: 1, or those of torchrun]",
+            r"minibatch; with --device cuda on a GPU each. \[default: 1, or those of torchrun]",
             show_default=False,
-            rich_help_panel="Several processes",
+            rich_help_panel="Devices",
         ),
     ] = None,
     nodes: Annotated[
@@ -192,7 +206,7 @@ def train(
             help="Machines, with the same command on each and MASTER_ADDR, MASTER_PORT and "
             r"NODE_RANK in the environment. \[default: 1, or those of torchrun]",
             show_default=False,
-            rich_help_panel="Several processes",
+            rich_help_panel="Devices",
         ),
     ] = None,
     shared_noise: Annotated[
@@ -201,7 +215,7 @@ def train(
             "--shared-noise",
             help="With several processes: draw the same weights in each, which halves what they "
             "exchange and makes the gradients vary more.",
-            rich_help_panel="Several processes",
+            rich_help_panel="Devices",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -245,7 +259,8 @@ def train(
         settings["hidden"] = _widths(settings["hidden"])
     if tune_storage is not None and seconds is None:
         raise ConfigError("tune-storage would do nothing without --tune; leave it out")
-    launch = requested_launch(devices, nodes)
+    device = requested_device(device)
+    launch = requested_launch(devices, nodes, device)
     _check_processes(launch, tuned=seconds is not None, shared_noise=shared_noise)
     is_first = launch is None or launch.is_first
     resume = resume or (launch is not None and was_restarted())
@@ -267,34 +282,32 @@ def train(
         run = _tuned(console, run, data, settings, seconds, tune, tune_storage)
     # Before the folder is created, so that an error here leaves no folder.
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
-    if is_first:
-        console.print(Text(_announcement(run, bnn, data, launch)), soft_wrap=True)
+    announcement = _announcement(run, bnn, data, launch, device) if is_first else ""
+    if is_new and launch is None:
+        run = _create(run, data, device, processes=1)
+    console.print(Text(announcement), soft_wrap=True)
     stream = data.stream if isinstance(data, TableData) else None
     prunes = run.config.make_pruning() is not None
     table = EpochTable(console, run.config.task, prunes=prunes)
     try:
-        with nullcontext() if launch is None else launch.joined():
+        alone = nullcontext(torch.device(device))
+        with alone if launch is None else launch.joined() as own_device:
             use_threads(run)  # Fabric has a number of its own
-            if is_new and is_first:
-                run = Run.create(
-                    *(out, run.config),
-                    data_dir=data_dir,
-                    table=run.table,
-                    images=run.images,
-                    processes=1 if launch is None else launch.count,
-                )
-                if run.table is not None and isinstance(data, TableData):
-                    store_table(out, data, run.table)
+            # Not before: the others look for a free folder, too.
+            if is_new and is_first and launch is not None:
+                run = _create(run, data, device, launch.count)
             if stream is not None:
                 _write_stream(console, run, stream)
             callback = HistoryWriter(run, table) if is_first else NoTable()
-            trained = train_run(run, data, callback, shared_noise=shared_noise)
+            trained = train_run(run, data, callback, own_device, shared_noise=shared_noise)
     except (KeyboardInterrupt, NonFiniteLossError) as error:
         if not is_first:
             return  # the first process reports it
         if isinstance(error, KeyboardInterrupt):
             table.close()
-            more = "" if launch is None else launch.command
+            more = f" --device {device}" if device != "cpu" else ""
+            more += "" if launch is None else launch.command
+            more += " --shared-noise" if shared_noise else ""
             # Text, because Rich would read [brackets] and :colons: in a path as markup.
             note = Text(f"stopped; resume with: {run.command}{more} --resume")
             console.print(note, soft_wrap=True)
@@ -572,6 +585,21 @@ def _write_stream(console: Console, run: Run, stream: EncodedRows) -> None:
         write_stream(Path(run.config.dataset), run.table, stream, on_rows=progress)
 
 
+def _create(run: Run, data: RunData, device: str, processes: int) -> Run:
+    """Create the folder of a new run."""
+    made = Run.create(
+        *(run.folder, run.config),
+        data_dir=run.data_dir,
+        table=run.table,
+        images=run.images,
+        device=device,
+        processes=processes,
+    )
+    if made.table is not None and isinstance(data, TableData):
+        store_table(made.folder, data, made.table)
+    return made
+
+
 _ALONE = "leave --devices and --nodes out, or start it without torchrun"
 
 
@@ -594,14 +622,16 @@ def _check_can_divide(config: RunConfig, data: RunData) -> None:
         raise ConfigError(f"objective {config.objective} is trained in one process; {_ALONE}")
 
 
-def _announcement(run: Run, bnn: BayesianModule, data: RunData, launch: Launch | None) -> str:
+def _announcement(
+    run: Run, bnn: BayesianModule, data: RunData, launch: Launch | None, device: str
+) -> str:
     """Describe what will be trained and how long it will take, estimated from a few steps."""
     config = run.config
     what = {None: "Bayes by Backprop", "sgd": "plain network", "dropout": "dropout network"}
     things = "images" if run.table is None else "rows"
     passes = f"({config.passes} passes each) " if config.passes > 1 else ""
     processes = 1 if launch is None else launch.count
-    seconds = seconds_per_epoch(bnn, config, data, processes)
+    seconds = seconds_per_epoch(bnn, config, data, processes, torch.device(device))
     where = "" if processes == 1 else f", and what {processes} processes wait for each other"
     return (
         f"{what[config.baseline]}, {data.name}, {config.net}: {weights_of(bnn)}, "

@@ -139,6 +139,7 @@ class Run:
         data_dir: str | None,
         table: TableSchema | None = None,
         images: ImageSchema | None = None,
+        device: str = "cpu",
         processes: int = 1,
     ) -> Run:
         """Create a run in a new or empty folder, or in one with a finished search of its settings.
@@ -161,6 +162,7 @@ class Run:
                 "data_dir": data_dir,
                 "command": run.command,
                 "versions": versions(table=table is not None, encoder=config.encoder is not None),
+                "device": device,
                 "processes": processes,
                 "commit": commit(),
                 "hardware": hardware(),

@@ -61,16 +61,25 @@ class Trained(NamedTuple):
     notes: list[str]
 
 
-def train(run: Run, data: RunData, callback: Callback, *, shared_noise: bool = False) -> Trained:
+def train(
+    run: Run,
+    data: RunData,
+    callback: Callback,
+    device: torch.device | None = None,
+    *,
+    shared_noise: bool = False,
+) -> Trained:
     """Train a run from its last checkpoint, or from the start if it has none.
 
+    The network is on ``device`` while it is trained, and on the CPU afterwards; None is the CPU.
     Under ``torch.distributed`` all processes train it together, as ``fit`` does.
 
     Raises:
         NonFiniteLossError, StorageError, OSError: as ``fit`` does.
     """
     config = run.config
-    elbo = make_elbo(_at_start(run, data, callback), config, data)
+    device = torch.device("cpu") if device is None else device
+    elbo = make_elbo(_at_start(run, data, callback).to(device), config, data)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         history = fit_network(
@@ -79,6 +88,7 @@ def train(run: Run, data: RunData, callback: Callback, *, shared_noise: bool = F
             callback=callback,
             shared_noise=shared_noise,
         )
+    elbo.bnn.to("cpu")
     notes = [
         with_option_names(str(warning.message), config)
         for warning in caught
@@ -129,7 +139,7 @@ def fit_network(
         once = TensorLoader(
             data.train_inputs, data.train_targets, config.batch_size, seed=config.seed, **bounds
         )
-    with precision_of(config):
+    with precision_of(config, elbo.bnn.posterior.mean.device):
         return fit(
             elbo,
             Passes(once, config.passes),
@@ -237,9 +247,9 @@ def make_elbo(bnn: BayesianModule, config: RunConfig, data: RunData) -> ELBO:
     )
 
 
-def precision_of(config: RunConfig) -> torch.autocast:
+def precision_of(config: RunConfig, device: torch.device) -> torch.autocast:
     """Return the autocast context of the training steps."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16")
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16")
 
 
 def optimizer_factory(config: RunConfig, elbo: ELBO) -> OptimizerFactory:
@@ -263,23 +273,28 @@ def use_threads(run: Run) -> None:
 
 
 def seconds_per_epoch(
-    bnn: BayesianModule, config: RunConfig, data: RunData, processes: int = 1
+    bnn: BayesianModule,
+    config: RunConfig,
+    data: RunData,
+    processes: int = 1,
+    device: torch.device | None = None,
 ) -> float:
     """Return the seconds of an epoch, from the median of a few steps on a copy of the network.
 
     Of several processes it is the time that each computes, without their exchange of gradients.
     """
-    elbo = make_elbo(copy.deepcopy(bnn), config, data)
+    device = torch.device("cpu") if device is None else device
+    elbo = make_elbo(copy.deepcopy(bnn).to(device), config, data)
     optimizer = make_optimizer(elbo, optimizer_factory(config, elbo), 1.0)
     backend = make_backend(elbo, optimizer, config.backend)
     rows = -(-config.batch_size // processes)
-    inputs, targets = data.train_inputs[:rows], data.train_targets[:rows]
+    inputs, targets = (each[:rows].to(device) for each in (data.train_inputs, data.train_targets))
     times = []
     for _ in range(_TIMED_STEPS):
         started = time.perf_counter()
         try:
-            with precision_of(config):
-                backend.step(inputs, targets, batch_index=0)
+            with precision_of(config, device):
+                float(backend.step(inputs, targets, batch_index=0).nll)  # waits for a GPU
         except NonFiniteLossError:
             break  # the run itself names the step and the mend
         times.append(time.perf_counter() - started)
