@@ -27,7 +27,7 @@ from tests.ranks import run_ranks, together
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, TensorDataset
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader
@@ -145,6 +145,14 @@ AS_ONE = [name for name in FITS if name.startswith(("point", "DataLoader", "shar
 # --------------------------------------------------------------------------- in the two processes
 
 
+class Endless(Sampler[int]):
+    """Draws examples for ever."""
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield int(torch.randint(N, ()))
+
+
 class At:
     """A callback that does something after one step."""
 
@@ -233,8 +241,10 @@ def measure_rest(rank: int, folder: Path) -> dict[str, Any]:
     one = bf.BayesianModule(Draws(), seed=11)
     bf.fit(bf.ELBO(one, num_data=N), of_tensors(), epochs=1, progress=False)
     found["drawn by the network"] = Draws.seen
-    # A step of one's own.
+    # A step of one's own, which begins with the first process's parameters.
     elbo = bf.ELBO(new_bnn(), num_data=N)
+    with torch.no_grad():
+        elbo.bnn.posterior.mean.add_(rank)
     step = bf.make_step(elbo, SGD(elbo.parameters(), lr=1.0))
     part = slice(4 * rank, 4 * rank + 4)
     before = parameters_of(elbo)
@@ -243,6 +253,65 @@ def measure_rest(rank: int, folder: Path) -> dict[str, Any]:
     # Geometric weights, by DistributedDataParallel and by fit.
     elbo = bf.ELBO(new_bnn(), num_data=8, kl_weighting="geometric", num_batches=3)
     found["geometric"] = elbo(x[part], y[part], batch_index=1).kl_factor
+    # Validation data in an order of its own, and an endless stream of minibatches.
+    point = bf.ELBO(new_bnn(posterior=bf.Delta, init_std=None), num_data=N)
+    for name, validation in {
+        "shuffled": DataLoader(TensorDataset(x, y), 9, shuffle=True),
+        "in order": DataLoader(TensorDataset(x, y), 9),
+    }.items():
+        torch.manual_seed(rank)
+        rows = bf.fit(
+            *(point, DataLoader(TensorDataset(x, y), N), validation),
+            optimizer=partial(SGD, lr=1e-12),
+            **{"epochs": 1, "progress": False},
+        )
+        found[f"validation, {name}"] = rows[-1]["validation_nll"]
+    endless = DataLoader(TensorDataset(x, y), 10, sampler=Endless())
+    rows = bf.fit(bf.ELBO(new_bnn(), num_data=N), endless, epochs=1, progress=False)
+    found["endless"] = rows[-1]["nll"]
+
+    class Own(bf.ELBO):
+        """An objective of one's own, without the newer arguments."""
+
+        def forward(self, inputs: Any, targets: Any, *, batch_index: Any = None, kl_scale: Any = 1):
+            return super().forward(inputs, targets, batch_index=batch_index, kl_scale=kl_scale)
+
+    bf.fit(Own(new_bnn(), num_data=N), of_tensors(), epochs=1, progress=False)
+
+    class Averages(nn.Module):
+        """A running mean, in a buffer that fit knows nothing of."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2).double()
+            self.register_buffer("seen", torch.zeros(3, dtype=torch.float64))
+            self.register_buffer("expanded", torch.zeros(1).expand(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.seen.lerp_(x.mean(0), 0.1)
+            output: Tensor = self.linear(x)
+            return output
+
+    own = bf.BayesianModule(Averages(), seed=11)
+    bf.fit(bf.ELBO(own, num_data=N), of_tensors(), epochs=1, progress=False)
+    found["own buffer"] = own.net.get_buffer("seen").clone()
+
+    # Ctrl-C in one process during the last step.
+    def ctrl_c() -> None:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        fitted("own, compiled", epochs=1, callback=At(ctrl_c, 0, 10))
+        found["stopped at the end"] = False
+    except KeyboardInterrupt:
+        found["stopped at the end"] = True
+    # Each process has a network of its own.
+    agent = bf.ELBO(new_bnn(seed=rank), num_data=N)
+    made = make_backend(agent, SGD(agent.parameters(), lr=0.1))
+    if rank == 0:
+        made.step(x[:4], y[:4], batch_index=0)
     # Resumed by another number of processes.
     if rank == 0:
         with mock.patch("bayesify.training.processes.process_count", return_value=1):
@@ -283,6 +352,20 @@ def measure_errors(rank: int, folder: Path) -> dict[str, Any]:
         "shared, autograd": lambda: train(backend="autograd", shared_noise=True),
         "checkpoint": lambda: train(checkpoint_dir=folder / f"own-{rank}", epochs=2, resume=True),
         "pac-bayes": lambda: train(elbo=PACBayesObjective(images, num_data=N)),
+        "rate": lambda: train(lr=0.1 + rank),
+        "warm-up": lambda: train(kl_warmup_epochs=rank),
+        "temperature": lambda: train(elbo=bf.ELBO(new_bnn(), num_data=N, temperature=1.0 + rank)),
+        "state": lambda: train(**of_state(rank)),
+        "network": lambda: train(
+            elbo=bf.ELBO(bf.BayesianModule(nn.Linear(3, 2 + rank)), num_data=N)
+        ),
+        "shared in one": lambda: train(shared_noise=rank == 0),
+        "shared no more": lambda: train(checkpoint_dir=folder / "shared", epochs=2, resume=True),
+        "validation": lambda: train(
+            validation_loader=DataLoader(dataset, 10, sampler=DistributedSampler(dataset))
+        ),
+        "strings": lambda: train([(["a", "b"], y[:2])], bf.ELBO(new_bnn(), num_data=2)),
+        "step": lambda: void(bf.make_step(*of_step(rank))),
         "replicas": lambda: void(bf.fit_replicas([bf.ELBO(new_bnn(), num_data=N)], of_tensors())),
         "rows": lambda: train(lists, bf.ELBO(new_bnn(), num_data=4)),
         "sharded": lambda: train(elbo=fully_shard(bf.ELBO(new_bnn(), num_data=N))),
@@ -290,6 +373,7 @@ def measure_errors(rank: int, folder: Path) -> dict[str, Any]:
     if rank == 0:
         with mock.patch("bayesify.training.processes.process_count", return_value=1):
             train(checkpoint_dir=folder / "own-0")
+    train(checkpoint_dir=folder / "shared", shared_noise=True)
     distributed.barrier()
     for name, case in cases.items():
         try:
@@ -302,7 +386,7 @@ def measure_errors(rank: int, folder: Path) -> dict[str, Any]:
     before = parameters_of(elbo)
     optimizer = SGD(elbo.parameters(), lr=1.0)
     for backend in ("compiled", "closed-form", "autograd"):
-        made = make_backend(elbo, optimizer, backend)  # type: ignore[arg-type]
+        made = make_backend(elbo, optimizer, backend, processes=Processes())  # type: ignore[arg-type]
         inputs = x[:4] if rank == 0 else x[:4] * torch.nan
         try:
             made.step(inputs, y[:4], batch_index=0)
@@ -310,6 +394,22 @@ def measure_errors(rank: int, folder: Path) -> dict[str, Any]:
             found[f"error, nan, {backend}"] = str(error)
     found["after nan"] = parameters_of(elbo) - before
     return found
+
+
+def of_state(rank: int) -> dict[str, Any]:
+    """An optimiser that has a state in one process only."""
+    elbo = bf.ELBO(new_bnn(), num_data=N)
+    optimizer = torch.optim.Adam(bf.parameter_groups(elbo))
+    if rank == 0:
+        elbo(*data()).loss.backward()
+        optimizer.step()
+    elbo.step = 0
+    return {"elbo": elbo, "optimizer": optimizer}
+
+
+def of_step(rank: int) -> tuple[bf.ELBO, torch.optim.Optimizer]:
+    elbo = bf.ELBO(new_bnn(), num_data=N)
+    return elbo, SGD(elbo.parameters(), lr=0.1 + rank)
 
 
 def void(_: object) -> None: ...
@@ -364,11 +464,12 @@ def as_rank(case: str, size: int, rank: int, noise_of: int) -> tuple[Tensor, flo
     """A rank's step in a process that is alone, with the noise of a rank."""
     x, y = data()
     inputs, targets, _ = part_of(x[:size], y[:size], rank, 2)
+    noise_of = 0 if STEPS[case][-1] else noise_of
     with (
         mock.patch("bayesify.training.processes.process_rank", return_value=noise_of),
         mock.patch("bayesify.training.elbo.process_rank", return_value=noise_of),
     ):
-        return stepped(case, inputs, targets, None, Processes(shared_noise=STEPS[case][-1]))
+        return stepped(case, inputs, targets, None, Processes())
 
 
 def in_one_process(case: str, size: int, noise_of: tuple[int, int]) -> tuple[Tensor, float]:
@@ -438,6 +539,20 @@ def test_statistics_are_averaged_and_dropout_differs(results: Results) -> None:
     assert distance(zero["drawn by the network"], one["drawn by the network"]) > 0.01
 
 
+def test_every_validation_example_counts_once(results: Results) -> None:
+    for result in results:
+        assert near(result["validation, shuffled"], result["validation, in order"], 1e-9)
+
+
+def test_the_edges_of_loaders_objectives_and_buffers(results: Results) -> None:
+    zero, one = results
+    assert zero["endless"] == one["endless"]
+    assert torch.equal(zero["own buffer"], one["own buffer"])
+    assert float(zero["own buffer"].abs().max()) > 0.0
+    assert zero["stopped at the end"]
+    assert one["stopped at the end"]
+
+
 def test_a_step_of_ones_own_loop_adds_up_the_gradients(results: Results) -> None:
     expected, _ = in_one_process_of_loop()
     for result in results:
@@ -477,15 +592,25 @@ ERRORS = {
     "sampler": "ValueError: fit divides each minibatch among the processes, but the loader's Dist",
     "order": "ValueError: the order of the data must be the same in all processes",
     "order of a DataLoader": "ValueError: the order of the data must be the same",
-    "epochs": "ValueError: the number of epochs must be the same in all processes, got 1 in proc",
+    "epochs": "ValueError: the epochs must be the same in all processes, got 1 in proc",
     "seed": "ValueError: the seed must be the same in all processes, got 0 in process 0, 1 in pr",
     "shared, flipout": "ValueError: shared_noise needs weight sampling by the compiled or closed",
     "shared, autograd": "ValueError: shared_noise needs weight sampling",
     "checkpoint": "ValueError: the position must be the same in all processes, got epoch 1, mini",
     "pac-bayes": "ValueError: PACBayesObjective carries values from minibatch to minibatch",
     "replicas": "ValueError: fit_replicas trains in one process, but torch.distributed has 2",
+    "rate": "ValueError: the lr must be the same in all processes, got [0.1, 0.1] in process 0",
+    "warm-up": "ValueError: the kl_warmup_epochs must be the same in all processes, got 0 in",
+    "temperature": "ValueError: the temperature must be the same in all processes, got 1.0 in proc",
+    "state": "ValueError: the state of the optimizer must be the same in all processes",
+    "network": "ValueError: the network must be the same in all processes, got {'bnn.post",
+    "shared in one": "ValueError: the shared_noise must be the same in all processes, got True in",
+    "shared no more": "ValueError: this run began with shared_noise=True; resume with tha",
+    "validation": "ValueError: fit divides each minibatch among the processes, but the loader's",
+    "strings": "ValueError: to divide a minibatch among processes, its inputs must be ten",
+    "step": "ValueError: the settings of the optimizer must be the same in all processes",
     "sharded": "ValueError: each process must hold whole parameters, but bnn.posterior.mean is sh",
-    "rows": "ValueError: to divide a minibatch among processes, every tensor of the inputs must h",
+    "rows": "ValueError: to divide a minibatch among processes, its inputs must be ten",
 }
 
 

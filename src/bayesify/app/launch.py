@@ -25,12 +25,14 @@ class Launch:
         nodes: machines.
         by_torchrun: whether torchrun started them; else they are started by :meth:`joined`.
         device: ``"cpu"``, or ``"cuda"`` for a GPU of its own for each process.
+        shared_noise: whether all processes draw the same weights.
     """
 
     devices: int
     nodes: int
     by_torchrun: bool
     device: str = "cpu"
+    shared_noise: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -45,11 +47,19 @@ class Launch:
 
     @property
     def command(self) -> str:
-        """The options that repeat it, with a space before; nothing where torchrun decides."""
+        """The options that repeat it, with a space before; torchrun decides on the numbers."""
+        shared = " --shared-noise" if self.shared_noise else ""
         if self.by_torchrun:
-            return ""
+            return shared
         nodes = f" --nodes {self.nodes}" if self.nodes > 1 else ""
-        return f" --devices {self.devices}{nodes}"
+        return f" --devices {self.devices}{nodes}{shared}"
+
+    @property
+    def waits_for(self) -> str | None:
+        """Where the first machine is that this one has to reach, or None where it is this one."""
+        if self.by_torchrun or self.is_first or int(os.environ.get("LOCAL_RANK", 0)):
+            return None
+        return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
     @contextmanager
     def joined(self) -> Iterator[torch.device]:
@@ -58,11 +68,20 @@ class Launch:
         Yields the device of this process.
         """
         from lightning.fabric import Fabric
+        from lightning.fabric.plugins.environments import (
+            LightningEnvironment,
+            TorchElasticEnvironment,
+        )
 
         for name in ("lightning.fabric", "lightning.pytorch"):  # which it loads too
             logging.getLogger(name).setLevel(logging.WARNING)
         fabric = Fabric(
-            accelerator=self.device, strategy="ddp", devices=self.devices, num_nodes=self.nodes
+            accelerator=self.device,
+            strategy="ddp",
+            devices=self.devices,
+            num_nodes=self.nodes,
+            # Else variables of a cluster's scheduler could decide who is first.
+            plugins=TorchElasticEnvironment() if self.by_torchrun else LightningEnvironment(),
         )
         fabric.launch()
         try:
@@ -98,13 +117,16 @@ def requested_device(name: str) -> str:
     return "cuda" if has_gpu and name != "cpu" else "cpu"
 
 
-def requested_launch(devices: int | None, nodes: int | None, device: str = "cpu") -> Launch | None:
+def requested_launch(
+    devices: int | None, nodes: int | None, device: str = "cpu", *, shared_noise: bool = False
+) -> Launch | None:
     """Return what the options or torchrun ask for, or None for one process.
 
     Args:
         devices: processes on each node; None is not given.
         nodes: machines; None is not given.
         device: ``"cpu"`` or ``"cuda"``.
+        shared_noise: whether all processes are to draw the same weights.
 
     Raises:
         ConfigError: an option is out of range, contradicts torchrun, or lacks what it needs.
@@ -121,7 +143,7 @@ def requested_launch(devices: int | None, nodes: int | None, device: str = "cpu"
             raise ConfigError(f"{name} must be at least 1, got {value}")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         here, whole = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-        found = Launch(here, whole // here, by_torchrun=True, device=device)
+        found = Launch(here, whole // here, True, device, shared_noise)
         for name, value in (("devices", devices), ("nodes", nodes)):
             if value is not None and value != getattr(found, name):
                 raise ConfigError(
@@ -134,7 +156,7 @@ def requested_launch(devices: int | None, nodes: int | None, device: str = "cpu"
                 "torchrun the same --nproc-per-node on each"
             )
     else:
-        found = Launch(devices or 1, nodes or 1, by_torchrun=False, device=device)
+        found = Launch(devices or 1, nodes or 1, False, device, shared_noise)
         missing = [n for n in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if n not in os.environ]
         if found.nodes > 1 and missing:
             raise ConfigError(
@@ -142,7 +164,10 @@ def requested_launch(devices: int | None, nodes: int | None, device: str = "cpu"
                 "and a free port of the first machine, and 0, 1, ... for this one; give the same "
                 "command on each, or start it by torchrun"
             )
+        _check_node_rank(found.nodes)
     if found.count == 1:
+        if shared_noise:
+            raise ConfigError("shared-noise would do nothing in one process; leave it out")
         return None
     if device == "cuda" and found.devices > (gpus := torch.cuda.device_count()):
         raise ConfigError(f"devices must be at most the {gpus} GPUs here, got {found.devices}")
@@ -153,6 +178,13 @@ def requested_launch(devices: int | None, nodes: int | None, device: str = "cpu"
             "several processes need Lightning Fabric; pip install 'bayesify[distributed]'"
         ) from error
     return found
+
+
+def _check_node_rank(nodes: int) -> None:
+    text = os.environ.get("NODE_RANK", "0")
+    if not text.isdecimal() or not 0 <= int(text) < nodes:
+        wanted = f"a number from 0 to {nodes - 1}" if nodes > 1 else "0 or unset, with one machine"
+        raise ConfigError(f"NODE_RANK must be {wanted}, got {text!r}")
 
 
 def was_restarted() -> bool:

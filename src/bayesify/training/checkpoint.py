@@ -38,7 +38,8 @@ CHECKPOINT_NAME = "checkpoint.safetensors"
 class Position:
     """The position of a run: finished epochs, and finished minibatches of the next epoch.
 
-    ``noise`` is the source of the noise of its steps, ``processes`` how many trained together.
+    ``noise`` is the source of the noise of its steps, ``processes`` how many trained together, and
+    ``shared_noise`` whether they drew the same weights.
     """
 
     epoch: int = 0
@@ -49,6 +50,7 @@ class Position:
     history: History = field(default_factory=list)
     noise: Noise | None = None
     processes: int = 1
+    shared_noise: bool = False
 
     def begin_epoch(self, epoch: int) -> None:
         """Move to the start of an epoch."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 
 from bayesify.module.inputs import Inputs
 from bayesify.training.minibatches import Loader
-from bayesify.training.processes import Processes
+from bayesify.training.processes import Processes, digest
 
 __all__ = ["Division", "Share", "part_of"]
 
@@ -43,6 +43,7 @@ class Division:
     Args:
         loader: the minibatches that one process would train on.
         processes: those that train together.
+        length: the number of minibatches of an epoch; None is all that the loader brings.
 
     Raises:
         ValueError: the loader is divided already, by a ``DistributedSampler``.
@@ -53,7 +54,7 @@ class Division:
         True
     """
 
-    def __init__(self, loader: Loader, processes: Processes) -> None:
+    def __init__(self, loader: Loader, processes: Processes, length: int | None = None) -> None:
         self.loader = loader
         self._processes = processes
         self._sampler: _PartOfEach | None = None
@@ -70,7 +71,7 @@ class Division:
         if type(loader) is DataLoader and batch_sampler is not None:
             if isinstance(loader.dataset, IterableDataset):
                 return
-            self._sampler = _PartOfEach(batch_sampler, processes.rank, processes.count)
+            self._sampler = _PartOfEach(batch_sampler, processes.rank, processes.count, length)
             self.loader = _with_batches(loader, self._sampler, processes.rank)
 
     @property
@@ -86,16 +87,17 @@ class Division:
             return inputs, targets, Share(own / whole, whole)
         return part_of(inputs, targets, rank, count)
 
-    def check_order(self, targets: Tensor) -> None:
+    def check_order(self, inputs: Inputs, targets: Tensor) -> None:
         """Raise ValueError where the processes do not have the same minibatches.
 
         Args:
-            targets: those of an epoch's first minibatch, as the loader brought them.
+            inputs: those of an epoch's first minibatch, as the loader brought them.
+            targets: its targets.
         """
         if self._sampler is not None:
             seen = self._sampler.order
         else:
-            seen = _hash(targets.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            seen = digest(tree_leaves((inputs, targets)))
         self._processes.check_equal(
             {"order of the data": seen},
             "the loader must bring the same minibatches in each process: give fit the loader of "
@@ -121,12 +123,14 @@ def part_of(inputs: Inputs, targets: Tensor, rank: int, count: int) -> tuple[Inp
     own = len(rows)
     bounds = slice(rows.start, rows.stop) if own else slice(0, 1)
     for leaf in tree_leaves(inputs):
-        if isinstance(leaf, Tensor) and (leaf.dim() == 0 or len(leaf) != whole):
-            raise ValueError(
-                "to divide a minibatch among processes, every tensor of the inputs must have a row "
-                f"for each of its {whole} examples, got shape {tuple(leaf.shape)}; make the loader "
-                "bring such tensors, or train in one process"
-            )
+        if leaf is None or (isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == whole):
+            continue
+        found = f"shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
+        raise ValueError(
+            "to divide a minibatch among processes, its inputs must be tensors with a row for each "
+            f"of the {whole} examples, got {found}; make the loader bring such tensors, or train "
+            "in one process"
+        )
     mine: Inputs = tree_map_only(Tensor, lambda each: each[bounds], inputs)
     return mine, targets[bounds], Share(own / whole, whole)
 
@@ -138,8 +142,8 @@ def _rows(whole: int, rank: int, count: int) -> range:
 class _PartOfEach(Sampler[list[int]]):
     """The indices of one process's part of each minibatch."""
 
-    def __init__(self, whole: Any, rank: int, count: int) -> None:
-        self._whole, self._rank, self._count = whole, rank, count
+    def __init__(self, whole: Any, rank: int, count: int, length: int | None) -> None:
+        self._whole, self._rank, self._count, self._length = whole, rank, count, length
         #: Examples of this process and of all, by minibatch of the epoch.
         self.sizes: list[tuple[int, int]] = []
         #: A digest of the indices of all processes.
@@ -165,8 +169,8 @@ class _PartOfEach(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         # All at once: torch's generator is the same in all processes only now.
-        batches: list[Sequence[int]] = [list(each) for each in self._whole]
-        self.order = _hash(repr(batches).encode())
+        batches: list[Sequence[int]] = [list(each) for each in islice(self._whole, self._length)]
+        self.order = digest(batches)
         rows = [_rows(len(each), self._rank, self._count) for each in batches]
         self.sizes = [(len(own), len(each)) for own, each in zip(rows, batches, strict=True)]
         for own, batch in zip(rows, batches, strict=True):
@@ -200,7 +204,3 @@ class _SeedWorker:
         np.random.seed(seed % 2**32)  # noqa: NPY002  # a data set may use these
         if self._then is not None:
             self._then(worker)
-
-
-def _hash(data: Any) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.estimators import Estimator
+from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import Backend, BackendName, check_backend, make_backend
 from bayesify.training.checkpoint import Position
 from bayesify.training.checks import check_arguments, check_can_divide
@@ -145,8 +146,8 @@ def fit(
     check_can_divide(elbo)
     processes = Processes(shared_noise=shared_noise)
     watcher = watcher_of(callback, progress=progress and processes.is_first)
-    division = Division(train_loader, processes)
-    processes.copy_first(elbo)
+    division = Division(train_loader, processes, batches)
+    begin_together(elbo, processes)
     if pruning is not None:
         pruning.begin(elbo, epochs)
     if estimator is not None:
@@ -167,21 +168,12 @@ def fit(
     position = member.position
     chosen = make_backend(elbo, made, backend, noise=position.noise, processes=processes)
     processes.check_equal(
-        {
-            "num_data": elbo.num_data,
-            "seed": elbo.bnn.seed,
-            "number of epochs": epochs,
-            "number of minibatches": batches,
-            "optimizer": type(made).__name__,
-            "noise": chosen.noise,
-            "backend": chosen.description,
-        },
-        "call fit alike in each",
-    )
-    processes.check_equal(
         {"position": f"epoch {position.epoch}, minibatch {position.batch}"},
         "put checkpoint_dir where all processes see it",
     )
+    arguments = {"epochs": epochs, "number of minibatches": batches, **member.settings}
+    check_alike(elbo, made, chosen, processes, arguments)
+    _check_same_noise(position, processes)
     if processes.is_first and (note := _other_processes(position, processes)) is not None:
         getattr(watcher, "on_note", lambda _: None)(note)
 
@@ -206,7 +198,7 @@ def fit(
                     continue
                 inputs, targets = pair_of(minibatch)
                 if index == first:
-                    division.check_order(targets)
+                    division.check_order(inputs, targets)
                 inputs, targets, share = division.share(index, inputs, targets)
                 yield Minibatch(index, *pair_of((inputs, targets), device), share)
 
@@ -237,6 +229,17 @@ def step_of(backend: Backend, minibatch: Minibatch, options: StepOptions) -> lis
             **options._asdict(),
         )
     ]
+
+
+def _check_same_noise(position: Position, processes: Processes) -> None:
+    """Raise ValueError where processes resume with noise that is shared, or not, unlike before."""
+    if processes.is_alone or position.processes == 1 or position == Position():
+        return
+    if position.shared_noise != processes.shared_noise:
+        raise ValueError(
+            f"this run began with shared_noise={position.shared_noise}; resume with that, got "
+            f"{processes.shared_noise}"
+        )
 
 
 def _other_processes(position: Position, processes: Processes) -> str | None:

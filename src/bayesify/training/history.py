@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.posteriors import Delta, GaussianPosterior, Posterior
+from bayesify.noise.keys import Stream, derived_seed
 from bayesify.training.convergence import ResidualMeter
-from bayesify.training.division import Share
+from bayesify.training.division import Division, Share
 from bayesify.training.elbo import ELBO, ELBOTerms
-from bayesify.training.minibatches import Loader, pair_of
+from bayesify.training.minibatches import pair_of
 from bayesify.training.processes import Processes
 
 __all__ = ["EpochMeter", "EpochRow", "History", "is_finite", "validation_row"]
@@ -140,20 +141,25 @@ def is_finite(elbo: ELBO) -> bool:
 
 
 @torch.no_grad()
-def validation_row(elbo: ELBO, loader: Loader | None, processes: Processes) -> EpochRow:
+def validation_row(elbo: ELBO, division: Division | None, processes: Processes) -> EpochRow:
     """Error and nll of the mean weights on a loader's data, or None without one.
 
-    Of several processes each measures every so many minibatches.
+    Of several processes each measures its part of every minibatch.
     """
-    if loader is None:
+    if division is None:
         return {"validation_error": None, "validation_nll": None}
     torch.clear_autocast_cache()
     bnn, count, error, nll = elbo.bnn, 0, 0.0, 0.0
     device = bnn.posterior.mean.device
-    for index, minibatch in enumerate(loader):
-        if index % processes.count != processes.rank:
-            continue
-        inputs, targets = pair_of(minibatch, device)
+    if not processes.is_alone:  # a loader that shuffles has the same order in all
+        torch.manual_seed(derived_seed(elbo.bnn.seed, Stream.SHUFFLE, elbo.step))
+    for index, minibatch in enumerate(division.loader):
+        inputs, targets = pair_of(minibatch)
+        if not processes.is_alone:
+            inputs, targets, share = division.share(index, inputs, targets)
+            if not share.weight:
+                continue
+        inputs, targets = pair_of((inputs, targets), device)
         outputs = bnn.mean_outputs(inputs)
         error += float(bnn.likelihood.error(outputs, targets)) * len(targets)
         nll -= float(bnn.likelihood.log_prob(outputs.unsqueeze(0), targets).sum())

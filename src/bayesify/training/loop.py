@@ -27,7 +27,7 @@ from bayesify.training.checkpoint import (
 )
 from bayesify.training.checks import check_parameters, diverged, warn_of_target_scale
 from bayesify.training.convergence import warn_of_convergence
-from bayesify.training.division import Share
+from bayesify.training.division import Division, Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.free_energy import (
     FirstExamples,
@@ -127,7 +127,7 @@ class Member:
     path: Path | None
     position: Position
     frozen: bool | Sequence[str] = True
-    processes: Processes = field(default_factory=Processes)
+    processes: Processes = field(default_factory=Processes.alone)
 
     @classmethod
     def prepared(
@@ -165,13 +165,13 @@ class Member:
                     f"{path} exists already; pass resume=True to resume it, or another folder"
                 )
             position = read_checkpoint(path, elbo, optimizer, schedule, settings)
-        processes = Processes() if processes is None else processes
+        processes = Processes.alone() if processes is None else processes
         return cls(elbo, optimizer, schedule, settings, path, position, frozen, processes)
 
     def checkpoint(self, noise: Noise) -> None:
         """Write the checkpoint, if there is to be one."""
         self.position.noise, self.position.processes = noise, self.processes.count
-        self.processes.average_statistics(self.elbo.bnn.net)
+        self.position.shared_noise = self.processes.shared_noise
         if self.path is not None and self.processes.is_first:
             write_checkpoint(
                 self.path,
@@ -184,7 +184,7 @@ class Member:
             )
 
     def end_epoch(
-        self, meter: EpochMeter, epoch: int, seconds: float, validation_loader: Loader | None
+        self, meter: EpochMeter, epoch: int, seconds: float, validation: Division | None
     ) -> None:
         """Add the epoch's row to the history."""
         position = self.position
@@ -198,7 +198,8 @@ class Member:
         )
         check_parameters(self.elbo, epoch, self.path)
         with kept_generators():
-            row |= validation_row(self.elbo, validation_loader, self.processes)
+            self.processes.equalise_buffers(self.elbo.bnn.net)
+            row |= validation_row(self.elbo, validation, self.processes)
         if position.history:  # of a finished run that is continued
             position.history[-1] |= untrained_columns(None)
         position.history.append(row | untrained_columns(None))
@@ -270,6 +271,7 @@ def run_epochs(
     if (tell := getattr(callback, "on_note", None)) is not None:
         tell(f"backend: {description}")
     start, processes = members[0].position, members[0].processes
+    validation = None if validation_loader is None else Division(validation_loader, processes)
     callback.on_start(epochs=epochs, batches=batches, history=list(start.history))
     for member in members:
         if member.path is not None:
@@ -286,6 +288,7 @@ def run_epochs(
             _add_first(examples, minibatches(epochs - 1, 0), separate=separate)
             _compare_with_untrained(members, examples, noise, tell)
             callback.on_epoch(start.history[-1])
+            processes.agree_to_stop()
             if processes.stops:
                 raise KeyboardInterrupt
         for epoch in range(start.epoch, epochs):
@@ -341,13 +344,14 @@ def run_epochs(
                         # All were checked before any is written, so that they are of one step.
                         for member, meter in zip(members, meters, strict=True):
                             meter.add_up(processes)
+                            processes.equalise_buffers(member.elbo.bnn.net)
                             member.position.batch = index + 1
                             member.position.epoch_seconds = time.perf_counter() - started
                             member.checkpoint(noise())
                         raise KeyboardInterrupt
             seconds = time.perf_counter() - started
             for member, meter in zip(members, meters, strict=True):
-                member.end_epoch(meter, epoch, seconds, validation_loader)
+                member.end_epoch(meter, epoch, seconds, validation)
                 if last:
                     member.position.sums[_LACKS_COMPARISON] = 1.0
             for member in members:
@@ -355,6 +359,7 @@ def run_epochs(
             if last:  # after the checkpoint: nothing of the training can be lost
                 _compare_with_untrained(members, examples, noise, tell)
             callback.on_epoch(start.history[-1])
+            processes.agree_to_stop()
             if processes.stops:
                 raise KeyboardInterrupt
     for k, member in enumerate(members):

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from bayesify.module.inputs import Inputs
 from bayesify.module.threads import one_thread_if_small, rows_of
+from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import BackendName, make_backend
 from bayesify.training.checks import check_can_divide
 from bayesify.training.elbo import ELBO, ELBOTerms
@@ -62,8 +63,9 @@ def make_step(
     advances the optimiser's own state, so that schedulers and checkpoints work as ever. With Adam,
     SGD or IVON one kernel does all but the network's passes.
 
-    Under ``torch.distributed`` each process brings its part of the minibatch, all of one size, and
-    the step adds up their gradients: leave ``DistributedDataParallel`` out.
+    Under ``torch.distributed`` the processes begin with the first one's parameters. Each brings its
+    part of the minibatch, all of one size, and the step adds up their gradients: leave
+    ``DistributedDataParallel`` out. Buffers, as of batch normalisation, are each process's own.
 
     Args:
         elbo: the objective.
@@ -87,7 +89,9 @@ def make_step(
     """
     check_can_divide(elbo)
     processes = Processes(shared_noise=shared_noise)
+    begin_together(elbo, processes)
     made = make_backend(elbo, optimizer, backend, processes=processes)
+    check_alike(elbo, optimizer, made, processes, {"step": elbo.step})
 
     def step(
         inputs: Inputs,

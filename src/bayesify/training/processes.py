@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, distributed, nn
 
 from bayesify.noise.keys import process_count, process_rank
 
-__all__ = ["PendingNumbers", "Processes"]
+__all__ = ["PendingNumbers", "Processes", "digest"]
 
 
 class PendingNumbers:
@@ -43,10 +44,18 @@ class Processes:
 
     def __init__(self, *, shared_noise: bool = False) -> None:
         self.rank, self.count = process_rank(), process_count()
-        self.shared_noise = shared_noise
+        self.shared_noise = shared_noise and self.count > 1
         #: Whether this process was asked to stop; each step tells the others.
         self.asked_to_stop: Callable[[], bool] = lambda: False
         self._stops = False
+        self._device = torch.device("cpu")  # of the last numbers
+
+    @classmethod
+    def alone(cls) -> Processes:
+        """This process by itself, whatever others there are."""
+        made = cls()
+        made.rank, made.count = 0, 1
+        return made
 
     @property
     def is_alone(self) -> bool:
@@ -72,11 +81,17 @@ class Processes:
         own = [each.detach().to(torch.float64) for each in numbers]
         own.append(own[0].new_tensor(float(self.asked_to_stop())))
         joined = torch.stack(own)
+        self._device = joined.device
         work = distributed.all_reduce(joined, async_op=True)
         return PendingNumbers(joined, work, self._take_stop)
 
     def _take_stop(self, numbers: Tensor) -> None:
         self._stops = bool(numbers[-1] > 0.0)
+
+    def agree_to_stop(self) -> None:
+        """Tell the others whether this process was asked to stop since the last step began."""
+        if not self.is_alone:
+            self._stops = self.total(float(self.asked_to_stop()), self._device) > 0.0
 
     def add_up(self, vectors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the processes."""
@@ -161,17 +176,20 @@ class Processes:
                     for value in different
                 ]
                 pairs = zip(different, ranks, strict=True)
-                told = ", ".join(f"{value} in process {rank}" for value, rank in pairs)
+                told = ", ".join(f"{value[:200]} in process {rank}" for value, rank in pairs)
                 raise ValueError(
                     f"the {name} must be the same in all processes, got {told}; {mend}"
                 )
 
     @torch.no_grad()
-    def copy_first(self, module: nn.Module) -> None:
-        """Copy all parameters and buffers of the first process to the others."""
+    def copy_first(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the first process's values of tensors to the others."""
         if self.is_alone:
             return
-        for tensor in (*module.parameters(), *module.buffers()):
+        for tensor in tensors:
+            dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+            if any(size > 1 and stride == 0 for size, stride in dimensions):
+                continue  # an expanded view, which cannot be written
             # As bytes: a backend may not know every dtype.
             whole = tensor.detach().contiguous()
             distributed.broadcast(whole.view(-1).view(torch.uint8), src=0)
@@ -179,20 +197,42 @@ class Processes:
                 tensor.copy_(whole)
 
     @torch.no_grad()
-    def average_statistics(self, net: nn.Module) -> None:
-        """Average the running statistics of batch normalisation, each of its own examples."""
+    def equalise_buffers(self, net: nn.Module) -> None:
+        """Average the running statistics of batch normalisation; copy the first's other buffers.
+
+        Each process's are of its own examples.
+        """
         if self.is_alone:
             return
-        kept = [
+        averaged = [
             each
             for module in net.modules()
             if isinstance(module, nn.modules.batchnorm._NormBase)
             for each in (module.running_mean, module.running_var)
             if each is not None
         ]
-        for each in kept:
+        for each in averaged:
             each.div_(self.count)
-        self.add_up(kept)
+        self.add_up(averaged)
+        known = set(map(id, averaged))
+        self.copy_first(each for each in net.buffers() if id(each) not in known)
+
+
+def digest(values: Iterable[object]) -> str:
+    """Return a short text that differs between different values; tensors by their bytes.
+
+    Example:
+        >>> digest([torch.ones(2), "a"]) == digest([torch.ones(2), "b"])
+        False
+    """
+    found = hashlib.sha256()
+    for value in values:
+        if isinstance(value, Tensor) and value.layout is torch.strided:
+            whole = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            found.update(whole.numpy().tobytes())
+        else:
+            found.update(repr(value).encode())
+    return found.hexdigest()[:16]
 
 
 #: Elements from which a gradient is a message of its own.

@@ -53,6 +53,36 @@ def test_what_several_processes_cannot_do_is_refused(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("nodes", "rank", "expected"),
+    [
+        (None, "1", "NODE_RANK must be 0 or unset, with one machine, got '1'"),
+        (2, "5", "NODE_RANK must be a number from 0 to 1, got '5'"),
+        (2, "x", "NODE_RANK must be a number from 0 to 1, got 'x'"),
+    ],
+)
+def test_a_wrong_rank_of_the_node_is_refused(
+    nodes: int | None, rank: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setenv("NODE_RANK", rank)
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        requested_launch(2, nodes)
+
+
+def test_nothing_is_left_of_a_run_whose_noise_cannot_be_shared(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    said = bayesify(
+        *TRAIN, "--out", out, "--devices", "2", "--shared-noise", "--estimator", "flipout"
+    )
+    assert said.code == 2
+    assert "shared_noise needs weight sampling" in said.err
+    assert not out.exists()
+    (out / "kept").mkdir(parents=True)
+    check_refused(bayesify(*TRAIN, "--out", out, "--devices", "2"), "holds other files")
+
+
 def test_a_gpu_is_needed_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert [requested_device(name) for name in ("auto", "cpu")] == ["cpu", "cpu"]
@@ -99,6 +129,13 @@ def test_a_launch_knows_its_options_and_the_first_process(monkeypatch: pytest.Mo
     assert Launch(2, 3, by_torchrun=False).is_first
     assert Launch(2, 3, by_torchrun=False).command == " --devices 2 --nodes 3"
     assert Launch(2, 1, by_torchrun=False).command == " --devices 2"
+    shared = Launch(2, 1, by_torchrun=False, shared_noise=True)
+    assert shared.command == " --devices 2 --shared-noise"
+    assert shared.waits_for is None
+    monkeypatch.setenv("NODE_RANK", "1")
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert Launch(2, 2, by_torchrun=False).waits_for == "10.0.0.1:29500"
 
 
 # ---------------------------------------------------------------------------------- real processes

@@ -260,8 +260,12 @@ def train(
     if tune_storage is not None and seconds is None:
         raise ConfigError("tune-storage would do nothing without --tune; leave it out")
     device = requested_device(device)
-    launch = requested_launch(devices, nodes, device)
-    _check_processes(launch, tuned=seconds is not None, shared_noise=shared_noise)
+    launch = requested_launch(devices, nodes, device, shared_noise=shared_noise)
+    if launch is not None and seconds is not None:
+        raise ConfigError(
+            "a search trains its trials in one process each; give several processes the same "
+            f"--tune-storage instead, and {_ALONE}"
+        )
     is_first = launch is None or launch.is_first
     resume = resume or (launch is not None and was_restarted())
     console = Console(stderr=True, quiet=not is_first)
@@ -290,6 +294,8 @@ def train(
     prunes = run.config.make_pruning() is not None
     table = EpochTable(console, run.config.task, prunes=prunes)
     try:
+        if launch is not None and (place := launch.waits_for) is not None:
+            typer.echo(f"connecting with the first machine at {place}", err=True)
         alone = nullcontext(torch.device(device))
         with alone if launch is None else launch.joined() as own_device:
             use_threads(run)  # Fabric has a number of its own
@@ -307,7 +313,6 @@ def train(
             table.close()
             more = f" --device {device}" if device != "cpu" else ""
             more += "" if launch is None else launch.command
-            more += " --shared-noise" if shared_noise else ""
             # Text, because Rich would read [brackets] and :colons: in a path as markup.
             note = Text(f"stopped; resume with: {run.command}{more} --resume")
             console.print(note, soft_wrap=True)
@@ -417,10 +422,10 @@ def _prepare(
         console.print(Text(f"nothing to resume in {out}: starting a new run"), soft_wrap=True)
     if not (resume and exists):
         config = RunConfig.of(dataset, **given)
+        check_is_free(out, after_tuning=after_tuning)
         if config.net in ("mlp", "lenet5"):
             run = Run(out, config, data_dir)
             return run, read_data(run), True
-        check_is_free(out, after_tuning=after_tuning)
         if config.net == "resnet8":
             return (*_read_images(console, out, config), True)
         return (*_read_table(console, out, config, given, tuned=tuned), True)
@@ -603,17 +608,6 @@ def _create(run: Run, data: RunData, device: str, processes: int) -> Run:
 _ALONE = "leave --devices and --nodes out, or start it without torchrun"
 
 
-def _check_processes(launch: Launch | None, *, tuned: bool, shared_noise: bool) -> None:
-    """Raise ConfigError for options that do nothing, or that several processes cannot do."""
-    if launch is None and shared_noise:
-        raise ConfigError("shared-noise would do nothing in one process; leave it out")
-    if launch is not None and tuned:
-        raise ConfigError(
-            "a search trains its trials in one process each; give several processes the same "
-            f"--tune-storage instead, and {_ALONE}"
-        )
-
-
 def _check_can_divide(config: RunConfig, data: RunData) -> None:
     """Raise ConfigError for a run that several processes cannot train together."""
     if isinstance(data, TableData) and data.stream is not None:
@@ -631,7 +625,10 @@ def _announcement(
     things = "images" if run.table is None else "rows"
     passes = f"({config.passes} passes each) " if config.passes > 1 else ""
     processes = 1 if launch is None else launch.count
-    seconds = seconds_per_epoch(bnn, config, data, processes, torch.device(device))
+    shared_noise = launch is not None and launch.shared_noise
+    seconds = seconds_per_epoch(
+        *(bnn, config, data), processes, torch.device(device), shared_noise=shared_noise
+    )
     where = "" if processes == 1 else f", and what {processes} processes wait for each other"
     return (
         f"{what[config.baseline]}, {data.name}, {config.net}: {weights_of(bnn)}, "

@@ -20,7 +20,11 @@ from bayesify.distributions.likelihoods import CensoredGaussianLikelihood
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.table_data import TableData
 from bayesify.training import ConvergenceWarning, fit
-from bayesify.training.backends import NonFiniteLossError, make_backend
+from bayesify.training.backends import (
+    NonFiniteLossError,
+    check_shared_noise,
+    make_backend,
+)
 from bayesify.training.elbo import ELBO
 from bayesify.training.free_energy import free_energy_note, is_above_untrained
 from bayesify.training.history import EpochRow, History
@@ -278,14 +282,21 @@ def seconds_per_epoch(
     data: RunData,
     processes: int = 1,
     device: torch.device | None = None,
+    *,
+    shared_noise: bool = False,
 ) -> float:
     """Return the seconds of an epoch, from the median of a few steps on a copy of the network.
 
     Of several processes it is the time that each computes, without their exchange of gradients.
+
+    Raises:
+        ValueError: the noise of several processes cannot be shared.
     """
     device = torch.device("cpu") if device is None else device
     elbo = make_elbo(copy.deepcopy(bnn).to(device), config, data)
     optimizer = make_optimizer(elbo, optimizer_factory(config, elbo), 1.0)
+    if shared_noise:
+        check_shared_noise(elbo, config.backend)
     backend = make_backend(elbo, optimizer, config.backend)
     rows = -(-config.batch_size // processes)
     inputs, targets = (each[:rows].to(device) for each in (data.train_inputs, data.train_targets))

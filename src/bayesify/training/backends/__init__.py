@@ -7,7 +7,7 @@ from bayesify.training.backends.backend import (
     Noise,
     NonFiniteLossError,
 )
-from bayesify.training.backends.choose import check_backend, make_backend
+from bayesify.training.backends.choose import check_backend, check_shared_noise, make_backend
 from bayesify.training.backends.closed_form import ClosedFormBackend
 from bayesify.training.backends.compiled import CompiledBackend
 from bayesify.training.backends.graph import GraphBackend
@@ -29,6 +29,7 @@ __all__ = [
     "NonFiniteLossError",
     "ReplicaBackend",
     "check_backend",
+    "check_shared_noise",
     "make_backend",
     "why_no_closed_forms",
     "why_not_compiled",

@@ -52,7 +52,7 @@ class AutogradBackend:
         processes: Processes | None = None,
     ) -> None:
         self._elbo, self._optimizer, self._fused = elbo, optimizer, fused
-        self._processes = Processes() if processes is None else processes
+        self._processes = Processes.alone() if processes is None else processes
         self.noise = "counter" if fused else "generator"
         name = "fused objective" if fused else "autograd"
         self.description = f"{name} ({reason})" if reason else name
@@ -72,7 +72,7 @@ class AutogradBackend:
         elbo, processes = self._elbo, self._processes
         fused, elbo.fused = elbo.fused, self._fused
         options: dict[str, Any] = {"batch_index": batch_index, "kl_scale": kl_scale}
-        if share is not None:
+        if share is not None and elbo.kl_weighting == "geometric":
             options["batch_size"] = share.batch_size
         try:
             terms: ELBOTerms = elbo(inputs, targets, **options)

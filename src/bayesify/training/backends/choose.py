@@ -27,7 +27,7 @@ from bayesify.training.kernel.compiler import CompilerError
 from bayesify.training.kernel.formulas import leaf_kind
 from bayesify.training.processes import Processes
 
-__all__ = ["NOISE_OF", "check_backend", "make_backend"]
+__all__ = ["NOISE_OF", "check_backend", "check_shared_noise", "make_backend"]
 
 #: The noise of each backend; a run must resume with the noise that it began with.
 NOISE_OF: dict[str, Noise] = {
@@ -59,7 +59,7 @@ def make_backend(
         optimizer: the optimiser of its parameters.
         backend: ``"compiled"``, ``"closed-form"``, ``"autograd"``, or ``"auto"``.
         noise: of the run that is resumed; None for a new one.
-        processes: those that train together; None is all of ``torch.distributed``.
+        processes: those that train together; None is this one alone.
 
     Raises:
         ValueError: ``backend`` is unknown, does not support the run, or has another noise than
@@ -74,11 +74,11 @@ def make_backend(
         'fused objective (the optimizer is AdamW)'
     """
     check_backend(backend)
-    processes = Processes() if processes is None else processes
+    processes = Processes.alone() if processes is None else processes
     if isinstance(optimizer, IVON):
         optimizer.check(elbo)
     if processes.shared_noise:
-        _check_shared_noise(elbo, backend)
+        check_shared_noise(elbo, backend)
     elbo.bnn.estimator.check_num_samples(elbo.num_samples)
     if noise is not None and NOISE_OF.get(backend, noise) != noise:
         fitting = " or ".join(f'"{name}"' for name in NOISE_OF if NOISE_OF[name] == noise)
@@ -124,7 +124,8 @@ def _has_fused_objective(elbo: ELBO) -> bool:
     return why_no_closed_forms(elbo) is None and elbo.uses_kernel()
 
 
-def _check_shared_noise(elbo: ELBO, backend: str) -> None:
+def check_shared_noise(elbo: ELBO, backend: str) -> None:
+    """Raise ValueError where several processes cannot draw the same weights and save by it."""
     reason = why_no_closed_forms(elbo)
     if backend == "autograd":
         reason = 'backend="autograd" adds up the gradients in mean and rho'
@@ -195,7 +196,12 @@ class _WithFallback:
                     share=share,
                 )
             except EditedInPlaceError:
-                if undo is None or self._processes.shared_noise:
+                if self._processes.shared_noise:
+                    raise ValueError(
+                        "shared_noise needs a network that does not edit its weights in place; "
+                        "leave it out"
+                    ) from None
+                if undo is None:
                     raise
                 undo()
                 reason = "the network edits its weights in place"

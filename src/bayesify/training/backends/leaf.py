@@ -96,7 +96,7 @@ class LeafBackend(ABC):
         self, elbo: ELBO, optimizer: Optimizer, *, processes: Processes | None = None
     ) -> None:
         self._elbo, self._optimizer = elbo, optimizer
-        self._processes = Processes() if processes is None else processes
+        self._processes = Processes.alone() if processes is None else processes
         self._prepare()
 
     def step(
