@@ -385,15 +385,15 @@ def table() -> str:
             f"of {_BATCH} for all processes together, one thread each, "
             f"{stored['exchange']['hardware']}:",
             "",
-            "| | 1 process, ms a step | 2 processes, ms a step | MB sent a step by each | "
-            "in vectors of the weights |",
+            "| | 1 process, ms a step (spread) | 2 processes, ms a step (spread) | "
+            "MB sent a step by each | in vectors of the weights |",
             "|---|---|---|---|---|",
         ]
         for mode, name in words.items():
             one, two = steps.get((mode, 1)), steps[mode, 2]
-            alone = "" if one is None else f"{one['ms']:.1f}"
+            alone = "" if one is None else timed(one)
             sent, vectors = two["bytes_sent"] / 1e6, two["bytes_sent"] / (4 * two["weights"])
-            lines.append(f"| {name} | {alone} | {two['ms']:.1f} | {sent:.2f} | {vectors:.2f} |")
+            lines.append(f"| {name} | {alone} | {timed(two)} | {sent:.2f} | {vectors:.2f} |")
         lines += ["", *on_paper(steps), ""]
         ratio = next(row for row in rows if "variance_ratio_mean" in row)
         lines += [
@@ -417,6 +417,11 @@ def table() -> str:
             "",
         ]
     return "\n".join(lines).strip()
+
+
+def timed(row: dict[str, Any]) -> str:
+    """The median time of a step and the spread of the rounds."""
+    return f"{row['ms']:.1f} ({row['ms_spread']:.1f})"
 
 
 def on_paper(steps: dict[tuple[str, int], dict[str, Any]]) -> list[str]:
