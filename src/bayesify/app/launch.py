@@ -164,7 +164,8 @@ def requested_launch(
                 "and a free port of the first machine, and 0, 1, ... for this one; give the same "
                 "command on each, or start it by torchrun"
             )
-        _check_node_rank(found.nodes)
+        if found.count > 1:
+            _check_node_rank(found.nodes)
     if found.count == 1:
         if shared_noise:
             raise ConfigError("shared-noise would do nothing in one process; leave it out")

@@ -69,6 +69,7 @@ def test_a_wrong_rank_of_the_node_is_refused(
     monkeypatch.setenv("NODE_RANK", rank)
     with pytest.raises(ValueError, match=re.escape(expected)):
         requested_launch(2, nodes)
+    assert requested_launch(None, None) is None, "one process has nobody to meet"
 
 
 def test_nothing_is_left_of_a_run_whose_noise_cannot_be_shared(tmp_path: Path) -> None:
