@@ -158,7 +158,12 @@ def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command in a group of its own; kill the group at the end."""
     with log.open("wb") as file:
         process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # Else processes that torchrun starts again can meet the addresses of the last ones.
+            env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         )
         try:
             yield process
