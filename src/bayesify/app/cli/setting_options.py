@@ -1,0 +1,106 @@
+"""Options of the command line that follow from the declarations of a run's settings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+
+from bayesify.app.runs import RunConfig
+from bayesify.app.runs.declarations import Declaration, option
+from bayesify.app.runs.settings import declarations
+
+__all__ = ["with_settings"]
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each setting, in place of its ``**given``."""
+    parameters = list(inspect.signature(command, eval_str=True).parameters.values())
+    fixed = [each for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    settings = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(name, declared)
+        )
+        for name, declared in declarations().items()
+        if name not in inspect.signature(command).parameters
+    ]
+    # The order of the help: arguments, settings, then the options of this command alone.
+    ordered = [*fixed[:2], *settings, *fixed[2:]]
+    vars(command)["__signature__"] = inspect.Signature(
+        [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in ordered]
+    )
+    return command
+
+
+def _option(name: str, declared: Declaration) -> Any:
+    """Return the annotation of a setting's option, from which Typer parses it."""
+    *most, last = declared.choices or ("",)
+    text = declared.setting.help.format(choices=f"{', '.join(most)} or {last}")
+    default = _defaults(name)
+    info = typer.Option(
+        *([f"--{option(name)}"] if declared.kind is bool else []),  # a flag without its opposite
+        help=text + (rf" \[default: {default}]" if default else ""),
+        show_default=False,
+        rich_help_panel=declared.setting.panel,
+    )
+    return Annotated[_parsed_as(declared.kind) | None, info]
+
+
+def _parsed_as(kind: Any) -> Any:
+    """Return the type by which Typer parses a setting; its choices are checked by the settings."""
+    if get_origin(kind) is tuple:
+        return list[str] if get_args(kind)[0] is str else str  # 400,400 is one value
+    return next((each for each in (kind, *get_args(kind)) if each in (int, float, bool)), str)
+
+
+#: Runs with defaults of their own.
+_SPECIAL: dict[str, list[dict[str, Any]]] = {
+    "one prior std": [{"prior": "gaussian"}, {"prior": "laplace"}],
+    "lenet5": [{"net": "lenet5"}],
+    "given --kl-warmup": [{"kl_warmup": 0.5}],
+    "sgd baseline": [{"baseline": "sgd"}],
+    "dropout baseline": [{"baseline": "dropout"}],
+    "ivon": [{"optimizer": "ivon"}],
+    "antithetic": [{"estimator": "antithetic"}],
+    "tables": [{"target": "y", "task": task} for task in ("classification", "regression")],
+    "folders": [{"dataset": "photos"}],
+    "adapters": [
+        {"target": "y", "task": "classification", "text": ("t",), "encoder": "e", "adapter": True}
+    ],
+}
+
+
+def _defaults(name: str) -> str:
+    """Return a setting's defaults for the help: the usual one, and others with their runs.
+
+    Example:
+        >>> _defaults("batch_size")
+        '256; sgd baseline 128; dropout baseline 128; ivon 128; tables 512; folders 64; adapters 32'
+    """
+    usual = _shown(getattr(RunConfig.of("mnist"), name))
+    texts = [usual]
+    for kind, cases in _SPECIAL.items():
+        few, many = (
+            [
+                _shown(getattr(run, name))
+                for given in ({"dataset": "mnist", **case} for case in cases)
+                if name not in given
+                and name not in (run := RunConfig.of(num_rows=rows, **given)).idle()
+            ]
+            for rows in (1_000, 1_000_000)
+        )
+        if few != many:
+            texts.append(f"{kind} by their size")
+        elif set(few) - {usual}:
+            texts.append(f"{kind} {' or '.join(dict.fromkeys(few))}")
+    return "; ".join(text for text in texts if text)
+
+
+def _shown(value: object) -> str:
+    if value is None or value == ():
+        return ""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
