@@ -5,15 +5,74 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import distributed
 
+from bayesify.app.runs import RunError
 from bayesify.app.runs.declarations import ConfigError
 
-__all__ = ["Launch", "requested_device", "requested_launch", "was_restarted"]
+__all__ = [
+    "Joined",
+    "Launch",
+    "OtherProcessError",
+    "requested_device",
+    "requested_launch",
+    "was_restarted",
+]
+
+#: How long a process waits for another that reads a table.
+_PATIENCE = timedelta(days=7)
+
+
+class OtherProcessError(RunError):
+    """Another process of the run failed, and says why."""
+
+
+class Joined:
+    """The processes of a run, connected with each other, or one alone.
+
+    Args:
+        device: that of this process.
+        group: connects all; None for one process.
+
+    Example:
+        >>> with Joined(torch.device("cpu")).all_succeed():
+        ...     print("begun")
+        begun
+    """
+
+    def __init__(self, device: torch.device, group: distributed.ProcessGroup | None = None) -> None:
+        self.device = device
+        self._group = group
+
+    @contextmanager
+    def all_succeed(self) -> Iterator[None]:
+        """Wait at the end for the other processes, and go on only if no process failed.
+
+        Raises:
+            OtherProcessError: another process failed, and this one did not.
+        """
+        try:
+            yield
+        except BaseException:
+            with suppress(RuntimeError):  # the connection: the error here is the one to tell
+                self._failures(1)
+            raise
+        if self._failures(0):
+            raise OtherProcessError(
+                "all processes must be able to begin, but another one failed; mend what its "
+                "message says"
+            )
+
+    def _failures(self, own: int) -> int:
+        failures = torch.tensor(own)
+        if self._group is not None:
+            distributed.all_reduce(failures, group=self._group)
+        return int(failures)
 
 
 @dataclass(frozen=True)
@@ -38,7 +97,7 @@ class Launch:
     def is_first(self) -> bool:
         """Whether this process prints and writes for all."""
         names = ("RANK",) if self.by_torchrun else ("NODE_RANK", "LOCAL_RANK")
-        return all(int(os.environ.get(name, 0)) == 0 for name in names)
+        return self.count == 1 or all(int(os.environ.get(name, 0)) == 0 for name in names)
 
     @property
     def count(self) -> int:
@@ -48,11 +107,13 @@ class Launch:
     @property
     def command(self) -> str:
         """The options that repeat it, with a space before; torchrun decides on the numbers."""
-        shared = " --shared-noise" if self.shared_noise else ""
-        if self.by_torchrun:
-            return shared
-        nodes = f" --nodes {self.nodes}" if self.nodes > 1 else ""
-        return f" --devices {self.devices}{nodes}{shared}"
+        options = {"device": self.device} if self.device != "cpu" else {}
+        if self.count > 1 and not self.by_torchrun:
+            options["devices"] = str(self.devices)
+        if self.nodes > 1 and not self.by_torchrun:
+            options["nodes"] = str(self.nodes)
+        words = [f" --{name} {value}" for name, value in options.items()]
+        return "".join(words) + (" --shared-noise" if self.shared_noise else "")
 
     @property
     def waits_for(self) -> str | None:
@@ -62,11 +123,11 @@ class Launch:
         return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
     @contextmanager
-    def joined(self) -> Iterator[torch.device]:
-        """Start the other processes of this node, and connect all until the context ends.
-
-        Yields the device of this process.
-        """
+    def joined(self) -> Iterator[Joined]:
+        """Start the other processes of this node, and connect all until the context ends."""
+        if self.count == 1:
+            yield Joined(torch.device(self.device))
+            return
         from lightning.fabric import Fabric
         from lightning.fabric.plugins.environments import (
             LightningEnvironment,
@@ -85,7 +146,8 @@ class Launch:
         )
         fabric.launch()
         try:
-            yield fabric.device
+            # Not NCCL, which keeps a GPU busy while it waits.
+            yield Joined(fabric.device, distributed.new_group(backend="gloo", timeout=_PATIENCE))
         finally:
             distributed.destroy_process_group()
 
@@ -119,8 +181,8 @@ def requested_device(name: str) -> str:
 
 def requested_launch(
     devices: int | None, nodes: int | None, device: str = "cpu", *, shared_noise: bool = False
-) -> Launch | None:
-    """Return what the options or torchrun ask for, or None for one process.
+) -> Launch:
+    """Return what the options or torchrun ask for.
 
     Args:
         devices: processes on each node; None is not given.
@@ -132,8 +194,8 @@ def requested_launch(
         ConfigError: an option is out of range, contradicts torchrun, or lacks what it needs.
 
     Example:
-        >>> requested_launch(None, None) is None
-        True
+        >>> requested_launch(None, None).count
+        1
         >>> requested_launch(0, None)
         Traceback (most recent call last):
         bayesify.app.runs.declarations.ConfigError: devices must be at least 1, got 0
@@ -169,7 +231,7 @@ def requested_launch(
     if found.count == 1:
         if shared_noise:
             raise ConfigError("shared-noise would do nothing in one process; leave it out")
-        return None
+        return found
     if device == "cuda" and found.devices > (gpus := torch.cuda.device_count()):
         raise ConfigError(f"devices must be at most the {gpus} GPUs here, got {found.devices}")
     try:

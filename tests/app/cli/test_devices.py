@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import pytest
@@ -40,7 +41,6 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "
         (["--nodes", "2"], "nodes 2 needs MASTER_ADDR, MASTER_PORT, NODE_RANK in the environment"),
         (["--device", "gpu"], "device must be auto, cpu or cuda, got 'gpu'"),
         (["--shared-noise"], "shared-noise would do nothing in one process; leave it out"),
-        (["--devices", "2", "--objective", "f-quad"], "objective f-quad is trained in one process"),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused(
@@ -69,19 +69,9 @@ def test_a_wrong_rank_of_the_node_is_refused(
     monkeypatch.setenv("NODE_RANK", rank)
     with pytest.raises(ValueError, match=re.escape(expected)):
         requested_launch(2, nodes)
-    assert requested_launch(None, None) is None, "one process has nobody to meet"
-
-
-def test_nothing_is_left_of_a_run_whose_noise_cannot_be_shared(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    said = bayesify(
-        *TRAIN, "--out", out, "--devices", "2", "--shared-noise", "--estimator", "flipout"
-    )
-    assert said.code == 2
-    assert "shared_noise needs weight sampling" in said.err
-    assert not out.exists()
-    (out / "kept").mkdir(parents=True)
-    check_refused(bayesify(*TRAIN, "--out", out, "--devices", "2"), "holds other files")
+    alone = requested_launch(None, None)
+    assert alone.is_first, "one process has nobody to meet"
+    assert (alone.count, alone.waits_for, alone.command) == (1, None, "")
 
 
 def test_a_gpu_is_needed_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,16 +87,12 @@ def test_a_gpu_is_needed_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPa
         requested_launch(3, None, "cuda")
 
 
-def test_tables_that_are_searched_or_streamed_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("x,y\n" + "".join(f"{n % 11},{n % 7}\n" for n in range(60)))
-    train = ["train", path, "--target", "y", "--out", tmp_path / "run", "--devices", "2"]
+def test_a_search_in_several_processes_is_refused(tmp_path: Path) -> None:
+    train = ["train", make_table(tmp_path), "--target", "y", "--out", tmp_path / "run"]
     check_refused(
-        bayesify(*train, "--tune", "5s"), "give several processes the same --tune-storage"
+        bayesify(*train, "--devices", "2", "--tune", "5s"),
+        "give several processes the same --tune-storage",
     )
-    streamed = bayesify(*train, "--max-memory", "2GB")
-    assert streamed.code == 2
-    assert "a streamed table is trained on in one process" in streamed.err
 
 
 def test_torchrun_decides_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +116,7 @@ def test_a_launch_knows_its_options_and_the_first_process(monkeypatch: pytest.Mo
     assert Launch(2, 3, by_torchrun=False).is_first
     assert Launch(2, 3, by_torchrun=False).command == " --devices 2 --nodes 3"
     assert Launch(2, 1, by_torchrun=False).command == " --devices 2"
+    assert Launch(2, 1, by_torchrun=True, device="cuda").command == " --device cuda"
     shared = Launch(2, 1, by_torchrun=False, shared_noise=True)
     assert shared.command == " --devices 2 --shared-noise"
     assert shared.waits_for is None
@@ -140,6 +127,12 @@ def test_a_launch_knows_its_options_and_the_first_process(monkeypatch: pytest.Mo
 
 
 # ---------------------------------------------------------------------------------- real processes
+
+
+def make_table(folder: Path) -> Path:
+    path = folder / "t.csv"
+    path.write_text("x,z,y\n" + "".join(f"{n % 11},{n % 13},{n % 7}\n" for n in range(3000)))
+    return path
 
 
 def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -229,6 +222,64 @@ def test_two_processes_train_one_run(whole: Path, tmp_path: Path) -> None:
     assert not torch.equal(weights_of(whole)["posterior.mean"], weights_of(alone)["posterior.mean"])
     shown = run("evaluate", whole, "--json")
     assert json.loads(shown.stdout)["test"]["error_predictive"] == error
+
+
+@pytest.mark.slow
+def test_the_first_process_alone_tells_an_error_and_nothing_is_left(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [*TRAIN, "--out", str(out), "--estimator", "flipout", "--shared-noise"]
+    done = run(*words, "--devices", "2")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("bayesify: shared_noise needs weight sampling") == 1
+    assert not out.exists()
+    words = [*TRAIN, "--out", str(out), "--objective", "f-quad"]
+    done = subprocess.run(torchrun(*words), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.count("bayesify: objective f-quad is trained in one process") == 1
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_streamed_table(tmp_path: Path) -> None:
+    words = ["train", make_table(tmp_path), "--target", "y", "--max-memory", "3GB"]
+    words += ["--epochs", "3", "--test-samples", "2", "--estimator", "sampling"]
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    assert run(*words, "--out", alone).returncode == 0
+    done = run(*words, "--out", shared, "--devices", "2", "--shared-noise")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("streaming about 3,000 rows") == 1
+    found, expected = weights_of(shared), weights_of(alone)
+    for name in ("posterior.mean", "posterior.rho"):
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
+    assert not list(shared.glob("*.arrow"))
+
+
+@pytest.mark.slow
+def test_machines_that_do_not_share_the_folder_are_told(tmp_path: Path) -> None:
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meet = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    machines = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "bayesify", *TRAIN),
+                *("--out", str(tmp_path / f"run{rank}"), "--nodes", "2"),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**meet, "NODE_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    first, second = (each.communicate(timeout=200)[1] for each in machines)
+    assert [each.returncode for each in machines] == [2, 2]
+    assert f"connecting with the first machine at 127.0.0.1:{port}" in second
+    assert f"{tmp_path / 'run1'} holds no run" in second
+    assert "all machines must see --out under the same path" in second
+    assert "another one failed" in first
+    assert "Traceback" not in first + second
 
 
 @pytest.mark.slow

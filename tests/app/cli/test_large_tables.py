@@ -187,6 +187,16 @@ def test_a_table_that_does_not_fit_is_streamed(
     assert settings["max_memory"] == "4000000000 B"
 
 
+def test_several_processes_share_the_free_memory(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "available_memory", lambda: 10 * 10**9)
+    monkeypatch.setattr(cost, "memory_needed", lambda *_: 3 * 10**9)
+    file = files.open_table(place / "one.parquet")
+    assert cost.fitting_memory(file, processes=2) is None
+    assert cost.fitting_memory(file, processes=4) == 2 * 10**9
+
+
 def test_the_number_of_rows_of_a_text_is_estimated(place: Path, tmp_path: Path) -> None:
     frame(60_000).to_csv(tmp_path / "t.csv", index=False)
     found = cost.StreamCost.of(files.open_table(tmp_path / "t.csv"))

@@ -45,6 +45,7 @@ def prepare(
     resume: bool,
     tuned: bool,
     is_shared: bool,
+    processes: int,
 ) -> tuple[Run, RunData, bool]:
     """Return the requested run, its data, and whether the run is new; write nothing.
 
@@ -88,7 +89,7 @@ def prepare(
             return run, read_data(run), True
         if config.net == "resnet8":
             return (*_read_images(console, out, config), True)
-        return (*_read_table(console, out, config, given, tuned=tuned), True)
+        return (*_read_table(console, out, config, given, processes, tuned=tuned), True)
     run = Run.open(out)
     for name, value in {"dataset": dataset, **given}.items():
         stored = getattr(run.config, name)
@@ -138,7 +139,13 @@ def _find_images(config: RunConfig) -> LabelledImages:
 
 
 def _read_table(
-    console: Console, out: Path, config: RunConfig, given: dict[str, Any], *, tuned: bool
+    console: Console,
+    out: Path,
+    config: RunConfig,
+    given: dict[str, Any],
+    processes: int,
+    *,
+    tuned: bool,
 ) -> tuple[Run, RunData]:
     """Read a table, print what was found in it, and return its run and data."""
     from bayesify.tabular.detect import may_be_counts
@@ -166,7 +173,7 @@ def _read_table(
     }
     cap = None if config.max_memory is None else bytes_of(config.max_memory)
     if cap is None and not tuned and config.encoder is None:
-        cap = fitting_memory(file, len(config.drop), config.limit)
+        cap = fitting_memory(file, len(config.drop), config.limit, processes=processes)
         if cap is not None:
             given = {**given, "max_memory": f"{cap} B"}
             note = "note: the table is streamed, because it does not fit into the free memory"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -17,9 +18,15 @@ from bayesify.app.cli.epoch_table import EpochTable, HistoryWriter, NoTable
 from bayesify.app.cli.formatting import duration, seconds_of, summarise, weights_of
 from bayesify.app.cli.prepare_run import create_folder, prepare, write_rows
 from bayesify.app.cli.setting_options import with_settings
-from bayesify.app.launch import Launch, requested_device, requested_launch, was_restarted
+from bayesify.app.launch import (
+    Launch,
+    OtherProcessError,
+    requested_device,
+    requested_launch,
+    was_restarted,
+)
 from bayesify.app.report.tuning_text import tuning_note
-from bayesify.app.runs import ConfigError, Run, RunConfig, RunData, finish
+from bayesify.app.runs import ConfigError, Run, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
 from bayesify.app.runs.folder import num_train
 from bayesify.app.runs.memory import peak_memory
@@ -28,6 +35,9 @@ from bayesify.app.runs.train import seconds_per_epoch, use_threads
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.table_data import TableData
 from bayesify.training.backends import NonFiniteLossError
+
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.tabular.streaming.encoded import EncodedRows
 
 __all__ = ["train"]
 
@@ -127,7 +137,6 @@ def train(
     --devices 2 trains in two processes, and so does torchrun -m bayesify train. The batch size is
     that of all processes together, so that it need not change with their number.
     """
-    seconds = None if tune is None else seconds_of(tune)
     settings: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in given.items()
@@ -139,70 +148,45 @@ def train(
         )
     if "hidden" in settings:
         settings["hidden"] = _widths(settings["hidden"])
-    if tune_storage is not None and seconds is None:
+    if tune_storage is not None and tune is None:
         raise ConfigError("tune-storage would do nothing without --tune; leave it out")
-    device = requested_device(device)
-    launch = requested_launch(devices, nodes, device, shared_noise=shared_noise)
-    if launch is not None and seconds is not None:
+    search = None if tune is None else _Search(tune, seconds_of(tune), tune_storage)
+    launch = requested_launch(devices, nodes, requested_device(device), shared_noise=shared_noise)
+    if launch.count > 1 and search is not None:
         raise ConfigError(
             "a search trains its trials in one process each; give several processes the same "
             f"--tune-storage instead, and {_ALONE}"
         )
-    is_first = launch is None or launch.is_first
-    resume = resume or (launch is not None and was_restarted())
-    console = Console(stderr=True, quiet=not is_first)
-    run, data, is_new = prepare(
-        console,
-        dataset,
-        out,
-        settings,
-        data_dir,
-        resume=resume,
-        tuned=seconds is not None,
-        is_shared=tune_storage is not None,
-    )
-    if launch is not None:
-        _check_can_divide(run.config, data)
-    use_threads(run)
-    if seconds is not None and is_new:
-        run = _tuned(console, run, data, settings, seconds, tune, tune_storage)
-    # Before the folder is created, so that an error here leaves no folder.
-    bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
-    announcement = _announcement(run, bnn, data, launch, device) if is_first else ""
-    if is_new and launch is None:
-        run = create_folder(run, data, device, processes=1)
-    console.print(Text(announcement), soft_wrap=True)
-    stream = data.stream if isinstance(data, TableData) else None
-    prunes = run.config.make_pruning() is not None
-    table = EpochTable(console, run.config.task, prunes=prunes)
+    console = Console(stderr=True, quiet=not launch.is_first)
+    if launch.waits_for is not None:
+        typer.echo(f"connecting with the first machine at {launch.waits_for}", err=True)
     try:
-        if launch is not None and (place := launch.waits_for) is not None:
-            typer.echo(f"connecting with the first machine at {place}", err=True)
-        alone = nullcontext(torch.device(device))
-        with alone if launch is None else launch.joined() as own_device:
+        with launch.joined() as joined:
+            # One reads and decides for all; the others open the run that it made.
+            with joined.all_succeed():
+                if launch.is_first:
+                    run, data = _begin(
+                        *(console, dataset, out, settings, data_dir, search, launch),
+                        resume=resume or was_restarted(),
+                    )
+            with joined.all_succeed():
+                if not launch.is_first:
+                    run = _opened(out, data_dir)
+                    data = run.load_data()
             use_threads(run)  # Fabric has a number of its own
-            # Not before: the others look for a free folder, too.
-            if is_new and is_first and launch is not None:
-                run = create_folder(run, data, device, launch.count)
-            if stream is not None:
-                write_rows(console, run, stream)
-            callback = HistoryWriter(run, table) if is_first else NoTable()
-            trained = train_run(run, data, callback, own_device, shared_noise=shared_noise)
-    except (KeyboardInterrupt, NonFiniteLossError) as error:
-        if not is_first:
-            return  # the first process reports it
-        if isinstance(error, KeyboardInterrupt):
-            table.close()
-            more = f" --device {device}" if device != "cpu" else ""
-            more += "" if launch is None else launch.command
-            # Text, because Rich would read [brackets] and :colons: in a path as markup.
-            note = Text(f"stopped; resume with: {run.command}{more} --resume")
-            console.print(note, soft_wrap=True)
-        raise
-    finally:
-        table.close()
-    if not is_first:
+            table = EpochTable(
+                console, run.config.task, prunes=run.config.make_pruning() is not None
+            )
+            callback = HistoryWriter(run, table) if launch.is_first else NoTable()
+            with _resumable(console, run, launch), closing(table):
+                trained = train_run(run, data, callback, joined.device, shared_noise=shared_noise)
+    except (KeyboardInterrupt, NonFiniteLossError, OtherProcessError):
+        if launch.is_first:
+            raise
+        return  # the first process reports it
+    if not launch.is_first:
         return
+    stream = _stream_of(data)
     with console.status("measuring and drawing ..."):
         metrics, report = finish(run, data, trained)
     if stream is not None:
@@ -219,20 +203,90 @@ def train(
     typer.echo(f"report: {report}")
 
 
-def _tuned(
+class _Search(NamedTuple):
+    """A search for settings before the training: its time as given, in seconds, and where it is."""
+
+    budget: str
+    seconds: float
+    storage: str | None
+
+
+def _begin(
     console: Console,
-    run: Run,
-    data: RunData,
+    dataset: str,
+    out: Path,
     given: dict[str, Any],
-    seconds: float,
-    budget: str | None,
-    storage: str | None,
+    data_dir: str | None,
+    search: _Search | None,
+    launch: Launch,
+    *,
+    resume: bool,
+) -> tuple[Run, RunData]:
+    """Return a run that is ready to be trained and its data; say what training will cost."""
+    run, data, is_new = prepare(
+        console,
+        dataset,
+        out,
+        given,
+        data_dir,
+        resume=resume,
+        tuned=search is not None,
+        is_shared=search is not None and search.storage is not None,
+        processes=launch.devices,
+    )
+    if launch.count > 1 and run.config.objective != "elbo":
+        raise ConfigError(f"objective {run.config.objective} is trained in one process; {_ALONE}")
+    use_threads(run)
+    if search is not None and is_new:
+        run = _tuned(console, run, data, given, search)
+    # Before the folder is created, so that an error here leaves no folder.
+    bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
+    announcement = _announcement(run, bnn, data, launch)
+    if is_new:
+        run = create_folder(run, data, launch.device, launch.count)
+    console.print(Text(announcement), soft_wrap=True)
+    stream = _stream_of(data)
+    if stream is not None:
+        with _resumable(console, run, launch):
+            write_rows(console, run, stream)
+    return run, data
+
+
+def _opened(out: Path, data_dir: str | None) -> Run:
+    """Open the run that the first process made."""
+    try:
+        run = Run.open(out)
+    except RunError as error:
+        raise RunError(f"{error}; all machines must see --out under the same path") from error
+    return replace(run, data_dir=data_dir or run.data_dir)
+
+
+def _stream_of(data: RunData) -> EncodedRows | None:
+    """Return the rows that are read from a file at every epoch."""
+    return data.stream if isinstance(data, TableData) else None
+
+
+@contextmanager
+def _resumable(console: Console, run: Run, launch: Launch) -> Iterator[None]:
+    """Say how to resume after Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        # Text, because Rich would read [brackets] and :colons: in a path as markup.
+        note = Text(f"stopped; resume with: {run.command}{launch.command} --resume")
+        console.print(note, soft_wrap=True)
+        raise
+
+
+def _tuned(
+    console: Console, run: Run, data: RunData, given: dict[str, Any], search: _Search
 ) -> Run:
     """Return a run with the settings that a search found."""
     from bayesify.app.cli.tuning_progress import TuningBar
     from bayesify.app.runs.tune import tune
 
     assert isinstance(data, TableData)
+    seconds, storage = search.seconds, search.storage
     with TuningBar(console, seconds) as bar:
         try:
             config, found = tune(
@@ -241,7 +295,7 @@ def _tuned(
         except KeyboardInterrupt:
             bar.close()
             more = "" if storage is None else " --tune-storage URL"  # it may hold a password
-            command = f"{run.command} --tune {budget}{more} --resume"
+            command = f"{run.command} --tune {search.budget}{more} --resume"
             console.print(Text(f"stopped; resume with: {command}"), soft_wrap=True)
             raise
     console.print(Text(tuning_note(found)), soft_wrap=True)
@@ -257,28 +311,17 @@ def _widths(text: str) -> tuple[int, ...]:
         ) from error
 
 
-def _check_can_divide(config: RunConfig, data: RunData) -> None:
-    """Raise ConfigError for a run that several processes cannot train together."""
-    if isinstance(data, TableData) and data.stream is not None:
-        raise ConfigError(f"a streamed table is trained on in one process; {_ALONE}")
-    if config.objective != "elbo":
-        raise ConfigError(f"objective {config.objective} is trained in one process; {_ALONE}")
-
-
-def _announcement(
-    run: Run, bnn: BayesianModule, data: RunData, launch: Launch | None, device: str
-) -> str:
+def _announcement(run: Run, bnn: BayesianModule, data: RunData, launch: Launch) -> str:
     """Describe what will be trained and how long it will take, estimated from a few steps."""
     config = run.config
     what = {None: "Bayes by Backprop", "sgd": "plain network", "dropout": "dropout network"}
     things = "images" if run.table is None else "rows"
     passes = f"({config.passes} passes each) " if config.passes > 1 else ""
-    processes = 1 if launch is None else launch.count
-    shared_noise = launch is not None and launch.shared_noise
     seconds = seconds_per_epoch(
-        *(bnn, config, data), processes, torch.device(device), shared_noise=shared_noise
+        *(bnn, config, data, launch.count, torch.device(launch.device)),
+        shared_noise=launch.shared_noise,
     )
-    where = "" if processes == 1 else f", and what {processes} processes wait for each other"
+    where = f", and what {launch.count} processes wait for each other" if launch.count > 1 else ""
     return (
         f"{what[config.baseline]}, {data.name}, {config.net}: {weights_of(bnn)}, "
         f"{num_train(data):,} {things}; {config.epochs} epochs {passes}of about "

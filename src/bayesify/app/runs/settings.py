@@ -181,7 +181,7 @@ class RunSettings:
     max_memory: Annotated[
         str | None,
         Setting(
-            "Memory that the command may use, such as 2GB: the table is streamed from its files. "
+            "Memory that each process may use, such as 2GB: the table is streamed from its files. "
             "If absent, this is done only for a table that does not fit into the free memory.",
             _TABLES,
             BYTES,

@@ -84,13 +84,16 @@ class StreamCost:
         )
 
 
-def fitting_memory(file: TableFile, dropped: int = 0, limit: int | None = None) -> int | None:
+def fitting_memory(
+    file: TableFile, dropped: int = 0, limit: int | None = None, *, processes: int = 1
+) -> int | None:
     """Return the memory within which to stream a table; None if it fits into the free memory.
 
     Args:
         file: the table.
         dropped: number of its columns that are not used.
         limit: rows from the top that are used; None for all.
+        processes: those that each hold the table; the memory returned is of one.
 
     Example:
         >>> import pandas as pd
@@ -101,6 +104,7 @@ def fitting_memory(file: TableFile, dropped: int = 0, limit: int | None = None) 
     free = available_memory()
     if free is None:
         return None
+    free //= processes
     columns = max(1, len(file.columns) - dropped)
     rows = file.num_rows
     if rows is None:
