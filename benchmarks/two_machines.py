@@ -2,7 +2,7 @@
 
 python benchmarks/two_machines.py exchange       # stores results/two-machines
 python benchmarks/two_machines.py training kill --data-dir DIR
-python benchmarks/two_machines.py --show         # writes the numbers into docs/
+python benchmarks/two_machines_table.py          # writes the numbers into docs/
 
 The machines are two network namespaces of this one, joined by a veth pair; making them needs root.
 They share its CPUs and its disk.
@@ -29,14 +29,12 @@ from typing import Any
 import records
 import torch
 from records import require_clean_tree
-from show_reproductions import insert
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import bayesify as bf
 from bayesify.io import read_tensors
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "several-processes.md"
 _ADDRESSES = "10.213.7.1", "10.213.7.2"
 _MACHINES = "bayesify-0", "bayesify-1"
 _PORT = 29517
@@ -129,7 +127,7 @@ def sent_bytes() -> int:
     return total
 
 
-def worker(mode: str) -> None:
+def worker(mode: str, batch: int) -> None:
     """Train for some steps as one of the ranks, and print what was measured."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
@@ -139,7 +137,7 @@ def worker(mode: str) -> None:
         *(nn.Linear(784, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _HIDDEN), nn.ReLU()),
         nn.Linear(_HIDDEN, 10),
     )
-    rows = _BATCH // world
+    rows = batch // world
     generator = torch.Generator().manual_seed(rank)
     x = torch.rand(8, rows, 784, generator=generator)
     y = torch.randint(10, (8, rows), generator=generator)
@@ -152,9 +150,15 @@ def worker(mode: str) -> None:
         step(x[place % 8], y[place % 8])
     seconds = time.perf_counter() - begun
     sent = sent_bytes() - before
+    distributed.barrier()
+    begun = time.perf_counter()
+    for _ in range(_STEPS):
+        exchange_only(mode, net)
+    seconds_exchange = time.perf_counter() - begun
     vector = torch.cat([each.detach().flatten() for each in module.parameters()])
     found = {
         "seconds": seconds,
+        "seconds_exchange": seconds_exchange,
         "bytes": sent,
         "weights": sum(each.numel() for each in net.parameters()),
         "digest": hashlib.sha256(vector.numpy().tobytes()).hexdigest(),
@@ -184,12 +188,25 @@ def step_of(
     return bf.make_step(elbo, adam, backend="compiled", shared_noise=shared), elbo
 
 
-def run_workers(mode: str, world: int, folder: Path) -> list[dict[str, Any]]:
-    """Run a mode with one process on each of one or two machines."""
-    logs = [folder / f"{mode}-{world}-{rank}-{time.monotonic_ns()}.log" for rank in range(world)]
-    command = [sys.executable, str(Path(__file__).resolve()), "--worker", mode]
+def exchange_only(mode: str, net: nn.Module) -> None:
+    """Add up what a step of a mode exchanges, and compute nothing."""
+    count = sum(each.numel() for each in net.parameters())
+    works = [
+        distributed.all_reduce(torch.zeros(count), async_op=True)
+        for _ in range(2 if mode == "own" else 1)
+    ]
+    for work in works:
+        work.wait()
+
+
+def run_workers(mode: str, world: int, batch: int, folder: Path) -> list[dict[str, Any]]:
+    """Run a mode with one process, one on each machine, or two on each."""
+    name = f"{mode}-{world}-{batch}-{time.monotonic_ns()}"
+    logs = [folder / f"{name}-{rank}.log" for rank in range(world)]
+    command = [sys.executable, str(Path(__file__).resolve()), "--worker", mode, str(batch)]
+    each = max(1, world // 2)
     processes = [
-        start(rank, command, logs[rank], RANK=str(rank), WORLD_SIZE=str(world))
+        start(rank // each, command, logs[rank], RANK=str(rank), WORLD_SIZE=str(world))
         for rank in range(world)
     ]
     wait_for(processes, logs)
@@ -198,24 +215,32 @@ def run_workers(mode: str, world: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def exchange(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Bytes and time of a step by mode, with one and two processes, interleaved."""
-    cases = [(mode, world) for mode in ("plain", "own", "shared") for world in (1, 2)]
-    cases.remove(("shared", 1))
-    found: dict[tuple[str, int], list[list[dict[str, Any]]]] = {case: [] for case in cases}
+    """Bytes and time of a step by mode and number of processes, interleaved.
+
+    A process alone has the whole minibatch, and half of it, which is what each of two computes.
+    """
+    cases = [("plain", 1, _BATCH), ("plain", 1, _BATCH // 2)]
+    cases += [("own", 1, _BATCH), ("own", 1, _BATCH // 2)]
+    cases += [(mode, world, _BATCH) for mode in ("plain", "own", "shared") for world in (2, 4)]
+    found: dict[tuple[str, int, int], list[list[dict[str, Any]]]] = {case: [] for case in cases}
     for _ in range(options.rounds):
         for case in cases:
             found[case].append(run_workers(*case, folder))
-    for mode, world in cases:
-        runs = found[mode, world]
+    for case in cases:
+        mode, world, batch = case
+        runs = found[case]
         seconds = [max(each["seconds"] for each in run) / _STEPS for run in runs]
+        alone = [max(each["seconds_exchange"] for each in run) / _STEPS for run in runs]
         equal = [len({each["digest"] for each in run}) == 1 for run in runs]
         yield {
             "noise": mode,
             "processes": world,
+            "minibatch": batch,
             "weights": runs[0][0]["weights"],
             "ms": 1e3 * median(seconds),
             "ms_spread": 1e3 * (max(seconds) - min(seconds)),
-            "bytes_sent": median(run[0]["bytes"] for run in runs) / _STEPS,
+            **({"ms_exchange_only": 1e3 * median(alone)} if world > 1 else {}),
+            "bytes_sent_by_a_machine": median(run[0]["bytes"] for run in runs) / _STEPS,
             "equal_after_steps": all(equal) and _STEPS + _WARM_UP,
         }
     yield variance()
@@ -261,20 +286,24 @@ def variance(draws: int = 400) -> dict[str, Any]:
 
 
 def training(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The test error of a run by one process, and by two processes on each of two machines."""
+    """The test error of runs by one process, and by two processes on each of two machines.
+
+    With shared noise of the first seed only.
+    """
     for seed in range(options.seeds):
         train = ["train", "mnist", "--seed", str(seed), *data_dir(options)]
         one = folder / f"one-{seed}"
         run(folder, [*train, "--out", str(one)])
         yield {"processes": 1, "seed": seed, **measured(one)}
-        four, logs = folder / f"four-{seed}", [folder / f"four-{seed}-{n}.log" for n in (0, 1)]
-        command = [sys.executable, "-m", "bayesify", *train, "--out", str(four)]
-        processes = [
-            start(n, [*command, "--devices", "2", "--nodes", "2"], logs[n], NODE_RANK=str(n))
-            for n in (0, 1)
-        ]
-        wait_for(processes, logs)
-        yield {"processes": 4, "seed": seed, **measured(four)}
+        for noise in ("own", "shared") if seed == 0 else ("own",):
+            four = folder / f"four-{seed}-{noise}"
+            logs = [folder / f"{four.name}-{n}.log" for n in (0, 1)]
+            command = [sys.executable, "-m", "bayesify", *train, "--out", str(four)]
+            command += ["--devices", "2", "--nodes", "2"]
+            command += ["--shared-noise"] if noise == "shared" else []
+            processes = [start(n, command, logs[n], NODE_RANK=str(n)) for n in (0, 1)]
+            wait_for(processes, logs)
+            yield {"processes": 4, "noise": noise, "seed": seed, **measured(four)}
 
 
 def killing(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -366,82 +395,6 @@ def measured(out: Path) -> dict[str, Any]:
     }
 
 
-# --------------------------------------------------------------------------------------- the page
-
-
-def table() -> str:
-    """The stored numbers as Markdown."""
-    stored = {
-        path.stem: json.loads(path.read_text())
-        for path in sorted((records.RESULTS / "two-machines").glob("*.json"))
-    }
-    lines: list[str] = []
-    if "exchange" in stored:
-        rows = stored["exchange"]["metrics"]["rows"]
-        steps = {(row["noise"], row["processes"]): row for row in rows if "noise" in row}
-        words = {"plain": "plain network, DDP", "own": "own noise", "shared": "shared noise"}
-        lines += [
-            f"A network 2x{_HIDDEN} for MNIST, {rows[0]['weights']:,} weights, Adam, minibatches "
-            f"of {_BATCH} for all processes together, one thread each, "
-            f"{stored['exchange']['hardware']}:",
-            "",
-            "| | 1 process, ms a step (spread) | 2 processes, ms a step (spread) | "
-            "MB sent a step by each | in vectors of the weights |",
-            "|---|---|---|---|---|",
-        ]
-        for mode, name in words.items():
-            one, two = steps.get((mode, 1)), steps[mode, 2]
-            alone = "" if one is None else timed(one)
-            sent, vectors = two["bytes_sent"] / 1e6, two["bytes_sent"] / (4 * two["weights"])
-            lines.append(f"| {name} | {alone} | {timed(two)} | {sent:.2f} | {vectors:.2f} |")
-        lines += ["", *on_paper(steps), ""]
-        ratio = next(row for row in rows if "variance_ratio_mean" in row)
-        lines += [
-            "Variance of the gradients under shared noise with two processes, as a multiple of "
-            f"that under own noise: {ratio['variance_ratio_mean']:.2f} in the means, "
-            f"{ratio['variance_ratio_rho']:.2f} in rho.",
-            "",
-        ]
-    if "training" in stored:
-        lines += [
-            "`bayesify train mnist`, by one process and by two on each of two machines, with the "
-            "same minibatches:",
-            "",
-            "| processes | seed | error averaged, % | error at the means, % | nll, nats |",
-            "|---|---|---|---|---|",
-            *(
-                f"| {row['processes']} | {row['seed']} | {row['error_predictive']:.2f} | "
-                f"{row['error_mean_weights']:.2f} | {row['nll']:.4f} |"
-                for row in stored["training"]["metrics"]["rows"]
-            ),
-            "",
-        ]
-    return "\n".join(lines).strip()
-
-
-def timed(row: dict[str, Any]) -> str:
-    """The median time of a step and the spread of the rounds."""
-    return f"{row['ms']:.1f} ({row['ms_spread']:.1f})"
-
-
-def on_paper(steps: dict[tuple[str, int], dict[str, Any]]) -> list[str]:
-    """What 64 processes would exchange, by the count of a ring and the measured bytes of two."""
-    rank_count, weights, rate = 64, 100_000_000, 25e9
-    parts = []
-    for mode, name in (("own", "own noise"), ("shared", "shared noise")):
-        two = steps[mode, 2]
-        # A ring sends 2 (R - 1) / R vectors: 1 for two processes.
-        vectors = two["bytes_sent"] / (4 * two["weights"]) * 2 * (rank_count - 1) / rank_count
-        sent = vectors * 4 * weights
-        parts.append(f"{sent / 1e6:,.0f} MB with {name}, {1e3 * sent / rate:.0f} ms")
-    return [
-        "On paper: in a ring of R processes each sends 2 (R - 1) / R times a vector. Of "
-        f"{weights:,} weights each of {rank_count} GPUs would send {' or '.join(parts)} at "
-        f"{rate / 1e9:.0f} GB a second, after each backward pass. Whether that is much depends on "
-        "the pass, which was not measured on GPUs. The update needs no exchange."
-    ]
-
-
 PARTS: dict[str, Callable[[Path, argparse.Namespace], Iterator[dict[str, Any]]]] = {
     "exchange": exchange,
     "training": training,
@@ -452,16 +405,13 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], Iterator[dict[str, Any]]]]
 def main() -> None:
     """Measure, and store the rows."""
     if sys.argv[1:2] == ["--worker"]:
-        worker(sys.argv[2])
-        return
-    if sys.argv[1:] == ["--show"]:
-        insert(PAGE, "two-machines", table())
+        worker(sys.argv[2], int(sys.argv[3]))
         return
     require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--data-dir")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of training")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of training")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="of exchange")
     options = parser.parse_args()
     for part in options.parts:

@@ -15,8 +15,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 STORE_NOTHING = {
     *("bench_table", "call_chain", "kernels", "mutation_faults", "mutation_operators"),
     *("mutation_server", "mutation_suite", "prediction_memory", "ray_nodes", "records"),
-    "same_results",
-    *("show_reproductions", "uncertainty"),
+    *("same_results", "show_reproductions", "two_machines_table", "uncertainty"),
 }
 #: Rows of uncommitted code by folder, and how many: to be measured again.
 UNCOMMITTED = {"architectures": 20}
