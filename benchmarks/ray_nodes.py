@@ -1,7 +1,8 @@
 """Kill a node of a Ray cluster half-way through an experiment, and compare with a local run.
 
-    python benchmarks/ray_nodes.py koca-dittmann
+    python benchmarks/ray_nodes.py koca-dittmann     # stores results/ray-nodes
     python benchmarks/ray_nodes.py rahmanto-grid --seeds 0,1,2,3,4,5
+    python benchmarks/ray_nodes.py --show            # writes what is stored into docs/
 
 Runs the short version of an experiment on two nodes of one CPU each, which are processes of this
 machine, kills one of them when half of the results are there, and runs the experiment again in
@@ -11,7 +12,9 @@ this process. Fails if a result is missing or differs from that of the local run
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -21,12 +24,15 @@ from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-from ray.cluster_utils import Cluster
+import records
+from records import require_clean_tree
+from show_reproductions import insert
 
 from bayesify.reproduce import Context, Job, Result, find_experiment, read_results, reproduce
 
 #: Keys of a result that say where and when it was made.
 _ABOUT = ("seconds", "load", "commit", "hardware")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reproductions.md"
 
 
 class Progress:
@@ -62,15 +68,26 @@ class Progress:
             self.half.set()
 
 
-def run_and_kill(experiment: Any, out: Path, seeds: Sequence[int], context: Context) -> list[str]:
-    """Run an experiment on two nodes, kill one half-way, and return the jobs that finished."""
+def run_and_kill(
+    experiment: Any, out: Path, seeds: Sequence[int], context: Context
+) -> tuple[Progress, int]:
+    """Run an experiment on two nodes and kill one half-way.
+
+    Returns:
+        The jobs, and how many were finished when the node was killed.
+    """
+    from ray.cluster_utils import Cluster
+
     memory = {"object_store_memory": 100 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
     node, progress = cluster.add_node(num_cpus=1, **memory), Progress()
+    finished = 0
 
     def kill() -> None:
+        nonlocal finished
         progress.half.wait()
         time.sleep(0.5)  # in the middle of a job
+        finished = len(progress.finished)
         cluster.remove_node(node, allow_graceful=False)
         print("a node was killed")
 
@@ -83,11 +100,30 @@ def run_and_kill(experiment: Any, out: Path, seeds: Sequence[int], context: Cont
         progress.half.set()
         killer.join()
         cluster.shutdown()
-    return progress.finished
+    return progress, finished
+
+
+def table() -> str:
+    """Return what is stored as Markdown."""
+    lines = [
+        "| short version of | jobs | finished when the node was killed | missing | there twice | "
+        "with other numbers |",
+        "|---|---|---|---|---|---|",
+    ]
+    for path in sorted((records.RESULTS / "ray-nodes").glob("*.json")):
+        for row in json.loads(path.read_text())["metrics"]["rows"]:
+            keys = ("jobs", "finished_before", "missing", "twice", "different")
+            cells = " | ".join(str(row[key]) for key in keys)
+            lines.append(f"| `{path.stem}` | {cells} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Run the command."""
+    if sys.argv[1:] == ["--show"]:
+        insert(PAGE, "ray-nodes", table())
+        return
+    require_clean_tree()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment")
     parser.add_argument("--seeds", default="0", help="such as 0,1,2")
@@ -96,26 +132,35 @@ def main() -> None:
     experiment = find_experiment(given.experiment)
     seeds = [int(seed) for seed in given.seeds.split(",")]
     context = Context(data_dir=given.data_dir)
+    document = records.resumed("ray-nodes", given.experiment, {"seeds": given.seeds, "quick": True})
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         there, here = Path(name, "ray"), Path(name, "local")
-        finished = run_and_kill(experiment, there, seeds, context)
-        assert len(finished) == len(set(finished)), "a job was run twice"
+        progress, before = run_and_kill(experiment, there, seeds, context)
         reproduce(experiment, here, Progress(), seeds=seeds, quick=True, context=context)
-        rows = [
-            [{key: value for key, value in row.items() if key not in _ABOUT} for row in results]
-            for results in (read_results(there), read_results(here))
-        ]
-    for ours, local in zip(*rows, strict=True):
-        for key in local:
-            found, wanted = _without_times(ours[key]), _without_times(local[key])
-            assert found == wanted, (local["job"], local["seed"], key, found, wanted)
-    print(f"{len(rows[0])} results on Ray, the same numbers as those of the local run")
+        ours, local = (
+            {(row["job"], row["seed"]): _without_times(row) for row in read_results(folder)}
+            for folder in (there, here)
+        )
+    twice = len(progress.finished) - len(set(progress.finished))
+    different = [key for key in ours.keys() & local.keys() if ours[key] != local[key]]
+    row = {
+        "jobs": len(local),
+        "finished_before": before,
+        "missing": len(local.keys() - ours.keys()),
+        "twice": twice,
+        "different": len(different),
+    }
+    records.store_rows(document, [row], time.perf_counter() - start)
+    print(row)
+    if row["missing"] or row["twice"] or row["different"]:
+        raise SystemExit(f"results are missing, there twice, or differ: {different}")
 
 
 def _without_times(value: Any) -> Any:
-    """Leave out seconds that a job has measured, and notes on when it was begun."""
+    """Leave out where and when a result was made, and the seconds that a job has measured."""
     if isinstance(value, dict):
-        kept = {key: each for key, each in value.items() if "seconds" not in key}
+        kept = {k: each for k, each in value.items() if "seconds" not in k and k not in _ABOUT}
         return {key: _without_times(each) for key, each in kept.items()}
     return value
 
