@@ -178,6 +178,16 @@ def test_a_run_leaves_what_was_promised(whole: Whole) -> None:
     assert shlex.split(config["command"])[:5] == ["bayesify", "train", "mnist", "--out", str(place)]
 
 
+def test_a_run_without_a_name_has_a_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mnist", "mnist-2"):
+        said = bayesify("train", "mnist", *TINY)
+        assert said.out == f"report: runs/{name}/report.html\n", said.err
+        assert (tmp_path / "runs" / name / "report.html").exists()
+
+
 def test_evaluating_again_gives_the_metrics(whole: Whole) -> None:
     metrics, again = read_json(whole.folder / "metrics.json"), as_json("evaluate", whole.folder)
     assert again == {name: metrics[name] for name in again}

@@ -118,7 +118,8 @@ def test_bad_settings_are_refused_and_nothing_is_written(options: str, tmp_path:
     ("arguments", "part"),
     [
         ("train", "Missing argument"),
-        ("train mnist", "Missing option '--out'"),
+        ("train mnist --resume", "needs its folder; name it with --out"),
+        ("train mnist --devices 2", "needs its folder; name it with --out"),
         (
             "train imagenet --out run",
             "no data set 'imagenet' and no folder of that name; known are mnist, fashion-mnist",

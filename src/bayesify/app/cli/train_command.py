@@ -28,7 +28,7 @@ from bayesify.app.launch import (
 from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs import ConfigError, Run, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
-from bayesify.app.runs.folder import num_train
+from bayesify.app.runs.folder import new_folder, num_train
 from bayesify.app.runs.memory import peak_memory
 from bayesify.app.runs.settings import declarations
 from bayesify.app.runs.train import seconds_per_epoch, use_threads
@@ -47,7 +47,13 @@ _ALONE = "leave --devices and --nodes out, or start it without torchrun"
 @with_settings
 def train(
     dataset: Annotated[str, typer.Argument(help=declarations()["dataset"].setting.help)],
-    out: Annotated[Path, typer.Option(help="Folder of the run, new or empty.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help=r"Folder of the run, new or empty. \[default: a new one below runs]",
+            show_default=False,
+        ),
+    ] = None,
     data_dir: Annotated[
         str | None,
         typer.Option(help="Look for the data only in this folder.", show_default=False),
@@ -157,6 +163,13 @@ def train(
             "a search trains its trials in one process each; give several processes the same "
             f"--tune-storage instead, and {_ALONE}"
         )
+    if out is None:
+        if resume or launch.by_torchrun or launch.count > 1 or tune_storage is not None:
+            raise ConfigError(
+                "a run that is resumed, or shared by several processes, needs its folder; name it "
+                "with --out"
+            )
+        out = new_folder(dataset)
     console = Console(stderr=True, quiet=not launch.is_first)
     if launch.waits_for is not None:
         typer.echo(f"connecting with the first machine at {launch.waits_for}", err=True)

@@ -51,6 +51,7 @@ __all__ = [
     "as_test_row",
     "check_is_free",
     "is_tuning",
+    "new_folder",
     "num_train",
 ]
 
@@ -512,6 +513,25 @@ def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
             held = "an unfinished search of settings"
             mend = ", or continue that search with the same command and --resume"
         raise RunError(f"{folder} holds {held}; choose a new folder with --out{mend}")
+
+
+def new_folder(dataset: str) -> Path:
+    """Return a folder below ``runs`` that does not exist, named after the data of a run.
+
+    Args:
+        dataset: a name, a path or a pattern.
+
+    Example:
+        >>> print(new_folder("somewhere/sales-2026/*.parquet").name)
+        sales-2026
+    """
+    parts = [part for part in Path(dataset).parts if not set("*?[") & set(part)]
+    name = (Path(parts[-1]).stem if parts else "") or "run"
+    folder, count = Path("runs", name), 1
+    while folder.exists():
+        count += 1
+        folder = Path("runs", f"{name}-{count}")
+    return folder
 
 
 def as_test_row(row: Mapping[str, float | None]) -> dict[str, float | None]:
