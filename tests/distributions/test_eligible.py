@@ -257,6 +257,27 @@ def check_wrapped(net: nn.Module) -> None:
     assert BayesianModule(net.module).layout.num_weights == 8
 
 
+@pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()),
+    reason="this torch has no gloo",
+)
+def test_a_sharded_network_is_refused() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        net = mlp()
+        fully_shard(net[0])
+        for include in (("*",), ("2.*",)):
+            with pytest.raises(TypeError, match=r"its part '0' was sharded .*Module first, then"):
+                BayesianModule(net, include=include)
+        tensor_parallel = WithParameter(net[0].weight)
+        with pytest.raises(TypeError, match=r"but 'odd\[0\]' is sharded; make the BayesianModule"):
+            ParameterLayout.of(tensor_parallel)
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_a_network_wrapped_for_parallel_training_is_refused() -> None:
     check_wrapped(nn.DataParallel(nn.Linear(3, 2)))
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)

@@ -296,6 +296,8 @@ def abbreviate(names: Sequence[str], limit: int = 12) -> str:
 
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+#: Classes of a module that holds a part of each parameter.
+_SHARDED = ("FSDPModule", "FullyShardedDataParallel")
 
 #: A parameter, or the packed weights that a quantised module holds instead.
 Weight: TypeAlias = Tensor | torch.ScriptObject
@@ -341,7 +343,8 @@ def check_network(net: nn.Module) -> None:
     """Check that a network can be copied and then run with other parameters.
 
     Raises:
-        TypeError: the network is not a module, is wrapped for parallel training, recomputes
+        TypeError: the network is not a module, is wrapped or sharded for parallel training,
+            recomputes
             parameters with hooks of ``torch.nn.utils`` (``weight_norm``, ``spectral_norm``,
             ``prune``), edits them (``max_norm``), or holds a lazy buffer, a sparse parameter or a
             tensor with an autograd graph.
@@ -359,6 +362,14 @@ def check_network(net: nn.Module) -> None:
             "pass the network inside, net.module"
         )
     for prefix, module in net.named_modules():
+        # By name: torch.distributed.fsdp takes its time to load, and may be missing.
+        if any(base.__name__ in _SHARDED for base in type(module).__mro__):
+            part = f"its part {prefix!r}" if prefix else "it"
+            raise TypeError(
+                f"the network must hold whole parameters, but {part} was sharded by fully_shard; "
+                "make the BayesianModule first, then call fully_shard on the parts of bnn.net and "
+                "on the ELBO, see docs/several-processes.md"
+            )
         place = f"the module {prefix!r}" if prefix else "the network"
         if getattr(module, "max_norm", None) is not None and isinstance(module, _EMBEDDINGS):
             raise TypeError(
@@ -414,6 +425,8 @@ def check_random_weight(name: str, weight: Weight, *, is_scripted: bool) -> Tens
         fix = "pass the network before scripting and script the result of to_module()"
     elif isinstance(weight, nn.parameter.UninitializedParameter):
         got, fix = "lazy", "pass one batch through the network first"
+    elif hasattr(weight, "device_mesh"):
+        got, fix = "sharded", "make the BayesianModule first, then shard its parts"
     elif weight.is_meta:
         got, fix = "on the meta device, which holds no values", "load its values first"
     elif not weight.dtype.is_floating_point:
