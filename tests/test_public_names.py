@@ -75,6 +75,36 @@ assert "metrics" in loaded()
         bayesify.magic  # noqa: B018
 
 
+#: A module that is hidden, what needs it, and the extra that brings it.
+OPTIONAL = [
+    ("sklearn", "bayesify.sklearn", "sklearn"),
+    ("pandas", "bayesify.sklearn", "sklearn"),
+    ("lightning", "bayesify.integrations.lightning", "lightning"),
+    ("transformers", "bayesify.integrations.transformers", "transformers"),
+    ("peft", "bayesify.adapters", "adapters"),
+    ("matplotlib", "bayesify.plots", "cli"),
+]
+
+
+def test_a_missing_package_is_told_with_the_extra_that_brings_it() -> None:
+    program = f"""
+        import importlib, sys
+        for hidden, needs, extra in {OPTIONAL}:
+            sys.modules[hidden] = None
+            try:
+                importlib.import_module(needs)
+            except ImportError as error:
+                print("ok" if f"bayesify[{{extra}}]" in str(error) else error)
+            else:
+                print(needs, "was imported without", hidden)
+            del sys.modules[hidden]
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
+    )
+    assert found.stdout.split("\n")[:-1] == ["ok"] * len(OPTIONAL), found
+
+
 def test_every_public_name_has_a_place_in_the_reference() -> None:
     folder = Path(__file__).parents[1] / "docs" / "reference"
     pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(folder.glob("*.md")))

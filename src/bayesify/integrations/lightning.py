@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from bayesify.module.inputs import Inputs, count_examples
@@ -14,6 +13,13 @@ from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import num_batches_of, num_data_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.schedules import KLWarmup, ScheduleFactory
+
+try:
+    from lightning.pytorch import LightningModule
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"ELBOModule needs {error.name}; pip install 'bayesify[lightning]'", name=error.name
+    ) from error
 
 __all__ = ["ELBOModule"]
 

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import Trainer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.module.inputs import Inputs
@@ -20,6 +18,14 @@ from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import pair_of
 from bayesify.training.optimizers import check_decay, separate_rho
 from bayesify.training.schedules import KLWarmup
+
+try:
+    from transformers import Trainer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"ELBOTrainer needs {error.name}; pip install 'bayesify[transformers]'", name=error.name
+    ) from error
 
 __all__ = ["ELBOTrainer"]
 
