@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.loops import loop_over
 from torch import Tensor, nn
 
 import bayesify
-from bayesify import BayesianModule, CategoricalLikelihood, Prior, load, prune, save
+from bayesify import ELBO, BayesianModule, CategoricalLikelihood, Prior, load, prune, save
 from bayesify.io import StorageError, atomic_write, read_tensors, write_tensors
 from bayesify.noise.keys import NoiseKey, Stream
 
@@ -376,4 +377,7 @@ def test_a_tied_frozen_parameter(tmp_path: Path) -> None:
 def test_an_ordinary_network_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"needs a BayesianModule, got Linear; .*save_model"):
         save(nn.Linear(3, 2), tmp_path / "model.safetensors")  # type: ignore[arg-type]
+    elbo: Any = ELBO(BayesianModule(nn.Linear(3, 2)), num_data=1)
+    with pytest.raises(TypeError, match=r"got ELBO; .*save\(elbo\.bnn, path\)"):
+        save(elbo, tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == []

@@ -62,10 +62,10 @@ def save(
         True
     """
     if not isinstance(bnn, BayesianModule):
-        raise TypeError(
-            f"save needs a BayesianModule, got {type(bnn).__name__}; an ordinary network is saved "
-            "by safetensors.torch.save_model(net, path)"
-        )
+        fix = "an ordinary network is saved by safetensors.torch.save_model(net, path)"
+        if isinstance(getattr(bnn, "bnn", None), BayesianModule):
+            fix = "save its network: save(elbo.bnn, path)"
+        raise TypeError(f"save needs a BayesianModule, got {type(bnn).__name__}; {fix}")
     tensors, described = without_frozen(bnn, model_tensors(bnn), frozen)
     meta = {**model_meta(bnn), **described}
     write_tensors(Path(path), tensors, {"kind": "model", "model": meta})
