@@ -213,7 +213,7 @@ MODULE: list[Row] = [
     (
         lambda: bnn().predict(X.numpy()),
         TypeError,
-        "tensors whose first axis is N examples, got ndarray; use torch.as_tensor(x)",
+        "tensors whose first axis is N examples, or a .*, got ndarray; use torch.as_tensor(x)",
     ),
     (lambda: bnn().predict(()), ValueError, "same number of examples .*got lengths []"),
     (

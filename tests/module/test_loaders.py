@@ -55,6 +55,29 @@ def test_a_loader_is_what_it_brings(name: str) -> None:
     assert torch.equal(bf.acquire(bnn, LOADERS[name](), 4), bf.acquire(bnn, X, 4))
 
 
+@loop_over(("names", "wrong"), [(("x", "labels"), "x"), (("input", "y"), "y")])
+def test_a_mapping_has_the_names_of_the_networks_arguments(
+    names: tuple[str, str], wrong: str
+) -> None:
+    pairs = [dict(zip(names, pair, strict=True)) for pair in zip(X, Y, strict=True)]
+    rows = DataLoader(pairs, batch_size=7)  # type: ignore[arg-type]
+    bnn = bf.BayesianModule(dropout_net())
+    predictors: list[Any] = [
+        bnn,
+        bf.MCDropout(dropout_net(), bf.CategoricalLikelihood()),
+        bf.DeepEnsemble([bnn]),
+    ]
+    message = rf"arguments of Sequential\.forward, input, got {wrong}; rename .*\(inputs, targets\)"
+    for each in predictors:
+        with pytest.raises(TypeError, match=message):
+            each.predict(rows)
+    with pytest.raises(TypeError, match=message):
+        bnn.predict_mean({wrong: X})
+    batch = {names[0]: X, names[1]: Y, "labels": Y}
+    with pytest.raises(TypeError, match=message):
+        bf.fit(bf.ELBO(bnn, num_data=23), [batch], epochs=1, progress=False)
+
+
 def test_mappings_and_several_inputs() -> None:
     class Two(nn.Linear):
         def forward(self, rows: Tensor, factor: Tensor | None = None) -> Tensor:

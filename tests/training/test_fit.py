@@ -174,6 +174,33 @@ def test_what_is_no_callback(bad: Any) -> None:
     assert not elbo.inputs
 
 
+def test_a_callback_is_of_a_class_of_its_own_and_alone() -> None:
+    with pytest.raises(TypeError, match=r"got Callback\(\); derive a class from bayesify"):
+        Callback()  # type: ignore[abstract]
+    with pytest.raises(TypeError, match=r"must be one object, got a list of 2; pass one whose"):
+        fit(Recorder(CASE.bnn()), loader(), callback=[Epochs(), Epochs()])  # type: ignore[arg-type]
+
+
+def test_progress_is_a_bool() -> None:
+    bar: Any = "bar"
+    for train in (
+        lambda: fit(Recorder(CASE.bnn()), loader(), progress=bar),
+        lambda: fit_replicas([Recorder(CASE.bnn())], loader(), progress=bar),
+    ):
+        with pytest.raises(TypeError, match=r"progress must be True.*got 'bar'; .*callback"):
+            train()
+
+
+def test_a_loader_is_no_generator() -> None:
+    def once() -> Any:
+        return (pair for pair in loader())
+
+    for arguments in ((once(),), (loader(), once())):
+        with pytest.raises(TypeError, match=r"got a generator, which ends.*list.*IterableDataset"):
+            fit(Recorder(CASE.bnn()), *arguments)
+    assert len(fit(Recorder(CASE.bnn()), list(loader()), epochs=2, progress=False)) == 2
+
+
 def test_replicas_have_a_rate_and_may_be_silent(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {}
     for lr in (1e-3, 1e-2):

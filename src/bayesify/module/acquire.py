@@ -83,7 +83,7 @@ def acquire(
             f"predictions matter; got method={method!r} "
             f"{'without' if targets is None else 'with'} targets"
         )
-    pool = inputs_of(pool, bnn.posterior.mean.device)
+    pool = inputs_of(pool, bnn.posterior.mean.device, bnn.net)
     count = count_examples(pool)
     if not 1 <= num <= count:
         raise ValueError(

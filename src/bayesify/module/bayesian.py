@@ -196,7 +196,7 @@ class BayesianModule(RandomNetwork):
                 ``max_memory`` is too small or given together with ``once``, or ``once`` names what
                 is random or comes after it, or a part whose inputs or result are not as above.
         """
-        inputs = inputs_of(inputs, self.posterior.mean.device)
+        inputs = inputs_of(inputs, self.posterior.mean.device, self.net)
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         if once and max_memory is not None:
@@ -270,7 +270,7 @@ class BayesianModule(RandomNetwork):
         batch_size: int | Literal["all"] | None,
         max_memory: int | str | None,
     ) -> Tensor:
-        inputs = inputs_of(inputs, self.posterior.mean.device)
+        inputs = inputs_of(inputs, self.posterior.mean.device, self.net)
         with stateless.evaluation_mode(self.net):
             batching = Batching.of(
                 self,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import (
     DistributedSampler,
@@ -17,8 +18,8 @@ from torch.utils.data import (
 )
 
 __all__ = [
-    *("WHOLE", "Inputs", "arguments_of", "batches_of", "check_rows", "count_examples"),
-    "inputs_of",
+    *("WHOLE", "Inputs", "arguments_of", "batches_of", "check_names", "check_rows"),
+    *("count_examples", "inputs_of"),
 ]
 
 #: The batch size of inputs that are not divided, and whose lengths may differ.
@@ -31,7 +32,11 @@ Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 _REORDERING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
-def inputs_of(source: Inputs | Iterable[Any], device: torch.device | None = None) -> Inputs:
+def inputs_of(
+    source: Inputs | Iterable[Any],
+    device: torch.device | None = None,
+    net: nn.Module | None = None,
+) -> Inputs:
     """Return inputs as they are, or those of all minibatches of a loader, joined.
 
     Args:
@@ -39,8 +44,10 @@ def inputs_of(source: Inputs | Iterable[Any], device: torch.device | None = None
             ``DataLoader``. Its minibatches are inputs alone, pairs (inputs, targets), or mappings;
             targets and "labels" are left out.
         device: where a loader's tensors are moved; None leaves them where they are.
+        net: the network that they are for, by which the names of a mapping are checked.
 
     Raises:
+        TypeError: a mapping has a name that is no argument of the network.
         ValueError: the loader shuffles, or brings nothing.
 
     Example:
@@ -50,6 +57,8 @@ def inputs_of(source: Inputs | Iterable[Any], device: torch.device | None = None
         torch.Size([3, 2])
     """
     if isinstance(source, Tensor | Sequence | Mapping) or not hasattr(source, "batch_size"):
+        if net is not None:
+            check_names(net, source)
         return source  # type: ignore[return-value]  # arguments_of reports what is neither
     batch_sampler = getattr(source, "batch_sampler", None)
     samplers = (getattr(owner, "sampler", None) for owner in (source, batch_sampler))
@@ -61,6 +70,8 @@ def inputs_of(source: Inputs | Iterable[Any], device: torch.device | None = None
     parts = [_without_targets(minibatch) for minibatch in source]
     if not parts:
         raise ValueError("a loader of what is predicted must bring a minibatch, got none")
+    if net is not None:
+        check_names(net, parts[0])
 
     def join(*tensors: Tensor) -> Tensor:
         joined = torch.cat(tensors)
@@ -84,6 +95,32 @@ def _without_targets(minibatch: Any) -> Any:
     )
 
 
+def check_names(net: nn.Module, inputs: object) -> None:
+    """Check that the names of a mapping of inputs are arguments of a network's ``forward``.
+
+    Raises:
+        TypeError: one is not.
+
+    Example:
+        >>> check_names(nn.Linear(3, 2), {"x": torch.zeros(5, 3)})
+        Traceback (most recent call last):
+        TypeError: a mapping of inputs must have names that are arguments of Linear.forward, ...
+    """
+    if not isinstance(inputs, Mapping) or net._forward_pre_hooks:  # a hook may rename them
+        return
+    taken = inspect.signature(net.forward).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values()):
+        return
+    unknown = [str(name) for name in inputs if name not in taken]
+    if unknown:
+        raise TypeError(
+            f"a mapping of inputs must have names that are arguments of {type(net).__name__}."
+            f"forward, {', '.join(taken)}, got {', '.join(unknown)}; rename or drop them in the "
+            'loader\'s collate_fn (the targets are under "labels"), or let it return pairs '
+            "(inputs, targets)"
+        )
+
+
 def arguments_of(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Return the network's positional and keyword arguments.
 
@@ -95,10 +132,7 @@ def arguments_of(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if not isinstance(inputs, Sequence):
-        raise TypeError(
-            "inputs must be tensors whose first axis is N examples, got "
-            f"{type(inputs).__name__}; use torch.as_tensor(x)"
-        )
+        raise _wrong_type(inputs)
     return tuple(inputs), {}
 
 
@@ -117,10 +151,7 @@ def count_examples(inputs: Inputs) -> int:
     args, kwargs = arguments_of(inputs)
     for value in (*args, *kwargs.values()):
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"inputs must be tensors whose first axis is N examples, got "
-                f"{type(value).__name__}; use torch.as_tensor(x)"
-            )
+            raise _wrong_type(value)
     lengths = {len(tensor) for tensor in (*args, *kwargs.values())}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
@@ -129,6 +160,13 @@ def count_examples(inputs: Inputs) -> int:
             'batch_size="all"'
         )
     return lengths.pop()
+
+
+def _wrong_type(value: object) -> TypeError:
+    return TypeError(
+        "inputs must be tensors whose first axis is N examples, or a loader with a batch_size, got "
+        f"{type(value).__name__}; use torch.as_tensor(x), or a DataLoader"
+    )
 
 
 def batches_of(

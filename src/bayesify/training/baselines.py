@@ -125,7 +125,7 @@ class MCDropout:
             ValueError: ``num_samples`` or ``batch_size`` is below 1, or there are no examples.
         """
         _check_counts(num_samples, batch_size)
-        inputs = inputs_of(inputs, _device_of(self.net))
+        inputs = inputs_of(inputs, _device_of(self.net), self.net)
         net, run = self.net, self.net.__call__
         if isinstance(self.net, BayesianModule):
             net, run = self.net.net, _at_the_mean(self.net)
@@ -213,7 +213,8 @@ class DeepEnsemble:
                 members' predictions have different shapes.
         """
         _check_counts(num_samples, batch_size)
-        inputs = inputs_of(inputs, self.members[0].posterior.mean.device)
+        first = self.members[0]
+        inputs = inputs_of(inputs, first.posterior.mean.device, first.net)
         points = all(isinstance(member.posterior, Delta) for member in self.members)
         own = [member.seed for member in self.members]
         seeds = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from numbers import Integral
 from pathlib import Path
 
@@ -54,6 +54,13 @@ def check_arguments(
             raise TypeError(
                 f"a loader must bring minibatches (inputs, targets), got a {type(each).__name__}; "
                 "use bayesify.datasets.TensorLoader or torch.utils.data.DataLoader"
+            )
+        if isinstance(each, Iterator):
+            raise TypeError(
+                "a loader is iterated once an epoch, and must begin anew each time, got a "
+                f"{type(each).__name__}, which ends for good; make a list of its minibatches, or "
+                "put what it reads into the __iter__ of a torch.utils.data.IterableDataset, and "
+                "that into a DataLoader"
             )
     if not isinstance(epochs, Integral) or epochs < 0:
         raise ValueError(f"epochs must be a whole number of at least 0, got {epochs!r}")

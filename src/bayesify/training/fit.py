@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.estimators import Estimator
+from bayesify.module.inputs import check_names
 from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import Backend, BackendName, check_backend, make_backend
 from bayesify.training.checkpoint import Position
@@ -144,8 +145,10 @@ def fit(
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
     check_backend(backend)
     check_can_divide(elbo)
+    watcher = watcher_of(callback, progress=progress)
     processes = Processes(shared_noise=shared_noise)
-    watcher = watcher_of(callback, progress=progress and processes.is_first)
+    if not processes.is_first:
+        watcher = watcher_of(callback, progress=False)
     division = Division(train_loader, processes, batches)
     begin_together(elbo, processes)
     if pruning is not None:
@@ -193,10 +196,12 @@ def fit(
             )
         ) as pairs:
             for index, minibatch in pairs:
-                if processes.is_alone:
-                    yield Minibatch(index, *pair_of(minibatch, device))
-                    continue
                 inputs, targets = pair_of(minibatch)
+                if index == first:
+                    check_names(elbo.bnn.net, inputs)
+                if processes.is_alone:
+                    yield Minibatch(index, *pair_of((inputs, targets), device))
+                    continue
                 if index == first:
                     division.check_order(inputs, targets)
                 inputs, targets, share = division.share(index, inputs, targets)

@@ -57,7 +57,8 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
         if not size:
             raise TypeError(
                 "a loader must tell the number of minibatches by its length, or by a batch_size, "
-                f"got a {type(loader).__name__} without both; give it a __len__"
+                f"got a {type(loader).__name__} without both; use a DataLoader, also over an "
+                "IterableDataset, or give your class a __len__"
             ) from None
         others = max(0, getattr(loader, "num_workers", 0) - 1)
         return -(-num_data // int(size)) + others

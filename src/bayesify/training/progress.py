@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from bayesify.training.history import EpochRow, History
 
 __all__ = ["Callback", "LineProgress", "watcher_of"]
+
+
+_HOW = (
+    "derive a class from bayesify.Callback, whose methods do nothing, override "
+    "on_epoch(self, row), and pass an instance"
+)
 
 
 class Callback(Protocol):
@@ -24,6 +30,16 @@ class Callback(Protocol):
         >>> Plot().on_epoch({"epoch": 1})
         epoch 1
     """
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make an instance of a class that derives from this one.
+
+        Raises:
+            TypeError: it would be one of this class, whose methods do nothing.
+        """
+        if cls is Callback:
+            raise TypeError(f"a callback must be of a class of its own, got Callback(); {_HOW}")
+        return super().__new__(cls)
 
     def on_start(self, *, epochs: int, batches: int, history: History) -> None:  # noqa: ARG002
         """Training begins; ``history`` holds the rows of the epochs before a resume."""
@@ -76,20 +92,30 @@ def watcher_of(callback: Callback | None, *, progress: bool) -> Callback:
     """Return the callback of a run: the one that was given, or one that prints lines or nothing.
 
     Raises:
-        TypeError: ``callback`` lacks a method, or is a class.
+        TypeError: ``callback`` lacks a method, or is a class or several callbacks; or ``progress``
+            is no bool.
 
     Example:
         >>> watcher_of(print, progress=True)
         Traceback (most recent call last):
         TypeError: callback must be an object with the methods on_start, on_step and on_epoch, ...
     """
+    if not isinstance(progress, bool):
+        raise TypeError(
+            f"progress must be True, for a line per epoch, or False, got {progress!r}; to show it "
+            "in another way pass a callback, see bayesify.Callback"
+        )
     if callback is None:
         return LineProgress() if progress else _NoProgress()
+    if isinstance(callback, list | tuple):
+        raise TypeError(
+            f"callback must be one object, got a {type(callback).__name__} of {len(callback)}; "
+            "pass one whose methods call those of the others"
+        )
     needed = ("on_start", "on_step", "on_epoch")
     if isinstance(callback, type) or any(not hasattr(callback, each) for each in needed):
         raise TypeError(
             "callback must be an object with the methods on_start, on_step and on_epoch, got "
-            f"{callback!r}; derive a class from bayesify.Callback, whose methods do nothing, "
-            "override on_epoch(self, row), and pass an instance"
+            f"{callback!r}; {_HOW}"
         )
     return callback
