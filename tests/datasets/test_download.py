@@ -81,15 +81,12 @@ def test_every_mirror_is_tried_and_a_failed_one_leaves_no_file(
     with pytest.raises(DataError) as caught:
         get_file(tiny_from(server, *bad))
     message = str(caught.value)
-    half = len(COMPRESSED) // 2
+    half, host = len(COMPRESSED) // 2, server.base.removeprefix("http://")
     for part in (
-        f"{server.base}/none.gz (404 Client Error: Not Found",
-        f"{server.base}/wrong.gz (its uncompressed bytes must have SHA-256 {TINY.sha256}, got "
-        f"{sha256(OTHER)}",
-        f"{server.base}/short.gz (",
-        f"IncompleteRead({half} bytes read, {len(COMPRESSED) - half} more expected)",
-        f"{server.base}/stalled.gz (",
-        "timed out",
+        f"from {host} (404 Not Found) or ",
+        f"{host} (its uncompressed bytes must have SHA-256 {TINY.sha256}, got {sha256(OTHER)}",
+        f"{host} (IncompleteRead({half} bytes read, {len(COMPRESSED) - half} more expected)",
+        f"{host} (timed out)",
     ):
         assert part in message
     assert all_files(tmp_path) == []
@@ -120,14 +117,14 @@ def test_offline_the_message_has_all_that_is_needed(places: Places, tmp_path: Pa
         get_file(replace(places.file, addresses=addresses, package="dataset-tiny"))
     message = str(caught.value)
     assert "\n" not in message
-    assert "; install Debian's package dataset-tiny, or put the file" in message
+    assert message.startswith("tiny-idx.gz of tiny is needed: put it into a directory and name")
+    assert ", or install Debian's package dataset-tiny; it is not in " in message
     assert f"is not in {places.env}, {places.repository} (no such directory)" in message
     for part in (
         "tiny-idx.gz of tiny",
         f"SHA-256 {TINY.sha256}",
         *map(str, places.ordered),
-        *(f"{address} (" for address in addresses),
-        "Connection refused",
+        "from 127.0.0.1:1 (Connection refused) or 127.0.0.1:1 (Connection refused); ",
         "--data-dir",
         "BAYESIFY_DATA",
     ):

@@ -183,7 +183,7 @@ def test_missing_data_are_named_before_anything_is_run(tmp_path: Path) -> None:
 
     nowhere = Context(data_dir=tmp_path / "nowhere")
     watcher = Silent()
-    with pytest.raises(DataError, match=r"train-images.* of mnist .* is not in .*nowhere"):
+    with pytest.raises(DataError, match=r"train-images.* of mnist is not in .*nowhere"):
         reproduce(replace(experiment, jobs=with_data), tmp_path / "out", watcher, context=nowhere)
     assert watcher.said == ["4 of 4"]
     assert not (tmp_path / "out").exists()

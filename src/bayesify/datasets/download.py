@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from bayesify.datasets.files import (
     DataError,
@@ -59,14 +60,15 @@ def get_file(
         f"{directory}" + ("" if directory.is_dir() else " (no such directory)")
         for directory in search_directories(file, only_there)
     )
-    missing = f"{file.title} (SHA-256 {file.sha256} uncompressed) is not in {places}"
+    missing = f"is not in {places}"
     if data_dir is not None:
         raise DataError(
-            f"{missing}, and with --data-dir nothing else is searched; put it there ('bayesify "
-            f"data get {file.dataset} --data-dir {data_dir}' downloads it), or omit --data-dir"
+            f"{file.title} {missing}, and with --data-dir nothing else is searched; put it there ('bayesify "
+            f"data get {file.dataset} --data-dir {data_dir}' downloads it), or omit --data-dir; "
+            f"uncompressed it has SHA-256 {file.sha256}"
         )
     directory = cache_directory() if download_to is None else expanded(download_to)
-    failure = "has no address to download it from"
+    failure = "there is no address to download it from"
     if file.addresses:
         try:
             return _download_from_mirrors(file, directory / file.folder_names[0], progress)
@@ -76,10 +78,11 @@ def get_file(
             failure = "a download needs pooch (pip install 'bayesify[cli]')"
         except ConnectionError as error:
             failure = str(error)
-    packaged = "" if file.package is None else f"install Debian's package {file.package}, or "
+    packaged = "" if file.package is None else f", or install Debian's package {file.package}"
     raise DataError(
-        f"{missing} and {failure}; {packaged}put the file into a directory and name that with "
-        "--data-dir or the environment variable BAYESIFY_DATA"
+        f"{file.title} is needed: put it into a directory and name that with --data-dir or the "
+        f"environment variable BAYESIFY_DATA{packaged}; it {missing}, and {failure}; uncompressed it "
+        f"has SHA-256 {file.sha256}"
     )
 
 
@@ -117,7 +120,7 @@ def _download_from_mirrors(file: DataFile, folder: Path, progress: Progress | No
             # No known_hash: it would be that of the gzip file, whose header differs by mirror.
             pooch.retrieve(address, None, fname=name, path=folder, downloader=fetch)
         except (RequestException, DataError) as error:
-            failures.append(f"{address} ({' '.join(str(error).split())})")
+            failures.append(f"{urlsplit(address).netloc} ({_cause(error)})")
             continue
         except OSError as error:
             raise DataError(
@@ -126,7 +129,17 @@ def _download_from_mirrors(file: DataFile, folder: Path, progress: Progress | No
             ) from error
         path = folder / name
         return FoundFile(path, check_content(file, path.read_bytes()))
-    raise ConnectionError("could not be downloaded from " + " or ".join(failures))
+    raise ConnectionError("it could not be downloaded from " + " or ".join(failures))
+
+
+def _cause(error: BaseException) -> str:
+    """Return what went wrong in a few words: of nested errors of a connection the innermost."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f"{response.status_code} {response.reason}"
+    while not isinstance(error, DataError) and (inner := error.__cause__ or error.__context__):
+        error = inner
+    return " ".join(str(getattr(error, "strerror", None) or error).split())
 
 
 class _ProgressBar:
