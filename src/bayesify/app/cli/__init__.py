@@ -20,6 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0)
     try:
         from bayesify.app.cli.commands import run
+    except KeyboardInterrupt:
+        print("bayesify: interrupted", file=sys.stderr)
+        sys.exit(130)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith(("bayesify", "torch", "numpy", "safetensors")):
             raise

@@ -35,6 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+_INTERRUPTED = 130
+
 #: The papers' command is an entry point: the application does not import the papers.
 _PLUGINS = [point.load() for point in entry_points(group="bayesify.commands")]
 
@@ -52,12 +54,10 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; print its errors as one line each."""
     try:
         code = app(args=arguments, prog_name="bayesify", standalone_mode=False)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
     except typer.Exit as leaving:
         return leaving.exit_code
-    except typer.Abort:
-        return _fail("interrupted", 130)
     except NonFiniteLossError as error:
         return _fail(error, 1)
     except BrokenPipeError:
@@ -76,6 +76,8 @@ def run(arguments: list[str]) -> int:
         if hasattr(error, "format_message"):
             return _fail(error.format_message(), 2)
         raise
+    if code == _INTERRUPTED:  # some releases of Typer return it for Ctrl-C, others raise Abort
+        return _fail("interrupted", _INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
