@@ -374,6 +374,12 @@ def test_a_tied_frozen_parameter(tmp_path: Path) -> None:
     )
 
 
+def test_text_may_hold_bytes_that_the_locale_could_not_decode(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    atomic_write(path, "caf" + "é".encode().decode("ascii", "surrogateescape"))
+    assert path.read_bytes() == "café".encode()
+
+
 def test_an_ordinary_network_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"needs a BayesianModule, got Linear; .*save_model"):
         save(nn.Linear(3, 2), tmp_path / "model.safetensors")  # type: ignore[arg-type]

@@ -112,7 +112,9 @@ def atomic_write(path: Path, payload: bytes | str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(payload.encode() if isinstance(payload, str) else payload)
+            # A path in the text may hold bytes that the locale could not decode.
+            is_text = isinstance(payload, str)
+            file.write(payload.encode(errors="surrogateescape") if is_text else payload)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

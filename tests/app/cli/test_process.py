@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tests.app.cli.test_cli import TINY, as_json, bayesify, contents, read_json
@@ -95,6 +96,24 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(step: int, tmp_path: Path, fini
     assert words[0] == "bayesify"
     assert words[-1] == "--resume"
     check_goes_on(place, words[1:], finished)
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_there_is_a_folder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bayesify.app.runs.Run.open", interrupted)
+    assert bayesify("inspect", tmp_path) == (130, "", "bayesify: interrupted\n")
+
+
+def test_ctrl_c_while_the_commands_are_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    loading = ModuleType("bayesify.app.cli.commands")
+    loading.__getattr__ = interrupted  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, loading.__name__, loading)
+    assert bayesify("inspect", "run") == (130, "", "bayesify: interrupted\n")
 
 
 def test_a_finished_run_is_resumed_and_reported_without_change(run: Path) -> None:
@@ -188,6 +207,17 @@ def test_a_real_process_keeps_the_promises(finished: Path) -> None:
     with contextlib.redirect_stdout(None), pytest.raises(SystemExit) as leaving:  # a shell's >&-
         main(["inspect", str(finished), "--json"])
     assert leaving.value.code == 0
+
+
+@pytest.mark.slow
+def test_a_locale_of_ascii_writes_to_any_folder(tmp_path: Path) -> None:
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    program = [sys.executable, "-m", "bayesify"]
+    for options in (["train", "mnist", "--out", "café", *TINY], ["report", "café"]):
+        subprocess.run(
+            [*program, *options], cwd=tmp_path, env=os.environ | ascii_only, check=True, timeout=120
+        )
+        assert "café" in (tmp_path / "café" / "report.html").read_text(encoding="utf-8")
 
 
 def test_without_a_compiler_nothing_is_left_behind(

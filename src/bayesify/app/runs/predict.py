@@ -326,7 +326,11 @@ def write_predictions(
         OSError: it cannot be written; what was there is left as it was then.
     """
     check_can_be_written(out, overwrite=overwrite)
-    with _completed(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with (
+        _completed(out) as temporary,
+        # A file's name may hold bytes that the locale could not decode.
+        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)

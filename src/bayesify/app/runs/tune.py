@@ -333,7 +333,9 @@ class _Search:
         # each process has its own, as they would propose the same at the same time.
         seed, shared = self._run.config.seed, self._is_shared
         if shared:
-            done = zlib.crc32(f"{self._folder} {len(self._trials())}".encode())
+            done = zlib.crc32(
+                f"{self._folder} {len(self._trials())}".encode(errors="surrogateescape")
+            )
         return optuna.samplers.TPESampler(
             seed=derived_seed(seed, Stream.SHUFFLE, done, 3) % 2**32,
             n_startup_trials=_RANDOM_TRIALS,
