@@ -226,7 +226,7 @@ def test_another_architecture_is_refused(whole: bytes, net: nn.Module, tmp_path:
 def test_what_is_no_file_of_ours_is_refused(whole: bytes, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"there is no file .*missing"):
         load(tmp_path / "missing", mlp())
-    with pytest.raises(StorageError, match="there is no file"):
+    with pytest.raises(StorageError, match="is a folder; name a file of it"):
         load(tmp_path, mlp())
     check_refused(tmp_path / "text", b"hello, this is a text and no network\n")
     torch.save(mlp().state_dict(), tmp_path / "pickle")
@@ -372,6 +372,17 @@ def test_a_tied_frozen_parameter(tmp_path: Path) -> None:
     assert torch.equal(
         again.predict(torch.ones(1, 3), 3).mean, bnn.predict(torch.ones(1, 3), 3).mean
     )
+
+
+def test_load_names_what_is_no_file_and_no_network(tmp_path: Path) -> None:
+    net, path = nn.Linear(3, 2), tmp_path / "model.safetensors"
+    save(BayesianModule(net), path)
+    calls: list[tuple[Any, Any]] = [(net, path), (path, nn.Linear)]
+    for arguments in calls:
+        with pytest.raises(TypeError, match=r"load needs a path and a network.*load\(path, net\)"):
+            load(*arguments)
+    with pytest.raises(TypeError, match=r"must be the plain network.*net\.to_module\(\)"):
+        load(path, BayesianModule(net))
 
 
 def test_text_may_hold_bytes_that_the_locale_could_not_decode(tmp_path: Path) -> None:

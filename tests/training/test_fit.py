@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.cases import Case, mlp, normals
@@ -189,6 +190,39 @@ def test_progress_is_a_bool() -> None:
     ):
         with pytest.raises(TypeError, match=r"progress must be True.*got 'bar'; .*callback"):
             train()
+
+
+X = torch.zeros(2, 4)
+
+
+@loop_over(
+    ("batch", "message"),
+    [
+        ((X.numpy(), X), r"must hold tensors, got an ndarray as inputs; use torch\.as_tensor"),
+        ((X, np.zeros(2)), r"must hold tensors, got an ndarray as targets; use"),
+        ((X[:0], X[:0]), r"at least one example, got inputs of shape \(0, 4\); let the loader"),
+    ],
+)
+def test_a_minibatch_holds_tensors_of_some_examples(batch: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        fit(Recorder(CASE.bnn()), [batch], progress=False)
+
+
+@loop_over(
+    ("arguments", "message"),
+    [
+        ({"lr": "1e-3"}, "lr must be a number, got '1e-3'"),
+        (
+            {"scheduler": "cosine"},
+            "scheduler must be a scheduler of torch, or a.*'cosine'",
+        ),
+        ({"train_loader": {"x": X}}, r"minibatches \(inputs, targets\), got a dict; use"),
+        ({"train_loader": X.numpy()}, r"minibatches \(inputs, targets\), got a ndarray; use"),
+    ],
+)
+def test_arguments_of_another_type(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        fit(Recorder(CASE.bnn()), **({"train_loader": loader()} | arguments))
 
 
 def test_a_loader_is_no_generator() -> None:

@@ -63,9 +63,9 @@ def get_file(
     missing = f"is not in {places}"
     if data_dir is not None:
         raise DataError(
-            f"{file.title} {missing}, and with --data-dir nothing else is searched; put it there ('bayesify "
-            f"data get {file.dataset} --data-dir {data_dir}' downloads it), or omit --data-dir; "
-            f"uncompressed it has SHA-256 {file.sha256}"
+            f"{file.title} {missing}, and with --data-dir nothing else is searched; put it there "
+            f"('bayesify data get {file.dataset} --data-dir {data_dir}' downloads it), or omit "
+            f"--data-dir; uncompressed it has SHA-256 {file.sha256}"
         )
     directory = cache_directory() if download_to is None else expanded(download_to)
     failure = "there is no address to download it from"
@@ -81,8 +81,8 @@ def get_file(
     packaged = "" if file.package is None else f", or install Debian's package {file.package}"
     raise DataError(
         f"{file.title} is needed: put it into a directory and name that with --data-dir or the "
-        f"environment variable BAYESIFY_DATA{packaged}; it {missing}, and {failure}; uncompressed it "
-        f"has SHA-256 {file.sha256}"
+        f"environment variable BAYESIFY_DATA{packaged}; it {missing}, and {failure}; uncompressed "
+        f"it has SHA-256 {file.sha256}"
     )
 
 

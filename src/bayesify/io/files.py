@@ -61,6 +61,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         StorageError: the file is missing, truncated, altered or not written by bayesify.
     """
+    if path.is_dir():
+        raise StorageError(f"{path} is a folder; name a file of it")
     if not path.is_file():
         raise StorageError(f"there is no file {path}")
     try:
@@ -109,12 +111,13 @@ def atomic_write(path: Path, payload: bytes | str) -> None:
     Raises:
         OSError: the disk is full or the folder is not writable; the temporary file is removed.
     """
+    if isinstance(payload, str):
+        # A path in the text may hold bytes that the locale could not decode.
+        payload = payload.encode(errors="surrogateescape")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            # A path in the text may hold bytes that the locale could not decode.
-            is_text = isinstance(payload, str)
-            file.write(payload.encode(errors="surrogateescape") if is_text else payload)
+            file.write(payload)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

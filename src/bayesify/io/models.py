@@ -131,6 +131,7 @@ def load(
         The network as it was saved, on the CPU.
 
     Raises:
+        TypeError: ``path`` is no path, or ``net`` no plain network.
         StorageError: the file is missing, truncated, altered, not written by bayesify, or of
             another architecture; or it leaves out frozen parameters, and those of ``net`` are
             others.
@@ -143,6 +144,13 @@ def load(
         ...     load(f"{folder}/model.safetensors", nn.Linear(3, 2)).seed
         5
     """
+    if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
+        raise TypeError(
+            "load needs a path and a network of the same architecture, load(path, net), got "
+            f"{path!r} and {net!r}"
+        )
+    if isinstance(net, BayesianModule):
+        raise TypeError("net must be the plain network, got a BayesianModule; pass net.to_module()")
     tensors, meta = read_tensors(Path(path))
     return restore_model(
         net,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, count_examples, inputs_of
+from bayesify.module.random_network import check_bayesian
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import BernoulliPredictive, CategoricalPredictive
 from bayesify.prediction.acquisition import batch_bald, epig
@@ -73,6 +74,7 @@ def acquire(
         >>> acquire(bnn, x, 2).sort().values
         tensor([1, 3])
     """
+    check_bayesian(bnn, "acquire")
     if method not in get_args(Acquisition):
         raise ValueError(
             f"method must be one of {', '.join(get_args(Acquisition))}, got {method!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal, Self
 
 import torch
@@ -192,11 +193,15 @@ class BayesianModule(RandomNetwork):
             A :class:`Predictive` over N examples.
 
         Raises:
+            TypeError: ``num_samples`` is no whole number, the inputs are no tensors, or a mapping
+                has a name that is no argument of the network.
             ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no examples,
                 ``max_memory`` is too small or given together with ``once``, or ``once`` names what
                 is random or comes after it, or a part whose inputs or result are not as above.
         """
         inputs = inputs_of(inputs, self.posterior.mean.device, self.net)
+        if not isinstance(num_samples, Integral):
+            raise TypeError(f"num_samples must be a whole number, got {num_samples!r}")
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         if once and max_memory is not None:

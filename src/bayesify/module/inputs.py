@@ -152,6 +152,11 @@ def count_examples(inputs: Inputs) -> int:
     for value in (*args, *kwargs.values()):
         if not isinstance(value, Tensor):
             raise _wrong_type(value)
+        if not value.dim():
+            raise ValueError(
+                "inputs must be tensors whose first axis is N examples, got a single number; make "
+                "it a row, x.reshape(1, -1)"
+            )
     lengths = {len(tensor) for tensor in (*args, *kwargs.values())}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.random_network import check_bayesian
 
 __all__ = ["check_pruning", "prune", "prune_in_place", "snr", "snr_decibels"]
 
@@ -22,7 +23,7 @@ def snr(bnn: BayesianModule) -> Tensor:
     ratio that overflows the dtype is set to its largest finite number.
 
     Raises:
-        TypeError: the posterior has no std, as a point estimate.
+        TypeError: the object is no Bayesian network, or its posterior has no std.
 
     Example:
         >>> from torch import nn
@@ -40,7 +41,7 @@ def snr_decibels(bnn: BayesianModule) -> Tensor:
     """Compute 20 log10(|mean| / std) of every random weight, in decibels, shape (D,); -inf for 0.
 
     Raises:
-        TypeError: the posterior has no std, as a point estimate.
+        TypeError: the object is no Bayesian network, or its posterior has no std.
 
     Example:
         >>> from torch import nn
@@ -82,6 +83,7 @@ def prune(
         >>> int((small.posterior.mean != 0).sum())
         5
     """
+    check_bayesian(bnn, "prune")
     pruned = copy.deepcopy(bnn)
     prune_in_place(pruned, fraction, criterion)
     return pruned
@@ -131,6 +133,7 @@ def check_pruning(fraction: float, criterion: str) -> None:
 @torch.no_grad()
 def _log_snr(bnn: BayesianModule) -> Tensor:
     # In logarithms, since the ratio itself overflows float32 at rho = -100.
+    check_bayesian(bnn, "a signal-to-noise ratio")
     posterior = bnn.posterior
     if not isinstance(posterior, GaussianPosterior):
         raise TypeError(

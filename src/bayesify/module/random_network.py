@@ -37,7 +37,26 @@ from bayesify.noise.keys import (
     read_counter,
 )
 
-__all__ = ["RandomNetwork", "SharedNoiseWarning", "refuse_in_backward"]
+__all__ = ["RandomNetwork", "SharedNoiseWarning", "check_bayesian", "refuse_in_backward"]
+
+
+def check_bayesian(bnn: object, what: str) -> None:
+    """Raise TypeError where an object is no Bayesian network.
+
+    Args:
+        bnn: the object.
+        what: what needs one, for the message.
+
+    Example:
+        >>> check_bayesian(nn.Linear(3, 2), "prune")
+        Traceback (most recent call last):
+        TypeError: prune needs a BayesianModule, got Linear; make one: BayesianModule(net)
+    """
+    if isinstance(getattr(bnn, "posterior", None), Posterior):  # compiled, it is of another class
+        return
+    held = isinstance(getattr(bnn, "bnn", None), RandomNetwork)
+    fix = "pass its network, elbo.bnn" if held else "make one: BayesianModule(net)"
+    raise TypeError(f"{what} needs a BayesianModule, got {type(bnn).__name__}; {fix}")
 
 
 class RandomNetwork(nn.Module):

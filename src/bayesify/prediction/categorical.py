@@ -106,12 +106,17 @@ class CategoricalPredictive(Predictive):
         """Return the log of the averaged probability of each target's class, in nats, shape (N,).
 
         Raises:
-            ValueError: the targets are not of shape (N,), or one is negative.
+            ValueError: the targets are not of shape (N,), no whole numbers, or one is negative.
         """
         if targets.shape != self.log_mean.shape[:-1]:
             raise ValueError(
                 f"targets must be class indices of shape {tuple(self.log_mean.shape[:-1])}, got "
                 f"shape {tuple(targets.shape)}; nothing is broadcast"
+            )
+        if targets.is_floating_point():
+            raise ValueError(
+                f"targets must be class indices of dtype torch.int64, got {targets.dtype}; convert "
+                "them with .long()"
             )
         if targets.numel() and int(targets.min()) < 0:
             raise ValueError(

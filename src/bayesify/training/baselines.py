@@ -213,8 +213,8 @@ class DeepEnsemble:
                 members' predictions have different shapes.
         """
         _check_counts(num_samples, batch_size)
-        first = self.members[0]
-        inputs = inputs_of(inputs, first.posterior.mean.device, first.net)
+        net, device = self.members[0].net, self.members[0].posterior.mean.device
+        inputs = inputs_of(inputs, device, net)
         points = all(isinstance(member.posterior, Delta) for member in self.members)
         own = [member.seed for member in self.members]
         seeds = [

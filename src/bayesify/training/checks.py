@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from numbers import Integral
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bayesify.distributions.likelihoods import GaussianLikelihood, Likelihood
@@ -50,7 +51,8 @@ def check_arguments(
             "and to compile it call elbo.compile()"
         )
     for each in (loader, validation_loader):
-        if isinstance(each, (tuple, torch.Tensor, torch.utils.data.Dataset)):
+        wrong = (tuple, Mapping, np.ndarray, torch.Tensor, torch.utils.data.Dataset)
+        if isinstance(each, wrong):
             raise TypeError(
                 f"a loader must bring minibatches (inputs, targets), got a {type(each).__name__}; "
                 "use bayesify.datasets.TensorLoader or torch.utils.data.DataLoader"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -123,6 +124,8 @@ class ELBO(nn.Module):
                 "ELBO(BayesianModule(net), num_data=N)"
             )
         for name, value in (("num_data", num_data), ("num_samples", num_samples)):
+            if not isinstance(value, Integral):
+                raise TypeError(f"{name} must be a whole number, got {value!r}")
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not (temperature >= 0.0 and math.isfinite(temperature)):

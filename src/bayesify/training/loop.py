@@ -147,11 +147,17 @@ class Member:
         """A network at its start, or where its checkpoint in ``folder`` left it.
 
         Raises:
+            TypeError: ``scheduler`` is no scheduler and no function.
             FileExistsError: there is a checkpoint and ``resume`` is False.
             StorageError: the checkpoint is damaged or of another run.
         """
         schedule = scheduler
         if not isinstance(schedule, LRScheduler):
+            if not callable(schedule):
+                raise TypeError(
+                    "scheduler must be a scheduler of torch, or a function of optimiser and total "
+                    f"number of steps as in bayesify.training.schedules, got {schedule!r}"
+                )
             schedule = schedule(optimizer, total_steps)
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         settings = {**warmup.settings, "lr": rates}

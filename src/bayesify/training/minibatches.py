@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -115,7 +116,8 @@ def pair_of(minibatch: Any, device: torch.device | None = None) -> tuple[Inputs,
         device: where tensors on the CPU are moved; None leaves them there.
 
     Raises:
-        ValueError: a mapping has no "labels", or anything else is no pair.
+        TypeError: inputs or targets are arrays of NumPy.
+        ValueError: a mapping has no "labels", anything else is no pair, or there are no examples.
 
     Example:
         >>> inputs, targets = pair_of({"input_ids": torch.ones(2, 3), "labels": torch.zeros(2)})
@@ -143,6 +145,17 @@ def pair_of(minibatch: Any, device: torch.device | None = None) -> tuple[Inputs,
 
 
 def _moved(pair: tuple[Inputs, Tensor], device: torch.device | None) -> tuple[Inputs, Tensor]:
+    for part, name in zip(pair, ("inputs", "targets"), strict=True):
+        if isinstance(part, np.ndarray):
+            raise TypeError(
+                f"a minibatch must hold tensors, got an ndarray as {name}; use torch.as_tensor, or "
+                "a DataLoader, whose default collate_fn does"
+            )
+        if isinstance(part, Tensor) and part.dim() and not len(part):
+            raise ValueError(
+                f"a minibatch must hold at least one example, got {name} of shape "
+                f"{tuple(part.shape)}; let the loader leave it out"
+            )
     if device is None or device.type == "cpu":
         return pair
     moved: tuple[Inputs, Tensor] = tree_map_only(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def make_optimizer(
     Raises:
         ValueError: ``rho_lr_scale`` or ``lr`` is not positive, or cannot be applied; or the
             optimiser holds no parameter of the objective, or has weight decay for rho.
-        TypeError: ``optimizer`` is neither an optimiser nor a function.
+        TypeError: ``optimizer`` is neither an optimiser nor a function, or ``lr`` no number.
     """
     if not (rho_lr_scale > 0.0 and math.isfinite(rho_lr_scale)):
         raise ValueError(f"rho_lr_scale must be positive and finite, got {rho_lr_scale}")
@@ -85,6 +86,8 @@ def make_optimizer(
                 "lr is the rate of the default optimiser; leave it out, or give the rate to the "
                 "optimizer, as in functools.partial(torch.optim.SGD, lr=0.1)"
             )
+        if not isinstance(lr, Real):
+            raise TypeError(f"lr must be a number, got {lr!r}")
         if not (lr > 0.0 and math.isfinite(lr)):
             raise ValueError(f"lr must be positive and finite, got {lr}")
     if isinstance(optimizer, Optimizer):
