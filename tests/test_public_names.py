@@ -103,12 +103,3 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
     )
     assert found.stdout.split("\n")[:-1] == ["ok"] * len(OPTIONAL), found
-
-
-def test_every_public_name_has_a_place_in_the_reference() -> None:
-    folder = Path(__file__).parents[1] / "docs" / "reference"
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(folder.glob("*.md")))
-    shown = re.findall(r"^::: bayesify\.(?:app\.trained_table\.)?(\w+)$", pages, re.M)
-    assert sorted(shown) == sorted(name for name in dir(bayesify) if name != "__version__")
-    index = (folder / "index.md").read_text(encoding="utf-8")
-    assert [name for name in bayesify.__all__ if f"`{name}`" not in index] == []

@@ -36,8 +36,8 @@ Where to look next:
   ``split_for_prior``, ``PACBayesObjective``, ``certify``, ``Certificate``;
   what to label next: ``acquire``; a table's run of the command line: ``open_run``
 * baselines: ``MCDropout``, ``DeepEnsemble``
-* subpackages: ``bandits``, ``datasets``, ``export``, ``metrics``, ``plots``, ``referee``,
-  ``sklearn``
+* subpackages: ``adapters``, ``bandits``, ``datasets``, ``export``, ``metrics``, ``plots``,
+  ``referee``, ``sklearn``
 """
 
 import importlib
@@ -107,7 +107,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 #: Everything is imported on first use, so that the command line can answer without PyTorch.
-_SUBPACKAGES = ("bandits", "datasets", "export", "metrics", "plots", "referee", "sklearn")
+_SUBPACKAGES = (
+    *("adapters", "bandits", "datasets", "export", "metrics", "plots", "referee", "sklearn"),
+)
 _MODULES = {
     "distributions.by_group": ("ByGroup", "EmpiricalGaussian"),
     "distributions.families": (

@@ -44,6 +44,19 @@ class Environment(Protocol):
 
     To play with a checkpoint, an environment also needs ``state_dict()``, which returns its state
     as JSON, and ``load_state_dict(state)``.
+
+    Example:
+        >>> class Coins:
+        ...     action_space = Discrete(2)  # the second action is always paid
+        ...     def reset(self, *, seed=None, options=None):
+        ...         return np.zeros(1), {}
+        ...     def step(self, action):
+        ...         return np.zeros(1), float(action), False, False, {"best_reward": 1.0}
+        >>> from bayesify.bandits import EpsilonGreedy, Learning, play
+        >>> net = torch.nn.Linear(1 + 2, 1)
+        >>> agent = EpsilonGreedy(net, 2, epsilon=0.5, learning=Learning(updates=1))
+        >>> play(agent, Coins(), 5, seed=0).rewards.shape
+        torch.Size([5])
     """
 
     @property

@@ -18,7 +18,21 @@ __all__ = ["Agent", "Record", "play"]
 
 
 class Agent(Protocol):
-    """The interface that :func:`play` needs; a checkpoint also needs ``parts``, ``load_parts``."""
+    """The interface that :func:`play` needs; a checkpoint also needs ``parts``, ``load_parts``.
+
+    Example:
+        >>> class Same:
+        ...     def act(self, context):
+        ...         return 1
+        ...     def observe(self, context, action, reward):
+        ...         pass
+        ...     def learn(self):
+        ...         pass
+        >>> from bayesify.bandits import MushroomBandit
+        >>> from bayesify.datasets import load_mushroom
+        >>> play(Same(), MushroomBandit(load_mushroom()), 3).actions
+        tensor([1, 1, 1])
+    """
 
     def act(self, context: Any) -> int:
         """Choose an action, counted from 0, for a context, a tensor of shape (d,)."""

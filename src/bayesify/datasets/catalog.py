@@ -25,6 +25,10 @@ class DataSet:
         num_bytes: size of the download in bytes, compressed.
         class_names: names of the labels 0, 1, ...; empty for regression.
         files: training images, training labels, test images and test labels; or one table.
+
+    Example:
+        >>> find_dataset("mushroom").class_names
+        ('edible', 'poisonous')
     """
 
     name: str

@@ -25,6 +25,10 @@ class Queries:
     Args:
         texts: N queries.
         targets: the index of each one's intent, shape (N,), int64; -1 outside of them all.
+
+    Example:
+        >>> len(Queries(("what is my balance", "who won"), torch.tensor([3, -1])))
+        2
     """
 
     texts: tuple[str, ...]
@@ -46,6 +50,13 @@ class Clinc150:
         outside_validation: 100 queries of no intent.
         outside_test: 1,000 queries of no intent.
         intents: the names of the 150 intents, in alphabetical order.
+
+    Example:
+        >>> one = Queries(("what is my balance",), torch.tensor([0]))
+        >>> other = Queries(("who won",), torch.tensor([-1]))
+        >>> data = Clinc150(one, one, one, other, other, intents=("balance",))
+        >>> data.intents[data.train.targets[0]]
+        'balance'
     """
 
     train: Queries
@@ -70,6 +81,11 @@ def load_clinc150(
 
     Raises:
         DataError: the file is missing or damaged.
+
+    Example:
+        >>> data = load_clinc150()  # doctest: +SKIP
+        >>> len(data.train), data.intents[0]  # doctest: +SKIP
+        (15000, 'accept_reservations')
     """
     (file,) = CLINC150.files
     found = get_file(file, data_dir, progress=progress)

@@ -49,6 +49,11 @@ def get_file(
         DataError: a file is present but damaged; or there is none, and it cannot be downloaded or
             stored. A download needs pooch, from ``pip install 'bayesify[cli]'``.
         ValueError: both ``data_dir`` and ``download_to`` are given.
+
+    Example:
+        >>> from bayesify.datasets import MUSHROOM
+        >>> len(get_file(MUSHROOM.files[0]).content)
+        373704
     """
     if data_dir is not None and download_to is not None:
         raise ValueError("give data_dir (never downloads) or download_to, not both")

@@ -26,7 +26,15 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class DataError(ValueError):
-    """A data file or data set is missing, damaged or unusable; the message is one line."""
+    """A data file or data set is missing, damaged or unusable; the message is one line.
+
+    Example:
+        >>> try:
+        ...     check_content(DataFile("tiny", "abc", "0" * 64), b"abc")
+        ... except DataError as error:
+        ...     print(str(error)[:42])
+        its uncompressed bytes must have SHA-256 0
+    """
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,12 @@ class DataFile:
 
 
 class FoundFile(NamedTuple):
-    """A file that was found and checked."""
+    """A file that was found and checked.
+
+    Example:
+        >>> FoundFile(Path("tiny/abc"), b"abc").content
+        b'abc'
+    """
 
     #: Path of the file.
     path: Path
@@ -95,6 +108,16 @@ def find_file(file: DataFile, data_dir: str | Path | None = None) -> FoundFile |
     Raises:
         DataError: the first file that is present is damaged or cannot be read. It is never
             skipped, because a silent fallback would hide which data are used.
+
+    Example:
+        >>> import tempfile
+        >>> file = DataFile("tiny", "abc", hashlib.sha256(b"abc").hexdigest())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     before = find_file(file, folder)
+        ...     _ = Path(folder, "abc").write_bytes(b"abc")
+        ...     after = find_file(file, folder)
+        >>> before, after.content
+        (None, b'abc')
     """
     for directory in search_directories(file, data_dir):
         for folder in (*(directory / name for name in file.folder_names), directory):

@@ -28,6 +28,14 @@ def find_images(folder: Path) -> list[Path]:
 
     Raises:
         DataError: the folder cannot be read, or holds no image.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("b.png", "a.jpg", ".hidden.png", "notes.txt"):
+        ...         Path(folder, name).touch()
+        ...     [path.name for path in find_images(Path(folder))]
+        ['a.jpg', 'b.png']
     """
     try:
         found = sorted(

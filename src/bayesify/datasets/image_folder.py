@@ -77,6 +77,18 @@ def fit_image_folder(
     Raises:
         DataError: Pillow is not installed, the folder has no such subfolders, a class has fewer
             than two images, or an image cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for place, name in enumerate(("dark/a", "dark/b", "light/a", "light/b")):
+        ...         path = Path(folder, f"{name}.png")
+        ...         path.parent.mkdir(exist_ok=True)
+        ...         Image.new("L", (8, 8), 60 * place).save(path)
+        ...     data, schema = fit_image_folder(Path(folder))
+        >>> data.train_inputs.shape, data.class_names, schema.image_shape
+        (torch.Size([2, 64]), ('dark', 'light'), (1, 8, 8))
     """
     return fit_labelled_images(
         find_labelled_images(folder),
@@ -95,5 +107,18 @@ def load_image_folder(
 
     Raises:
         DataError: the folder is missing, or has changed.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for place, name in enumerate(("dark/a", "dark/b", "light/a", "light/b")):
+        ...         path = Path(folder, f"{name}.png")
+        ...         path.parent.mkdir(exist_ok=True)
+        ...         Image.new("L", (8, 8), 60 * place).save(path)
+        ...     data, schema = fit_image_folder(Path(folder))
+        ...     again = load_image_folder(Path(folder), schema)
+        >>> bool((again.train_inputs == data.train_inputs).all())
+        True
     """
     return load_labelled_images(find_labelled_images(folder), schema, on_images)

@@ -26,6 +26,12 @@ class ImageData:
 
     ``inputs.unflatten(-1, data.image_shape)`` restores the images; multiplied by ``pixel_scale``
     their pixels lie from 0 to 255.
+
+    Example:
+        >>> data = load_images("mnist", limit=5)
+        >>> pixels = data.train_inputs.unflatten(-1, data.image_shape) * data.pixel_scale
+        >>> pixels.shape, round(float(pixels.max()))
+        (torch.Size([5, 28, 28]), 255)
     """
 
     #: Name of the data set, as in ``load_images``.

@@ -129,7 +129,14 @@ class LabelledImages:
 
 @dataclass(frozen=True, eq=False)
 class FolderData:
-    """Images of a folder or of a table of paths as tensors, a training and a held-out part."""
+    """Images of a folder or of a table of paths as tensors, a training and a held-out part.
+
+    Example:
+        >>> x, y = torch.zeros(2, 64), torch.tensor([0, 1])
+        >>> data = FolderData("photos", x, y, x, y, ("cat", "dog"), (1, 8, 8))
+        >>> data.train_inputs.unflatten(1, data.image_shape).shape
+        torch.Size([2, 1, 8, 8])
+    """
 
     #: Name of the folder or the table.
     name: str
@@ -166,6 +173,12 @@ class ImageSchema:
             many images are for ``train`` and ``test``.
         remarks: notes for the user on how the images were found.
         columns: of a table the names of the columns of paths and of classes; None for a folder.
+
+    Example:
+        >>> schema = ImageSchema(("cat", "dog"), 8, 1, (0.5,), (0.25,), "0" * 64, {})
+        >>> white = torch.full((1, 1, 8, 8), 255, dtype=torch.uint8)
+        >>> schema.image_shape, schema.standardised(white).unique()
+        ((1, 8, 8), tensor([2.]))
     """
 
     classes: tuple[str, ...]

@@ -35,6 +35,12 @@ class MushroomData:
         poisonous: shape (8124,), bool.
         names: names of the columns, such as ``odor=f``, with the file's letters in alphabetical
             order; ``stalk-root=?``, an unknown root, is a value like the others.
+
+    Example:
+        >>> data = load_mushroom()
+        >>> foul = data.contexts[:, data.names.index("odor=f")] == 1
+        >>> bool(data.poisonous[foul].all())
+        True
     """
 
     contexts: Tensor

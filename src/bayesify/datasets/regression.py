@@ -24,7 +24,13 @@ _TARGET_COLUMNS = {"naval": (16, 16)}
 
 @dataclass(frozen=True, eq=False)
 class RegressionData:
-    """A table of numbers: N examples of d features and one target, as published."""
+    """A table of numbers: N examples of d features and one target, as published.
+
+    Example:
+        >>> data = load_regression("yacht")
+        >>> data.name, len(data.targets)
+        ('yacht', 308)
+    """
 
     #: Name of the table, as in ``load_regression``.
     name: str
@@ -35,7 +41,14 @@ class RegressionData:
 
 
 class Split(NamedTuple):
-    """Row indices of a table, divided into a training and a test part."""
+    """Row indices of a table, divided into a training and a test part.
+
+    Example:
+        >>> data = load_regression("yacht")
+        >>> first = standard_splits(len(data.targets), 1)[0]
+        >>> data.inputs[first.train].shape, data.inputs[first.test].shape
+        ((277, 6), (31, 6))
+    """
 
     train: Indices
     test: Indices

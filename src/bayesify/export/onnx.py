@@ -86,8 +86,21 @@ def export_onnx(
 def onnx_session(model: bytes | Path) -> Any:
     """Return ONNX Runtime's session of a model on the CPU.
 
+    Args:
+        model: the file, or its bytes.
+
     Raises:
         Exception: ONNX Runtime cannot load it.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "net.onnx")
+        ...     report = export_onnx(nn.Linear(3, 2), path, torch.zeros(5, 3))
+        ...     session = onnx_session(path)
+        >>> (answer,) = session.run(None, {report.inputs[0]: torch.ones(4, 3).numpy()})
+        >>> answer.shape
+        (4, 2)
     """
     import onnxruntime
 

@@ -12,7 +12,14 @@ __all__ = ["ExportError", "ExportReport", "largest_difference"]
 
 
 class ExportError(ValueError):
-    """A network cannot be exported, or its exported form has other outputs; nothing is written."""
+    """A network cannot be exported, or its exported form has other outputs; nothing is written.
+
+    Example:
+        >>> import torch
+        >>> largest_difference([torch.zeros(2)], {"mean": torch.zeros(3)})
+        Traceback (most recent call last):
+        bayesify.export.report.ExportError: the exported network's output mean must have shape ...
+    """
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,11 @@ class ExportReport:
         largest_difference: from PyTorch's outputs, over all examples, absolute, or relative to an
             output's largest value where that is above 1.
         float_bytes: with int8 weights, the size with weights in floating point.
+
+    Example:
+        >>> report = ExportReport(Path("net.onnx"), 9_000, ("x",), ("mean", "total"), 2e-7)
+        >>> report.outputs, report.largest_difference < 1e-5
+        (('mean', 'total'), True)
     """
 
     path: Path

@@ -30,7 +30,17 @@ _OLD_NAMES = {"kept": "mask", "perturbation": "estimator"}
 
 
 class StorageError(ValueError):
-    """A file is missing, truncated or altered, or belongs to another network."""
+    """A file is missing, truncated or altered, or belongs to another network.
+
+    Example:
+        >>> import tempfile, bayesify as bf
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "model.safetensors")
+        ...     bf.save(bf.BayesianModule(torch.nn.Linear(3, 2)), path)
+        ...     bf.load(path, torch.nn.Linear(3, 5))
+        Traceback (most recent call last):
+        bayesify.io.files.StorageError: ...
+    """
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

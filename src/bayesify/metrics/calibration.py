@@ -32,6 +32,11 @@ class Reliability:
         confidence: mean confidence of the examples of each bin, shape (bins,), nan where empty.
         accuracy: share of them that is classified correctly, shape (bins,), nan where empty.
         counts: number of examples in each bin, shape (bins,), int64.
+
+    Example:
+        >>> r = reliability(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]), 2)
+        >>> r.counts, r.accuracy[1].item(), r.mean_gap
+        (tensor([0, 2]), 0.5, 0.25)
     """
 
     edges: Tensor

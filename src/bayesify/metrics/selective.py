@@ -26,6 +26,11 @@ class RiskCoverage:
         aurc: area under the curve, in the loss's unit: the mean of the risk over coverages 1/N,
             2/N, ..., 1; examples of equal uncertainty count as the mean over their orders
             (Geifman, Uziel and El-Yaniv 2019, eq. 2). A perfect order has the smallest area.
+
+    Example:
+        >>> curve = risk_coverage(torch.tensor([0.9, 0.1]), torch.tensor([1.0, 0.0]))
+        >>> curve.coverage.tolist(), curve.risk.tolist()
+        ([0.5, 1.0], [0.0, 0.5])
     """
 
     coverage: Tensor

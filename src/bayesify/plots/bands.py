@@ -19,6 +19,11 @@ class Band(NamedTuple):
 
     ``quantiles`` maps a level, such as 0.25, 0.5 or 0.75, to values along the axis. A pair of
     levels q and 1 - q is drawn as a band, 0.5 as a line.
+
+    Example:
+        >>> band = Band("a", [0.0, 1.0], {0.25: [0.0, -1.0], 0.5: [0.0, 0.0], 0.75: [0.0, 1.0]})
+        >>> band.quantiles[0.5]
+        [0.0, 0.0]
     """
 
     name: str

@@ -31,6 +31,11 @@ class Curve(NamedTuple):
 
     ``values`` has one sequence per run, as long as ``x``. Curves of one name look the same in every
     panel; ``reported`` ones, from the literature, are dashed; ``points`` have markers and no line.
+
+    Example:
+        >>> ours = Curve("ours", [1, 2], [[90.0, 95.0], [91.0, 96.0]])  # two runs
+        >>> len(ours.values), ours.reported
+        (2, False)
     """
 
     name: str

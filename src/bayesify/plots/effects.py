@@ -28,6 +28,10 @@ class EffectLine(NamedTuple):
         low: lower ends of the interval over weight samples.
         high: upper ends.
         spread: ends of the interval over rows, or None.
+
+    Example:
+        >>> EffectLine("", [1.0, 2.0], low=[0.5, 1.5], high=[1.5, 2.5]).spread is None
+        True
     """
 
     name: str

@@ -20,7 +20,12 @@ _BEGINNING = 0.005
 
 
 class RegretCurves(NamedTuple):
-    """Cumulative regret of one agent in several runs, each as long as ``interactions``."""
+    """Cumulative regret of one agent in several runs, each as long as ``interactions``.
+
+    Example:
+        >>> RegretCurves("Thompson", [1, 2, 3], runs=[[5.0, 9.0, 9.0], [0.0, 5.0, 5.0]]).name
+        'Thompson'
+    """
 
     name: str
     interactions: Sequence[int]

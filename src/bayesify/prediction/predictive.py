@@ -21,7 +21,17 @@ Uncertainty = Literal["total", "aleatoric", "epistemic"]
 
 
 class SizedIterable(Sized, Iterable[Tensor], Protocol):
-    """An iterable of tensors with a length: a list, or tensors that are computed on iteration."""
+    """An iterable of tensors with a length: a list, or tensors that are computed on iteration.
+
+    Example:
+        >>> class Zeros:
+        ...     def __len__(self):
+        ...         return 3
+        ...     def __iter__(self):
+        ...         return iter(torch.zeros(3, 2))
+        >>> stack_samples(Zeros()).shape
+        torch.Size([3, 2])
+    """
 
 
 def blocks_of(tensors: SizedIterable) -> Iterator[Tensor]:

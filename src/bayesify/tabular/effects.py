@@ -28,7 +28,12 @@ __all__ = [
 
 
 class Rise(NamedTuple):
-    """Rise of a loss, with the ends of its interval."""
+    """Rise of a loss, with the ends of its interval.
+
+    Example:
+        >>> Rise(0.4, low=0.3, high=0.5).low > 0.0  # the column matters
+        True
+    """
 
     rise: float
     low: float
@@ -42,6 +47,11 @@ class Importance(NamedTuple):
         column: name of the column.
         nll: rise of the negative log-likelihood, in nats per row.
         error: rise of the error in percent, or of the RMSE in the unit of the targets.
+
+    Example:
+        >>> found = Importance("age", nll=Rise(0.4, 0.3, 0.5), error=Rise(2.0, 1.0, 3.0))
+        >>> found.column, found.nll.rise
+        ('age', 0.4)
     """
 
     column: str

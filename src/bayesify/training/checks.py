@@ -34,7 +34,15 @@ _FAR = 10.0
 
 
 class TargetScaleWarning(UserWarning):
-    """The targets of a regression are far from unit scale, for which defaults are made."""
+    """The targets of a regression are far from unit scale, for which defaults are made.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     prices = torch.tensor([210_000.0, 480_000.0])
+        ...     warn_of_target_scale(GaussianLikelihood(), prices, stacklevel=1)
+        >>> caught[0].category.__name__
+        'TargetScaleWarning'
+    """
 
 
 def check_arguments(

@@ -38,7 +38,18 @@ _FEWEST_MINIBATCHES, _SMALLEST_SHARE, _ERRORS = 5, 0.001, 3.0
 
 
 class ConvergenceWarning(UserWarning):
-    """Training stopped before the posterior's standard deviations had converged."""
+    """Training stopped before the posterior's standard deviations had converged.
+
+    Example:
+        >>> import warnings, torch, bayesify as bf
+        >>> from bayesify.datasets import TensorLoader
+        >>> from bayesify.training import ConvergenceWarning
+        >>> elbo = bf.ELBO(bf.BayesianModule(torch.nn.Linear(4, 3)), num_data=40)
+        >>> loader = TensorLoader(torch.zeros(40, 4), torch.arange(40) % 3, batch_size=20)
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", ConvergenceWarning)  # a first try of one epoch
+        ...     history = bf.fit(elbo, loader, epochs=1, progress=False)
+    """
 
 
 class StdResidual(NamedTuple):

@@ -19,7 +19,20 @@ Noise = Literal["generator", "counter"]
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The loss, or a parameter, became NaN or infinite; the last checkpoint is untouched."""
+    """The loss, or a parameter, became NaN or infinite; the last checkpoint is untouched.
+
+    Example:
+        >>> import bayesify as bf
+        >>> from bayesify.training import NonFiniteLossError
+        >>> from torch.utils.data import DataLoader
+        >>> elbo = bf.ELBO(bf.BayesianModule(torch.nn.Linear(4, 3)), num_data=40)
+        >>> loader = DataLoader([(torch.full((4,), torch.nan), 0)] * 40, batch_size=20)
+        >>> try:
+        ...     bf.fit(elbo, loader, epochs=1, progress=False)
+        ... except NonFiniteLossError as error:
+        ...     print(str(error)[:60])
+        the network's output at step 1 (epoch 1, minibatch 1) is NaN
+    """
 
     #: The index of the network among several that are trained at once.
     network = 0
