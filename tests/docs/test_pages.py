@@ -24,7 +24,8 @@ each_page = pytest.mark.parametrize("name", PAGES)
 #: CHANGELOG also has the names and options of earlier versions.
 each_current_page = pytest.mark.parametrize("name", sorted(set(PAGES) - {"CHANGELOG.md"}))
 OLD = re.compile(
-    r"perturbation|footprint|trainee|fused-step|\bstep=\"|--step(?![-\w])|\.coverage\((?!level)",
+    r"perturbation|footprint|trainee|fused-step|\bstep=\"|--step(?![-\w])|\.coverage\((?!level)"
+    r"|\bbeside\b",
     re.I,
 )
 
@@ -129,6 +130,45 @@ def test_no_page_has_an_old_name(name: str) -> None:
 def test_an_old_name_is_caught() -> None:
     assert OLD.search("BayesianModule(net, perturbation=bf.Flipout())")
     assert not OLD.search("the coverage of intervals; fit(backend='auto')")
+
+
+def answers_without_link(text: str) -> list[str]:
+    """The questions of docs/questions.md whose answers lead to no page."""
+    found = re.findall(r"^\*\*(.+?)\*\*(.+?)(?=\n\n|\Z)", text, re.M | re.S)
+    assert len(found) == len(re.findall(r"^\*\*", text, re.M))
+    return [question for question, answer in found if not re.search(r"\]\([\w/.#-]+\)", answer)]
+
+
+def test_each_answer_has_a_link() -> None:
+    text = PAGES["docs/questions.md"]
+    assert text.count("\n**") > 20
+    assert answers_without_link(text) == []
+
+
+def test_an_answer_without_a_link_is_caught() -> None:
+    text = (
+        "**Why?** So: [there](training.md).\n\n**How?** `fit` does\nthat.\n\n**Who?** [We](a.md)."
+    )
+    assert answers_without_link(text) == ["How?"]
+
+
+def terms_without_link(text: str) -> list[str]:
+    """The terms of docs/glossary.md whose meanings lead to no page."""
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", text, re.M)
+    return [term for term, meaning in rows[1:] if not re.search(r"\]\([\w/.#-]+\)", meaning)]
+
+
+def test_each_term_of_the_glossary_has_a_link_and_its_place() -> None:
+    text = PAGES["docs/glossary.md"]
+    terms = re.findall(r"^\| (.+?) \|", text, re.M)[1:]
+    assert len(terms) > 30
+    assert terms == sorted(terms, key=str.lower)
+    assert terms_without_link(text) == []
+
+
+def test_a_term_without_a_link_is_caught() -> None:
+    text = "| term | meaning |\n|---|---|\n| a | [b](c.md) |\n| nat | a unit |\n"
+    assert terms_without_link(text) == ["nat"]
 
 
 def test_readme_is_short_and_begins_with_how_to_use_it() -> None:

@@ -73,6 +73,7 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/compression.md": lambda: classification(nn.Linear(4, 3)),
     "docs/continual-learning.md": dict,
     "docs/estimators.md": lambda: classification(Parts()),
+    "docs/gpu.md": lambda: classification(nn.Linear(4, 3)),
     "docs/likelihoods.md": dict,
     "docs/objective.md": lambda: classification(Parts()),
     "docs/referee.md": dict,

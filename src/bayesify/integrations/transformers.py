@@ -167,7 +167,7 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         network_inputs, targets = pair_of(inputs)
         if not network_inputs:
             raise ValueError(
-                "a batch must have inputs beside its labels, got none; add "
+                "a batch must have inputs next to its labels, got none; add "
                 "remove_unused_columns=False to the TrainingArguments"
             )
         if self._shifted_by is not None:  # each position predicts the next

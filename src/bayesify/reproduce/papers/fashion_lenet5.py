@@ -1,4 +1,4 @@
-"""LeNet-5 on Fashion-MNIST: rank-one factors and the mean field beside plain networks.
+"""LeNet-5 on Fashion-MNIST: rank-one factors and the mean field next to plain networks.
 
 Each job trains five networks by one method. They are measured one by one and as an ensemble, whose
 members have weights of their own: for rank-one networks that is the mixture of Dusenberry et al.

@@ -339,7 +339,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 EXPERIMENT = Experiment(
     name="mnist-ood",
     source="no one paper: the usual test of inputs of another kind",
-    reported="ours only: error, nll, Brier, ECE and AUROC, beside SGD, dropout and an ensemble",
+    reported="ours only: error, nll, Brier, ECE and AUROC, with SGD, dropout and an ensemble",
     seeds=(0, 1, 2),
     memory_mb=700,
     jobs=jobs,

@@ -324,7 +324,7 @@ def _tests(results: Sequence[Result]) -> str:
         f"Welch's t-tests of differences, {len(found)} comparisons; p adjusted by Holm's method. "
         "A minus favours the first. Welch's test takes the networks as independent; all methods "
         "have the same seeds, hence the same order of the data, so that the p-value of the paired "
-        "t-test stands beside it, not adjusted.",
+        "t-test stands next to it, not adjusted.",
         "",
         "| | first | second | quantity | difference | p | p, adjusted | p, paired |",
         "|---" * 8 + "|",

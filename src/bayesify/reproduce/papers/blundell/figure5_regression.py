@@ -229,7 +229,7 @@ def _rounded(values: Tensor) -> list[float]:
 EXPERIMENT = Experiment(
     name="regression-curve",
     source="Blundell et al. 2015, Figure 5",
-    reported="median and interquartile range, wide beyond the data; beside a plain network",
+    reported="median and interquartile range, wide beyond the data; with a plain network",
     seeds=(0, 1, 2, 3, 4),
     memory_mb=400,
     jobs=jobs,

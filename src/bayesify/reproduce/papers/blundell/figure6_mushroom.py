@@ -280,7 +280,7 @@ def _regret(value: float) -> str:
 EXPERIMENT = Experiment(
     name="mushroom",
     source="Blundell et al. 2015, Figure 6",
-    reported="a curve only; 6.7k and 9.7k in others' logs; beside greedy and epsilon-greedy",
+    reported="a curve only; 6.7k and 9.7k in others' logs; with greedy and epsilon-greedy",
     seeds=tuple(range(10)),
     memory_mb=500,
     jobs=jobs,
