@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -130,6 +131,12 @@ def test_no_page_has_an_old_name(name: str) -> None:
 def test_an_old_name_is_caught() -> None:
     assert OLD.search("BayesianModule(net, perturbation=bf.Flipout())")
     assert not OLD.search("the coverage of intervals; fit(backend='auto')")
+
+
+def test_the_first_run_has_its_stored_error() -> None:
+    stored = json.loads((ROOT / "results" / "first-run" / "first.json").read_text(encoding="utf-8"))
+    error = stored["metrics"]["test"]["error_predictive"]
+    assert f"of seed 0, has {error:.2f} % over a hundred" in PAGES["docs/first-run.md"]
 
 
 def answers_without_link(text: str) -> list[str]:
