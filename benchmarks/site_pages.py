@@ -57,7 +57,8 @@ def problems_of(browser: Browser, page_file: Path, width: int) -> Iterator[str]:
 def main(arguments: Sequence[str]) -> int:
     """Print the problems of all pages, and return the exit status."""
     site = Path(arguments[0] if arguments else "build/site")
-    pages = sorted(site.rglob("*.html"))
+    # A server shows 404.html in place of any page, so that its links begin at the root.
+    pages = sorted(set(site.rglob("*.html")) - {site / "404.html"})
     if not pages:
         sys.exit(f"{site} must hold the pages of a site; build it by mkdocs build --strict")
     count = 0
