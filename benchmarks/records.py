@@ -18,7 +18,9 @@ from bayesify.io import atomic_write
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 #: Options with which a script stores no measurement.
-READ_ONLY = {"--help", "-h", "--list-survivors", "--report", "--show", "--table", "--words"}
+READ_ONLY = {
+    *("--check", "--help", "-h", "--list-survivors", "--report", "--show", "--table", "--words"),
+}
 
 
 def commit() -> str | None:
