@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,9 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def on_startup(**_: object) -> None:
-    """Let the tutorials import ``site_figures``."""
+    """Let the tutorials import ``site_figures``, and show the warnings of their code."""
     sys.path.insert(0, str(ROOT / "docs"))
+    import_module("site_warnings").show_in_pages()
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
