@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
+from sqlalchemy.exc import IntegrityError
 from tests.app.cli.test_cli import as_json, bayesify
 from tests.app.cli.test_errors import check_refused
 from tests.tabular.test_training_table import messy
@@ -48,6 +50,26 @@ def test_a_storage_is_for_a_search(table: Path) -> None:
     assert not (run / "tuning.db").exists()
     again = bayesify(*train(table, "--tune", "1s", "--tune-storage", url, "--resume"))
     assert again.code == 0, again.err
+
+
+def test_processes_may_create_the_tables_of_a_storage_at_the_same_time(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [2]
+
+    class Racing(optuna.storages.RDBStorage):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            left[0] -= 1
+            if left[0] >= 0:  # as PostgreSQL tells the second one of two
+                raise IntegrityError("CREATE TYPE studydirection", {}, Exception("already exists"))
+            super().__init__(*words, **options)
+
+    monkeypatch.setattr(optuna.storages, "RDBStorage", Racing)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    url = f"sqlite:///{table.parent / 'search.db'}"
+    metrics = as_json(*train(table, "--tune", "1s", "--tune-storage", url))
+    assert metrics["tuning"]["trials"] >= 1
+    assert left[0] < 0
 
 
 def test_a_search_ends_in_a_run_of_the_chosen_settings(table: Path) -> None:

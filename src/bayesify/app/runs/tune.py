@@ -45,6 +45,8 @@ _FEWEST_ROWS = 20
 _PARTS, _MANY_ROWS = 3, 2000
 #: Trials that are drawn at random before Optuna's sampler and pruner use what was found.
 _RANDOM_TRIALS = 10
+#: Attempts to open a database in which another process is creating the tables.
+_ATTEMPTS = 10
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -439,9 +441,7 @@ def _opened(run: Run, storage: str | None) -> Iterator[optuna.storages.RDBStorag
             url = make_url(storage)
         # Processes that share a file wait for each other.
         patience = {"connect_args": {"timeout": 60}} if url.drivername == "sqlite" else {}
-        database = optuna.storages.RDBStorage(
-            url.render_as_string(hide_password=False), engine_kwargs=patience
-        )
+        database = _with_tables(url.render_as_string(hide_password=False), patience)
     except (ImportError, SQLAlchemyError, StorageInternalError) as error:
         raise ConfigError(
             "tune-storage must be the URL of a database that can be opened, such as "
@@ -452,6 +452,18 @@ def _opened(run: Run, storage: str | None) -> Iterator[optuna.storages.RDBStorag
     finally:
         database.remove_session()
         database.engine.dispose()
+
+
+def _with_tables(url: str, patience: dict[str, Any]) -> optuna.storages.RDBStorage:
+    """Open a database, and create its tables unless another process does so at the same time."""
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            return optuna.storages.RDBStorage(url, engine_kwargs=patience)
+        except SQLAlchemyError as error:
+            if not left or "already exists" not in str(error):
+                raise
+            time.sleep(1.0)
+    raise AssertionError
 
 
 @contextmanager
