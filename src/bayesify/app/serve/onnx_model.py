@@ -34,6 +34,11 @@ class OnnxModel:
 
     Raises:
         StorageError: the file is missing, damaged, or of a network that cannot be served.
+
+    Example:
+        >>> OnnxModel(Path("nowhere.onnx"))
+        Traceback (most recent call last):
+        bayesify.io.files.StorageError: ...
     """
 
     def __init__(self, path: Path) -> None:

@@ -42,6 +42,11 @@ class Limits:
 
     Raises:
         ValueError: one is not positive; ``batch_wait_ms`` may be 0.
+
+    Example:
+        >>> Limits(queue=0)
+        Traceback (most recent call last):
+        ValueError: queue must be at least 1 and finite, got 0
     """
 
     max_batch: int = 64
@@ -101,6 +106,28 @@ def make_app(model: ServedModel, limits: Limits) -> FastAPI:
     Args:
         model: the model.
         limits: its limits.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pathlib import Path
+        >>> from fastapi.testclient import TestClient
+        >>> from bayesify.app.serve.onnx_model import OnnxModel
+        >>> from bayesify.export import ExportMetadata, export_onnx
+        >>> bnn = bayesify.BayesianModule(torch.nn.Linear(4, 2), seed=0)
+        >>> shape = {"kind": "image", "image_shape": [1, 2, 2], "shape": [4], "pixels": [0, 255]}
+        >>> about = ExportMetadata(
+        ...     "classification",
+        ...     num_samples=8,
+        ...     classes=("dark", "light"),
+        ...     input={**shape, "shift": [0.0], "scale": [255.0]},
+        ... )
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "net.onnx")
+        ...     _ = export_onnx(bayesify.freeze(bnn, 8), path, torch.zeros(2, 4), metadata=about)
+        ...     with TestClient(make_app(OnnxModel(path), Limits())) as client:
+        ...         answer = client.post("/predict", json={"examples": [[[0, 255], [9, 3]]]})
+        >>> answer.status_code
+        200
     """
     card = model.card
     telemetry = Telemetry()
