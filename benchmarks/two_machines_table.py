@@ -57,10 +57,13 @@ def _exchange(document: dict[str, Any]) -> str:
     assert all(row["equal_after_steps"] for row in steps.values())
     ratio = next(row for row in rows if "variance_ratio_mean" in row)
     one, half, two = (steps["own", *case] for case in ((1, whole), (1, whole // 2), (2, whole)))
+    rest = two["ms"] - half["ms"] - two["ms_exchange_only"]
     lines += [
         "",
         f"What limits own noise: half of the rows saves {one['ms'] - half['ms']:.1f} of "
-        f"{one['ms']:.1f} ms, and the exchange alone takes {two['ms_exchange_only']:.1f} ms.",
+        f"{one['ms']:.1f} ms, and the exchange alone takes {two['ms_exchange_only']:.1f} ms. The "
+        f"remaining {rest:.1f} ms of the step are of neither: the update reads the exchanged sums, "
+        "and two processes share the memory of one computer.",
         "",
         f"With two processes on each machine a machine sends {times[0]:.2f} times the bytes of "
         f"plain DDP with own noise, and {times[1]:.2f} times with shared noise. In every run all "
@@ -86,9 +89,9 @@ def _on_paper(steps: Steps, whole: int, weights: int) -> list[str]:
     fixed = one - whole * row
     lines = [
         f"On paper: a step by one process takes {fixed:.1f} ms and {1e3 * row:.0f} us for each "
-        "row, by the line through the two times above. In a ring of R processes each sends "
-        "2 (R - 1) / R times its vectors, here as fast as two processes did. The rows trained on "
-        "in a second, as a multiple of one process's:",
+        "row, by the line through the two times above; R processes in a ring exchange "
+        "2 (R - 1) / R times what two do, as fast, and have the same remaining time. The rows "
+        "trained on in a second, as a multiple of one process's:",
         "",
         "| processes | own noise, the same minibatch | own noise, as many rows for each | "
         "shared noise, the same minibatch | shared noise, as many rows for each |",
@@ -97,9 +100,11 @@ def _on_paper(steps: Steps, whole: int, weights: int) -> list[str]:
     for count in (2, 8, 64):
         cells = []
         for mode in ("own", "shared"):
-            exchange = 2 * (count - 1) / count * steps[mode, 2, whole]["ms_exchange_only"]
-            same = one / (fixed + row * whole / count + exchange)
-            more = count * one / (one + exchange)
+            two = steps[mode, 2, whole]
+            rest = two["ms"] - half - two["ms_exchange_only"]
+            more_time = 2 * (count - 1) / count * two["ms_exchange_only"] + rest
+            same = one / (fixed + row * whole / count + more_time)
+            more = count * one / (one + more_time)
             cells += [f"{same:.2f}", f"{more:.1f}"]
         lines.append(f"| {count} | {' | '.join(cells)} |")
     large, rate = 100_000_000, 25e9

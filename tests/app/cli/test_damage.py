@@ -126,7 +126,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "holds a Delta posterior, which is not what",
     ),
-    "a folder": (lambda path: (path.unlink(), path.mkdir()), "there is no file"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "is a folder; name a file of it"),
 }
 
 
