@@ -209,6 +209,8 @@ def measure_interrupt(rank: int, folder: Path) -> dict[str, Any]:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
+    # Ignored where the tests were started in the background of a script.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     at, options = At(ctrl_c, 1, 3), {"checkpoint_dir": folder / "interrupted"}
     try:
         fitted("own, compiled", **options, callback=at)
