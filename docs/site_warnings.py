@@ -10,6 +10,8 @@ from typing import Any
 __all__ = ["show_in_pages"]
 
 _show_elsewhere = warnings.showwarning
+#: Characters of a line, which fit into a page at 1,280 pixels.
+_WIDTH = 78
 
 
 def show_in_pages() -> None:
@@ -24,4 +26,4 @@ def _show(message: Warning | str, category: type[Warning], *place: Any, **more: 
             _show_elsewhere(message, category, *place, **more)
             return
         frame = frame.f_back
-    frame.f_globals["print"](textwrap.fill(f"{category.__name__}: {message}", width=100))
+    frame.f_globals["print"](textwrap.fill(f"{category.__name__}: {message}", width=_WIDTH))
