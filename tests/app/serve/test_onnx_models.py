@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper
 from tests.app.cli.test_cli import bayesify
 from tests.app.cli.test_errors import check_refused
 
+import bayesify as bf
 from bayesify.app.runs import Run
 from bayesify.app.serve.onnx_model import OnnxModel
 from bayesify.app.serve.requests import Examples, InputError
 from bayesify.app.serve.run_model import RunModel
 from bayesify.app.serve.service import Limits, make_app
-from bayesify.export import ExportMetadata
+from bayesify.export import ExportMetadata, export_onnx
 from bayesify.io.files import StorageError
 from bayesify.tabular.columns import CategoryColumn, NumberColumn
 
@@ -105,6 +107,18 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "table.onnx"
     onnx.save(model, path)
     return path
+
+
+def test_a_description_that_lacks_an_entry_is_refused(tmp_path: Path) -> None:
+    bnn = bf.BayesianModule(torch.nn.Linear(4, 2), seed=0)
+    shape = {"kind": "image", "image_shape": [1, 2, 2], "shape": [4]}
+    metadata = ExportMetadata(
+        "classification", 8, classes=("a", "b"), input={**shape, "shift": [0.0], "scale": [255.0]}
+    )
+    path = tmp_path / "net.onnx"
+    export_onnx(bf.freeze(bnn, 8), path, torch.zeros(2, 4), metadata=metadata)
+    with pytest.raises(StorageError, match=r"shift, scale, but pixels is missing; write it"):
+        OnnxModel(path)
 
 
 def _doubles(values: list[float]) -> onnx.TensorProto:

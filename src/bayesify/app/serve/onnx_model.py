@@ -23,6 +23,12 @@ __all__ = ["OnnxModel"]
 
 Array = npt.NDArray[Any]
 
+#: What the description of an input has, by its kind.
+_ENTRIES = {
+    "image": ("image_shape", "shape", "pixels", "shift", "scale"),
+    "table": ("columns", "target"),
+}
+
 
 class OnnxModel:
     """An exported network as a served model.
@@ -48,6 +54,14 @@ class OnnxModel:
             raise StorageError(
                 f"{path} must describe its input as images or as a table, got {kind!r}; write it "
                 "with bayesify export RUN"
+            )
+        entries = _ENTRIES[kind]
+        missing = [name for name in entries if name not in metadata.input]
+        if missing:
+            raise StorageError(
+                f"{path} must describe its input of kind {kind} by {', '.join(entries)}, but "
+                f"{', '.join(missing)} is missing; write it with bayesify export RUN, or give "
+                "ExportMetadata(input=...) all of them"
             )
         try:
             self._session = onnx_session(path)
