@@ -196,11 +196,12 @@ def fit(
             )
         ) as pairs:
             for index, minibatch in pairs:
-                inputs, targets = pair_of(minibatch)
+                # Of several processes each moves its own part only.
+                inputs, targets = pair_of(minibatch, device if processes.is_alone else None)
                 if index == first:
                     check_names(elbo.bnn.net, inputs)
                 if processes.is_alone:
-                    yield Minibatch(index, *pair_of((inputs, targets), device))
+                    yield Minibatch(index, inputs, targets)
                     continue
                 if index == first:
                     division.check_order(inputs, targets)

@@ -133,7 +133,7 @@ def pair_of(minibatch: Any, device: torch.device | None = None) -> tuple[Inputs,
                 "the loader's collate_fn drop the others, or make several inputs one tuple: "
                 "((x, z), y)"
             )
-        return _moved(parts, device)
+        return _checked(parts, device)
     inputs = dict(minibatch)
     if "labels" not in inputs:
         raise ValueError(
@@ -141,10 +141,11 @@ def pair_of(minibatch: Any, device: torch.device | None = None) -> tuple[Inputs,
             f"{', '.join(map(str, inputs))}; rename one in the loader's collate_fn, or let it "
             "return pairs (inputs, targets)"
         )
-    return _moved((inputs, inputs.pop("labels")), device)
+    return _checked((inputs, inputs.pop("labels")), device)
 
 
-def _moved(pair: tuple[Inputs, Tensor], device: torch.device | None) -> tuple[Inputs, Tensor]:
+def _checked(pair: tuple[Inputs, Tensor], device: torch.device | None) -> tuple[Inputs, Tensor]:
+    """Return a pair on a device, once it is known to hold tensors of examples."""
     for part, name in zip(pair, ("inputs", "targets"), strict=True):
         if isinstance(part, np.ndarray):
             raise TypeError(

@@ -232,11 +232,13 @@ def test_the_first_process_alone_tells_an_error_and_nothing_is_left(tmp_path: Pa
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.count("bayesify: shared_noise needs weight sampling") == 1
+    assert done.stderr.count("bayesify: ") == 1, "the other process tells another error"
     assert not out.exists()
     words = [*TRAIN, "--out", str(out), "--objective", "f-quad"]
     done = subprocess.run(torchrun(*words), capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert done.stderr.count("bayesify: objective f-quad is trained in one process") == 1
+    assert done.stderr.count("bayesify: ") == 1
     assert not out.exists()
 
 
@@ -255,31 +257,45 @@ def test_two_processes_share_a_streamed_table(tmp_path: Path) -> None:
     assert not list(shared.glob("*.arrow"))
 
 
-@pytest.mark.slow
-def test_machines_that_do_not_share_the_folder_are_told(tmp_path: Path) -> None:
+def on_two_machines(*commands: list[object]) -> list[tuple[int, str]]:
+    """The exit codes and what was said of a command on each of two machines, which are this one."""
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meet = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     machines = [
         subprocess.Popen(
-            [
-                *(sys.executable, "-m", "bayesify", *TRAIN),
-                *("--out", str(tmp_path / f"run{rank}"), "--nodes", "2"),
-            ],
+            [sys.executable, "-m", "bayesify", *map(str, words), "--nodes", "2"],
             stderr=subprocess.PIPE,
             text=True,
             env={**meet, "NODE_RANK": str(rank)},
         )
-        for rank in range(2)
+        for rank, words in enumerate(commands)
     ]
-    first, second = (each.communicate(timeout=200)[1] for each in machines)
-    assert [each.returncode for each in machines] == [2, 2]
-    assert f"connecting with the first machine at 127.0.0.1:{port}" in second
-    assert f"{tmp_path / 'run1'} holds no run" in second
+    said = [each.communicate(timeout=200)[1] for each in machines]
+    assert f"connecting with the first machine at 127.0.0.1:{port}" in said[1]
+    assert "Traceback" not in "".join(said)
+    return [(each.returncode, text) for each, text in zip(machines, said, strict=True)]
+
+
+@pytest.mark.slow
+def test_machines_that_do_not_share_the_folder_are_told(tmp_path: Path) -> None:
+    outs = [tmp_path / "run0", tmp_path / "run1"]
+    (code, first), (other, second) = on_two_machines(*([*TRAIN, "--out", out] for out in outs))
+    assert (code, other) == (2, 2)
+    assert f"{outs[1]} holds no run" in second
     assert "all machines must see --out under the same path" in second
     assert "another one failed" in first
-    assert "Traceback" not in first + second
+
+
+@pytest.mark.slow
+def test_the_command_on_the_second_machine_fails_with_the_first(tmp_path: Path) -> None:
+    words = [*TRAIN, "--out", tmp_path / "run", "--objective", "f-quad"]
+    (code, first), (other, second) = on_two_machines(words, words)
+    assert (code, other) == (2, 2)
+    assert "objective f-quad is trained in one process" in first
+    assert "another one failed" in second
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

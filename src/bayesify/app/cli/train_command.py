@@ -194,9 +194,9 @@ def train(
             with _resumable(console, run, launch), closing(table):
                 trained = train_run(run, data, callback, joined.device, shared_noise=shared_noise)
     except (KeyboardInterrupt, NonFiniteLossError, OtherProcessError):
-        if launch.is_first:
+        if launch.is_first or launch.waits_for is not None:
             raise
-        return  # the first process reports it
+        return  # the first process of this machine, or of torchrun's, reports it
     if not launch.is_first:
         return
     stream = _stream_of(data)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import socket
 import time
@@ -31,10 +29,9 @@ from bayesify.training.history import EpochRow, History
 
 try:
     import optuna
-    from optuna.exceptions import StorageInternalError
     from optuna.trial import FrozenTrial, Trial, TrialState
-    from sqlalchemy import URL, make_url
-    from sqlalchemy.exc import SQLAlchemyError
+
+    from bayesify.app.runs.tuning_study import open_study
 except ImportError as error:
     raise ImportError("--tune needs optuna; run pip install 'bayesify[tune]'") from error
 
@@ -45,8 +42,6 @@ _FEWEST_ROWS = 20
 _PARTS, _MANY_ROWS = 3, 2000
 #: Trials that are drawn at random before Optuna's sampler and pruner use what was found.
 _RANDOM_TRIALS = 10
-#: Attempts to open a database in which another process is creating the tables.
-_ATTEMPTS = 10
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -140,7 +135,8 @@ def tune(
     parts = validation_parts(len(data.train_targets), run.config.seed)
     if not ((run.folder / TUNING_STUDY).exists() or levers(run.config, given)):
         raise ConfigError("tune has nothing to search: every setting is given; leave it out")
-    with _quiet(), _study(run, given, storage) as study:
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=_RANDOM_TRIALS // 2)
+    with _quiet(), open_study(run, given, storage, pruner) as study:
         is_shared = storage is not None
         search = _Search(run, data, parts, study, seconds, progress, is_shared=is_shared)
         search.start()
@@ -391,79 +387,6 @@ class _Steps:
 
     def on_note(self, text: str) -> None:
         """Report nothing."""
-
-
-@contextmanager
-def _study(run: Run, given: Collection[str], storage: str | None) -> Iterator[optuna.Study]:
-    """Create the study in the run's folder or in a storage, or open it."""
-    assert run.table is not None
-    about = {
-        "table": json.loads(json.dumps(run.table.to_json()["source"])),
-        "settings": run.config.to_json(),
-    }
-    name = "tune"
-    if storage is not None:
-        # One study for the same table, wherever its file lies, and the same settings.
-        settings = {**about["settings"], "dataset": None}
-        same = [run.table.source["sha256"], settings, sorted(given)]
-        digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
-        name = f"bayesify-{digest[:16]}"
-    with _opened(run, storage) as database:
-        study = optuna.create_study(
-            study_name=name,
-            storage=database,
-            direction="minimize",
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=_RANDOM_TRIALS // 2),
-            load_if_exists=True,
-        )
-        if "given" not in study.user_attrs:
-            for attribute, value in about.items():
-                study.set_user_attr(attribute, value)
-            study.set_user_attr("given", sorted(given))
-        elif storage is None and (
-            differing := [name for name in about if study.user_attrs[name] != about[name]]
-        ):
-            raise RunError(
-                f"{run.folder} holds a search with other {' and another '.join(differing)}; resume "
-                "it with the same command, or choose a new folder with --out"
-            )
-        yield study
-
-
-@contextmanager
-def _opened(run: Run, storage: str | None) -> Iterator[optuna.storages.RDBStorage]:
-    """Open the database of a study."""
-    try:
-        if storage is None:
-            run.folder.mkdir(parents=True, exist_ok=True)
-            url = URL.create("sqlite", database=str(run.folder.absolute() / TUNING_STUDY))
-        else:
-            url = make_url(storage)
-        # Processes that share a file wait for each other.
-        patience = {"connect_args": {"timeout": 60}} if url.drivername == "sqlite" else {}
-        database = _with_tables(url.render_as_string(hide_password=False), patience)
-    except (ImportError, SQLAlchemyError, StorageInternalError) as error:
-        raise ConfigError(
-            "tune-storage must be the URL of a database that can be opened, such as "
-            f"sqlite:////shared/search.db: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
-    try:
-        yield database
-    finally:
-        database.remove_session()
-        database.engine.dispose()
-
-
-def _with_tables(url: str, patience: dict[str, Any]) -> optuna.storages.RDBStorage:
-    """Open a database, and create its tables unless another process does so at the same time."""
-    for left in reversed(range(_ATTEMPTS)):
-        try:
-            return optuna.storages.RDBStorage(url, engine_kwargs=patience)
-        except SQLAlchemyError as error:
-            if not left or "already exists" not in str(error):
-                raise
-            time.sleep(1.0)
-    raise AssertionError
 
 
 @contextmanager

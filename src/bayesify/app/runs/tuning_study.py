@@ -1,0 +1,112 @@
+"""The study of a search: a file in the run's folder, or a database that several searches share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from bayesify.app.runs.declarations import ConfigError
+from bayesify.app.runs.folder import TUNING_STUDY, Run, RunError
+
+__all__ = ["open_study"]
+
+#: Attempts to open a database in which another process is creating the tables.
+_ATTEMPTS = 10
+
+
+@contextmanager
+def open_study(
+    run: Run,
+    given: Collection[str],
+    storage: str | None,
+    pruner: optuna.pruners.BasePruner,
+) -> Iterator[optuna.Study]:
+    """Create the study of a search, or open it, for a ``with`` block.
+
+    Args:
+        run: the run, whose folder has the study unless there is a storage.
+        given: settings that are not searched.
+        storage: URL of a database, in which searches of the same table and settings share a study.
+        pruner: ends trials early.
+
+    Raises:
+        ConfigError: the storage cannot be opened.
+        RunError: the folder holds the study of another table, or of other settings.
+    """
+    assert run.table is not None
+    about = {
+        "table": json.loads(json.dumps(run.table.to_json()["source"])),
+        "settings": run.config.to_json(),
+    }
+    name = "tune"
+    if storage is not None:
+        # One study for the same table, wherever its file lies, and the same settings.
+        settings = {**about["settings"], "dataset": None}
+        same = [run.table.source["sha256"], settings, sorted(given)]
+        digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+        name = f"bayesify-{digest[:16]}"
+    with _opened(run, storage) as database:
+        study = optuna.create_study(
+            study_name=name,
+            storage=database,
+            direction="minimize",
+            pruner=pruner,
+            load_if_exists=True,
+        )
+        if "given" not in study.user_attrs:
+            for attribute, value in about.items():
+                study.set_user_attr(attribute, value)
+            study.set_user_attr("given", sorted(given))
+        elif storage is None and (
+            differing := [name for name in about if study.user_attrs[name] != about[name]]
+        ):
+            raise RunError(
+                f"{run.folder} holds a search with other {' and another '.join(differing)}; resume "
+                "it with the same command, or choose a new folder with --out"
+            )
+        yield study
+
+
+@contextmanager
+def _opened(run: Run, storage: str | None) -> Iterator[optuna.storages.RDBStorage]:
+    """Open the database of a study."""
+    try:
+        if storage is None:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            url = URL.create("sqlite", database=str(run.folder.absolute() / TUNING_STUDY))
+        else:
+            url = make_url(storage)
+        # Processes that share a file wait for each other.
+        patience = {"connect_args": {"timeout": 60}} if url.drivername == "sqlite" else {}
+        database = _with_tables(url.render_as_string(hide_password=False), patience)
+    except (ImportError, SQLAlchemyError, StorageInternalError) as error:
+        raise ConfigError(
+            "tune-storage must be the URL of a database that can be opened, such as "
+            f"sqlite:////shared/search.db: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+    try:
+        yield database
+    finally:
+        database.remove_session()
+        database.engine.dispose()
+
+
+def _with_tables(url: str, patience: dict[str, Any]) -> optuna.storages.RDBStorage:
+    """Open a database, and create its tables unless another process does so at the same time."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return optuna.storages.RDBStorage(url, engine_kwargs=patience)
+        except SQLAlchemyError as error:
+            if "already exists" not in str(error):
+                raise
+        time.sleep(1.0)
+    return optuna.storages.RDBStorage(url, engine_kwargs=patience)
