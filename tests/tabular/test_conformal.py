@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.datasets import load_iris, make_friedman1
 from sklearn.exceptions import NotFittedError
 
 from bayesify.datasets import load_regression
+from bayesify.io import read_tensors, write_tensors
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
@@ -237,6 +239,30 @@ def test_a_calibrated_model_can_be_pickled() -> None:
     same = pickle.loads(pickle.dumps(model))
     ends = [each.predict_interval(X, method="conformal") for each in (model, same)]
     assert np.array_equal(*ends)
+
+
+@pytest.mark.parametrize("cv", [None, 3])
+def test_a_file_keeps_the_calibration(cv: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    model = regressor().fit(X, Y).calibrate(X, Y, cv=cv)
+    model.save(path)
+    same = BayesianMLPRegressor.load(path)
+    assert len(same.fold_models_) == (cv or 0)
+    ends = [each.predict_interval(X, method="conformal") for each in (model, same)]
+    assert np.array_equal(*ends)
+
+
+def test_a_file_from_before_calibrations_were_kept(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    model = regressor().fit(X, Y)
+    model.save(path)
+    tensors, meta = read_tensors(path)
+    del meta["calibration"]
+    write_tensors(path, tensors, meta)
+    same = BayesianMLPRegressor.load(path)
+    assert np.array_equal(same.predict(X), model.predict(X))
+    with pytest.raises(NotFittedError, match="needs a calibration"):
+        same.predict_interval(X, method="conformal")
 
 
 def test_folds_are_a_function_of_the_seed() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import pickle
 from typing import Any
 
 import joblib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import skops.io
 import torch
 from sklearn.base import clone
 from sklearn.calibration import CalibrationDisplay
@@ -68,6 +70,50 @@ def test_clone_and_joblib(model: Any, load: Any, least: float) -> None:
     for one in (fitted, again):
         one.partial_fit(x[:20], y[:20])
     np.testing.assert_array_equal(again.predict(x), fitted.predict(x))
+
+
+def stored_by_skops(model: Any) -> Any:
+    """Return an estimator or pipeline written and read by skops, which trusts bayesify's class."""
+    written = skops.io.dumps(model)
+    own = [type(each) for each in (BayesianMLPClassifier(), BayesianMLPRegressor())]
+    trusted = {f"{each.__module__}.{each.__name__}" for each in own}
+    assert set(skops.io.get_untrusted_types(data=written)) <= trusted
+    return skops.io.loads(written, trusted=list(trusted))
+
+
+@each_estimator
+def test_skops_stores_it_with_its_state(model: Any, load: Any, least: float) -> None:
+    x, y = load(return_X_y=True)
+    generator = np.random.RandomState(5)
+    fitted = clone(model).set_params(random_state=generator).fit(x, y).calibrate(x, y)
+    fitted.remark = "mine"
+    random = torch.get_rng_state()
+    again = stored_by_skops(make_pipeline(StandardScaler(), fitted))[-1]
+    assert torch.equal(torch.get_rng_state(), random)
+    assert {name: type(value) for name, value in vars(again).items()} == {
+        name: type(value) for name, value in vars(fitted).items()
+    }
+    assert again.remark == "mine"
+    assert again.random_state.randint(1000) == fitted.random_state.randint(1000)
+    np.testing.assert_array_equal(again.conformal_.scores[0], fitted.conformal_.scores[0])
+    for one in (fitted, again):
+        one.partial_fit(x[:20], y[:20])
+    np.testing.assert_array_equal(again.predict(x), fitted.predict(x))
+
+
+@each_estimator
+def test_skops_stores_it_untrained(model: Any, load: Any, least: float) -> None:
+    assert stored_by_skops(model).get_params() == model.get_params()
+
+
+def test_a_setting_that_has_no_form_in_json_is_pickled_as_before() -> None:
+    x, y = load_iris(return_X_y=True)
+    model = BayesianMLPClassifier(range(5, 7), steps=5, random_state=0).fit(x, y)
+    with pytest.raises(TypeError, match="to be stored"):
+        model.save("model.safetensors")
+    again = pickle.loads(pickle.dumps(model))
+    assert again.hidden_layer_sizes == range(5, 7)
+    np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
 
 
 def test_in_threads_and_processes_of_joblib() -> None:

@@ -32,7 +32,12 @@ from bayesify.tabular.model import Noise, TableNet
 from bayesify.tabular.outside import widened
 from bayesify.tabular.recipe import Silent, TableRecipe
 from bayesify.tabular.schema import tail_of
-from bayesify.tabular.stored_estimator import read_estimator, write_estimator
+from bayesify.tabular.stored_estimator import (
+    packed_estimator,
+    read_estimator,
+    unpacked_estimator,
+    write_estimator,
+)
 from bayesify.tabular.weights import Array, DistinctRows
 from bayesify.training.convergence import ConvergenceWarning
 from bayesify.training.history import EpochRow, History
@@ -41,6 +46,8 @@ __all__ = ["BayesianMLP", "Rows"]
 
 #: Predicted numbers that are in memory at once, unless :meth:`BayesianMLP.predictive` is called.
 _MOST_NUMBERS = 4_000_000
+#: The entry of an estimator's state that stands for what training found.
+_PACKED = "_packed"
 
 
 class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
@@ -76,6 +83,24 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
         self.random_state = random_state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for copies and files, of which skops and MLflow write no tensor."""
+        state: dict[str, Any] = super().__getstate__()
+        packed = packed_estimator(self) if hasattr(self, "bnn_") else None
+        if packed is None:
+            return state
+        restored = vars(unpacked_estimator(type(self), packed)).keys() - self.get_params().keys()
+        kept = {name: value for name, value in state.items() if name not in restored}
+        return {**kept, _PACKED: packed}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of :meth:`__getstate__`."""
+        own = dict(state)
+        packed = own.pop(_PACKED, None)
+        if packed is not None:
+            self.__dict__.update(vars(unpacked_estimator(type(self), packed)))
+        super().__setstate__(own)
 
     def __sklearn_tags__(self) -> Any:
         """Return the tags, with missing values, texts and categories."""
@@ -282,7 +307,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         return self._rows(X).distances.numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trained estimator to a safetensors file, without pickle.
+        """Write the trained estimator and its calibration to a safetensors file, without pickle.
 
         Later versions of bayesify read it. A ``random_state`` that is a generator is stored as
         None.

@@ -1,14 +1,17 @@
-"""Store a trained estimator as a safetensors file with a JSON description, without pickle."""
+"""Store a trained estimator without pickle: tensors and a JSON description, in a file or not."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from bayesify.io import (
     StorageError,
@@ -18,19 +21,68 @@ from bayesify.io import (
     restore_model,
     write_tensors,
 )
+from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
 from bayesify.tabular.columns import column_from_json
 from bayesify.tabular.files import TableError
 from bayesify.tabular.model import TableNet
 from bayesify.tabular.recipe import TableRecipe
 
-__all__ = ["read_estimator", "write_estimator"]
+__all__ = ["packed_estimator", "read_estimator", "unpacked_estimator", "write_estimator"]
 
 _KIND = "estimator"
 _FORMAT = 1
+#: Before the names of the tensors of a calibration.
+_SCORES, _FOLDS = "scores.", "folds."
+_CALIBRATIONS = {kind.__name__: kind for kind in (ConformalIntervals, ConformalSets)}
 
 
 def write_estimator(model: Any, path: str | os.PathLike[str]) -> None:
     """Write a trained ``BayesianMLP``; see its method ``save``."""
+    tensors, meta = _described(model)
+    try:
+        write_tensors(Path(path), tensors, meta)
+    except TypeError as error:
+        raise TypeError(
+            f"the settings and labels of an estimator must be numbers, texts, booleans, or lists "
+            f"of these to be stored ({error}); change them, or use joblib.dump"
+        ) from error
+
+
+def read_estimator(kind: type[Any], path: str | os.PathLike[str]) -> Any:
+    """Read an estimator of a subclass of ``BayesianMLP``; see its method ``load``."""
+    tensors, meta = read_tensors(Path(path))
+    if meta.get("kind") != _KIND:
+        raise StorageError(
+            f"{path} holds no estimator, it is a {meta.get('kind', 'file')!r} of bayesify; use a "
+            f"file of {kind.__name__}.save"
+        )
+    return _restored(kind, tensors, meta, source=str(path))
+
+
+def packed_estimator(model: Any) -> dict[str, Any] | None:
+    """Return what training found as arrays and a text, which any library of storage can write.
+
+    None where a label or a setting has no form in JSON.
+    """
+    tensors, meta = _described(model)
+    try:
+        description = json.dumps(meta)
+    except TypeError:
+        return None
+    return {
+        "description": description,
+        "tensors": {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()},
+    }
+
+
+def unpacked_estimator(kind: type[Any], packed: Mapping[str, Any]) -> Any:
+    """Return the estimator that :func:`packed_estimator` packed, without random generators."""
+    tensors = {name: torch.from_numpy(np.array(part)) for name, part in packed["tensors"].items()}
+    return _restored(kind, tensors, json.loads(packed["description"]), source="the estimator")
+
+
+def _described(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return tensors and description of an estimator, those of its folds' models included."""
     bnn = model.bnn_
     net = bnn.net
     assert isinstance(net, TableNet)
@@ -54,31 +106,33 @@ def write_estimator(model: Any, path: str | os.PathLike[str]) -> None:
         "num_steps": model.n_iter_,
         "targets": model._stored_targets(),
         "model": model_meta(bnn),
+        "calibration": None,
     }
-    try:
-        write_tensors(Path(path), model_tensors(bnn), meta)
-    except TypeError as error:
-        raise TypeError(
-            f"the settings and labels of an estimator must be numbers, texts, booleans, or lists "
-            f"of these to be stored ({error}); change them, or use joblib.dump"
-        ) from error
+    tensors = model_tensors(bnn)
+    if hasattr(model, "conformal_"):
+        folds = [_described(each) for each in model.fold_models_]
+        meta["calibration"] = {
+            "class": type(model.conformal_).__name__,
+            "networks": len(model.conformal_.scores),
+            "folds": [fold for _, fold in folds],
+        }
+        tensors |= {f"{_SCORES}{k}": part for k, part in enumerate(model.conformal_.scores)}
+        for k, (parts, _) in enumerate(folds):
+            tensors |= {f"{_FOLDS}{k}.{name}": part for name, part in parts.items()}
+    return tensors, meta
 
 
-def read_estimator(kind: type[Any], path: str | os.PathLike[str]) -> Any:
-    """Read an estimator of a subclass of ``BayesianMLP``; see its method ``load``."""
-    tensors, meta = read_tensors(Path(path))
-    if meta.get("kind") != _KIND:
-        raise StorageError(
-            f"{path} holds no estimator, it is a {meta.get('kind', 'file')!r} of bayesify; use a "
-            f"file of {kind.__name__}.save"
-        )
+def _restored(
+    kind: type[Any], tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, source: str
+) -> Any:
+    """Return the estimator that :func:`_described` describes."""
     if meta["estimator_format"] != _FORMAT:
         raise StorageError(
-            f"{path} has the estimator format {meta['estimator_format']}, this version of bayesify "
-            f"reads {_FORMAT}; install a newer one"
+            f"{source} has the estimator format {meta['estimator_format']}, this version of "
+            f"bayesify reads {_FORMAT}; install a newer one"
         )
     if meta["class"] != kind.__name__:
-        raise StorageError(f"{path} holds a {meta['class']}; use {meta['class']}.load")
+        raise StorageError(f"{source} holds a {meta['class']}; use {meta['class']}.load")
     try:
         model = kind(**{name: _given(value) for name, value in meta["settings"].items()})
         model.columns_ = tuple(column_from_json(column) for column in meta["columns"])
@@ -98,9 +152,23 @@ def read_estimator(kind: type[Any], path: str | os.PathLike[str]) -> Any:
             relevance=model.recipe_.relevance,
         )
     except (KeyError, TypeError, ValueError, TableError) as error:
-        raise StorageError(f"{path} does not describe an estimator: {error}") from error
-    model.bnn_ = restore_model(net, tensors, meta["model"], source=str(path))
+        raise StorageError(f"{source} does not describe an estimator: {error}") from error
+    own = {name: part for name, part in tensors.items() if not name.startswith((_SCORES, _FOLDS))}
+    model.bnn_ = restore_model(net, own, meta["model"], source=source)
+    calibration = meta.get("calibration")  # files of earlier versions have none
+    if calibration is not None:
+        scores = tuple(tensors[f"{_SCORES}{k}"] for k in range(calibration["networks"]))
+        model.conformal_ = _CALIBRATIONS[calibration["class"]](scores)
+        model.fold_models_ = [
+            _restored(kind, _below(f"{_FOLDS}{k}.", tensors), fold, source=source)
+            for k, fold in enumerate(calibration["folds"])
+        ]
     return model
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found = {name: part for name, part in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): part for name, part in found.items()}
 
 
 def _plain(value: Any) -> Any:
