@@ -1,26 +1,30 @@
-"""Measure a lower bound for the time of a compiled step with weight sampling.
+"""Measure a lower bound for the time of a step with weight sampling, compiled or in one's own loop.
 
-Its parts are the forward and backward pass, and the memory traffic and the noise of each weight.
+Its parts are the forward and backward pass, and the memory traffic and the noise of each weight; in
+a loop of one's own also the optimiser's step, on mean and rho.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from bayesify.app.bench.cases import Case
-from bayesify.app.bench.contestants import Contestant, Step, bayesian
+from bayesify.app.bench.contestants import OWN_LOOP, Contestant, Step, bayesian, make_optimizer
 from bayesify.training.kernel.formulas import prior_blocks
 from bayesify.training.kernel.interface import Recipe, Vectors
 from bayesify.training.kernel.native import NativeKernel
 
-__all__ = ["FLOOR", "floor_contestants", "floor_ms"]
+__all__ = ["FLOOR", "floor_contestants", "floor_ms", "has_floor"]
 
 FLOOR = "floor"
 #: Vectors of the optimizer's state, for mean and rho together.
 _MOMENTS = {"adam": 4, "sgd": 2, "ivon": 2}
+#: The optimizers of PyTorch, whose step in a loop of one's own is timed itself.
+_OWN = ("adam", "sgd")
 #: Weights whose noise is timed, few enough for the cache of a CPU core.
 _FEW = 65_536
 
@@ -30,8 +34,8 @@ def floor_contestants(case: Case, batch: int) -> list[Contestant]:
 
     Example:
         >>> from bayesify.app.bench.cases import CASES
-        >>> [each.estimator for each in floor_contestants(CASES["mlp-400"], 128)]
-        ['passes', 'noise', 'traffic of the noise', 'traffic', 'traffic', 'traffic']
+        >>> sorted({each.estimator for each in floor_contestants(CASES["mlp-400"], 128)})
+        ['noise', 'own traffic', 'passes', 'traffic', 'traffic of the noise', 'update']
     """
     weights = bayesian(case).layout.num_weights
     parts = [
@@ -39,29 +43,52 @@ def floor_contestants(case: Case, batch: int) -> list[Contestant]:
         Contestant(FLOOR, "noise", "none", partial(_noise, case)),
         Contestant(FLOOR, "traffic of the noise", "none", _small_traffic),
     ]
-    return parts + [
+    parts += [
         Contestant(FLOOR, "traffic", name, partial(_traffic, weights, moments))
         for name, moments in _MOMENTS.items()
     ]
+    parts.append(Contestant(FLOOR, "own traffic", "none", partial(_own_traffic, weights)))
+    return parts + [
+        Contestant(FLOOR, "update", name, partial(_update, weights, name)) for name in _OWN
+    ]
+
+
+def has_floor(contestant: Contestant) -> bool:
+    """Return whether a floor is known for a contestant's step.
+
+    Example:
+        >>> has_floor(Contestant("compiled", "flipout", "adam", lambda: lambda: None))
+        False
+    """
+    kinds = {"compiled": tuple(_MOMENTS), OWN_LOOP: _OWN}
+    of = kinds.get(contestant.path, ())
+    return contestant.estimator == "sampling" and contestant.optimizer in of
 
 
 def floor_ms(
-    times: dict[tuple[str, str], float], optimizer: str, num_weights: int
+    times: Mapping[tuple[str, str], float], contestant: Contestant, num_weights: int
 ) -> dict[str, float]:
-    """Return the floor of a compiled step, from the parts' times by name and optimizer, in ms.
+    """Return the floor of a step, from the parts' times by name and optimizer, in ms.
+
+    It is empty where a part was not measured.
 
     Example:
         >>> times = {("passes", "none"): 2.0, ("noise", "none"): 0.3, ("traffic", "adam"): 1.0,
         ...          ("traffic of the noise", "none"): 0.1}
-        >>> floor_ms(times, "adam", num_weights=5 * 65_536)["floor_ms"]
+        >>> step = Contestant("compiled", "sampling", "adam", lambda: lambda: None)
+        >>> floor_ms(times, step, num_weights=5 * 65_536)["floor_ms"]
         4.0
     """
-    drawn = times["noise", "none"] - times["traffic of the noise", "none"]
-    parts = {
-        "floor_passes_ms": times["passes", "none"],
-        "floor_traffic_ms": times["traffic", optimizer],
-        "floor_noise_ms": max(0.0, drawn) * num_weights / _FEW,
-    }
+    in_own_loop = contestant.path == OWN_LOOP
+    traffic = ("own traffic", "none") if in_own_loop else ("traffic", contestant.optimizer)
+    update = {"update": ("update", contestant.optimizer)} if in_own_loop else {}
+    named = {"passes": ("passes", "none"), "traffic": traffic, **update}
+    noise, its_traffic = ("noise", "none"), ("traffic of the noise", "none")
+    if not {*named.values(), noise, its_traffic} <= times.keys():
+        return {}
+    parts = {f"floor_{name}_ms": times[part] for name, part in named.items()}
+    drawn = max(0.0, times[noise] - times[its_traffic])
+    parts["floor_noise_ms"] = drawn * num_weights / _FEW
     return {"floor_ms": sum(parts.values()), **parts}
 
 
@@ -83,6 +110,29 @@ def _traffic(weights: int, moments: int) -> Step:
         leaf.copy_(gradient)
         for vector in others:
             vector.mul_(1.0)
+
+    return step
+
+
+def _own_traffic(weights: int) -> Step:
+    mean, rho, leaf, gradient, in_rho = (torch.ones(weights) for _ in range(5))
+
+    def step() -> None:
+        # Sample; then turn the gradient into that in rho, while that in the mean stays in place.
+        torch.add(mean, rho, out=leaf)
+        torch.addcmul(gradient, leaf, rho, out=in_rho)
+
+    return step
+
+
+def _update(weights: int, optimizer: str) -> Step:
+    posterior = [torch.zeros(weights, requires_grad=True) for _ in range(2)]
+    for vector in posterior:
+        vector.grad = torch.ones(weights)
+    made = make_optimizer(optimizer, posterior)
+
+    def step() -> None:
+        made.step()
 
     return step
 

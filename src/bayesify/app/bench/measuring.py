@@ -13,7 +13,7 @@ import torch
 from bayesify.app.bench.cases import Case
 from bayesify.app.bench.contestants import PLAIN_NET, Contestant, bayesian
 from bayesify.app.bench.disturbance import is_unsteady
-from bayesify.app.bench.floor import FLOOR, floor_contestants, floor_ms
+from bayesify.app.bench.floor import FLOOR, floor_contestants, floor_ms, has_floor
 from bayesify.app.bench.step_memory import built_with_peak, resident_bytes
 from bayesify.app.bench.timing import Entrant, Turn, paired_ratio, spread, take_turns
 from bayesify.app.out_of_memory import is_out_of_memory
@@ -38,7 +38,7 @@ class Group:
         case: the work.
         batch: number of examples.
         contestants: the contestants, a plain network first.
-        with_floor: whether to measure the floor of the compiled steps too.
+        with_floor: whether to measure the floor of the steps that have one too.
     """
 
     case: Case
@@ -49,7 +49,7 @@ class Group:
     @property
     def entered(self) -> list[Contestant]:
         """The contestants, and the parts of their floor if they have one."""
-        wanted = self.with_floor and any(_has_floor(each) for each in self.contestants)
+        wanted = self.with_floor and any(map(has_floor, self.contestants))
         parts = floor_contestants(self.case, self.batch) if wanted else []
         return [*self.contestants, *parts]
 
@@ -206,15 +206,10 @@ def _row(
         "disturbed": entrant.disturbed > 0 or is_unsteady(plain_typical, spread(plain.times)),
         "threads": torch.get_num_threads(),
     }
-    needed = {("passes", "none"), ("noise", "none"), ("traffic", who.optimizer)}
-    if _has_floor(who) and needed <= set(parts):
-        row |= floor_ms(parts, who.optimizer, num_weights)
-        row["ratio_floor"] = row["floor_ms"] / plain_typical
+    floor = floor_ms(parts, who, num_weights) if has_floor(who) else {}
+    if floor:
+        row |= {**floor, "ratio_floor": floor["floor_ms"] / plain_typical}
     return row
-
-
-def _has_floor(contestant: Contestant) -> bool:
-    return contestant.path == "compiled" and contestant.estimator == "sampling"
 
 
 def _in_a_line(error: Exception | None) -> str:

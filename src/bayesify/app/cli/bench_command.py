@@ -106,8 +106,9 @@ def bench(
     """Measure time and memory of a step, relative to the plain network in the same run.
 
     Ratios are to the plain network with the same optimizer, and of IVON with Adam. "closed-form"
-    and "compiled" are the backends of training; "floor" is a lower bound for a compiled step, from
-    its forward and backward pass, memory traffic and noise. Ctrl-C shows the results so far.
+    and "compiled" are the backends of training; "floor" is a lower bound for a step with weight
+    sampling, from its forward and backward pass, memory traffic and noise, and in a loop of one's
+    own the optimizer's step on mean and rho. Ctrl-C shows the results so far.
 
     Rounds in which other processes use the processor are taken again. Rows that stay disturbed are
     marked, and --out and --figure refuse them. So does --out where the code of the checkout differs
