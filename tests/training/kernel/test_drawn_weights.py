@@ -277,6 +277,26 @@ def test_weights_that_a_network_holds_stay_as_they_are() -> None:
     assert torch.equal(held.detach(), before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("largest", [-3.0, 20.0, 1000.0])
+@pytest.mark.parametrize(
+    "prior", [bf.Gaussian(0.3), bf.Laplace(0.3), bf.ScaleMixture(0.25, 1.0, 0.002)]
+)
+def test_the_kl_of_standard_deviations_of_any_size(
+    prior: bf.Prior, largest: float, dtype: torch.dtype
+) -> None:
+    # Where logarithms would be added up, the kernel multiplies 256 numbers.
+    elbo, wanted = pair(nn.Linear(INPUTS, 600 // INPUTS, bias=False).to(dtype), prior=prior)
+    size = elbo.bnn.layout.num_weights
+    assert size > 512
+    for each in (elbo, wanted):
+        rho = torch.full((size,), largest, dtype=dtype)
+        rho[300:] = torch.linspace(-80.0, largest, size - 300, dtype=dtype)
+        each.bnn.posterior.get_parameter("rho").data = rho
+    found, expected = (each(X.to(dtype), Y).kl.item() for each in (elbo, wanted))
+    assert found == pytest.approx(expected, rel=3e-6 if dtype == torch.float32 else 1e-13)
+
+
 def test_half_precision_networks() -> None:
     elbo, expected = pair()
     for each in (elbo, expected):

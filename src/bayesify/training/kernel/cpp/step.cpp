@@ -206,6 +206,31 @@ extern "C" void refresh(const Step* s) {
 }
 
 #if OPTIMIZER == 3 && !LEAF
+namespace {
+
+// The sum of value - log(mantissa 2^exponent), with mantissas below 4.
+inline double sum_of(const Real* value, const Real* mantissa, const int32_t* exponent,
+                     int64_t size) {
+  constexpr int64_t kFew = 32;  // whose product does not overflow
+  double product = 1.0;
+  int32_t twos = 0;
+  Real sum = 0;
+  for (int64_t from = 0; from < size; from += kFew) {
+    const int64_t to = std::min(from + kFew, size);
+    Real part = 1;
+#pragma omp simd reduction(+ : sum, twos) reduction(* : part)
+    for (int64_t j = from; j < to; ++j) {
+      sum += value[j];
+      twos += exponent[j];
+      part *= mantissa[j];
+    }
+    product *= static_cast<double>(part);
+  }
+  return static_cast<double>(sum) - std::log(product) - twos * 0.6931471805599453;
+}
+
+}  // namespace
+
 // Fill the leaf, and return the KL of its weights in nats: in closed form if EXACT, else estimated
 // at these weights.
 extern "C" double sample(Step* s) {
@@ -218,7 +243,8 @@ extern "C" double sample(Step* s) {
 #pragma omp parallel for schedule(static) num_threads(s->num_threads) \
     reduction(+ : leaf_sum, posterior_sum)
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    Real noise[kBlock], value[kBlock], centre[kBlock] = {};
+    Real noise[kBlock], std[kBlock], value[kBlock], mantissa[kBlock], centre[kBlock] = {};
+    int32_t exponent[kBlock];
     const int64_t start = chunk * kChunk, stop = std::min(start + kChunk, s->num_weights);
 #if BLOCKS
     Real numbers[3][kBlock];
@@ -234,29 +260,37 @@ extern "C" double sample(Step* s) {
       Real* leaf = s->leaf + base;
       const Real sign = Real(s->sign);
       normals(s->key0, s->key1, s->next, base / kBlock, noise);
+      // Several short loops, as in update_all.
 #pragma omp simd
       for (int64_t j = 0; j < size; ++j) {
         const LogSpread q = log_spread_of(rho[j]);
-        leaf[j] = mean[j] + q.std * noise[j] * sign;
+        const Factor factor = factor_of(q.number);
+        std[j] = q.std;
+        value[j] = -q.shift;
+        mantissa[j] = factor.mantissa;
+        exponent[j] = factor.exponent;
+      }
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) leaf[j] = mean[j] + std[j] * noise[j] * sign;
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) {
 #if EXACT
-        value[j] = KL_OF(mean[j] - centre[j], q.std, NUMBER(0)) - q.log_std;
+        const Cost cost = kl_of(mean[j] - centre[j], std[j], NUMBER(0));
+        value[j] += cost.value;
 #else
-        value[j] = MINUS_LOG_PRIOR(leaf[j] - centre[j], NUMBER(0), NUMBER(1), NUMBER(2)) -
-                   Real(0.5) * noise[j] * noise[j] - q.log_std;
+        const Cost cost = minus_log_prior(leaf[j] - centre[j], NUMBER(0), NUMBER(1), NUMBER(2));
+        value[j] += cost.value - Real(0.5) * noise[j] * noise[j];
 #endif
+        mantissa[j] *= cost.number;
       }
-      Real sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t j = 0; j < size; ++j) sum += value[j];
-      if (s->mask) {
-        sum = 0;
-        for (int64_t j = 0; j < size; ++j) {
-          const bool keep = s->mask[base + j];
-          sum += keep ? value[j] : Real(0);
-          leaf[j] = keep ? leaf[j] : Real(0);
-        }
-      }
-      parts[chunk] += sum;
+      if (s->mask)
+        for (int64_t j = 0; j < size; ++j)
+          if (!s->mask[base + j]) {
+            leaf[j] = value[j] = Real(0);
+            mantissa[j] = Real(1);
+            exponent[j] = 0;
+          }
+      parts[chunk] += sum_of(value, mantissa, exponent, size);
       leaf_sum += checksum(s->leaf, s->mean, base, size);
       posterior_sum += checksum(s->mean, s->rho, base, size);
     }
