@@ -147,6 +147,13 @@ def test_steps_are_those_of_the_paper(samples: int, temperature: float, parts: i
     check_against_the_paper(samples, temperature, parts)
 
 
+def test_a_network_larger_than_a_block_is_updated_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 3)  # of four weights
+    check_against_the_paper()
+
+
 def without_riemann_term(values: tuple[Tensor, ...], **options: Any) -> tuple[Tensor, ...]:
     """The update of h without its last term: h <- beta2 h + (1 - beta2) h_hat."""
     rates: Rates = options["rates"]

@@ -12,11 +12,15 @@ from torch.optim import Optimizer
 from torch.optim.adam import adam
 
 from bayesify.distributions.posteriors import MeanFieldGaussian
-from bayesify.distributions.softplus import inverse_softplus, softplus_ratio
+from bayesify.distributions.softplus import inverse_softplus, softplus, softplus_ratio
 from bayesify.training.elbo import ELBO
 from bayesify.training.kernel.formulas import PriorBlocks, Rates, ivon_updated, prior_blocks
 
 __all__ = ["IVON"]
+
+#: Weights that are updated at once on a CPU. Their temporary vectors stay in its caches; those of a
+#: large network would be fresh memory in every operation.
+_BLOCK = 131_072
 
 
 class IVON(Optimizer):
@@ -195,16 +199,21 @@ class IVON(Optimizer):
         if mean.grad is None or rho.grad is None:
             return  # the kernel has updated them
         momentum, h = self.state_of()
-        new_values = ivon_updated(
-            (mean, momentum, h),
-            in_mean=mean.grad,
-            in_log_std=rho.grad / softplus_ratio(posterior.full_std),
-            centred=mean if prior_mean is None else mean - prior_mean,
-            delta=self.delta,
-            rates=self.next_rates(),
-        )
-        for old, new in zip((mean, rho, momentum, h), new_values, strict=True):
-            old.copy_(new)
+        delta, rates, size = self.delta, self.next_rates(), mean.numel()
+        block = _BLOCK if mean.device.type == "cpu" else size
+        for start in range(0, size, block):
+            part = slice(start, start + block)
+            old_values = mean[part], rho[part], momentum[part], h[part]
+            new_values = ivon_updated(
+                (mean[part], momentum[part], h[part]),
+                in_mean=mean.grad[part],
+                in_log_std=rho.grad[part] / softplus_ratio(softplus(rho[part])),
+                centred=mean[part] if prior_mean is None else mean[part] - prior_mean[part],
+                delta=delta[part] if isinstance(delta, Tensor) else delta,
+                rates=rates,
+            )
+            for old, new in zip(old_values, new_values, strict=True):
+                old.copy_(new)
 
     def _update_others(self, group: dict[str, Any]) -> None:
         """Update the deterministic parameters by Adam."""
