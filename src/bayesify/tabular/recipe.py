@@ -20,6 +20,7 @@ from bayesify.distributions.priors import Gaussian
 from bayesify.estimators import LocalReparameterization, WeightSampling
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.model import Noise, TableNet, table_module
+from bayesify.tabular.relevance import sparse_relevance
 from bayesify.tabular.weights import WeightedLikelihood
 from bayesify.training import fit
 from bayesify.training.backends import why_no_closed_forms
@@ -237,20 +238,21 @@ class TableRecipe:
         elbo = objective(bnn, num_data=len(inputs))
         epochs = math.ceil(self.steps / len(loader))
         try:
-            return fit(
-                elbo,
-                loader,
-                held_out,
-                epochs=epochs,
-                optimizer=partial(torch.optim.Adam, lr=self.lr, fused=True),
-                scheduler=cosine,
-                rho_lr_scale=self.rho_lr_scale,
-                kl_warmup_epochs=0.0 if streaming else self.kl_warmup * epochs,
-                # A small network trains faster without a kernel to compile.
-                backend="closed-form" if why_no_closed_forms(elbo) is None else "autograd",
-                checkpoint_dir=checkpoint_dir,
-                resume=resume,
-                callback=callback,
-            )
+            with sparse_relevance(elbo):
+                return fit(
+                    elbo,
+                    loader,
+                    held_out,
+                    epochs=epochs,
+                    optimizer=partial(torch.optim.Adam, lr=self.lr, fused=True),
+                    scheduler=cosine,
+                    rho_lr_scale=self.rho_lr_scale,
+                    kl_warmup_epochs=0.0 if streaming else self.kl_warmup * epochs,
+                    # A small network trains faster without a kernel to compile.
+                    backend="closed-form" if why_no_closed_forms(elbo) is None else "autograd",
+                    checkpoint_dir=checkpoint_dir,
+                    resume=resume,
+                    callback=callback,
+                )
         finally:
             bnn.likelihood = plain

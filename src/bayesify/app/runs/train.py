@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,6 +19,7 @@ from bayesify.app.runs.run_config import RunConfig
 from bayesify.datasets import Passes, TensorLoader
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood
 from bayesify.module.bayesian import BayesianModule
+from bayesify.tabular.relevance import sparse_relevance
 from bayesify.tabular.table_data import TableData
 from bayesify.training import ConvergenceWarning, fit
 from bayesify.training.backends import (
@@ -143,7 +145,9 @@ def fit_network(
         once = TensorLoader(
             data.train_inputs, data.train_targets, config.batch_size, seed=config.seed, **bounds
         )
-    with precision_of(config, elbo.bnn.posterior.mean.device):
+    # The inputs that a pretrained network gives are no columns of which few would matter.
+    sparse = sparse_relevance(elbo) if config.encoder is None else nullcontext()
+    with precision_of(config, elbo.bnn.posterior.mean.device), sparse:
         return fit(
             elbo,
             Passes(once, config.passes),
