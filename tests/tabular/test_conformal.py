@@ -15,7 +15,7 @@ from sklearn.datasets import load_iris, make_friedman1
 from sklearn.exceptions import NotFittedError
 
 from bayesify.datasets import load_regression
-from bayesify.io import read_tensors, write_tensors
+from bayesify.io import StorageError, read_tensors, write_tensors
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
@@ -263,6 +263,22 @@ def test_a_file_from_before_calibrations_were_kept(tmp_path: Path) -> None:
     assert np.array_equal(same.predict(X), model.predict(X))
     with pytest.raises(NotFittedError, match="needs a calibration"):
         same.predict_interval(X, method="conformal")
+
+
+@pytest.mark.parametrize("lost", ["networks", "folds", "scores.0", "calibration", "model"])
+def test_a_damaged_calibration_is_an_error(lost: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    regressor().fit(X, Y).calibrate(X, Y).save(path)
+    tensors, meta = read_tensors(path)
+    if lost in tensors:
+        del tensors[lost]
+    elif lost == "calibration":
+        meta[lost] = "none"
+    else:
+        del (meta if lost == "model" else meta["calibration"])[lost]
+    write_tensors(path, tensors, meta)
+    with pytest.raises(StorageError, match="does not describe an estimator"):
+        BayesianMLPRegressor.load(path)
 
 
 def test_folds_are_a_function_of_the_seed() -> None:

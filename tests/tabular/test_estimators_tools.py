@@ -116,6 +116,40 @@ def test_a_setting_that_has_no_form_in_json_is_pickled_as_before() -> None:
     np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
 
 
+@pytest.mark.parametrize("change", ["setting", "failed fit", "half precision"])
+def test_what_fits_no_more_is_pickled_as_it_is(change: str) -> None:
+    x, y = load_diabetes(return_X_y=True)
+    model = BayesianMLPRegressor(steps=5, random_state=0).fit(x, y)
+    if change == "setting":
+        model.set_params(likelihood="poisson")
+    elif change == "half precision":
+        model.bnn_.bfloat16()
+    else:
+        with pytest.raises(ValueError, match="num_samples"):
+            model.set_params(num_samples=0).fit(x, np.column_stack([y, y]))
+        model.set_params(num_samples=200)
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again.bnn_.posterior.mean, model.bnn_.posterior.mean)
+    assert vars(again).keys() == vars(model).keys()
+
+
+class Short(BayesianMLPClassifier):
+    """Its constructor sets what is no setting of it."""
+
+    def __init__(self, extra: int = 3, random_state: Any = None) -> None:
+        super().__init__((4,), steps=3, random_state=random_state)
+        self.extra = extra
+
+
+def test_a_subclass_keeps_what_its_constructor_set() -> None:
+    x, y = load_iris(return_X_y=True)
+    model = Short(random_state=0).fit(x, y)
+    model.num_samples = 50
+    again = pickle.loads(pickle.dumps(model))
+    assert (again.extra, again.num_samples) == (3, 50)
+    np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+
+
 def test_in_threads_and_processes_of_joblib() -> None:
     x, y = load_iris(return_X_y=True)
     model = BayesianMLPClassifier(steps=5, random_state=0)

@@ -59,6 +59,14 @@ def test_each_step_follows_the_density_once(backend: BackendName, samples: int) 
     torch.testing.assert_close(found, torch.full((150,), expected(150, 3)))
 
 
+@pytest.mark.parametrize("backend", ["autograd", "closed-form"])
+def test_a_resumed_step_follows_it_once(backend: BackendName) -> None:
+    elbo = objective(150, num_samples=2)
+    with sparse_relevance(elbo):
+        elbo.step = 7  # as from a checkpoint
+        torch.testing.assert_close(pull(elbo, backend), torch.full((150,), expected(150)))
+
+
 def test_the_slope_is_that_of_the_density() -> None:
     scale, logarithm = 50.0 / 200.0, torch.tensor(0.0, requires_grad=True)
     density = (1.0 + logarithm.exp() / scale) ** -2 / scale

@@ -85,17 +85,23 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and files, of which skops and MLflow write no tensor."""
+        """Return the state without tensors, which libraries such as skops cannot write.
+
+        What has no such form, as after a failed fit or with a changed setting, stays as it is.
+        """
         state: dict[str, Any] = super().__getstate__()
-        packed = packed_estimator(self) if hasattr(self, "bnn_") else None
-        if packed is None:
+        try:
+            packed = packed_estimator(self)
+            found = vars(unpacked_estimator(type(self), packed)).keys()
+            untrained = vars(type(self)(**self.get_params(deep=False))).keys()
+        except (AttributeError, AssertionError, KeyError, TypeError, ValueError):
             return state
-        restored = vars(unpacked_estimator(type(self), packed)).keys() - self.get_params().keys()
+        restored = found - untrained
         kept = {name: value for name, value in state.items() if name not in restored}
         return {**kept, _PACKED: packed}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of :meth:`__getstate__`."""
+        """Restore the state of :meth:`__getstate__`, with the network on the CPU and not frozen."""
         own = dict(state)
         packed = own.pop(_PACKED, None)
         if packed is not None:

@@ -25,7 +25,8 @@ def sparse_relevance(elbo: ELBO) -> Iterator[None]:
     The factor f of each input, see :class:`TableNet`, has the density ``(1 + f / t)^-2 / t`` (Lomax
     1954) with ``t = 50 / (F - 100)`` for F inputs. It favours small factors, and its tail is heavy.
     Factors are points, not random: without it, hundreds of them fit the noise of a table with about
-    as many rows. ``-log p(f)`` is no part of the reported ELBO.
+    as many rows. ``-log p(f)`` is no part of the reported ELBO, and the warm-up of the KL does not
+    change it.
 
     Nothing changes for up to 100 inputs, for maximum likelihood (temperature 0), or where the
     posterior of earlier rows is the prior.
@@ -58,14 +59,10 @@ def _attach(stack: ExitStack, elbo: ELBO, log_relevance: Tensor) -> None:
     scale = _TOTAL / excess
     # The processes of a training add up their gradients.
     part = elbo.temperature / (elbo.num_data * process_count())
-    last = elbo.step
 
     def pulled(gradient: Tensor) -> Tensor:
-        # Once a step, of which the backward passes of several weight samples may be several.
-        nonlocal last
-        if elbo.step == last:
+        if log_relevance.grad is not None:  # of the step's weight sample before
             return gradient
-        last = elbo.step
         factors = log_relevance.detach().exp()
         return gradient + part * 2.0 * factors / (scale + factors)
 

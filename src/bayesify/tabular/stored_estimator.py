@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import is_classifier
 from torch import Tensor
 
 from bayesify.io import (
@@ -33,7 +34,6 @@ _KIND = "estimator"
 _FORMAT = 1
 #: Before the names of the tensors of a calibration.
 _SCORES, _FOLDS = "scores.", "folds."
-_CALIBRATIONS = {kind.__name__: kind for kind in (ConformalIntervals, ConformalSets)}
 
 
 def write_estimator(model: Any, path: str | os.PathLike[str]) -> None:
@@ -59,18 +59,16 @@ def read_estimator(kind: type[Any], path: str | os.PathLike[str]) -> Any:
     return _restored(kind, tensors, meta, source=str(path))
 
 
-def packed_estimator(model: Any) -> dict[str, Any] | None:
+def packed_estimator(model: Any) -> dict[str, Any]:
     """Return what training found as arrays and a text, which any library of storage can write.
 
-    None where a label or a setting has no form in JSON.
+    Raises:
+        AttributeError: it is not trained.
+        TypeError: a label or a setting has no form in JSON, or a tensor none in NumPy.
     """
     tensors, meta = _described(model)
-    try:
-        description = json.dumps(meta)
-    except TypeError:
-        return None
     return {
-        "description": description,
+        "description": json.dumps(meta),
         "tensors": {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()},
     }
 
@@ -112,7 +110,6 @@ def _described(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if hasattr(model, "conformal_"):
         folds = [_described(each) for each in model.fold_models_]
         meta["calibration"] = {
-            "class": type(model.conformal_).__name__,
             "networks": len(model.conformal_.scores),
             "folds": [fold for _, fold in folds],
         }
@@ -125,7 +122,18 @@ def _described(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _restored(
     kind: type[Any], tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, source: str
 ) -> Any:
-    """Return the estimator that :func:`_described` describes."""
+    """Return the estimator that :func:`_described` describes; raise StorageError if it cannot."""
+    try:
+        return _rebuilt(kind, tensors, meta, source)
+    except StorageError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, TableError) as error:
+        raise StorageError(f"{source} does not describe an estimator: {error!r}") from error
+
+
+def _rebuilt(
+    kind: type[Any], tensors: Mapping[str, Tensor], meta: Mapping[str, Any], source: str
+) -> Any:
     if meta["estimator_format"] != _FORMAT:
         raise StorageError(
             f"{source} has the estimator format {meta['estimator_format']}, this version of "
@@ -133,32 +141,29 @@ def _restored(
         )
     if meta["class"] != kind.__name__:
         raise StorageError(f"{source} holds a {meta['class']}; use {meta['class']}.load")
-    try:
-        model = kind(**{name: _given(value) for name, value in meta["settings"].items()})
-        model.columns_ = tuple(column_from_json(column) for column in meta["columns"])
-        if meta["names"] is not None:
-            model.feature_names_in_ = np.array(meta["names"], dtype=object)
-        model.n_features_in_ = meta["num_features"]
-        model.recipe_ = TableRecipe(**_given(meta["recipe"]))
-        model.history_, model.n_iter_ = meta["history"], meta["num_steps"]
-        outputs = model._restore_targets(meta["targets"])
-        net = TableNet(
-            meta["net"]["num_features"],
-            model.recipe_.hidden,
-            outputs,
-            noise=meta["net"]["noise"],
-            # Their values are among the tensors; files of earlier versions have none.
-            log_rates=[0.0] * outputs if meta["net"].get("counts") else None,
-            relevance=model.recipe_.relevance,
-        )
-    except (KeyError, TypeError, ValueError, TableError) as error:
-        raise StorageError(f"{source} does not describe an estimator: {error}") from error
+    model = kind(**{name: _given(value) for name, value in meta["settings"].items()})
+    model.columns_ = tuple(column_from_json(column) for column in meta["columns"])
+    if meta["names"] is not None:
+        model.feature_names_in_ = np.array(meta["names"], dtype=object)
+    model.n_features_in_ = meta["num_features"]
+    model.recipe_ = TableRecipe(**_given(meta["recipe"]))
+    model.history_, model.n_iter_ = meta["history"], meta["num_steps"]
+    outputs = model._restore_targets(meta["targets"])
+    net = TableNet(
+        meta["net"]["num_features"],
+        model.recipe_.hidden,
+        outputs,
+        noise=meta["net"]["noise"],
+        # Their values are among the tensors; files of earlier versions have none.
+        log_rates=[0.0] * outputs if meta["net"].get("counts") else None,
+        relevance=model.recipe_.relevance,
+    )
     own = {name: part for name, part in tensors.items() if not name.startswith((_SCORES, _FOLDS))}
     model.bnn_ = restore_model(net, own, meta["model"], source=source)
     calibration = meta.get("calibration")  # files of earlier versions have none
     if calibration is not None:
         scores = tuple(tensors[f"{_SCORES}{k}"] for k in range(calibration["networks"]))
-        model.conformal_ = _CALIBRATIONS[calibration["class"]](scores)
+        model.conformal_ = (ConformalSets if is_classifier(model) else ConformalIntervals)(scores)
         model.fold_models_ = [
             _restored(kind, _below(f"{_FOLDS}{k}.", tensors), fold, source=source)
             for k, fold in enumerate(calibration["folds"])

@@ -200,7 +200,7 @@ class IVON(Optimizer):
             return  # the kernel has updated them
         momentum, h = self.state_of()
         delta, rates, size = self.delta, self.next_rates(), mean.numel()
-        block = _BLOCK if mean.device.type == "cpu" else size
+        block = _BLOCK if mean.device.type == "cpu" else max(1, size)
         for start in range(0, size, block):
             part = slice(start, start + block)
             old_values = mean[part], rho[part], momentum[part], h[part]

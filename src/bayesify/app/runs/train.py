@@ -145,7 +145,7 @@ def fit_network(
         once = TensorLoader(
             data.train_inputs, data.train_targets, config.batch_size, seed=config.seed, **bounds
         )
-    # The inputs that a pretrained network gives are no columns of which few would matter.
+    # Of the inputs that a pretrained network gives, all may matter.
     sparse = sparse_relevance(elbo) if config.encoder is None else nullcontext()
     with precision_of(config, elbo.bnn.posterior.mean.device), sparse:
         return fit(

@@ -9,14 +9,14 @@
 
 namespace {
 
-// Logarithms of many numbers are summed as one of their product, which costs a multiplication each.
-// A number is 2^exponent times its mantissa in [1, 2), so that 256 of these do not overflow.
+// A number as its mantissa in [1, 2) times 2^exponent. The sum of many logarithms is that of the
+// product of the mantissas, and of the exponents: a multiplication and an addition for each.
 struct Factor {
   Real mantissa;
   int32_t exponent;
 };
 
-// Of x > 0, no denormal number.
+// x is positive and no denormal number.
 [[maybe_unused]] inline Factor factor_of(float x) {
   const uint32_t bits = float_to_bits(x);
   return {bits_to_float((bits & 0x007fffffu) | 0x3f800000u), static_cast<int32_t>(bits >> 23) - 127};
@@ -96,7 +96,7 @@ constexpr double kLog2Pi = 1.8378770664093453;
   return std::log(2.0) - std::log(numbers[0]) - 0.5 * kLog2Pi;
 }
 #else
-// Less that of the wide component at 0.
+// The value at 0 of the wide component is left out; see constant_of.
 [[maybe_unused]] inline Cost minus_log_prior(Real weight, Real slab, Real spike, Real log_ratio) {
   const Real squared = Real(0.5) * weight * weight;
   // The odds of the narrow component.
