@@ -1,11 +1,12 @@
 r"""Write the tables and the figure of stored ``bayesify bench`` runs into the documentation.
 
-bayesify bench --peers --case mlp-400 --case mlp-1200 --case mlp-2900 --case resnet-20 \
-    --out results/bench/steps.json
+bayesify bench --peers --case mlp-400 --case mlp-1200 --batch 128 --out results/bench/steps.json
+bayesify bench --case mlp-2900 --out results/bench/steps-large.json
 bayesify bench --threads 1 --case mlp-400 --case mlp-1200 --batch 128 \
     --out results/bench/steps-one-thread.json
 python benchmarks/bench_table.py docs/benchmarks.md results/bench/steps.json \
-    results/bench/steps-one-thread.json --figure docs/images/step-time.png
+    results/bench/steps-large.json results/bench/steps-one-thread.json results/bench/cpu.json \
+    --figure docs/images/step-time.png
 bayesify bench --case predict --case predict-once --case predict-mean \
     --out results/bench/predict.json
 python benchmarks/bench_table.py docs/prediction.md results/bench/predict.json
