@@ -1,5 +1,7 @@
 """Minibatches of tensors, in an order that seed and epoch determine."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -88,6 +90,13 @@ def test_loader_arguments_are_checked(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         TensorLoader(torch.zeros(num_inputs, 2), torch.zeros(num_targets), batch_size)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": "2"}, {"batch_size": 2.0}, {"seed": "2"}])
+def test_sizes_and_seeds_are_whole_numbers(options: dict[str, Any]) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(TypeError, match=f"{name} must be a whole number, got {value!r}"):
+        TensorLoader(torch.zeros(3, 2), torch.zeros(3), **{"batch_size": 1, **options})
 
 
 def test_scalars_and_negative_epochs_raise() -> None:

@@ -26,6 +26,7 @@ from bayesify import (
     acquire,
     kl_divergence,
     prune,
+    rank_one,
     snr,
 )
 from bayesify.distributions.kl import minibatch_weight
@@ -92,6 +93,9 @@ Row = tuple[Callable[[], object], type[Exception], str]
 LAYOUT: list[Row] = [
     (lambda: of(mlp(), include=("head.*",)), ValueError, "include must match.*'head.*' .*0.weight"),
     (lambda: of(mlp(), exclude=("x",)), ValueError, "exclude must match.*'x' matches none of 0.w"),
+    (lambda: BayesianModule(mlp(), seed="1"), TypeError, "seed must be a whole number, got '1'"),
+    (lambda: prune(BayesianModule(mlp()), "0.5"), TypeError, "fraction must be a number from 0"),
+    (lambda: rank_one(BayesianModule(mlp())), TypeError, "weights of net.0 are random already"),
     (lambda: of(mlp(), include="0.*"), TypeError, "got the string '0.*'; write include=('0.*',)"),
     (lambda: of(mlp(), exclude="0.*"), TypeError, "got the string '0.*'; write exclude=('0.*',)"),
     (lambda: of(mlp(), exclude=("*",)), ValueError, "at least one .*exclude=('*',) leave none"),

@@ -362,6 +362,21 @@ def flat_sgd(groups: list[dict[str, Any]]) -> Optimizer:
     return SGD([p for group in groups for p in group["params"]])
 
 
+@pytest.mark.parametrize("name", ["rho_lr_scale", "kl_warmup_epochs", "kl_warmup_power", "lr"])
+def test_text_for_a_number_is_an_error(name: str) -> None:
+    options: dict[str, Any] = {name: "2"}
+    elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=4)
+    examples = TensorLoader(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), 2)
+    with pytest.raises(TypeError, match=f"{name} must be a number, got '2'"):
+        fit(elbo, examples, epochs=1, **options)
+
+
+def test_text_for_a_temperature_is_an_error() -> None:
+    wrong: Any = "1"
+    with pytest.raises(TypeError, match="temperature must be a number, got '1'"):
+        ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=4, temperature=wrong)
+
+
 @loop_over(
     ("options", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ class TensorLoader:
             infinite.
 
     Raises:
-        TypeError: inputs or targets are not tensors.
+        TypeError: inputs or targets are not tensors, or ``batch_size`` or ``seed`` no whole number.
         ValueError: lengths differ, there is no example, ``batch_size`` is below 1, or values are
             NaN, or infinite where they must not be.
 
@@ -71,6 +72,11 @@ class TensorLoader:
                 )
         if len(targets) == 0:
             raise ValueError("there must be at least 1 example, got 0")
+        for name, value in (("batch_size", batch_size), ("seed", seed)):
+            try:
+                operator.index(value)
+            except TypeError as error:
+                raise TypeError(f"{name} must be a whole number, got {value!r}") from error
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         for part in parts:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -122,8 +123,12 @@ def check_pruning(fraction: float, criterion: str) -> None:
     """Check the arguments of :func:`prune`.
 
     Raises:
+        TypeError: fraction is no number.
         ValueError: fraction is not between 0 and 1, or the criterion is unknown.
     """
+    given: Any = fraction
+    if not isinstance(given, Real):
+        raise TypeError(f"fraction must be a number from 0 to 1, got {given!r}")
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction}")
     if criterion not in ("snr", "magnitude"):

@@ -109,7 +109,10 @@ class RandomNetwork(nn.Module):
         self.net = stateless.copy_network(net)
         initial = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
         mean = initial.to(torch.promote_types(initial.dtype, torch.float32))
-        self.seed = operator.index(seed)
+        try:
+            self.seed = operator.index(seed)
+        except TypeError as error:
+            raise TypeError(f"seed must be a whole number, got {seed!r}") from error
         if not -(2**127) <= self.seed < 2**127:
             raise ValueError(f"seed must have at most 128 bits with its sign, got {seed}")
         std = init_std_of(init_std, mean)

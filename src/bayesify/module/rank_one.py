@@ -67,7 +67,8 @@ def rank_one(net: nn.Module, layers: Sequence[str] = ("*",)) -> nn.Module:
         The copy; its outputs are those of ``net``.
 
     Raises:
-        TypeError: ``net`` is not a module, or ``layers`` is not a sequence of patterns.
+        TypeError: ``net`` is not a module or has random weights, or ``layers`` is not a sequence of
+            patterns.
         ValueError: a pattern matches no linear or convolutional layer.
 
     Example:
@@ -97,6 +98,10 @@ def rank_one(net: nn.Module, layers: Sequence[str] = ("*",)) -> nn.Module:
     for name, layer in found.items():
         if any(fnmatchcase(name, pattern) for pattern in layers):
             weight = layer.weight
-            assert isinstance(weight, Tensor)
+            if not isinstance(weight, Tensor):
+                raise TypeError(
+                    f"net must be an ordinary network, but the weights of {name} are random "
+                    "already; give rank_one the network before BayesianModule gets it"
+                )
             parametrize.register_parametrization(layer, "weight", RankOne(weight))
     return copied

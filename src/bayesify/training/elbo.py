@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -128,6 +128,9 @@ class ELBO(nn.Module):
                 raise TypeError(f"{name} must be a whole number, got {value!r}")
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        given: Any = temperature
+        if not isinstance(given, Real):
+            raise TypeError(f"temperature must be a number, got {given!r}")
         if not (temperature >= 0.0 and math.isfinite(temperature)):
             raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
         # Raises where the weighting, or what it needs, is wrong.

@@ -71,8 +71,11 @@ def make_optimizer(
     Raises:
         ValueError: ``rho_lr_scale`` or ``lr`` is not positive, or cannot be applied; or the
             optimiser holds no parameter of the objective, or has weight decay for rho.
-        TypeError: ``optimizer`` is neither an optimiser nor a function, or ``lr`` no number.
+        TypeError: ``optimizer`` is neither an optimiser nor a function, or a rate is no number.
     """
+    given: Any = rho_lr_scale
+    if not isinstance(given, Real):
+        raise TypeError(f"rho_lr_scale must be a number, got {given!r}")
     if not (rho_lr_scale > 0.0 and math.isfinite(rho_lr_scale)):
         raise ValueError(f"rho_lr_scale must be positive and finite, got {rho_lr_scale}")
     if not (optimizer is None or isinstance(optimizer, Optimizer) or callable(optimizer)):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -66,6 +68,10 @@ class KLWarmup:
     power: float = 1.0
 
     def __post_init__(self) -> None:
+        given: Any
+        for name, given in (("epochs", self.epochs), ("power", self.power)):
+            if not isinstance(given, Real):
+                raise TypeError(f"kl_warmup_{name} must be a number, got {given!r}")
         if not (self.epochs >= 0 and math.isfinite(self.epochs)):
             raise ValueError(f"kl_warmup_epochs must be at least 0, got {self.epochs}")
         if not (self.power > 0 and math.isfinite(self.power)):
