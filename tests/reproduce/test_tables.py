@@ -29,7 +29,12 @@ from bayesify.reproduce.papers.tables.evaluation import (
 from bayesify.reproduce.papers.tables.models import MODELS, OURS, TableModel
 from bayesify.reproduce.papers.tables.peers import ConstantNoise
 from bayesify.reproduce.papers.tables.rank_figure import rank_figure
-from bayesify.reproduce.papers.tables.score_tables import mean_ranks, score_tables, values_of
+from bayesify.reproduce.papers.tables.score_tables import (
+    close_to_best,
+    mean_ranks,
+    score_tables,
+    values_of,
+)
 from bayesify.reproduce.papers.tables.sets import SETS, SPLITS, Kind, TableSet, find_set, parts
 
 IN_REPOSITORY = {"concrete", "energy", "yacht", "wine", "mushroom"}
@@ -373,6 +378,20 @@ def test_ranks_are_over_sets_that_all_were_run_on() -> None:
     assert mean_ranks({}) == ({}, 0)
 
 
+def test_what_is_close_to_the_best_is_counted_by_error_and_by_accuracy() -> None:
+    results = [
+        *RESULTS,
+        made_up("iris", OURS, accuracy=[94.0, 94.0]),
+        made_up("iris", "linear", accuracy=[98.0, 98.0]),
+        made_up("digits", OURS, accuracy=[90.0, 90.0]),
+        made_up("digits", "linear", accuracy=[96.0, 96.0]),
+    ]
+    # 1.5 to .6 on yacht, the best on energy, and 98 / 94 < 1.05 < 96 / 90.
+    assert close_to_best(results, OURS) == (2, 4)
+    assert close_to_best(results, "conformal") == (1, 1)
+    assert "the best model's on 2 of 4 sets." in experiment.table(results)
+
+
 def test_tables_mark_the_best_and_leave_what_is_missing() -> None:
     text = score_tables(RESULTS)
     lines = text.splitlines()
@@ -384,7 +403,7 @@ def test_tables_mark_the_best_and_leave_what_is_missing() -> None:
     assert any(line.startswith("| energy | **1.00 +- 0.00** |") for line in lines)
     ranks = next(line for line in lines if line.startswith(f"| {title} | - | - | **1.0** |"))
     # Its width is twice the median of 1, 2 and 4.
-    assert ranks.endswith("| 95.0 | 95.0 | 2.00 |")
+    assert ranks.endswith("| 95.0 | 95.0, 95.0 | 2.00 |")
     assert "| 90.0 +- 0.0" not in text
     assert "decision sets" not in text
 

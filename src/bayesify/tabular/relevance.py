@@ -14,25 +14,27 @@ from bayesify.training.streaming import StreamingELBO
 
 __all__ = ["sparse_relevance"]
 
-#: Inputs up to which relevance is free, and the sum of the medians of what the others have.
-_FREE, _TOTAL = 100, 50.0
+#: Inputs up to which relevance is free.
+_FREE = 100
 
 
 @contextmanager
-def sparse_relevance(elbo: ELBO) -> Iterator[None]:
+def sparse_relevance(elbo: ELBO, total: float = 50.0) -> Iterator[None]:
     """Within the block, training expects that of more than 100 inputs few are relevant.
 
     The factor f of each input, see :class:`TableNet`, has the density ``(1 + f / t)^-2 / t`` (Lomax
-    1954) with ``t = 50 / (F - 100)`` for F inputs. It favours small factors, and its tail is heavy.
-    Factors are points, not random: without it, hundreds of them fit the noise of a table with about
-    as many rows. ``-log p(f)`` is no part of the reported ELBO, and the warm-up of the KL does not
-    change it.
+    1954) with ``t = total / (F - 100)`` for F inputs. It favours small factors, and has a heavy
+    tail. Factors are points, not random: without it, hundreds of them fit the noise of a table with
+    about as many rows. ``-log p(f)`` is no part of the reported ELBO, and has its full weight while
+    the KL warms up.
 
     Nothing changes for up to 100 inputs, for maximum likelihood (temperature 0), or where the
     posterior of earlier rows is the prior.
 
     Args:
         elbo: the objective that is trained within the block.
+        total: the scale t, which is the median of a factor, times the number of inputs beyond 100.
+            Infinite is no hyperprior.
 
     Example:
         >>> import torch, bayesify as bf
@@ -48,15 +50,15 @@ def sparse_relevance(elbo: ELBO) -> Iterator[None]:
         if elbo.temperature and not isinstance(elbo, StreamingELBO):
             for table in elbo.bnn.net.modules():
                 if isinstance(table, TableNet) and table.log_relevance is not None:
-                    _attach(stack, elbo, table.log_relevance)
+                    _attach(stack, elbo, table.log_relevance, total)
         yield
 
 
-def _attach(stack: ExitStack, elbo: ELBO, log_relevance: Tensor) -> None:
+def _attach(stack: ExitStack, elbo: ELBO, log_relevance: Tensor, total: float) -> None:
     excess = len(log_relevance) - _FREE
     if excess <= 0:
         return
-    scale = _TOTAL / excess
+    scale = total / excess
     # The processes of a training add up their gradients.
     part = elbo.temperature / (elbo.num_data * process_count())
 

@@ -75,6 +75,9 @@ _TRIALS: dict[str, list[dict[str, Any]]] = {
         {"lr": 5e-3, "init_std": 0.01},
         {"lr": 5e-3, "rho_lr_scale": 1.0, "prior_std": 1.0},
         {"prior_mean": "initial", "prior_std": 0.04, "init_std": 0.04, "lr": 5e-3},
+        {"epochs": 20},
+        {"epochs": 20, "lr": 5e-3, "rho_lr_scale": 2.0},
+        {"epochs": 20, "lr": 1e-3, "rho_lr_scale": 5.0},
     ],
     "split": [
         {},
@@ -82,6 +85,7 @@ _TRIALS: dict[str, list[dict[str, Any]]] = {
         {"prior_std": 0.04, "init_std": 0.04, "lr": 2e-3},
         {"prior_std": 0.012, "init_std": 0.012},
         {"prior_mean": None, "prior_std": 0.1, "lr": 5e-3},
+        {"epochs": 40, "rho_lr_scale": 3.0},
     ],
 }
 _HELD_OUT = {"held_out": 10_000}
@@ -102,7 +106,8 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
         for number, changed in enumerate(trials if not quick else []):
             config = {"benchmark": benchmark, "title": "VCL", **_COMMON, **_BENCHMARKS[benchmark]}
             config |= {**_METHODS["VCL"], **_HELD_OUT, **changed}
-            seconds = config["num_tasks"] * _SECONDS[benchmark]
+            longer = config["epochs"] / _BENCHMARKS[benchmark]["epochs"]
+            seconds = config["num_tasks"] * _SECONDS[benchmark] * longer
             made.append(Job(f"{benchmark}-trial-{number}", seeds[0], config, seconds, ("mnist",)))
     return made
 

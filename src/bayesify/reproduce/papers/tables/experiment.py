@@ -19,6 +19,7 @@ from bayesify.reproduce.papers.tables.score_tables import (
     GROUPS,
     KINDS,
     RANKED,
+    close_to_best,
     mean_ranks,
     score_tables,
     values_of,
@@ -99,6 +100,12 @@ def table(results: Sequence[Result]) -> str:
     )
     if missing:
         head += f" Without results here: {', '.join(missing)}."
+    close, count = close_to_best(results, OURS)
+    if count:
+        head += (
+            f"\n\nThe RMSE or accuracy of {MODELS[OURS].title} is within a factor of 1.05 of the "
+            f"best model's on {close} of {count} sets."
+        )
     return f"{head}\n\n{score_tables(results)}"
 
 

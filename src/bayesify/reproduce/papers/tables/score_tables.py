@@ -105,6 +105,21 @@ def mean_ranks(values: Values, *, more: bool = False) -> tuple[dict[str, float],
     }, len(ranks)
 
 
+def close_to_best(results: Sequence[Result], model: str) -> tuple[int, int]:
+    """Count the sets on which a model's RMSE, or accuracy, is within a factor of 1.05 of the best.
+
+    Returns:
+        Their number, and that of all sets that the model was run on.
+    """
+    ratios: list[float] = []  # at least 1
+    for group in GROUPS:
+        errors = values_of(results, "numbers", group, "rmse").values()
+        accuracies = values_of(results, "classes", group, "accuracy").values()
+        ratios += [mean(e[model]) / min(map(mean, e.values())) for e in errors if model in e]
+        ratios += [max(map(mean, a.values())) / mean(a[model]) for a in accuracies if model in a]
+    return sum(ratio <= 1.05 for ratio in ratios), len(ratios)
+
+
 def score_tables(results: Sequence[Result]) -> str:
     """Return the mean ranks of all models, then every score on every set."""
     parts = []
@@ -139,13 +154,13 @@ def _ranks(results: Sequence[Result], kind: Kind, group: Group) -> list[str]:
             for model, cell in zip(models, columns[place], strict=True)
         ]
     if kind == "numbers":
-        heads += ["coverage, mean", "coverage, lowest", "width"]
+        heads += ["coverage, mean", "lowest and highest", "width"]
         coverage = values_of(results, kind, group, "coverage")
         relative = _relative_widths(values_of(results, kind, group, "width"))
         covered = {model: _by_set(coverage, model) for model in models}
         columns += [
             [f"{mean(covered[model]):.1f}" for model in models],
-            [f"{min(covered[model]):.1f}" for model in models],
+            [f"{min(covered[model]):.1f}, {max(covered[model]):.1f}" for model in models],
             [f"{relative[model]:.2f}" for model in models],
         ]
     titles = [MODELS[model].title for model in models]
