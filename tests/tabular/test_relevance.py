@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.backend_cases import needs_compiler
+from tests.ranks import run_ranks, together
+from torch import distributed
 
 from bayesify import ELBO, BayesianModule, Gaussian, StreamingELBO, WeightSampling, make_step
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
-from bayesify.tabular import relevance
 from bayesify.tabular.model import TableNet
 from bayesify.tabular.relevance import sparse_relevance
 from bayesify.training.backends import BackendName
+from bayesify.training.backends.graph import GraphBackend
 
 N, RATE = 40, 0.5
 
@@ -59,6 +65,27 @@ def test_each_step_follows_the_density_once(backend: BackendName, samples: int) 
     torch.testing.assert_close(found, torch.full((150,), expected(150, 3)))
 
 
+def test_a_captured_graph_follows_it() -> None:
+    """A graph repeats the operations of its capture, without the hook's Python."""
+    elbo, captured = objective(150), []
+    factors = elbo.bnn.get_parameter("net.log_relevance")
+
+    def record(passes: Callable[[], None]) -> Callable[[], None]:
+        passes()
+        assert factors.grad is not None
+        captured.append(RATE * factors.grad)
+        return passes
+
+    backend = GraphBackend(
+        elbo, torch.optim.SGD(elbo.parameters(), lr=RATE), record, compiled=False
+    )
+    with sparse_relevance(elbo):
+        for _ in range(4):
+            backend.step(torch.zeros(5, 150), torch.zeros(5, dtype=torch.long), batch_index=0)
+    (gradient,) = captured
+    torch.testing.assert_close(gradient, torch.full((150,), expected(150, 4) - expected(150, 3)))
+
+
 @pytest.mark.parametrize("backend", ["autograd", "closed-form"])
 def test_a_resumed_step_follows_it_once(backend: BackendName) -> None:
     elbo = objective(150, num_samples=2)
@@ -80,11 +107,16 @@ def test_a_cold_objective_counts_it_as_its_kl() -> None:
         torch.testing.assert_close(pull(elbo), torch.full((150,), expected(150, weight=0.5)))
 
 
-def test_two_processes_add_up_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relevance, "process_count", lambda: 2)
-    elbo = objective(150)
-    with sparse_relevance(elbo):
-        torch.testing.assert_close(pull(elbo), torch.full((150,), expected(150, weight=0.5)))
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()),
+    reason="this torch has no gloo",
+)
+def test_two_processes_follow_it_as_one(tmp_path: Path) -> None:
+    run_ranks(lambda rank: [sys.executable, __file__, str(rank), str(tmp_path)], 60.0)
+    for rank in range(2):
+        found = torch.tensor(json.loads((tmp_path / f"{rank}.json").read_text()))
+        torch.testing.assert_close(found, torch.full((150,), expected(150, 3)))
 
 
 @pytest.mark.parametrize(
@@ -132,3 +164,12 @@ def test_few_of_many_columns_tell_the_class() -> None:
     # Without the hyperprior .37 nats and 85 %.
     assert -np.mean(np.log(np.where(targets > 0.0, p, 1.0 - p))) < 0.3
     assert np.mean((p > 0.5) == (targets > 0.0)) > 0.875
+
+
+if __name__ == "__main__":  # what each of two processes runs
+    number, folder = int(sys.argv[1]), Path(sys.argv[2])
+    with together(number, folder, 30.0):
+        own = objective(150)
+        with sparse_relevance(own):
+            moved = pull(own, "closed-form", steps=3)
+        (folder / f"{number}.json").write_text(json.dumps(moved.tolist()))

@@ -26,11 +26,12 @@ from bayesify.tabular.advice import check_repeats, check_sum
 from bayesify.tabular.cells import Floats
 from bayesify.tabular.columns import Column, NumberColumn, RangedColumn, UnusedColumn
 from bayesify.tabular.conformal import Calibrated
+from bayesify.tabular.early_stopping import EarlyStopping, NoProgressError, StepCounter
 from bayesify.tabular.frames import columns_of, frame_of, number_columns, values_of
 from bayesify.tabular.likelihoods import has_classes
 from bayesify.tabular.model import Noise, TableNet
 from bayesify.tabular.outside import widened
-from bayesify.tabular.recipe import Silent, TableRecipe
+from bayesify.tabular.recipe import TableRecipe
 from bayesify.tabular.schema import tail_of
 from bayesify.tabular.stored_estimator import (
     packed_estimator,
@@ -40,7 +41,7 @@ from bayesify.tabular.stored_estimator import (
 )
 from bayesify.tabular.weights import Array, DistinctRows
 from bayesify.training.convergence import ConvergenceWarning
-from bayesify.training.history import EpochRow, History
+from bayesify.training.history import History
 
 __all__ = ["BayesianMLP", "Rows"]
 
@@ -218,7 +219,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         self._drop_calibration()
         bnn = self.bnn_
         whole = DistinctRows(self._encoded(rows.inputs.numpy()), targets, rows.weights)
-        counter = _StepCounter()
+        counter = StepCounter()
         if not early_stopping:
             history = self.recipe_.fit(
                 bnn, *whole[:2], weights=whole.weights, streaming=streaming, callback=counter
@@ -226,8 +227,8 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         else:
             train, held_out = whole.split(self.validation_fraction, bnn.seed)
             warm = self.recipe_.kl_warmup * self.recipe_.steps
-            counter = stopping = _EarlyStopping(bnn, self.n_iter_no_change, warm)
-            with contextlib.suppress(_NoProgressError):
+            counter = stopping = EarlyStopping(bnn, self.n_iter_no_change, warm)
+            with contextlib.suppress(NoProgressError):
                 self.recipe_.fit(
                     bnn, *train[:2], weights=train.weights, validation=held_out, callback=stopping
                 )
@@ -451,57 +452,3 @@ def _used(table: Any, sample_weight: Any) -> Any:
 def _is_count(value: Any) -> bool:
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     return whole and int(value) >= 1
-
-
-class _StepCounter(Silent):
-    """Callback that counts steps, and remembers whether ``fit`` warned."""
-
-    steps = 0
-    has_not_converged = False
-
-    def on_warning(self, text: str) -> None:  # noqa: ARG002
-        self.has_not_converged = True
-
-    def on_step(self, *, epoch: int, batch: int) -> None:  # noqa: ARG002
-        self.steps += 1
-
-
-class _NoProgressError(Exception):
-    """The nll of the held-out rows has not improved for the epochs of patience."""
-
-
-class _EarlyStopping(_StepCounter):
-    """Keep the parameters with the lowest nll of held-out rows; stop without progress.
-
-    Args:
-        bnn: the network in training.
-        patience: epochs without progress.
-        warm: steps of the warm-up, in which the objective is not yet the ELBO.
-    """
-
-    def __init__(self, bnn: BayesianModule, patience: int, warm: float) -> None:
-        self._bnn, self._patience, self._warm = bnn, patience, warm
-        self._best, self._stale = math.inf, 0
-        self._state: list[Tensor] | None = None
-        self.rows: History = []
-
-    def on_epoch(self, row: EpochRow) -> None:
-        self.rows.append(row)
-        if self.steps < self._warm:
-            return
-        nll = row["validation_nll"]
-        assert nll is not None
-        if self._state is None or nll < self._best:
-            self._best, self._stale = nll, 0
-            self._state = [value.detach().clone() for value in self._bnn.parameters()]
-            return
-        self._stale += 1
-        if self._stale >= self._patience:
-            raise _NoProgressError
-
-    @torch.no_grad()
-    def restore_best(self) -> None:
-        """Put the best parameters back."""
-        if self._state is not None:
-            for value, best in zip(self._bnn.parameters(), self._state, strict=True):
-                value.copy_(best)
