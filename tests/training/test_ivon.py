@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -55,14 +55,20 @@ N, BATCH, NOISE_STD = 40, 8, 0.5
 PRIOR_STDS = {"weight": (0.7, 0.7, 0.7), "bias": (2.0,)}
 
 
-def regression(**options: Any) -> ELBO:
+def regression(prior_mean: Literal["initial"] | None = None, **options: Any) -> ELBO:
     """Four weights with two prior stds."""
     net = nn.Linear(3, 1, dtype=torch.float64)
     with torch.no_grad():
         net.weight.copy_(torch.tensor([[0.4, -0.2, 0.1]]))
         net.bias.fill_(0.3)
     prior = ByGroup({name: Gaussian(stds[0]) for name, stds in PRIOR_STDS.items()})
-    bnn = BayesianModule(net, likelihood=GaussianLikelihood(NOISE_STD), prior=prior, seed=5)
+    bnn = BayesianModule(
+        net,
+        likelihood=GaussianLikelihood(NOISE_STD),
+        prior=prior,
+        prior_mean=prior_mean,
+        seed=5,
+    )
     return ELBO(bnn, num_data=N, **{"fused": False, **options})
 
 
@@ -87,7 +93,8 @@ def by_the_paper(
     ess = N / elbo.temperature  # lambda
     prior_stds = [*PRIOR_STDS["weight"], *PRIOR_STDS["bias"]]
     delta = [1.0 / (ess * std**2) for std in prior_stds]
-    m = elbo.bnn.posterior.mean.tolist()
+    m, centre = elbo.bnn.posterior.mean.tolist(), elbo.bnn.prior_mean
+    c = [0.0] * 4 if centre is None else centre.tolist()
     g, h, sizes = [0.0] * 4, [h0] * 4, range(4)
     sigma = [1.0 / math.sqrt(ess * (h[i] + delta[i])) for i in sizes]
     q, samples, calls = elbo.bnn.posterior, range(elbo.num_samples), 0
@@ -117,15 +124,15 @@ def by_the_paper(
                 + 0.5 * (1 - beta2) ** 2 * (h[i] - h_hat[i]) ** 2 / (h[i] + delta[i])
             )
             g_bar = g[i] / (1 - beta1**t)
-            m[i] -= lr * (g_bar + delta[i] * m[i]) / (h[i] + delta[i])
+            m[i] -= lr * (g_bar + delta[i] * (m[i] - c[i])) / (h[i] + delta[i])
             sigma[i] = 1.0 / math.sqrt(ess * (h[i] + delta[i]))
     return [m, g, h, sigma]
 
 
 def check_against_the_paper(
-    samples: int = 1, temperature: float = 0.5, parts: int = 1, steps: int = 15
+    samples: int = 1, temperature: float = 0.5, parts: int = 1, steps: int = 15, **options: Any
 ) -> None:
-    elbo = regression(num_samples=samples, temperature=temperature)
+    elbo = regression(num_samples=samples, temperature=temperature, **options)
     numbers = {"lr": 0.05, "beta1": 0.8, "beta2": 0.9, "h0": 0.6}
     expected = by_the_paper(elbo, steps=steps, parts=parts, **numbers)
     optimizer = IVON(elbo, numbers["lr"], (numbers["beta1"], numbers["beta2"]), h0=numbers["h0"])
@@ -147,11 +154,12 @@ def test_steps_are_those_of_the_paper(samples: int, temperature: float, parts: i
     check_against_the_paper(samples, temperature, parts)
 
 
+@pytest.mark.parametrize("prior_mean", [None, "initial"])
 def test_a_network_larger_than_a_block_is_updated_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch,
+    prior_mean: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_BLOCK", 3)  # of four weights
-    check_against_the_paper()
+    check_against_the_paper(prior_mean=prior_mean)
 
 
 def without_riemann_term(values: tuple[Tensor, ...], **options: Any) -> tuple[Tensor, ...]:

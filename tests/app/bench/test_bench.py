@@ -23,6 +23,7 @@ from bayesify.app.bench import (
 )
 from bayesify.app.bench.cases import perceptron
 from bayesify.app.bench.contestants import Step
+from bayesify.app.bench.floor import floor_contestants
 from bayesify.app.bench.step_memory import built_with_peak, can_measure, grown_by, resident_bytes
 from bayesify.training.kernel.compiler import find_compiler
 
@@ -285,3 +286,15 @@ def test_ctrl_c_keeps_what_is_there(clock: Clock) -> None:
     assert [row["path"] for row in found.rows] == ["plain-net", "slow"]
     assert math.isclose(found.rows[1]["ratio"], 3.0)
     assert found.rows[1]["rounds"] == 2
+
+
+def test_the_update_of_a_loop_of_ones_own_is_of_mean_and_rho() -> None:
+    weights = (4 * 8 + 8) + (8 * 8 + 8) + (8 * 10 + 10)
+    vectors = {"adam": 8, "sgd": 6}  # values, gradients and moments, of each two
+    found = {
+        part.optimizer: built_with_peak(part.build, warmup=1)[1] / (4 * weights)
+        for part in floor_contestants(TINY, 16)
+        if part.estimator == "update"
+    }
+    # Adam also counts its steps.
+    assert found == pytest.approx(vectors, abs=0.1)

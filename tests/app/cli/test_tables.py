@@ -336,3 +336,18 @@ def test_no_weight_of_a_baseline_is_called_random(tmp_path: Path, task: str) -> 
     if task == "regression":  # its noise is a point estimate
         said = bayesify(*command, "--out", tmp_path / "bayes")
         assert re.search(r"[\d,]+ random of [\d,]+ weights", said.err)
+
+
+def test_of_many_columns_few_are_expected_to_matter(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    columns = rng.normal(size=(150, 200))
+    table = pd.DataFrame(columns, columns=[f"c{number}" for number in range(200)])
+    table["price"] = columns[:, 0] - columns[:, 1] + 0.5 * rng.normal(size=150)
+    table.to_csv(tmp_path / "wide.csv", index=False)
+    options = [*_out(tmp_path), "--hidden", "4", "--epochs", "10", "--test-samples", "3"]
+    said = bayesify("train", tmp_path / "wide.csv", "--target", "price", *options)
+    assert said.code == 0, said.err
+    net = Run.open(tmp_path / "run").load_module().net
+    factors = net.get_parameter("log_relevance").detach().exp()
+    assert factors[:2].min() > 1.5
+    assert factors[2:].mean() < 0.13  # .21 without the hyperprior
