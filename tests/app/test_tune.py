@@ -17,6 +17,7 @@ import optuna
 import pytest
 import torch
 from optuna.trial import TrialState
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunError
 from bayesify.app.runs.levers import chosen_config, levers
@@ -380,6 +381,31 @@ def test_processes_search_at_the_same_time(tmp_path: Path) -> None:
     ]
     best = min(each.value for each in finished if each.value is not None)
     assert best in [each["nll_chosen"] for each in found]
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        OperationalError("CREATE TABLE studies", {}, Exception("table studies already exists")),
+        IntegrityError("INSERT", {}, Exception("UNIQUE constraint failed: alembic_version")),
+    ],
+    ids=["tables", "version"],
+)
+def test_a_storage_that_another_process_creates_at_the_same_time(
+    tmp_path: Path, raised: SQLAlchemyError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [raised] * 2
+
+    class Racing(optuna.storages.RDBStorage):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            if errors:
+                raise errors.pop()
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(optuna.storages, "RDBStorage", Racing)
+    run, data = a_run(tmp_path)
+    searched(run, data, 1, storage=shared(tmp_path))
+    assert not errors
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import optuna
 from optuna.exceptions import StorageInternalError
 from sqlalchemy import URL, make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.folder import TUNING_STUDY, Run, RunError
@@ -20,7 +20,7 @@ from bayesify.app.runs.folder import TUNING_STUDY, Run, RunError
 __all__ = ["open_study"]
 
 #: Attempts to open a database in which another process is creating the tables.
-_ATTEMPTS = 10
+_ATTEMPTS = 50
 
 
 @contextmanager
@@ -106,7 +106,8 @@ def _with_tables(url: str, patience: dict[str, Any]) -> optuna.storages.RDBStora
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs=patience)
         except SQLAlchemyError as error:
-            if "already exists" not in str(error):
+            # Its tables are there, or their version is, since this one found none.
+            if "already exists" not in str(error) and not isinstance(error, IntegrityError):
                 raise
-        time.sleep(1.0)
+        time.sleep(0.2)
     return optuna.storages.RDBStorage(url, engine_kwargs=patience)
