@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -149,6 +150,40 @@ def test_it_trains_a_convolutional_network_on_classes() -> None:
     torch.testing.assert_close(terms.loss, terms.nll + terms.kl / 6)
 
 
+def test_init_std_lowers_larger_ones_and_not_the_prior() -> None:
+    bnn = untrained(4)
+    stds = torch.linspace(0.01, 1.0, 12, dtype=D)
+    with torch.no_grad():
+        gaussian(bnn).rho.copy_(torch.log(torch.expm1(stds)))
+    before = Normal(gaussian(bnn).mean.detach().clone(), stds)
+    elbo = bf.StreamingELBO(bnn, num_data=1, init_std=0.3)
+    torch.testing.assert_close(gaussian(bnn).std.detach(), stds.clamp(max=0.3))
+    torch.testing.assert_close(elbo.std_before, stds)
+    now = Normal(gaussian(bnn).mean, gaussian(bnn).std)
+    kl, _ = elbo.complexity(None, 0, range(1))
+    torch.testing.assert_close(kl, kl_divergence(now, before).sum())
+
+
+def test_init_std_narrows_a_new_head_and_the_body_but_no_other_head() -> None:
+    bnn = with_heads()
+    bf.StreamingELBO(bnn, num_data=1, new=("heads.1.*",), init_std=0.01)
+    std, layout = gaussian(bnn).std.detach(), bnn.layout
+    for name, expected in {
+        "body.weight": 0.01,
+        "heads.0.weight": 0.1,
+        "heads.1.weight": 0.01,
+    }.items():
+        part = std[layout.slice_of(name)]
+        torch.testing.assert_close(part, torch.full_like(part, expected))
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan"), "0.1"])
+def test_init_std_must_be_a_positive_number(wrong: Any) -> None:
+    error = TypeError if isinstance(wrong, str) else ValueError
+    with pytest.raises(error, match="init_std must be"):
+        bf.StreamingELBO(untrained(), num_data=1, init_std=wrong)
+
+
 def test_half_precision_does_not_overflow() -> None:
     bnn = bf.BayesianModule(nn.Linear(300, 300, bias=False)).half()
     elbo = bf.StreamingELBO(bnn, num_data=1)
@@ -197,11 +232,12 @@ def test_with_all_parameters_new_it_is_the_elbo() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
-def test_a_head_that_is_not_used_stays_as_it_is() -> None:
+@pytest.mark.parametrize("init_std", [None, 0.05])
+def test_a_head_that_is_not_used_stays_as_it_is(init_std: float | None) -> None:
     x, y = torch.eye(3, dtype=D).repeat(3, 1)[:8], torch.arange(8) % 2
     bnn = with_heads(estimator=bf.LocalReparameterization())
     before = gaussian(bnn).mean.detach().clone(), gaussian(bnn).rho.detach().clone()
-    elbo = bf.StreamingELBO(bnn, num_data=8, new=("body.*", "heads.1.*"))
+    elbo = bf.StreamingELBO(bnn, num_data=8, new=("body.*", "heads.1.*"), init_std=init_std)
     bf.fit(elbo, TensorLoader((x, torch.ones(8, dtype=torch.long)), y, 4), epochs=2)
     first, second = (bnn.layout.slice_of(f"heads.{i}.weight") for i in range(2))
     for vector, old in zip((gaussian(bnn).mean, gaussian(bnn).rho), before, strict=True):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +15,9 @@ from torch import Tensor
 from bayesify.distributions.layout import abbreviate
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.distributions.priors import BlockPrior, Gaussian
+from bayesify.distributions.softplus import inverse_softplus
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.multi_head import MultiHead
 from bayesify.training.elbo import ELBO
 
 __all__ = ["StreamingELBO"]
@@ -37,18 +41,27 @@ class StreamingELBO(ELBO):
     named by ``new``: their prior is the network's. A head that the examples do not use stays as it
     is, because its KL is 0 and has no gradient.
 
+    Weights that a part does not need are left with the std of their prior, and the noise of so many
+    hides the next part from its first steps. With ``init_std`` training begins at smaller ones, as
+    that of the first part does; the prior is the posterior before them, so that the ELBO is the
+    same.
+
     Args:
         bnn: the network, with a ``MeanFieldGaussian`` posterior.
         num_data: N_t, the number of new examples.
         num_samples: S, weight samples per step.
         new: name patterns of the parameters that still have their initial values. For the first
             part these are all parameters that its examples use.
+        init_std: largest standard deviation with which training begins, positive. Larger ones of
+            ``bnn`` are lowered to it in place, after they were taken as the prior's, but for those
+            of ``MultiHead`` heads that are not new, which the examples may not use. None leaves
+            all.
 
     Raises:
         TypeError: the posterior is not a ``MeanFieldGaussian``, the prior of a new parameter is not
-            ``Gaussian``, or ``new`` is not a sequence of patterns.
-        ValueError: ``num_data`` or ``num_samples`` is below 1, or a pattern matches no random
-            parameter.
+            ``Gaussian``, ``new`` is not a sequence of patterns, or ``init_std`` is no number.
+        ValueError: ``num_data`` or ``num_samples`` is below 1, ``init_std`` is not positive and
+            finite, or a pattern matches no random parameter.
 
     Example:
         >>> from torch import nn
@@ -68,7 +81,13 @@ class StreamingELBO(ELBO):
         num_data: int,
         num_samples: int = 1,
         new: Sequence[str] = (),
+        init_std: float | None = None,
     ) -> None:
+        given: Any = init_std
+        if given is not None and not isinstance(given, Real):
+            raise TypeError(f"init_std must be a number or None, got {given!r}")
+        if init_std is not None and not 0.0 < init_std < math.inf:
+            raise ValueError(f"init_std must be positive and finite, or None, got {init_std}")
         super().__init__(bnn, num_data=num_data, num_samples=num_samples)
         posterior = bnn.posterior
         if not isinstance(posterior, MeanFieldGaussian):
@@ -79,13 +98,17 @@ class StreamingELBO(ELBO):
             )
         mean, std = posterior.mean.detach().clone(), posterior.full_std.detach().clone()
         log_std = posterior.log_std.detach().clone()
-        for place in _places_of(bnn, new):
+        fresh = _matching(bnn, new)
+        for name in fresh:
+            place = bnn.layout.slice_of(name)
             prior_std = _prior_std(bnn, place)
             mean[place] = 0.0 if bnn.prior_mean is None else bnn.prior_mean[place]
             std[place], log_std[place] = prior_std, math.log(prior_std)
         self.register_buffer("mean_before", mean)
         self.register_buffer("std_before", std)
         self.register_buffer("log_std_before", log_std)
+        if init_std is not None:
+            _narrow(bnn, init_std, _in_heads(bnn) - fresh)
 
     def complexity(
         self,
@@ -106,8 +129,8 @@ class StreamingELBO(ELBO):
         return kl, kl.new_zeros(())
 
 
-def _places_of(bnn: BayesianModule, new: Sequence[str]) -> list[slice]:
-    """Return the places in the flat vector of the parameters with these names."""
+def _matching(bnn: BayesianModule, new: Sequence[str]) -> set[str]:
+    """Return the first names of the parameters with these names."""
     if isinstance(new, str) or not all(isinstance(pattern, str) for pattern in new):
         raise TypeError(
             f'new must be a sequence of name patterns such as ("heads.1.*",), got {new!r}'
@@ -122,7 +145,25 @@ def _places_of(bnn: BayesianModule, new: Sequence[str]) -> list[slice]:
                 f"of {abbreviate(layout.names)}; correct or remove it"
             )
         found.update(matched)
-    return [layout.slice_of(name) for name in layout.names if name in found]
+    return found
+
+
+def _in_heads(bnn: BayesianModule) -> set[str]:
+    """Return the names of the random parameters in the heads of a ``MultiHead``."""
+    modules = bnn.net.named_modules()
+    heads = [f"{path}.heads.".lstrip(".") for path, each in modules if isinstance(each, MultiHead)]
+    return {name for name in bnn.layout.names if name.startswith(tuple(heads))}
+
+
+@torch.no_grad()
+def _narrow(bnn: BayesianModule, max_std: float, kept: set[str]) -> None:
+    """Lower the larger standard deviations, but for those of the parameters to keep."""
+    rho = bnn.posterior.rho
+    assert isinstance(rho, Tensor)
+    most = inverse_softplus(rho.new_tensor(max_std))
+    for name in bnn.layout.names:
+        if name not in kept:
+            rho[bnn.layout.slice_of(name)].clamp_(max=most)
 
 
 def _prior_std(bnn: BayesianModule, place: slice) -> float:

@@ -83,7 +83,7 @@ def learn(
             inputs, targets = inputs[others], targets[others]
         part = context.part(f"task-{number}", number, len(tasks))
         _train(
-            _objective(bnn, number, task, len(targets)),
+            _objective(bnn, number, task, len(targets), config),
             (with_head(inputs, task.head), targets),
             config,
             config["epochs"],
@@ -92,13 +92,16 @@ def learn(
         yield bnn if not coresets else _refined(bnn, coresets, config)
 
 
-def _objective(bnn: BayesianModule, number: int, task: Task, num_data: int) -> ELBO:
+def _objective(
+    bnn: BayesianModule, number: int, task: Task, num_data: int, config: Mapping[str, Any]
+) -> ELBO:
     if isinstance(bnn.posterior, Delta):
         return ELBO(bnn, num_data=num_data, temperature=0.0)
     new = [] if task.head is None else [f"heads.{task.head}.*"]
     if number == 0:
         new = ["*"] if task.head is None else ["body.*", *new]
-    return StreamingELBO(bnn, num_data=num_data, new=new)
+    init_std = config["init_std"] if config["narrow"] else None
+    return StreamingELBO(bnn, num_data=num_data, new=new, init_std=init_std)
 
 
 def _refined(
