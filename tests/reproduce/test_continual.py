@@ -109,12 +109,31 @@ def test_the_heads_of_other_tasks_do_not_change() -> None:
     assert not torch.equal(stages[1][second], stages[2][second])
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_task_begins_with_the_initial_stds(narrow: bool) -> None:
+    job = small("permuted-vcl", init_std=0.02, narrow=narrow, rho_lr_scale=300.0)
+    data = load_images("mnist", limit=300)
+    tasks = permuted_tasks(data, 2, seed=0)
+    bnn = make_network(job.config, tasks, seed=0)
+    widest: list[float] = []
+
+    def after(_: float) -> None:
+        assert isinstance(bnn.posterior, bf.MeanFieldGaussian)
+        widest.append(float(bnn.posterior.std.detach().max()))
+
+    list(learn(bnn, tasks, job.config, 0, Context(on_progress=after)))
+    first, end_of_first, second, _ = widest  # the start and the end of each task's one epoch
+    assert first == pytest.approx(0.02)
+    assert end_of_first > 0.03
+    assert second == pytest.approx(0.02 if narrow else end_of_first)
+
+
 def result(name: str, title: str, seed: int, accuracies: list[list[float]]) -> dict[str, Any]:
     benchmark, trial = name.partition("-")[0], "trial" in name
     config = {"benchmark": benchmark, "title": title, "num_tasks": 2, "held_out": 9 * trial}
     settings = {
         **{"prior_mean": None, "prior_std": 0.1, "init_std": 0.02},
-        **{"lr": 0.005, "rho_lr_scale": 0.3, "epochs": 10},
+        **{"lr": 0.005, "rho_lr_scale": 0.3, "epochs": 10, "narrow": seed == 0},
     }
     metrics = {"accuracies": accuracies}
     return {"job": name, "seed": seed, "config": {**config, **settings}, "metrics": metrics}
@@ -126,12 +145,14 @@ def test_the_table_averages_over_the_tasks_so_far() -> None:
         result("permuted-vcl", "VCL", 1, [[96.0], [92.0, 98.0]]),
         result("split-fine-tuning", "fine-tuning", 0, [[99.0], [50.0, 99.0]]),
         result("permuted-trial-0", "VCL", 0, [[98.0], [80.0, 90.0]]),
+        result("permuted-trial-1", "VCL", 1, [[98.0], [80.0, 80.0]]),
     ]
     text = EXPERIMENT.table(made)
     assert "| VCL | 90.0 | 97.00 +- 1.00 | 94.00 +- 1.00 | 91.00 +- 1.00 | 2 |" in text
     assert "| fine-tuning |  | 99.00 | 74.50 | 50.00 | 1 |" in text
     assert f"| EWC | {REPORTED['split']['EWC']:.1f} | | | | |" in text
-    assert "| permuted | 0 | 0.1 | 0.02 | 0.005 | 0.3 | 10 | 85.00 |" in text
+    assert "| permuted | 0 | 0.1 | 0.02 | yes | 0.005 | 0.3 | 10 | 85.00 |" in text
+    assert "| permuted | 0 | 0.1 | 0.02 | first only | 0.005 | 0.3 | 10 | 80.00 |" in text
     drawn = EXPERIMENT.figures(made)["continual"]
     assert [axes.get_title(loc="left") for axes in drawn.axes] == ["permuted", "split"]
 
