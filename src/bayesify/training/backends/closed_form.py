@@ -17,6 +17,7 @@ from bayesify.training.backends.requirements import (
 )
 from bayesify.training.convergence import StdResidual, grouped
 from bayesify.training.kernel.formulas import (
+    PriorBlocks,
     PriorForm,
     gradients,
     leaf_kind,
@@ -86,12 +87,7 @@ class ClosedFormBackend(LeafBackend):
         several = len(self._sources) > 1
         self._sums = tuple(torch.empty_like(mean) for _ in range(2)) if several else ()
         self._size = mean.numel()
-        stops = *prior.starts[1:], self._size
-        self._blocks = [
-            (slice(i, min(i + _BLOCK, stop)), form)
-            for form, start, stop in zip(prior.forms, prior.starts, stops, strict=True)
-            for i in range(start, stop, _BLOCK)
-        ]
+        self._blocks = _divided(prior, mean)
         # For one block: between the gradients of the network and those of mean and rho.
         self._scratch = mean.new_empty(4, min(_BLOCK, self._size))
         self._prepared_for = signature(elbo)  # last, so that an error is raised again
@@ -223,3 +219,20 @@ class ClosedFormBackend(LeafBackend):
         in_mean.mul_(mask)
         in_rho.mul_(mask)
         return made.in_log_std.mul_(mask)
+
+
+def _divided(prior: PriorBlocks, vector: Tensor) -> list[tuple[slice, PriorForm]]:
+    """Return the blocks of a vector, each with its prior; a small vector has one."""
+    size, forms = vector.numel(), prior.forms
+    stops = *prior.starts[1:], size
+    # A scale mixture has three numbers, which would be vectors in more passes.
+    if len(forms) > 1 and size <= _BLOCK and prior.kind != "scale-mixture":
+        number = torch.empty_like(vector)
+        for form, start, stop in zip(forms, prior.starts, stops, strict=True):
+            number[start:stop] = form.numbers[0]
+        return [(slice(0, size), forms[0]._replace(numbers=(number, 0.0, 0.0)))]
+    return [
+        (slice(i, min(i + _BLOCK, stop)), form)
+        for form, start, stop in zip(forms, prior.starts, stops, strict=True)
+        for i in range(start, stop, _BLOCK)
+    ]
