@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.app.cli.test_cli import Said, Whole, bayesify, contents
 
-from bayesify.app.runs import folder
+from bayesify.app.runs import network
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -204,7 +204,7 @@ def test_a_network_too_large_for_the_machine(
     def too_large(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(folder, "mlp", too_large)
+    monkeypatch.setattr(network, "mlp", too_large)
     said = bayesify("train", "mnist", "--out", tmp_path / "run", "--hidden", "2000000000")
     check_refused(said, "there is not enough memory; use fewer units, samples or a smaller batch")
     assert list(tmp_path.iterdir()) == []
@@ -216,6 +216,6 @@ def test_other_errors_of_torch_are_not_hidden(run: Path, monkeypatch: pytest.Mon
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(folder, "mlp", broken)
+    monkeypatch.setattr(network, "mlp", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         bayesify("evaluate", run)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bayesify import io as bayesify_io
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.environment import commit, hardware, versions
+from bayesify.app.runs.network import bayesian_network, plain_network
 from bayesify.app.runs.run_config import RunConfig
 from bayesify.app.runs.stored_settings import FORMAT
 from bayesify.datasets import (
@@ -27,13 +28,8 @@ from bayesify.datasets import (
     load_images,
     load_labelled_images,
 )
-from bayesify.distributions.families import named_posterior
-from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.networks import lenet5, mlp, resnet8
-from bayesify.module.pretrained import last_layer
-from bayesify.tabular import TableNet, table_baseline, table_module
 from bayesify.tabular.table_data import TableData
 from bayesify.training.checkpoint import CHECKPOINT_NAME
 from bayesify.training.history import History
@@ -275,9 +271,8 @@ class Run:
         return find_table_images(source, image=image, target=target)
 
     def make_net(self) -> nn.Module:
-        """Build the plain network of a run on images of digits or clothes, with initial values."""
-        found: nn.Module = self._net()
-        return found
+        """Build the plain network, with initial values."""
+        return plain_network(self)
 
     def make_module(self, learned: nn.Module | None = None) -> BayesianModule:
         """Build the Bayesian network with its initial values.
@@ -286,46 +281,7 @@ class Run:
             learned: the network at the centre of a PAC-Bayes run's prior; None for one with
                 initial values, such as before its checkpoint is read.
         """
-        config = self.config
-        net = self._net() if learned is None else learned
-        common: dict[str, Any] = {"seed": config.seed}
-        if config.baseline is None:
-            common |= {"init_std": config.init_std, "estimator": config.make_estimator()}
-        if config.adapter:
-            return self._make_adapter(net)
-        if isinstance(net, TableNet):
-            assert self.table is not None
-            common["likelihood"] = self.table.target.make_likelihood()
-            if config.baseline is not None:
-                return table_baseline(net, **common)
-            return table_module(
-                net, prior_of=config.make_prior, posterior=config.posterior, **common
-            )
-        common["likelihood"] = CategoricalLikelihood()
-        if config.baseline is not None:
-            return BayesianModule(net, posterior=Delta, **common)
-        if self.images is not None and config.random == "last-layer":
-            common["include"] = last_layer(net)
-        if config.objective != "elbo":
-            common["prior_mean"] = "initial"
-        common["posterior"] = named_posterior(config.posterior)
-        return BayesianModule(net, prior=config.make_prior(), **common)
-
-    def _make_adapter(self, net: Any) -> BayesianModule:
-        from bayesify.tabular.text_adapter import adapter_baseline, adapter_module
-
-        assert self.table is not None
-        config, likelihood = self.config, self.table.target.make_likelihood()
-        if config.baseline is not None:
-            return adapter_baseline(net, likelihood=likelihood, seed=config.seed)
-        return adapter_module(
-            net,
-            likelihood=likelihood,
-            prior=config.make_prior(),
-            init_std=config.init_std,
-            estimator=config.make_estimator(),
-            seed=config.seed,
-        )
+        return bayesian_network(self, plain_network(self) if learned is None else learned)
 
     def load_module(self) -> BayesianModule:
         """Load the network of the last checkpoint.
@@ -339,7 +295,7 @@ class Run:
                 f"{self.folder} has no checkpoint yet: its training stopped within the first "
                 "epoch; resume it with bayesify train ... --resume"
             )
-        bnn = bayesify_io.load(self.checkpoint, self._net())
+        bnn = bayesify_io.load(self.checkpoint, plain_network(self))
         if isinstance(bnn.posterior, Delta) != (self.config.baseline is not None):
             raise RunError(
                 f"{self.checkpoint} holds a {type(bnn.posterior).__name__} posterior, "
@@ -354,7 +310,7 @@ class Run:
             StorageError: the file is missing, damaged or of another architecture.
             RunError: it is not of this run, or not pruned.
         """
-        bnn = bayesify_io.load(path, self._net())
+        bnn = bayesify_io.load(path, plain_network(self))
         mask = bnn.posterior.mask
         if mask is None:
             raise RunError(f"{path} must hold a pruned network, got one with all its weights")
@@ -433,58 +389,6 @@ class Run:
     def write_json(self, name: str, document: Mapping[str, Any] | Sequence[Any]) -> None:
         """Write a JSON file of the folder atomically."""
         bayesify_io.atomic_write(self.folder / name, json.dumps(document, indent=2) + "\n")
-
-    def _net(self) -> Any:
-        config = self.config
-        if self.images is not None:
-            shape = self.images.image_shape
-            return resnet8(shape, len(self.images.classes), seed=config.seed)
-        if self.table is not None:
-            target = self.table.target
-            has_noise = target.task == "regression" and not target.has_counts
-            table: dict[str, Any] = {
-                "hidden": config.hidden,
-                "num_outputs": 1 if target.is_ordered else len(self.class_names) or 1,
-                "noise": config.noise if has_noise else None,
-                "log_rates": [target.log_rate] if target.has_counts else None,
-                "seed": config.seed,
-            }
-            if config.adapter:
-                return self._adapter_net(**table)
-            relevance = config.relevance == "learned"
-            return TableNet(self.num_inputs, relevance=relevance, **table)
-        options: dict[str, Any] = {
-            "dropout": (config.dropout_input, config.dropout_hidden),
-            "init_std": config.mean_init_std,
-            "seed": config.seed,
-        }
-        if config.net == "lenet5":
-            return lenet5(**options)
-        return mlp(self.num_inputs, config.hidden, len(self.class_names), **options)
-
-    def _adapter_net(self, **table: Any) -> Any:
-        """Build the pretrained network with an adapter and a head for the table."""
-        from bayesify.tabular.columns import TokenColumn
-        from bayesify.tabular.grids import column_places
-        from bayesify.tabular.text_adapter import adapter_net
-        from bayesify.tabular.text_encoder import encoder_of
-
-        assert self.table is not None
-        assert self.config.encoder is not None
-        encoder, sha256 = encoder_of(self.config.encoder)
-        places, texts = column_places(self.table), []
-        for column in self.table.columns:
-            if isinstance(column, TokenColumn):
-                column.check_weights(sha256)
-                texts.append(places[column.name][: column.size])
-        taken = {place for each in texts for place in each}
-        return adapter_net(
-            encoder,
-            texts=texts,
-            others=[place for place in range(self.num_inputs) if place not in taken],
-            rank=self.config.adapter_rank,
-            **table,
-        )
 
 
 def is_tuning(folder: Path) -> bool:
