@@ -107,8 +107,8 @@ def _drawn(variance: Tensor, state: PassState) -> Tensor:
 def _normals(spread: Tensor, state: PassState) -> Tensor:
     """Draw standard normals of this shape and dtype.
 
-    They are float32 numbers: those of float64 take several times as long, a fifth of the step of a
-    small network, and differ in steps far finer than the noise of any estimate.
+    They are float32 numbers: those of float64 take several times as long, an eighth of the step of
+    a small network, and differ in steps far finer than the noise of any estimate.
     """
     return state.noise.normals(spread.shape, torch.float32, spread.device).to(spread.dtype)
 
