@@ -93,7 +93,7 @@ class LocalReparameterization(PerExampleEstimator):
             return mean + deviations.to(mean.dtype)
         # Adding costs two passes less than clamping and does not change a larger variance.
         std = (variance + MIN_VARIANCE).sqrt()
-        noise = _normals(std, state)
+        noise = state.noise.normals(mean.shape, std.dtype, mean.device)
         if std.dtype != mean.dtype:
             return mean + (std * noise).to(mean.dtype)
         return torch.addcmul(mean, std, noise)
@@ -101,16 +101,8 @@ class LocalReparameterization(PerExampleEstimator):
 
 def _drawn(variance: Tensor, state: PassState) -> Tensor:
     """Draw independent normals of these variances."""
-    return (variance + MIN_VARIANCE).sqrt() * _normals(variance, state)
-
-
-def _normals(spread: Tensor, state: PassState) -> Tensor:
-    """Draw standard normals of this shape and dtype.
-
-    They are float32 numbers: those of float64 take several times as long, an eighth of the step of
-    a small network, and differ in steps far finer than the noise of any estimate.
-    """
-    return state.noise.normals(spread.shape, torch.float32, spread.device).to(spread.dtype)
+    noise = state.noise.normals(variance.shape, variance.dtype, variance.device)
+    return (variance + MIN_VARIANCE).sqrt() * noise
 
 
 def _joint_deviations(operation: LinearOperation, group: ScaledGroup, state: PassState) -> Tensor:

@@ -272,7 +272,13 @@ class Run:
 
     def make_net(self) -> nn.Module:
         """Build the plain network, with initial values."""
-        return plain_network(self)
+        return plain_network(
+            self.config,
+            self.table,
+            self.images,
+            num_inputs=self.num_inputs,
+            num_classes=len(self.class_names),
+        )
 
     def make_module(self, learned: nn.Module | None = None) -> BayesianModule:
         """Build the Bayesian network with its initial values.
@@ -281,7 +287,8 @@ class Run:
             learned: the network at the centre of a PAC-Bayes run's prior; None for one with
                 initial values, such as before its checkpoint is read.
         """
-        return bayesian_network(self, plain_network(self) if learned is None else learned)
+        net = self.make_net() if learned is None else learned
+        return bayesian_network(net, self.config, self.table)
 
     def load_module(self) -> BayesianModule:
         """Load the network of the last checkpoint.
@@ -295,7 +302,7 @@ class Run:
                 f"{self.folder} has no checkpoint yet: its training stopped within the first "
                 "epoch; resume it with bayesify train ... --resume"
             )
-        bnn = bayesify_io.load(self.checkpoint, plain_network(self))
+        bnn = bayesify_io.load(self.checkpoint, self.make_net())
         if isinstance(bnn.posterior, Delta) != (self.config.baseline is not None):
             raise RunError(
                 f"{self.checkpoint} holds a {type(bnn.posterior).__name__} posterior, "
@@ -310,7 +317,7 @@ class Run:
             StorageError: the file is missing, damaged or of another architecture.
             RunError: it is not of this run, or not pruned.
         """
-        bnn = bayesify_io.load(path, plain_network(self))
+        bnn = bayesify_io.load(path, self.make_net())
         mask = bnn.posterior.mask
         if mask is None:
             raise RunError(f"{path} must hold a pruned network, got one with all its weights")

@@ -14,60 +14,75 @@ from bayesify.module.networks import lenet5, mlp, resnet8
 from bayesify.module.pretrained import last_layer
 from bayesify.tabular import TableNet, table_baseline, table_module
 
-if TYPE_CHECKING:
-    from bayesify.app.runs.folder import Run
+if TYPE_CHECKING:  # pandas takes its time to load
+    from bayesify.app.runs.run_config import RunConfig
+    from bayesify.datasets import ImageSchema
+    from bayesify.tabular.schema import TableSchema
 
 __all__ = ["bayesian_network", "plain_network"]
 
 
-def plain_network(run: Run) -> nn.Module:
-    """Build the plain network of a run, with initial values."""
-    config = run.config
-    if run.images is not None:
-        shape = run.images.image_shape
-        return resnet8(shape, len(run.images.classes), seed=config.seed)
-    if run.table is not None:
-        target = run.table.target
+def plain_network(
+    config: RunConfig,
+    table: TableSchema | None,
+    images: ImageSchema | None,
+    *,
+    num_inputs: int,
+    num_classes: int,
+) -> nn.Module:
+    """Build the plain network of a run, with initial values.
+
+    Args:
+        config: its settings.
+        table: what it knows of its table, if it has one.
+        images: what it knows of its folder of images, if it has one.
+        num_inputs: number of inputs for one example.
+        num_classes: number of classes; 0 for regression.
+    """
+    if images is not None:
+        return resnet8(images.image_shape, num_classes, seed=config.seed)
+    if table is not None:
+        target = table.target
         has_noise = target.task == "regression" and not target.has_counts
-        table: dict[str, Any] = {
+        options: dict[str, Any] = {
             "hidden": config.hidden,
-            "num_outputs": 1 if target.is_ordered else len(run.class_names) or 1,
+            "num_outputs": 1 if target.is_ordered else num_classes or 1,
             "noise": config.noise if has_noise else None,
             "log_rates": [target.log_rate] if target.has_counts else None,
             "seed": config.seed,
         }
         if config.adapter:
-            return _adapter_network(run, **table)
-        relevance = config.relevance == "learned"
-        return TableNet(run.num_inputs, relevance=relevance, **table)
-    options: dict[str, Any] = {
+            return _adapter_network(config, table, num_inputs, **options)
+        return TableNet(num_inputs, relevance=config.relevance == "learned", **options)
+    options = {
         "dropout": (config.dropout_input, config.dropout_hidden),
         "init_std": config.mean_init_std,
         "seed": config.seed,
     }
     if config.net == "lenet5":
         return lenet5(**options)
-    return mlp(run.num_inputs, config.hidden, len(run.class_names), **options)
+    return mlp(num_inputs, config.hidden, num_classes, **options)
 
 
-def bayesian_network(run: Run, net: nn.Module) -> BayesianModule:
+def bayesian_network(
+    net: nn.Module, config: RunConfig, table: TableSchema | None
+) -> BayesianModule:
     """Make the plain network of a run Bayesian, or a baseline's, by its settings."""
-    config = run.config
     common: dict[str, Any] = {"seed": config.seed}
     if config.baseline is None:
         common |= {"init_std": config.init_std, "estimator": config.make_estimator()}
     if config.adapter:
-        return _bayesian_adapter(run, net)
+        return _bayesian_adapter(net, config, table)
     if isinstance(net, TableNet):
-        assert run.table is not None
-        common["likelihood"] = run.table.target.make_likelihood()
+        assert table is not None
+        common["likelihood"] = table.target.make_likelihood()
         if config.baseline is not None:
             return table_baseline(net, **common)
         return table_module(net, prior_of=config.make_prior, posterior=config.posterior, **common)
     common["likelihood"] = CategoricalLikelihood()
     if config.baseline is not None:
         return BayesianModule(net, posterior=Delta, **common)
-    if run.images is not None and config.random == "last-layer":
+    if config.net == "resnet8" and config.random == "last-layer":
         common["include"] = last_layer(net)
     if config.objective != "elbo":
         common["prior_mean"] = "initial"
@@ -75,18 +90,19 @@ def bayesian_network(run: Run, net: nn.Module) -> BayesianModule:
     return BayesianModule(net, prior=config.make_prior(), **common)
 
 
-def _adapter_network(run: Run, **table: Any) -> nn.Module:
+def _adapter_network(
+    config: RunConfig, table: TableSchema, num_inputs: int, **options: Any
+) -> nn.Module:
     """Build the pretrained network with an adapter and a head for the table."""
     from bayesify.tabular.columns import TokenColumn
     from bayesify.tabular.grids import column_places
     from bayesify.tabular.text_adapter import adapter_net
     from bayesify.tabular.text_encoder import encoder_of
 
-    assert run.table is not None
-    assert run.config.encoder is not None
-    encoder, sha256 = encoder_of(run.config.encoder)
-    places, texts = column_places(run.table), []
-    for column in run.table.columns:
+    assert config.encoder is not None
+    encoder, sha256 = encoder_of(config.encoder)
+    places, texts = column_places(table), []
+    for column in table.columns:
         if isinstance(column, TokenColumn):
             column.check_weights(sha256)
             texts.append(places[column.name][: column.size])
@@ -94,18 +110,18 @@ def _adapter_network(run: Run, **table: Any) -> nn.Module:
     net: nn.Module = adapter_net(
         encoder,
         texts=texts,
-        others=[place for place in range(run.num_inputs) if place not in taken],
-        rank=run.config.adapter_rank,
-        **table,
+        others=[place for place in range(num_inputs) if place not in taken],
+        rank=config.adapter_rank,
+        **options,
     )
     return net
 
 
-def _bayesian_adapter(run: Run, net: Any) -> BayesianModule:
+def _bayesian_adapter(net: Any, config: RunConfig, table: TableSchema | None) -> BayesianModule:
     from bayesify.tabular.text_adapter import adapter_baseline, adapter_module
 
-    assert run.table is not None
-    config, likelihood = run.config, run.table.target.make_likelihood()
+    assert table is not None
+    likelihood = table.target.make_likelihood()
     if config.baseline is not None:
         return adapter_baseline(net, likelihood=likelihood, seed=config.seed)
     return adapter_module(
