@@ -288,8 +288,9 @@ ZOO: dict[str, Specimen] = {
     ),
     "branch-and-loop": Specimen(own.BranchAndLoop, VECTORS),
     "bilinear": Specimen(own.Bilinear, (normals(N, 2, seed=5), normals(N, 3, seed=6))),
+    # One slope for all units: of one unit all outputs may be positive.
     "prelu": Specimen(
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Linear(6, CLASSES)), VECTORS
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, CLASSES)), VECTORS
     ),
     "weight-norm": Specimen(
         lambda: nn.Sequential(
