@@ -153,6 +153,7 @@ def _head(size: int) -> tuple[nn.Module, ...]:
 SEQUENCE = _images(N, 4)  # as many time steps as data
 TOKENS = (torch.tensor([[1, 2, 0, 3], [4, 5, 6, 1], [0, 0, 2, 3], [6, 5, 4, 1], [2, 2, 3, 0]]),)
 VECTORS = _images(4)
+OPPOSITE = 3.0 * torch.cat([normals(3, 4, seed=4), -normals(2, 4, seed=4)])
 BATCH_NORM = "in training mode a datum is normalised with the statistics of its minibatch"
 BEFORE_NORM = "batch normalisation subtracts what is the same for all data, noise of each it keeps"
 KEY_BIAS = "adds the same number to all scores of a query, which softmax passes over"
@@ -288,9 +289,9 @@ ZOO: dict[str, Specimen] = {
     ),
     "branch-and-loop": Specimen(own.BranchAndLoop, VECTORS),
     "bilinear": Specimen(own.Bilinear, (normals(N, 2, seed=5), normals(N, 3, seed=6))),
-    # One slope for all units: of one unit all outputs may be positive.
+    # Of opposite rows each unit has an output below 0, which its slope needs.
     "prelu": Specimen(
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, CLASSES)), VECTORS
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Linear(6, CLASSES)), (OPPOSITE,)
     ),
     "weight-norm": Specimen(
         lambda: nn.Sequential(

@@ -102,6 +102,9 @@ def check_no_overlap(count: int = 12) -> None:
         for source in (NoiseSource(key, sample) for key in KEYS for sample in range(2))
     ]
     values = torch.cat([*whole, *vectors])
+    weights = torch.cat(whole)
+    assert weights.unique().numel() == weights.numel(), "two draws are equal"
+    assert weights.abs().unique().numel() == weights.numel(), "two draws are mirrored"
     # Of so many numbers with the steps of float32 some are equal by chance, but no two neighbours.
     pairs = values.unfold(1, 2, 1).flatten(0, 1)
     assert len(pairs.unique(dim=0)) == len(pairs), "two draws are equal"

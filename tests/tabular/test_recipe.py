@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
 import pytest
 import torch
@@ -117,12 +118,13 @@ def one_weight(mean: float = 0.0, std: float = 1.0) -> bf.BayesianModule:
     )
 
 
-def streamed(parts: int, *, plain: bool = False) -> tuple[float, float]:
+def streamed(parts: int, *, plain: bool = False, seed: int = 0) -> tuple[float, float]:
     """Mean and std of a weight, learned from 40 examples in this number of parts."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(40, 1, generator=generator, dtype=D)
     y = 0.7 * x + torch.randn(40, 1, generator=generator, dtype=D)
     bnn = one_weight(std=0.5)
+    bnn.seed = seed
     recipe = TableRecipe(steps=500, lr=0.03)
     for number, (a, b) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
         recipe.fit(bnn, a, b, streaming=number > 0 and not plain, callback=Silent())
@@ -135,10 +137,10 @@ def streamed(parts: int, *, plain: bool = False) -> tuple[float, float]:
 
 
 def test_data_in_parts_give_the_exact_posterior_of_all() -> None:
-    shift, growth = streamed(2)
-    # Over 48 seeds the noise of the steps leaves them with stds of .08 and .04.
-    assert abs(shift) < 0.32
-    assert abs(growth) < 0.16
+    # The noise of the steps moves one seed's by some .08 and .04.
+    shifts, growths = zip(*(streamed(2, seed=seed) for seed in range(9)), strict=True)
+    assert abs(fmean(shifts)) < 0.1
+    assert abs(fmean(growths)) < 0.05
 
 
 @pytest.mark.slow

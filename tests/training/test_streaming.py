@@ -164,6 +164,14 @@ def test_init_std_lowers_larger_ones_and_not_the_prior() -> None:
     torch.testing.assert_close(kl, kl_divergence(now, before).sum())
 
 
+@pytest.mark.parametrize("tiny", [1e-60, 5e-324])
+def test_an_init_std_below_the_numbers_of_float32(tiny: float) -> None:
+    bnn = bf.BayesianModule(nn.Linear(3, 2))
+    elbo = bf.StreamingELBO(bnn, num_data=1, init_std=tiny)
+    assert bool(gaussian(bnn).rho.isfinite().all())
+    assert bool(elbo.complexity(None, 0, range(1))[0].isfinite())
+
+
 def test_init_std_narrows_a_new_head_and_the_body_but_no_other_head() -> None:
     bnn = with_heads()
     bf.StreamingELBO(bnn, num_data=1, new=("heads.1.*",), init_std=0.01)

@@ -120,7 +120,8 @@ class NoiseKey:
             sample: the index of the weight sample.
             place: the index of the vector within the sample; every vector has its own numbers.
             size: the length of the vector.
-            dtype: a floating dtype.
+            dtype: a floating dtype. Of float64 the normals are the numbers of float32, but at
+                place 0, the noise of whole weight vectors.
             device: the device to draw on.
         """
         if isinstance(self.step, Tensor):
@@ -303,8 +304,8 @@ def _(*args: Any) -> Tensor:
 def _fill(vector: Tensor, kind: str, key: _Key) -> Tensor:
     generator = _generator(vector.device, key)
     if kind == "normal":
-        # The noise of outputs has the steps of float32: drawing it in float64 takes several times
-        # as long, an eighth of the step of a small network.
+        # The noise within a pass has the steps of float32: drawing it in float64 takes several
+        # times as long, which a small network's step shows.
         if vector.dtype == torch.float64 and key[-1]:
             narrow = torch.empty_like(vector, dtype=torch.float32)
             return vector.copy_(narrow.normal_(generator=generator))

@@ -160,7 +160,7 @@ def _narrow(bnn: BayesianModule, max_std: float, kept: set[str]) -> None:
     """Lower the larger standard deviations, but for those of the parameters to keep."""
     rho = bnn.posterior.rho
     assert isinstance(rho, Tensor)
-    most = inverse_softplus(rho.new_tensor(max_std))
+    most = float(inverse_softplus(torch.tensor(max_std, dtype=torch.float64)))
     for name in bnn.layout.names:
         if name not in kept:
             rho[bnn.layout.slice_of(name)].clamp_(max=most)

@@ -225,7 +225,7 @@ def _divided(prior: PriorBlocks, vector: Tensor) -> list[tuple[slice, PriorForm]
     """Return the blocks of a vector, each with its prior; a small vector has one."""
     size, forms = vector.numel(), prior.forms
     stops = *prior.starts[1:], size
-    # A scale mixture has three numbers, which would be vectors in more passes.
+    # The formulas of a scale mixture work in place with numbers only, not with vectors of them.
     if len(forms) > 1 and size <= _BLOCK and prior.kind != "scale-mixture":
         number = torch.empty_like(vector)
         for form, start, stop in zip(forms, prior.starts, stops, strict=True):
