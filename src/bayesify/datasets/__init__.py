@@ -1,8 +1,9 @@
 """Data sets as tensors: found on this machine or downloaded, and checked by SHA-256.
 
 ``load_images`` loads MNIST and Fashion-MNIST; ``load_regression`` loads the nine regression tables
-of Hernandez-Lobato and Adams (2015), and ``standard_splits`` their splits; ``load_mushroom`` loads
-the data of the mushroom bandit, and ``load_clinc150`` queries to an assistant.
+of Hernandez-Lobato and Adams (2015), ``standard_splits`` their splits, and ``gap_splits`` splits
+whose test part lies between the training rows; ``load_mushroom`` loads the data of the mushroom
+bandit, and ``load_clinc150`` queries to an assistant.
 ``fit_image_folder`` reads a folder of your own images, one subfolder a class, and
 ``fit_labelled_images`` files of images whose classes are known otherwise. ``TensorLoader`` yields
 minibatches; ``Passes`` joins several passes into one epoch. The loaders call ``get_file``, and
@@ -38,7 +39,13 @@ from bayesify.datasets.labelled_images import (
 )
 from bayesify.datasets.loader import Passes, TensorLoader
 from bayesify.datasets.mushroom import MushroomData, load_mushroom
-from bayesify.datasets.regression import RegressionData, Split, load_regression, standard_splits
+from bayesify.datasets.regression import (
+    RegressionData,
+    Split,
+    gap_splits,
+    load_regression,
+    standard_splits,
+)
 
 __all__ = [
     "CLINC150",
@@ -69,6 +76,7 @@ __all__ = [
     "find_test_inputs",
     "fit_image_folder",
     "fit_labelled_images",
+    "gap_splits",
     "get_file",
     "known_datasets",
     "load_clinc150",

@@ -13,7 +13,7 @@ from bayesify.datasets.catalog import REGRESSION_DATASETS, find_dataset
 from bayesify.datasets.download import Progress, get_file
 from bayesify.datasets.files import DataError
 
-__all__ = ["RegressionData", "Split", "load_regression", "standard_splits"]
+__all__ = ["RegressionData", "Split", "gap_splits", "load_regression", "standard_splits"]
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -118,4 +118,43 @@ def standard_splits(num_data: int, num_splits: int = 20) -> list[Split]:
     for _ in range(num_splits):
         order = generator.choice(range(num_data), num_data, replace=False).astype(np.int64)
         splits.append(Split(order[:num_train], order[num_train:]))
+    return splits
+
+
+def gap_splits(inputs: Floats) -> list[Split]:
+    """Return a split for each feature, whose test part is the middle third of the feature's values.
+
+    A network is then asked about rows between those that it was trained on (Foong et al. 2019,
+    "In-between" uncertainty in Bayesian neural networks, section 4.2). Rows with equal values keep
+    their order; a constant feature has no middle and gets no split.
+
+    Args:
+        inputs: features, shape (N, d).
+
+    Returns:
+        The splits by feature; ``test`` has N // 3 rows, and both parts are sorted by the feature.
+
+    Raises:
+        ValueError: ``inputs`` is no table of at least 3 finite rows, or all features are constant.
+
+    Example:
+        >>> [split.test.tolist() for split in gap_splits(np.array([[1.0, 7], [2, 7], [0, 7]]))]
+        [[0]]
+    """
+    table = np.asarray(inputs, dtype=np.float64)
+    if table.ndim != 2 or len(table) < 3 or not np.isfinite(table).all():
+        raise ValueError(
+            "inputs must be finite numbers of shape (N, d) with at least 3 rows, got shape "
+            f"{table.shape}"
+        )
+    size = len(table) // 3
+    first = (len(table) - size) // 2
+    splits = []
+    for feature in table.T:
+        if feature.min() < feature.max():
+            order = feature.argsort(kind="stable").astype(np.int64)
+            outer = np.concatenate([order[:first], order[first + size :]])
+            splits.append(Split(outer, order[first : first + size]))
+    if not splits:
+        raise ValueError("inputs must have a feature that is not constant, got none")
     return splits

@@ -21,6 +21,7 @@ from bayesify import (
     ELBO,
     BayesianModule,
     ByGroup,
+    DeepEnsemble,
     Gaussian,
     GaussianLikelihood,
     LocalReparameterization,
@@ -47,6 +48,7 @@ __all__ = [
     "evaluate",
     "standardised",
     "train",
+    "train_side_by_side",
     "validation_splits",
 ]
 
@@ -211,11 +213,34 @@ def train(
     table: Standardised, config: Any, seed: int, context: Context
 ) -> tuple[list[BayesianModule], list[Any]]:
     """Train the networks of all splits at once; also returns the last row of each history."""
-    num_data, num_splits, num_features = table.train_inputs.shape
+    _, num_splits, num_features = table.train_inputs.shape
     networks = [
         _network(num_features, config, derived_seed(seed, Stream.INITIALIZATION, split))
         for split in range(num_splits)
     ]
+    return networks, train_side_by_side(networks, table, config, seed, context)
+
+
+def train_side_by_side(
+    networks: Sequence[BayesianModule],
+    table: Standardised,
+    config: Any,
+    seed: int,
+    context: Context,
+) -> list[Any]:
+    """Train one network for each split, all at once, in place.
+
+    Args:
+        networks: K, one for each split.
+        table: the splits.
+        config: ``batch_size``, ``steps``, ``lr`` and ``kl_warmup``, as in ``PROTOCOL``.
+        seed: of the order of the rows.
+        context: the surroundings of the job.
+
+    Returns:
+        The last row of each history.
+    """
+    num_data = len(table.train_inputs)
     batch = min(config["batch_size"], num_data)
     loaders = [
         TensorLoader(
@@ -225,7 +250,7 @@ def train(
             shuffle=batch < num_data,
             seed=seed,
         )
-        for split in range(num_splits)
+        for split in range(len(networks))
     ]
     passes = [Passes(loader, max(1, _STEPS_AN_EPOCH // len(loader))) for loader in loaders]
     epochs = max(1, round(config["steps"] / len(passes[0])))
@@ -240,11 +265,11 @@ def train(
         resume=True,
         callback=EpochProgress(context, epochs),
     )
-    return networks, [history[-1] for history in histories]
+    return [history[-1] for history in histories]
 
 
 def evaluate(
-    networks: Sequence[BayesianModule], table: Standardised, num_samples: int
+    networks: Sequence[BayesianModule | DeepEnsemble], table: Standardised, num_samples: int
 ) -> dict[str, list[float]]:
     """Measure nll in nats, error and coverage of 95 % intervals by split, in the target's units."""
     found: dict[str, list[float]] = {"nll": [], "rmse": [], "coverage_95": []}
