@@ -85,4 +85,4 @@ def test_the_table_compares_split_by_split() -> None:
     results.append(made_up("by layer", [1.0], dataset="naval"))
     assert "**naval**, 1 split, 512" in EXPERIMENT.table(results)
     (figure,) = EXPERIMENT.figures(results).values()
-    assert [axes.get_title() for axes in figure.axes] == ["energy", "naval"]
+    assert [axes.get_title("left") for axes in figure.axes] == ["energy", "naval"]
