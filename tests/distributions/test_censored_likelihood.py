@@ -195,3 +195,18 @@ LIKELIHOOD = CensoredGaussianLikelihood()
 def test_a_wrong_argument_raises(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("far", [10.0, 1e4, 1e7, 1e8, 1e9, 1e30])
+@pytest.mark.parametrize("std", [1e-3, 1.0])
+def test_a_wide_interval_is_a_bound(far: float, std: float) -> None:
+    likelihood = CensoredGaussianLikelihood(std)
+    zero, limit = torch.zeros(1), torch.tensor([far])
+    for mean, near in ((-3.0 * std, 1.0), (3.0 * std, -1.0)):
+        outputs = torch.tensor([[mean]], requires_grad=True)
+        wide = bounds(zero, limit) if near > 0.0 else bounds(-limit, zero)
+        open_ = bounds(zero, limit * INF) if near > 0.0 else bounds(-limit * INF, zero)
+        found, expected = (likelihood.log_prob(outputs, each).sum() for each in (wide, open_))
+        slopes = [torch.autograd.grad(each, outputs)[0].item() for each in (found, expected)]
+        assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+        assert slopes[0] == pytest.approx(slopes[1], rel=1e-4)

@@ -23,7 +23,7 @@ from bayesify.prediction import (
     NegativeBinomialPredictive,
     PoissonPredictive,
 )
-from bayesify.prediction.counts import negative_binomial_log_prob
+from bayesify.prediction.counts import negative_binomial_log_prob, poisson_log_prob
 
 FALSE_ALARM = 1e-3
 #: From nearly Poisson, through both sides of the series of log Gamma, to very dispersed.
@@ -305,3 +305,35 @@ POISSON = PoissonLikelihood()
 def test_a_wrong_argument_raises(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("count", [14.0, 15.0, 16.0, 1e3, 1e5, 1e6, 1e7])
+@pytest.mark.parametrize("ratio", [1e-3, 0.5, 0.999, 1.0, 1.001, 2.0, 1e3])
+def test_great_counts_in_float32(count: float, ratio: float) -> None:
+    y, log_rate = torch.tensor(count), torch.tensor(count * ratio).log()
+    mean = math.exp(float(log_rate))
+    # A rounding of the log rate changes the result by so much.
+    rounding = 2e-6 * abs(mean - count)
+
+    def check(found: Tensor, expected: float) -> None:
+        assert float(found) == pytest.approx(expected, rel=3e-5, abs=3e-5 + rounding)
+
+    check(poisson_log_prob(log_rate, y), stats.poisson.logpmf(count, mean))
+    for dispersion in (1e-6, 0.01, 0.05, 0.5, 4.0, 100.0):
+        alpha = torch.tensor(dispersion)
+        in_double = negative_binomial_log_prob(log_rate.double(), y.double(), alpha.double())
+        check(negative_binomial_log_prob(log_rate, y, alpha), float(in_double))
+        r = 1.0 / float(alpha)
+        by_scipy = stats.nbinom.logpmf(count, r, r / (r + mean))
+        # scipy's own terms cancel, in double precision
+        assert float(in_double) == pytest.approx(by_scipy, rel=1e-6, abs=1e-5)
+
+
+@pytest.mark.parametrize("count", [0.0, 3.0, 20.0, 1e6])
+@pytest.mark.parametrize("dispersion", [1e-30, 1e-3, 1.0, 1e3, 1e30])
+def test_far_rates_have_finite_gradients(count: float, dispersion: float) -> None:
+    log_rates = torch.tensor([-90.0, -50.0, 0.0, 50.0, 80.0], requires_grad=True)
+    found = negative_binomial_log_prob(log_rates, torch.full((5,), count), torch.tensor(dispersion))
+    (gradient,) = torch.autograd.grad(found.sum(), log_rates)
+    assert bool(found.isfinite().all())
+    assert bool(gradient.isfinite().all())

@@ -373,3 +373,26 @@ def test_the_error_of_an_embedding_with_padding_names_it() -> None:
     elbo = ELBO(BayesianModule(net, posterior=MatrixGaussian()), num_data=2)
     with pytest.raises(TypeError, match=r"an embedding's padding row, .* by PosteriorByGroup"):
         elbo(torch.ones(2, 2, dtype=torch.long), torch.zeros(2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("family", [LowRankGaussian(2), MatrixGaussian(), FullGaussian()])
+@pytest.mark.parametrize("rho", [-100.0, -60.0, -46.0, 0.0, 100.0])
+def test_extreme_standard_deviations_are_finite(family: PosteriorFamily, rho: float) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2), posterior=family, prior=Gaussian(1.0))
+    with torch.no_grad():
+        bnn.posterior.rho.fill_(rho)
+    kl = kl_divergence(bnn.posterior, bnn.weight_prior)
+    kl.backward()
+    assert bool(kl.isfinite())
+    for name, parameter in bnn.posterior.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool(parameter.grad.isfinite().all()), name
+
+
+@pytest.mark.parametrize("family", [LowRankGaussian(2), MatrixGaussian(), FullGaussian()])
+@pytest.mark.parametrize("init_std", [1e-30, 1e-24, 1e-3])
+def test_tiny_initial_standard_deviations(family: PosteriorFamily, init_std: float) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2), posterior=family, init_std=init_std)
+    torch.testing.assert_close(bnn.posterior.std, torch.full((8,), init_std), rtol=1e-4, atol=0.0)
+    expected = torch.full((8,), math.log(init_std))
+    torch.testing.assert_close(bnn.posterior.log_std, expected, rtol=1e-5, atol=0.0)

@@ -62,6 +62,16 @@ class Correlation(WideModule, ABC):
     def std(self, scale: Tensor) -> Tensor:
         """Return the standard deviation of each weight, shape (n,)."""
 
+    def log_std(self, log_scale: Tensor) -> Tensor:
+        """Return the logarithm of :meth:`std`, shape (n,), of logarithms of scales.
+
+        Of scales that differ by a factor the standard deviations do too.
+        """
+        if self.scale_is_own:
+            return log_scale + self.std(torch.ones_like(log_scale)).log()
+        most = log_scale.detach().amax()
+        return most + self.std((log_scale - most).exp()).log()
+
     def given(self, scale: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Return shift and std, shapes (n,), given which the weights are independent Gaussians.
 
@@ -261,8 +271,11 @@ class Kronecker(Correlation):
 
     def std(self, scale: Tensor) -> Tensor:
         """See :meth:`Correlation.std`."""
-        squares = self._spread(self._grid(scale.square()), lambda each: _unit_lower(each).square())
-        return self._flat(squares).sqrt()
+        # Relative to the largest, since the square of a small number underflows.
+        most = scale.detach().amax().clamp(min=torch.finfo(scale.dtype).tiny)
+        relative = self._grid((scale / most).square())
+        squares = self._spread(relative, lambda each: _unit_lower(each).square())
+        return most * (self._flat(squares) + _LEAST).sqrt()
 
     def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:
         """See :meth:`Correlation.total_correlation`; the determinants of A and B are 1.
@@ -271,7 +284,8 @@ class Kronecker(Correlation):
             TypeError: some of more than 4,096 weights do not count, for which there is no formula.
         """
         if mask is None or bool(mask.all()):
-            return torch.sum(self.std(scale).log() - scale.log())
+            relative = scale / scale.detach().amax().clamp(min=torch.finfo(scale.dtype).tiny)
+            return torch.sum(self.std(relative).log() - relative.log())
         if self.num_weights > _LARGEST_DENSE:
             raise TypeError(
                 "the KL of a MatrixGaussian of which weights are pruned, or are an embedding's "
@@ -334,6 +348,8 @@ class Kronecker(Correlation):
         return torch.cat([matrices[..., :-1].flatten(-2), matrices[..., -1]], dim=-1)
 
 
+#: Added to squares of relative scales, since the gradient of the root overflows at 0.
+_LEAST = 1e-36
 #: The largest group whose covariance is computed as one matrix.
 _LARGEST_DENSE = 4096
 

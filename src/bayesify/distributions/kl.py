@@ -198,15 +198,12 @@ class _GaussianSliceWithStd(NamedTuple):
 
     mean: Tensor
     full_std: Tensor
+    log_std: Tensor
     mask: Tensor | None
 
     @property
     def std_is_softplus(self) -> bool:
         return False
-
-    @property
-    def log_std(self) -> Tensor:
-        return self.full_std.log()
 
 
 _ClosedForm = Callable[[Any, Any], Tensor]
@@ -253,10 +250,10 @@ def _closed_form_terms(
     if isinstance(p, BlockPrior) or prior_mean is not None:
         q = cast("GaussianPosterior", q)  # the only classes with closed forms
         kind: Callable[..., Any] = _GaussianSlice if q.std_is_softplus else _GaussianSliceWithStd
-        spread = q.rho if q.std_is_softplus else q.full_std
+        spreads = (q.rho,) if q.std_is_softplus else (q.full_std, q.log_std)
         slices = zip(
             _split_by_prior(p, _centred(q, prior_mean)),
-            _split_by_prior(p, spread),
+            *(_split_by_prior(p, spread) for spread in spreads),
             _split_mask(q, p),
             strict=True,
         )

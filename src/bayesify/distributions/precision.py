@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-__all__ = ["WideModule", "widely"]
+__all__ = ["Conversion", "WideModule", "widely"]
 
 #: A conversion as ``nn.Module._apply`` makes it, such as to another dtype or device.
 Conversion = Callable[[Tensor], Tensor]

@@ -107,6 +107,18 @@ class StructuredGaussian(GaussianPosterior):
         with self._without_autocast():
             return self._join([c.std(s) for c, s in zip(self._correlations, scales, strict=True)])
 
+    @property
+    def log_std(self) -> Tensor:
+        """Its logarithm, shape (D,), finite where the scales underflow too."""
+        scale = softplus(self.rho)
+        # softplus underflows where its logarithm is rho.
+        is_known = scale > 2.0 * torch.finfo(scale.dtype).tiny
+        log_scale = torch.where(is_known, scale.where(is_known, 1.0).log(), self.rho)
+        log_scales = self._split(log_scale)
+        with self._without_autocast():
+            pairs = zip(self._correlations, log_scales, strict=True)
+            return self._join([c.log_std(log_scale) for c, log_scale in pairs])
+
     def noise(self, key: NoiseKey, samples: range) -> Tensor:
         """Draw the standard normals that :meth:`draw` needs, shape (S, ``noise_size``)."""
         mean = self.mean

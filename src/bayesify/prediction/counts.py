@@ -30,6 +30,10 @@ __all__ = [
 _MAX_STEPS = 64
 #: Greater quantiles do not fit into 64 bits.
 _LARGEST = 2.0**62
+#: From here Stirling's series of the log-gamma function has full precision.
+_MANY = 15.0
+#: Of greater exponents exp is not computed; it would overflow float32.
+_MOST = 80.0
 
 
 class CountPredictive(NumericPredictive):
@@ -220,20 +224,27 @@ class NegativeBinomialPredictive(CountPredictive):
 def poisson_log_prob(log_rates: Tensor, counts: Tensor) -> Tensor:
     """Compute the log probability of counts: y log rate - rate - log y!, elementwise.
 
+    The terms of great counts are large and cancel. By Stirling's series the sum is
+    y (d - (exp(d) - 1)) - log(2 pi y) / 2 - ..., with d = log(rate / y).
+
     Example:
         >>> poisson_log_prob(torch.tensor([0.0, 1.0]), torch.tensor([0, 3]))
         tensor([-1.0000, -1.5100])
     """
     y = counts.to(log_rates)
-    return y * log_rates - log_rates.exp() - torch.lgamma(y + 1.0)
+    few, many = y.clamp(max=_MANY), y.clamp(min=_MANY)
+    direct = few * log_rates - log_rates.exp() - torch.lgamma(few + 1.0)
+    d = log_rates - many.log()
+    series = many * (d - torch.expm1(d)) - 0.5 * (2.0 * math.pi * many).log() - _stirling(many)
+    return torch.where(y < _MANY, direct, series)
 
 
 def negative_binomial_log_prob(log_rates: Tensor, counts: Tensor, dispersion: Tensor) -> Tensor:
     """Compute the log probability of counts with variance mean + dispersion mean^2, elementwise.
 
     The formula is that of ``NegativeBinomialLikelihood``, with r = 1 / dispersion. For great r,
-    log Gamma(y + r) and log Gamma(r) are large and nearly equal; their difference is then computed
-    from Stirling's series.
+    log Gamma(y + r) and log Gamma(r) are large and nearly equal, and for great y so are
+    log Gamma(y + r) and log y!; their difference is then computed from Stirling's series.
 
     Example:
         >>> one = torch.tensor(1.0)
@@ -241,10 +252,16 @@ def negative_binomial_log_prob(log_rates: Tensor, counts: Tensor, dispersion: Te
         tensor([-0.6931, -2.2530])
     """
     y, alpha = counts.to(log_rates), dispersion.to(log_rates)
+    few = _negative_binomial_of_few(log_rates, y.clamp(max=_MANY), alpha)
+    many = _negative_binomial_of_many(log_rates, y.clamp(min=_MANY), alpha)
+    return torch.where(y < _MANY, few, many)
+
+
+def _negative_binomial_of_few(log_rates: Tensor, y: Tensor, alpha: Tensor) -> Tensor:
     r = 1.0 / alpha
     log_odds = log_rates + alpha.log()  # of mean against r
-    is_large = r > 15.0
-    near, far = r.clamp(max=15.0), r.clamp(min=15.0)
+    is_large = r > _MANY
+    near, far = r.clamp(max=_MANY), r.clamp(min=_MANY)
     direct = torch.lgamma(y + near) - torch.lgamma(near) + y * F.logsigmoid(log_odds)
     ratio = torch.log1p(y / far)
     series = (far - 0.5) * ratio - y + _stirling(y + far) - _stirling(far)
@@ -252,6 +269,32 @@ def negative_binomial_log_prob(log_rates: Tensor, counts: Tensor, dispersion: Te
     series = series + y * (ratio + log_rates - F.softplus(log_odds))
     found = torch.where(is_large, series, direct)
     return found - torch.lgamma(y + 1.0) - r * F.softplus(log_odds)
+
+
+def _negative_binomial_of_many(log_rates: Tensor, y: Tensor, alpha: Tensor) -> Tensor:
+    # With d = log(mean / y) and t = log((y + r) / (mean + r)) the terms that are large are
+    # y d + (y + r) t, which is 0 at d = 0 and of second order around it. It has two forms: the
+    # first cancels terms of size y, the second, with t + d instead of t, terms of size r.
+    r = 1.0 / alpha
+    d, whole = log_rates - y.log(), y + r
+    great, small = torch.maximum(r, y), torch.minimum(r, y)
+    by_count = y * d - (y + great) * _log_of_mixed_exp(y / (y + great), d)
+    by_shape = -small * d - (y + small) * _log_of_mixed_exp(small / (y + small), -d)
+    large = torch.where(r < y, by_shape, by_count)
+    near, far = r.clamp(max=_MANY), r.clamp(min=_MANY)
+    # r log r - r - log Gamma(r)
+    of_shape = torch.where(
+        r > _MANY,
+        0.5 * (far / (2.0 * math.pi)).log() - _stirling(far),
+        near * near.log() - near - torch.lgamma(near),
+    )
+    return large + of_shape - 0.5 * (y.log() + whole.log()) + _stirling(whole) - _stirling(y)
+
+
+def _log_of_mixed_exp(share: Tensor, x: Tensor) -> Tensor:
+    """Compute log(1 - share + share exp(x)) for a share of at most one half."""
+    near = torch.log1p(share * torch.expm1(x.clamp(max=_MOST)))
+    return near + (x - _MOST).clamp(min=0.0)
 
 
 def _stirling(x: Tensor) -> Tensor:

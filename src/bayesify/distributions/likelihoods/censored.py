@@ -70,7 +70,7 @@ class CensoredGaussianLikelihood(GaussianLikelihood):
         exact = self._log_density(a, scale.log())
         one_sided = _log_normal_cdf(torch.where(has_upper, b, -a))
         width = torch.where(is_interval, upper - lower, scale) / scale
-        between = _log_normal_interval(a.where(is_interval, -0.5), width)
+        between = _log_normal_interval(a.where(is_interval, -0.5), b.where(is_interval, 0.5), width)
         known = torch.where(is_exact, exact, torch.where(is_interval, between, one_sided))
         return known.where(has_lower | has_upper, 0.0)
 
@@ -104,11 +104,13 @@ def _log_normal_cdf(x: Tensor) -> Tensor:
     return torch.where(x < 0.0, tail, torch.log1p(-0.5 * torch.erfc(above * _ROOT_HALF)))
 
 
-def _log_normal_interval(a: Tensor, width: Tensor) -> Tensor:
-    """Compute log(Phi(a + width) - Phi(a)), stable in both tails and for narrow intervals."""
-    # By symmetry the interval lies at 0 or below.
-    middle = -(a + 0.5 * width).abs()
-    low, high = middle - 0.5 * width, middle + 0.5 * width
+def _log_normal_interval(a: Tensor, b: Tensor, width: Tensor) -> Tensor:
+    """Compute log(Phi(b) - Phi(a)) with width = b - a, stable in both tails and for any width."""
+    # By symmetry the interval lies at 0 or below. Both ends are given, since the near one would be
+    # lost in the difference of a wide interval's middle and half width.
+    is_above = a + b > 0.0
+    low, high = torch.where(is_above, -b, a), torch.where(is_above, -a, b)
+    middle = 0.5 * low + 0.5 * high
     # log(Phi(high) - Phi(low)) = log Phi(high) + log(1 - exp(d)) with d = log Phi(low / high).
     # In the tail Phi(x) = exp(-x^2 / 2) erfcx(-x / sqrt(2)) / 2; d needs no difference of squares.
     ends = torch.special.erfcx(-torch.stack([low, high.clamp(max=0.0)]) * _ROOT_HALF)
