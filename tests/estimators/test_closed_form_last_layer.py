@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -459,3 +460,44 @@ def test_likelihoods_and_objectives_without_a_closed_form_are_refused() -> None:
         ClosedFormLastLayer(ClosedFormLastLayer())
     with pytest.raises(TypeError, match="needs estimator=ClosedFormLastLayer"):
         BayesianModule(mlp()).output_moments(x, NoiseKey(0, Stream.TRAINING, 0), range(1))
+
+
+class _InPlace(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.change = nn.Linear(2, 1), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.change(self.layer(x))
+
+
+def _through_a_view(outputs: Tensor) -> Tensor:
+    view = outputs.squeeze(-1)
+    outputs.mul_(10.0)
+    return view
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda o: o.mul_(10.0),
+        torch.relu_,
+        lambda o: nn.functional.relu(o, inplace=True),
+        lambda o: o.squeeze(-1).mul_(10.0),
+        _through_a_view,
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_outputs_that_are_changed_in_place_are_no_outputs_of_the_layer(
+    change: Callable[[Tensor], Tensor], mode: Callable[[], Any]
+) -> None:
+    bnn = BayesianModule(
+        _InPlace(change), likelihood=GaussianLikelihood(1.0), estimator=ClosedFormLastLayer()
+    )
+    x = torch.ones(4, 2)
+    with mode():
+        if change is _through_a_view and torch.is_inference_mode_enabled():
+            pytest.skip("inference tensors count no changes")
+        assert {row.treatment for row in bnn.summary(x)} == {"sampled"}
+        with pytest.raises(ValueError, match="output is that of a linear layer"):
+            ELBO(bnn, num_data=4)(x, torch.zeros_like(bnn(x)))

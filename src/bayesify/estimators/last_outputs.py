@@ -40,6 +40,7 @@ class LastOutputs:
         self.names: tuple[str, ...] = ()
         # A strong reference, since Python reuses the id of a deleted tensor.
         self._outputs: Tensor | None = None
+        self._version = 0
         self._variances: Tensor | None = None
 
     def record(
@@ -47,6 +48,7 @@ class LastOutputs:
     ) -> None:
         """Record the outputs of an operation with these random parameters."""
         self.names, self._outputs, self._variances = names, outputs, variances
+        self._version = _version_of(outputs)
 
     def follow(
         self,
@@ -55,24 +57,40 @@ class LastOutputs:
         kwargs: Mapping[str, Any],
         result: object,
     ) -> None:
-        """Follow a view of the outputs; other functions of them are not followed."""
+        """Follow a view of the outputs; other functions of them are not followed.
+
+        What changes the outputs in place ends the following.
+        """
         if self._outputs is None or not args or args[0] is not self._outputs:
             return
         if function in _VIEWS and isinstance(result, Tensor):
             self.reshape(partial(_applied, function, args[1:], kwargs), result)
+        elif result is self._outputs:
+            self._outputs = self._variances = None
 
     def reshape(self, view: Callable[[Tensor], Tensor], result: Tensor) -> None:
         """Replace the outputs by their view."""
+        if not self._is_unchanged():
+            return
         variances = None if self._variances is None else view(self._variances)
         self._outputs, self._variances = result, variances
+        self._version = _version_of(result)
 
     def are(self, tensor: object) -> bool:
         """Return whether a tensor is the outputs, or the last view of them."""
-        return self._outputs is not None and tensor is self._outputs
+        return self._outputs is not None and tensor is self._outputs and self._is_unchanged()
 
     def variances_of(self, tensor: object) -> Tensor | None:
         """Return the variances of a tensor, or None if it is not the outputs."""
         return self._variances if self.are(tensor) else None
+
+    def _is_unchanged(self) -> bool:
+        return self._outputs is None or _version_of(self._outputs) == self._version
+
+
+def _version_of(tensor: Tensor) -> int:
+    """Return the number of changes in place, also by way of views; 0 where none are counted."""
+    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
 def _applied(
