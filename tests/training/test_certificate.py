@@ -239,3 +239,33 @@ def test_bad_input_is_named() -> None:
     tokens = at_prior(nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"needs logits of shape \(N, K\)"):
         bf.certify(tokens, torch.randn(20, 3, 4), torch.zeros(20).long(), prior_indices=())
+
+
+def test_a_mask_of_the_prior_is_the_same_as_its_indices() -> None:
+    bnn, x, y = linear()
+    seen = torch.arange(len(x)) % 3 == 0
+    found = [
+        bf.certify(bnn, x, y, prior_indices=each, num_samples=500)
+        for each in (seen, seen.nonzero().squeeze(-1), seen.nonzero().squeeze(-1).tolist())
+    ]
+    assert found[0] == found[1] == found[2]
+    assert found[0].num_examples == int((~seen).sum())
+    with pytest.raises(ValueError, match=r"a mask .* must have shape \(300,\), got \(299,\)"):
+        bf.certify(bnn, x, y, prior_indices=seen[1:])
+    with pytest.raises(TypeError, match=r"integers or a mask, got torch.float32"):
+        bf.certify(bnn, x, y, prior_indices=[0.9, 1.9])  # type: ignore[list-item]
+
+
+def test_the_sampled_error_checks_its_arguments() -> None:
+    bnn, x, y = linear()
+    with pytest.raises(ValueError, match=r"class indices of shape \(300,\)"):
+        sampled_error(bnn, x, y.unsqueeze(-1))
+    with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
+        sampled_error(bnn, x, y, num_samples=0)
+    with pytest.raises(TypeError, match=r"num_samples must be an integer, got 1000\.0"):
+        sampled_error(bnn, x, y, num_samples=1e3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"num_candidates must be an integer, got 2\.5"):
+        bf.certify(bnn, x, y, prior_indices=(), num_candidates=2.5)  # type: ignore[arg-type]
+    low_rank = bf.BayesianModule(nn.Linear(3, 2), posterior=bf.LowRankGaussian())
+    with pytest.raises(ValueError, match="mean field, got the posterior StructuredGaussian"):
+        sampled_error(low_rank, torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))

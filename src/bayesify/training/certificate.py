@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -183,8 +184,8 @@ def certify(
         bnn: the network. Its prior is fixed, and all that is not random is frozen.
         inputs: as for ``BayesianModule.predict``, all N examples, those of the prior included.
         targets: class indices, shape (N,).
-        prior_indices: the examples that prior, its centre or the choice of settings depend on; ()
-            for a prior that has seen no data.
+        prior_indices: the examples that prior, its centre or the choice of settings depend on, as
+            integers or as a mask of shape (N,); () for a prior that has seen no data.
         delta: the probability with which the PAC-Bayes bound may fail.
         delta_sampling: the probability with which the bound on the sampling error may fail.
         num_samples: m; its error falls as 1 / sqrt(m).
@@ -192,6 +193,8 @@ def certify(
         seed: a seed for other weight samples; None stands for the seed of the network.
 
     Raises:
+        TypeError: ``prior_indices`` are neither integers nor a mask, or a number of samples or
+            candidates is no integer.
         ValueError: an argument is out of its range, fewer than 8 examples are left for the bound
             (Maurer 2004), or the network cannot be certified.
 
@@ -206,21 +209,13 @@ def certify(
         >>> found.error < found.error_bound < 50.0
         True
     """
-    count = count_examples(inputs)
     chances = {"delta": delta, "delta_sampling": delta_sampling}
     if not (min(chances.values()) > 0.0 and sum(chances.values()) < 1.0):
         raise ValueError(
             f"delta and delta_sampling must be above 0 and sum to less than 1, got {delta} and "
             f"{delta_sampling}"
         )
-    for name, value in (("num_samples", num_samples), ("num_candidates", num_candidates)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if targets.shape != (count,) or targets.dtype != torch.int64:
-        raise ValueError(
-            f"targets must be class indices of shape ({count},) and dtype torch.int64, got shape "
-            f"{tuple(targets.shape)} and {targets.dtype}"
-        )
+    count = _check_sampling(inputs, targets, num_samples=num_samples, num_candidates=num_candidates)
     check_certifiable(bnn)
     rest = _without(prior_indices, count)
     wrong = _count_wrong(bnn, inputs, targets, rest, num_samples, seed)
@@ -266,23 +261,65 @@ def sampled_error(
         num_samples: number of pairs.
         seed: see :func:`certify`.
 
+    Raises:
+        TypeError: ``num_samples`` is no integer.
+        ValueError: ``num_samples`` is below 1, the targets are not class indices of shape (N,), or
+            the posterior is not a ``MeanFieldGaussian``.
+
     Example:
         >>> x = torch.zeros(10, 3)
         >>> bnn = BayesianModule(torch.nn.Linear(3, 2))
         >>> 0.0 <= sampled_error(bnn, x, torch.zeros(10, dtype=torch.long)) <= 100.0
         True
     """
-    picks = torch.arange(count_examples(inputs))
+    count = _check_sampling(inputs, targets, num_samples=num_samples)
+    if not isinstance(bnn.posterior, MeanFieldGaussian):
+        raise ValueError(
+            "sampled_error is written for a mean field, got the posterior "
+            f"{type(bnn.posterior).__name__}; use bnn.predict and bayesify.metrics.error_percent"
+        )
+    picks = torch.arange(count)
     return 100.0 * _count_wrong(bnn, inputs, targets, picks, num_samples, seed) / num_samples
+
+
+def _check_sampling(inputs: Inputs, targets: Tensor, **counts: int) -> int:
+    """Check targets and numbers of samples, and return N, the number of examples.
+
+    Raises:
+        TypeError: a number is no integer.
+        ValueError: a number is below 1, or the targets are not class indices of shape (N,).
+    """
+    for name, value in counts.items():
+        if not isinstance(value, Integral):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    count = count_examples(inputs)
+    if targets.shape != (count,) or targets.dtype != torch.int64:
+        raise ValueError(
+            f"targets must be class indices of shape ({count},) and dtype torch.int64, got shape "
+            f"{tuple(targets.shape)} and {targets.dtype}"
+        )
+    return count
 
 
 def _without(prior_indices: Tensor | Sequence[int], count: int) -> Tensor:
     """The indices of the examples of the bound, shape (n,).
 
     Raises:
+        TypeError: the indices are neither integers nor a mask.
         ValueError: an index is out of range, or too few are left.
     """
-    seen = torch.as_tensor(prior_indices, dtype=torch.int64)
+    seen = torch.as_tensor(prior_indices)
+    if seen.dtype == torch.bool:
+        if seen.shape != (count,):
+            raise ValueError(
+                f"a mask of prior_indices must have shape ({count},), got {tuple(seen.shape)}"
+            )
+        seen = seen.nonzero().squeeze(-1)
+    elif seen.numel() and (seen.is_floating_point() or seen.is_complex()):
+        raise TypeError(f"prior_indices must be integers or a mask, got {seen.dtype}")
+    seen = seen.to("cpu", torch.int64)
     if seen.numel() and bool(((seen < 0) | (seen >= count)).any()):
         raise ValueError(
             f"prior_indices must lie from 0 to {count - 1}, got {int(seen.min())} to "
