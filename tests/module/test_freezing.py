@@ -236,3 +236,10 @@ def test_wrong_networks_likelihoods_and_quantiles() -> None:
     for quantiles in ((), (0.5, 1.0), (float("nan"),)):
         with pytest.raises(ValueError, match="quantiles must be at least one level"):
             bf.freeze(numbers, quantiles=quantiles)
+
+
+def test_opposite_weight_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"without opposite pairs, got antithetic=True"):
+        bf.freeze(make_mlp(), 2, estimator=bf.WeightSampling(antithetic=True))
+    with pytest.raises(TypeError, match=r"quantiles must be a sequence of levels, got 0.5"):
+        bf.freeze(make_mlp(likelihood=bf.GaussianLikelihood(1.0)), 2, quantiles=0.5)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from torch.optim import Adam
 import bayesify as bf
 from bayesify.datasets import TensorLoader
 from bayesify.estimators import Estimator
+from bayesify.training.checks import TargetScaleWarning
 from bayesify.training.progress import Callback
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
@@ -137,3 +138,18 @@ def test_everything_of_the_objective_stays_wide() -> None:
     assert {p.dtype for p in bnn.parameters()} == {torch.float64}
     assert bnn.layout.dtype == torch.float64
     assert torch.equal(bnn.posterior.mean, before.posterior.mean.double())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_errors_and_validation_do_not_overflow(dtype: torch.dtype) -> None:
+    bnn = bf.BayesianModule(nn.Linear(3, 1), likelihood=bf.GaussianLikelihood(1.0)).to(dtype)
+    x, y = torch.zeros(8, 3, dtype=dtype), torch.zeros(8, 1, dtype=dtype)
+    y[0] = 1000.0  # its square is beyond float16
+    loader = TensorLoader(x, y, 8)
+    elbo = bf.ELBO(bnn, num_data=8)
+    with pytest.warns(TargetScaleWarning):
+        (row,) = bf.fit(elbo, loader, loader, epochs=1, lr=1e-9, progress=False)
+    error = 1000.0**2 / 8
+    assert row["train_error"] == pytest.approx(error, rel=0.02)
+    assert row["validation_error"] == pytest.approx(error, rel=0.02)
+    assert row["validation_nll"] == pytest.approx(1000.0**2 / 16, rel=0.02)

@@ -79,3 +79,13 @@ def test_wrong_arguments_are_errors() -> None:
             bf.choose_coreset(wrong, 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="inputs must be finite"):
         bf.choose_coreset(x.clone().fill_(torch.nan), 2, "k-center")
+
+
+def test_k_center_does_not_depend_on_where_the_inputs_lie() -> None:
+    x = torch.tensor([[0.0], [0.125], [5.0], [5.125], [9.0]])
+    for offset in (1e4, -1e5):
+        for seed in range(5):
+            near, far = (
+                bf.choose_coreset(each, 3, "k-center", seed=seed) for each in (x, x + offset)
+            )
+            assert near.tolist() == far.tolist()

@@ -122,3 +122,17 @@ def test_geometric_weights_need_the_place_in_the_epoch(backend: BackendName) -> 
         step(X[:BATCH], Y[:BATCH])
     factors = [step(X[:BATCH], Y[:BATCH], batch_index=n).kl_factor for n in range(5)]
     assert factors == sorted(factors, reverse=True)
+
+
+def test_it_refuses_what_fit_refuses() -> None:
+    elbo, net = objective(), nn.Linear(5, 3)
+    bnn = bf.BayesianModule(net)
+    elbo = bf.ELBO(bnn, num_data=N)
+    with pytest.raises(TypeError, match="make_step needs an ELBO, got BayesianModule"):
+        bf.make_step(bnn, SGD(bnn.parameters(), lr=0.1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"must be a torch.optim.Optimizer, got <class"):
+        bf.make_step(elbo, SGD)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="it holds none of them: the network was copied"):
+        bf.make_step(elbo, SGD(net.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=r"weight decay of rho must be 0, got 0\.5"):
+        bf.make_step(elbo, AdamW(elbo.parameters(), weight_decay=0.5))

@@ -235,3 +235,26 @@ class Silent:
     def on_start(self, **values: Any) -> None: ...
     def on_step(self, **values: Any) -> None: ...
     def on_epoch(self, row: Any) -> None: ...
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_has_a_value_before_the_first_step(form: str) -> None:
+    with torch.no_grad():
+        before = objective(moved(), form)(*minibatch())
+    with_gradient = objective(moved(), form)(*minibatch())
+    assert float(before.loss) == pytest.approx(float(with_gradient.loss.detach()), rel=1e-12)
+    assert math.isfinite(before.kl_factor)
+
+
+def test_its_state_holds_the_running_values() -> None:
+    made = objective(moved(), "f-lambda")
+    for _ in range(7):
+        made(*minibatch()).loss.backward()
+    again = objective(moved(1), "f-lambda")
+    again.load_state_dict(made.state_dict())
+    assert (again.step, again.running) == (7, made.running)
+    assert again.kl_factor(20) == made.kl_factor(20)
+    older = made.state_dict()
+    older["_extra_state"] = torch.tensor(3)  # of the step alone
+    again.load_state_dict(older)
+    assert again.step == 3

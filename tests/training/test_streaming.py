@@ -264,3 +264,13 @@ def test_new_must_name_parameters_with_a_gaussian_prior() -> None:
     assert bf.StreamingELBO(laplace, num_data=1, new=("body.*",)).num_data == 1
     with pytest.raises(TypeError, match="new parameters need a Gaussian prior, got Laplace"):
         bf.StreamingELBO(laplace, num_data=1, new=("heads.0.*",))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_does_not_round_the_prior(dtype: torch.dtype) -> None:
+    elbo = bf.StreamingELBO(bf.BayesianModule(nn.Linear(30, 20), init_std=1e-8), num_data=64)
+    elbo.to(dtype)
+    assert elbo.bnn.layout.dtype == dtype
+    kl, _ = elbo.complexity(None, 0, range(1))
+    assert kl.item() == 0.0
+    assert elbo.double().std_before.dtype == torch.float64

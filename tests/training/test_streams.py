@@ -125,3 +125,21 @@ def test_other_loaders(loader: Any, kind: type[Exception], message: str) -> None
 def test_a_stream_may_be_predicted() -> None:
     bnn = elbo().bnn
     assert torch.equal(bnn.predict(pairs_of(X, Y)).mean, bnn.predict(X).mean)
+
+
+class Empty(IterableDataset[tuple[Tensor, Tensor]]):
+    """No rows, which is known only when they are asked for."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from ()
+
+
+def test_a_stream_without_minibatches_is_named() -> None:
+    elbo = bf.ELBO(bf.BayesianModule(nn.Linear(3, 2)), num_data=N)
+    stream, empty = DataLoader(Stream(), 5), DataLoader(Empty(), 5)
+    with pytest.raises(ValueError, match="the training loader must bring at least one minibatch"):
+        bf.fit(elbo, empty, epochs=1, progress=False)
+    with pytest.raises(ValueError, match="the validation loader must bring at least one minibatch"):
+        bf.fit(elbo, stream, empty, epochs=1, progress=False)
+    with pytest.raises(TypeError, match="fit_replicas needs an ELBO, got BayesianModule"):
+        bf.fit_replicas([elbo.bnn], stream, epochs=1)  # type: ignore[list-item]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -158,6 +158,8 @@ def freeze(
         return FrozenNetwork.of_plain(
             bnn.to_module(), bnn.likelihood, output=bnn.output, quantiles=quantiles
         )
+    if not isinstance(quantiles, Iterable):
+        raise TypeError(f"quantiles must be a sequence of levels, got {quantiles!r}")
     head = frozen_head(bnn.likelihood, quantiles)
     reason = _not_local(bnn)
     if estimator is None:
@@ -177,6 +179,11 @@ def freeze(
             )
         outputs = _local_samples(bnn, key, samples, antithetic=estimator.antithetic)
     else:
+        if estimator.antithetic:
+            raise ValueError(
+                "weight samples are frozen as bnn.predict draws them, without opposite pairs, got "
+                "antithetic=True; use WeightSampling(), or LocalReparameterization(antithetic=True)"
+            )
         outputs = _StackedWeights(bnn, key, samples)
     return FrozenNetwork(outputs, head, samples)
 

@@ -22,6 +22,7 @@ __all__ = [
     "TargetScaleWarning",
     "check_arguments",
     "check_can_divide",
+    "check_objective",
     "check_one_process",
     "check_parameters",
     "diverged",
@@ -45,6 +46,21 @@ class TargetScaleWarning(UserWarning):
     """
 
 
+def check_objective(elbo: object, caller: str) -> None:
+    """Raise TypeError where the first argument of a function is no objective.
+
+    Example:
+        >>> check_objective(torch.nn.Linear(3, 2), "fit")
+        Traceback (most recent call last):
+        TypeError: fit needs an ELBO, got Linear; write fit(ELBO(bnn, num_data=N), ...), ...
+    """
+    if not isinstance(elbo, ELBO):
+        raise TypeError(
+            f"{caller} needs an ELBO, got {type(elbo).__name__}; write "
+            f"{caller}(ELBO(bnn, num_data=N), ...), and to compile it call elbo.compile()"
+        )
+
+
 def check_arguments(
     elbo: ELBO,
     loader: Loader,
@@ -53,11 +69,7 @@ def check_arguments(
     pruning: PruningSchedule | None = None,
 ) -> None:
     """Raise TypeError or ValueError where the arguments of ``fit`` do not fit together."""
-    if not isinstance(elbo, ELBO):
-        raise TypeError(
-            f"fit needs an ELBO, got {type(elbo).__name__}; write fit(ELBO(bnn, num_data=N), ...), "
-            "and to compile it call elbo.compile()"
-        )
+    check_objective(elbo, "fit")
     for each in (loader, validation_loader):
         wrong = (tuple, Mapping, np.ndarray, torch.Tensor, torch.utils.data.Dataset)
         if isinstance(each, wrong):

@@ -65,12 +65,12 @@ def _k_center(rows: Tensor, first: int, size: int) -> Tensor:
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     if not bool(rows.isfinite().all()):
         raise ValueError("inputs must be finite, got NaN or infinite values")
-    norms = rows.square().sum(1)
     nearest = rows.new_full((len(rows),), torch.inf)  # squared distance to the nearest choice
     chosen = [first]
     while len(chosen) < size:
         newest = chosen[-1]
-        distances = (norms + norms[newest] - 2.0 * (rows @ rows[newest])).clamp_min_(0.0)
+        # Not by squares and products, which cancel where the inputs are far from 0.
+        distances = (rows - rows[newest]).square_().sum(1)
         nearest = torch.minimum(nearest, distances)
         nearest[newest] = -1.0  # not again, also among equal examples
         chosen.append(int(nearest.argmax()))

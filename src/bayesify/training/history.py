@@ -54,7 +54,8 @@ class EpochMeter:
         factor = terms.kl_factor
         samples = len(terms.outputs)
         error = self._elbo.bnn.likelihood.error(
-            terms.outputs.flatten(0, 1), targets.repeat(samples, *[1] * (targets.dim() - 1))
+            _widened(terms.outputs.flatten(0, 1)),
+            targets.repeat(samples, *[1] * (targets.dim() - 1)),
         )
         nll = float(terms.nll)
         self._add("count", size)
@@ -76,8 +77,14 @@ class EpochMeter:
     def row(
         self, *, epoch: int, learning_rate: float, seconds: float, total_seconds: float
     ) -> EpochRow:
-        """The epoch's row; ``seconds`` are those of this epoch's training."""
-        sums, count = self._sums, self._sums["count"]
+        """The epoch's row; ``seconds`` are those of this epoch's training.
+
+        Raises:
+            ValueError: the loader brought no minibatch.
+        """
+        sums, count = self._sums, self._sums.get("count", 0.0)
+        if not count:
+            raise ValueError("the training loader must bring at least one minibatch, got none")
         if "owed" in sums:  # the loader brought fewer minibatches than its length
             self._add_complexity(*self._complexity_now(), 0.0)
         posterior = self._elbo.bnn.posterior
@@ -119,6 +126,11 @@ class EpochMeter:
         self._sums[name] = self._sums.get(name, 0.0) + value
 
 
+def _widened(outputs: Tensor) -> Tensor:
+    """Outputs in float32 at least, since sums over many examples overflow half precision."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
 def _fraction_pruned(posterior: Posterior) -> float:
     """The fraction of the weights that are pruned."""
     mask = posterior.mask
@@ -145,6 +157,9 @@ def validation_row(elbo: ELBO, division: Division | None, processes: Processes) 
     """Error and nll of the mean weights on a loader's data, or None without one.
 
     Of several processes each measures its part of every minibatch.
+
+    Raises:
+        ValueError: the loader brings no minibatch.
     """
     if division is None:
         return {"validation_error": None, "validation_nll": None}
@@ -160,9 +175,11 @@ def validation_row(elbo: ELBO, division: Division | None, processes: Processes) 
             if not share.weight:
                 continue
         inputs, targets = pair_of((inputs, targets), device)
-        outputs = bnn.mean_outputs(inputs)
+        outputs = _widened(bnn.mean_outputs(inputs))
         error += float(bnn.likelihood.error(outputs, targets)) * len(targets)
         nll -= float(bnn.likelihood.log_prob(outputs.unsqueeze(0), targets).sum())
         count += len(targets)
     error, nll, whole = (processes.total(each, device) for each in (error, nll, float(count)))
+    if not whole:
+        raise ValueError("the validation loader must bring at least one minibatch, got none")
     return {"validation_error": error / whole, "validation_nll": nll / whole}

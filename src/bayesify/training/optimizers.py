@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from bayesify.training.elbo import ELBO
 
 __all__ = [
-    *("OptimizerFactory", "check_decay", "group_of", "make_optimizer", "parameter_groups"),
-    "separate_rho",
+    *("OptimizerFactory", "check_decay", "check_holds", "group_of", "make_optimizer"),
+    *("parameter_groups", "separate_rho"),
 ]
 
 #: A function of parameter groups that builds an optimiser, such as torch's optimiser classes.
@@ -94,14 +94,7 @@ def make_optimizer(
         if not (lr > 0.0 and math.isfinite(lr)):
             raise ValueError(f"lr must be positive and finite, got {lr}")
     if isinstance(optimizer, Optimizer):
-        own = set(elbo.parameters())
-        if not any(p in own for group in optimizer.param_groups for p in group["params"]):
-            raise ValueError(
-                "the optimizer must hold parameters of the objective, but it holds none of them: "
-                "the network was copied when it was made Bayesian; make it from "
-                "bayesify.parameter_groups(elbo), or pass a function such as "
-                "functools.partial(torch.optim.SGD, lr=0.1)"
-            )
+        check_holds(elbo, optimizer)
         if rho_lr_scale != 1.0:
             raise ValueError(
                 "rho_lr_scale needs fit to make the optimiser: pass a function of parameter "
@@ -149,6 +142,29 @@ def separate_rho(optimizer: Optimizer, elbo: ELBO, lr_scale: float = 1.0) -> Non
     group["params"] = [each for each in group["params"] if each is not rho]
     own = {**group, "params": [rho], "weight_decay": 0.0, "lr": group["lr"] * lr_scale}
     optimizer.add_param_group(own)
+
+
+def check_holds(elbo: ELBO, optimizer: Optimizer) -> None:
+    """Check that an optimiser holds parameters of the objective.
+
+    Raises:
+        ValueError: it holds none.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> net = torch.nn.Linear(3, 2)
+        >>> elbo = ELBO(BayesianModule(net), num_data=1)
+        >>> check_holds(elbo, torch.optim.Adam(net.parameters()))
+        Traceback (most recent call last):
+        ValueError: the optimizer must hold parameters of the objective, but it holds none of ...
+    """
+    own = set(elbo.parameters())
+    if not any(p in own for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError(
+            "the optimizer must hold parameters of the objective, but it holds none of them: "
+            "the network was copied when it was made Bayesian; make it from "
+            "bayesify.parameter_groups(elbo)"
+        )
 
 
 def check_decay(elbo: ELBO, optimizer: Optimizer) -> None:

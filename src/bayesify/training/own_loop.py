@@ -12,8 +12,9 @@ from bayesify.module.inputs import Inputs
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import BackendName, make_backend
-from bayesify.training.checks import check_can_divide
+from bayesify.training.checks import check_can_divide, check_objective
 from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.optimizers import check_decay, check_holds
 from bayesify.training.processes import Processes
 
 __all__ = ["Step", "make_step"]
@@ -74,8 +75,10 @@ def make_step(
         shared_noise: see ``fit``.
 
     Raises:
-        ValueError: ``backend`` is unknown, or does not support this objective and optimiser; or
-            the objective cannot be divided among several processes.
+        TypeError: ``elbo`` is no ``ELBO``, or ``optimizer`` no optimiser.
+        ValueError: ``backend`` is unknown, or does not support this objective and optimiser; the
+            optimiser holds no parameter of the objective, or has weight decay for rho; or the
+            objective cannot be divided among several processes.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
 
     Example:
@@ -87,6 +90,14 @@ def make_step(
         >>> nlls[-1] < nlls[0]
         True
     """
+    check_objective(elbo, "make_step")
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}; make it from "
+            "bayesify.parameter_groups(elbo)"
+        )
+    check_holds(elbo, optimizer)
+    check_decay(elbo, optimizer)
     check_can_divide(elbo)
     processes = Processes(shared_noise=shared_noise)
     begin_together(elbo, processes)

@@ -37,7 +37,7 @@ class PACBayesObjective(ELBO):
         f-lambda  = L / (1 - lambda / 2) + 2 r / (lambda (1 - lambda / 2))
 
     The least f-lambda over lambda is f-quad (``best_lambda``). In training, lambda is 1 in the
-    first epoch and then chosen anew at the start of each (Thiemann et al. 2017).
+    first N / B_i steps, and then chosen anew after as many (Thiemann et al. 2017).
 
     A step follows the gradient of f divided by its derivative in L, which is the gradient of an
     ELBO whose KL has another factor. All backends therefore support it. The factor needs the values
@@ -99,14 +99,16 @@ class PACBayesObjective(ELBO):
         self._kl = 0.0
         # A tensor, so that a step on a GPU need not wait for it; NaN before the first minibatch.
         self._loss = torch.full((), math.nan, dtype=torch.float64)
+        self._newest = self._loss
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Compute -log max(p(y | x, w), p_min) of outputs (S, B_i, K), averaged, in nats."""
         wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         log_probs = self.bnn.likelihood.log_prob(wide, targets)
         nll = -log_probs.clamp(min=math.log(self.p_min)).mean()
+        newest = nll.detach().to(torch.float64) / -math.log(self.p_min)
+        self._newest = newest
         if nll.requires_grad:  # a training step
-            newest = nll.detach().to(torch.float64) / -math.log(self.p_min)
             if self._loss.device != newest.device:
                 self._loss = self._loss.to(newest.device)
             started = torch.where(self._loss.isnan(), newest, self._loss)
@@ -124,6 +126,8 @@ class PACBayesObjective(ELBO):
         if self.step % _KL_EVERY == 0:
             self._kl = self._current_kl()
         loss, r = float(self._loss), self._complexity_of(self._kl)
+        if math.isnan(loss):  # before the first training step
+            loss = float(self._newest)
         if self.form == "f-quad":
             ratio = math.sqrt(r / (loss + r))
             slope = (1.0 + ratio) / (2.0 * ratio)
@@ -156,6 +160,18 @@ class PACBayesObjective(ELBO):
     def running(self, values: dict[str, float]) -> None:
         self._loss.fill_(values["loss"])
         self._kl, self._lambda = values["kl"], values["lambda"]
+
+    def get_extra_state(self) -> Tensor:
+        """The step counter and the running values, so that ``state_dict`` resumes both."""
+        numbers = [float(super().get_extra_state()), *self.running.values()]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restore the step counter and the running values."""
+        step, *values = state.flatten().tolist()
+        self.step = int(step)
+        if values:  # earlier versions stored the step alone
+            self.running = dict(zip(("loss", "kl", "lambda"), values, strict=True))
 
     def _complexity_of(self, kl: float) -> float:
         n = self.num_bound

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
 from bayesify.training.backends import BackendName, ReplicaBackend, check_backend
-from bayesify.training.checks import check_arguments, check_one_process
+from bayesify.training.checks import check_arguments, check_objective, check_one_process
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
 from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
@@ -93,6 +93,8 @@ def fit_replicas(
         >>> [len(history) for history in histories]
         [2, 2, 2]
     """
+    for elbo in elbos:
+        check_objective(elbo, "fit_replicas")
     loaders = list(train_loader) if isinstance(train_loader, Sequence) else [train_loader]
     separate = isinstance(train_loader, Sequence)
     _check(elbos, loaders, optimizer, separate=separate)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from bayesify.distributions.layout import abbreviate
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
+from bayesify.distributions.precision import Conversion, widely
 from bayesify.distributions.priors import BlockPrior, Gaussian
 from bayesify.distributions.softplus import inverse_softplus
 from bayesify.module.bayesian import BayesianModule
@@ -21,6 +22,9 @@ from bayesify.module.multi_head import MultiHead
 from bayesify.training.elbo import ELBO
 
 __all__ = ["StreamingELBO"]
+
+#: The buffers of the prior.
+_BEFORE = "mean_before", "std_before", "log_std_before"
 
 
 class StreamingELBO(ELBO):
@@ -109,6 +113,14 @@ class StreamingELBO(ELBO):
         self.register_buffer("log_std_before", log_std)
         if init_std is not None:
             _narrow(bnn, init_std, _in_heads(bnn) - fresh)
+
+    def _apply(self, fn: Conversion, recurse: bool = True) -> Self:
+        # In half precision the prior would be another one than the posterior that it was.
+        before = {name: getattr(self, name) for name in _BEFORE}
+        made: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, tensor in before.items():
+            setattr(made, name, widely(fn)(tensor))
+        return made
 
     def complexity(
         self,
