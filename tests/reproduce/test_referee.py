@@ -57,7 +57,7 @@ def test_problems_have_the_sizes_that_are_stated() -> None:
     "name",
     [
         *("yacht-plain", "toy-mc-dropout", "yacht-ensemble", "toy-mean-field-ivon", "toy-matrix"),
-        *("yacht-low-rank", "yacht-full", "toy-mean-field-mixture"),
+        *("yacht-low-rank", "yacht-full", "toy-mean-field-mixture", "yacht-matrix-mixture"),
     ],
 )
 def test_a_contestant_is_measured(name: str) -> None:
@@ -101,7 +101,13 @@ def test_the_distances_of_a_table_are_those_of_the_stored_predictions() -> None:
         made_up("yacht", "hmc", 0, {**numbers, **between, "prediction": [[0.0, 1.0]]}),
         made_up("yacht", "plain", 0, {**numbers, "prediction": [[0.5, 2.0]]}),
     ]
-    assert "| plain | 1.000 | 1.000 | 2.00 | 0.750 |" in EXPERIMENT.table(yacht)
+    assert "| plain | 1.000 | 1.000 | 2.00 | 0.750 |  |" in EXPERIMENT.table(yacht)
+    for name, far in (("sampling", 2.0), ("local", 1.0)):
+        prediction = {**numbers, "prediction": [[0.0, 1.0 + far]]}
+        yacht.append(made_up("yacht", f"mean-field-{name}", 0, prediction))
+    text = EXPERIMENT.table(yacht)
+    assert "| mean-field-sampling | 1.000 | 1.000 | 2.00 | 1.000 | +100 % |" in text
+    assert "| plain | 1.000 | 1.000 | 2.00 | 0.750 | +50 % |" in text
 
 
 @pytest.mark.slow

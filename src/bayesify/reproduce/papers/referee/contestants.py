@@ -112,9 +112,15 @@ def _variational(
 
 
 def _mixture(
-    problem: Problem, config: Mapping[str, Any], seed: int, context: Context
+    problem: Problem,
+    config: Mapping[str, Any],
+    seed: int,
+    context: Context,
+    *,
+    estimator: Callable[[], Estimator] = WeightSampling,
+    posterior: type[MeanFieldGaussian] | PosteriorFamily = MeanFieldGaussian,
 ) -> Predictive:
-    """Return the mixture of mean-field posteriors that began with different initial values."""
+    """Return the mixture of posteriors that began with different initial values."""
     count, members = config["members"], []
     for member in range(count):
         own = derived_seed(seed, Stream.INITIALIZATION, member)
@@ -122,8 +128,9 @@ def _mixture(
         bnn = random_network(
             make_network(problem, config, own),
             config,
+            posterior=posterior,
             init_std=config["init_std"],
-            estimator=LocalReparameterization(),
+            estimator=estimator(),
             seed=own,
         )
         members.append(_train(bnn, problem, config, part, config["kl_warmup"]))
@@ -173,7 +180,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
     ),
     "matrix": partial(_variational, posterior=MatrixGaussian()),
     "full": partial(_variational, posterior=FullGaussian()),
-    "mean-field-mixture": _mixture,
+    "mean-field-mixture": partial(_mixture, estimator=LocalReparameterization),
+    "matrix-mixture": partial(_mixture, posterior=MatrixGaussian()),
     "plain": _plain,
     "mc-dropout": _mc_dropout,
     "ensemble": _ensemble,

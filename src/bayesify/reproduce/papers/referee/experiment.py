@@ -7,6 +7,7 @@ the distances are computed from the stored ones. So jobs are independent of each
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -173,6 +174,11 @@ def _distances(
     }
 
 
+#: One posterior by two estimators, whose nearer one is what others are compared with.
+_MEAN_FIELDS = "mean-field-sampling", "mean-field-local"
+_AGAINST = "distance, against the nearer mean field"
+
+
 def _by_contestant(
     results: Sequence[Result], problem: str
 ) -> dict[str, dict[int, Mapping[str, Any]]]:
@@ -225,16 +231,30 @@ def table(results: Sequence[Result]) -> str:
             continue
         units = "x".join(map(str, settings["hidden"]))
         lines += ["", f"**{problem}**, hidden units {units}", ""]
-        lines.append(f"| | {' | '.join(title for _, title, _ in columns)} |")
-        lines.append("|---" * (len(columns) + 1) + "|")
+        lines.append(f"| | {' | '.join(title for _, title, _ in columns)} | {_AGAINST} |")
+        lines.append("|---" * (len(columns) + 2) + "|")
+        changes = _changes(found, columns[-1][0])
         for name, by_seed in found.items():
             cells = [
                 mean_and_error([each[key] for each in by_seed.values() if key in each], digits)
                 for key, _, digits in columns
             ]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
+            lines.append(f"| {name} | {' | '.join(cells)} | {changes.get(name, '')} |")
         lines += ["", _convergence(found.get(REFEREE, {}))]
     return "\n".join(lines) + "\n"
+
+
+def _changes(found: Mapping[str, Mapping[int, Mapping[str, Any]]], key: str) -> dict[str, str]:
+    """Return by how much each distance differs from the smaller one of the mean fields."""
+    distances = {
+        name: mean(each[key] for each in by_seed.values() if key in each)
+        for name, by_seed in found.items()
+        if name != REFEREE and any(key in each for each in by_seed.values())
+    }
+    known = [distances[name] for name in _MEAN_FIELDS if name in distances]
+    if not known:
+        return {}
+    return {name: f"{100.0 * (own / min(known) - 1.0):+.0f} %" for name, own in distances.items()}
 
 
 def _convergence(referee: Mapping[int, Mapping[str, Any]]) -> str:
