@@ -118,9 +118,11 @@ def chosen_columns(
             carried.append(name)
     if not columns:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
+        found = any(name not in drop for name in dropped)
+        mends = ["bring one back with --keep NAME"] * found + ["drop fewer"] * bool(drop)
         raise TableError(
             f"{file.path} has no column to predict {target!r} from "
-            f"({reasons or 'it is the only one'}); bring one back with --keep NAME, or add columns"
+            f"({reasons or 'it is the only one'}); {', '.join([*mends, 'or add columns'])}"
         )
     return ColumnChoice(columns, dropped, carried, remarks)
 

@@ -180,6 +180,18 @@ class ColumnScan:
             )
         return None
 
+    def mend_of_target(self) -> str:
+        """Return what to do with a target whose texts are all different."""
+        if self._date_form() is not None:
+            return "convert its dates to numbers, such as days, and use --task regression"
+        if 2 * self._numbers >= self.count:
+            other = next(text for text in self.texts if np.isnan(as_numbers(_array(text))[0]))
+            return (
+                f"{self._numbers:,} of its {self.count:,} cells are numbers: write cells such as "
+                f"{_shown(other)} as numbers too"
+            )
+        return "use another column for --target"
+
     def column(self) -> Column:
         """Return the column, before it is fitted to its training values."""
         name = self.name
@@ -298,11 +310,13 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
         few = len(labels) <= _FEW_VALUES and scan.count >= _ROWS_EACH * len(labels)
         classes = not number or (scan.is_whole and (len(labels) == 2 or few))
         task = "classification" if classes else "regression"
+    one_row_each = len(labels) == scan.count > 2
     if task == "regression":
         if not number:
+            mend = scan.mend_of_target() if one_row_each else "use --task classification"
             raise TableError(
                 f"the target {name!r} must hold numbers for regression, got "
-                f"{labels[0]!r} and other text; use --task classification"
+                f"{labels[0]!r} and other text; {mend}"
             )
         column = scan.column()
         assert isinstance(column, NumberColumn)
@@ -312,6 +326,12 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
         raise TableError(
             f"the target {name!r} must have at most {_MOST_CLASSES:,} classes, got "
             f"{'more than ' if scan.overflowed else ''}{len(labels):,}; use {mend}"
+        )
+    if one_row_each:
+        mend = "use --task regression" if number else scan.mend_of_target()
+        raise TableError(
+            f"the target {name!r} has a class of its own for every row, such as {labels[0]!r}, so "
+            f"that none can be learned; {mend}"
         )
     return Target(name, task, tuple(labels))
 

@@ -379,7 +379,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
             return found
         validate_data(self, X, reset=first, skip_check_array=True)
         columns = columns_of(_used(frame, sample_weight)) if first else self.columns_
-        values = values_of(columns, frame)
+        values = values_of(columns, frame, fitted=not first)
         if first:
             self.columns_ = columns
         if isinstance(y, str) and y == "no_validation":

@@ -23,6 +23,7 @@ from bayesify.tabular.columns import (
     UnusedColumn,
 )
 from bayesify.tabular.detect import ColumnScan
+from bayesify.tabular.drift import reading_of
 
 __all__ = ["columns_of", "frame_of", "number_columns", "values_of"]
 
@@ -183,11 +184,20 @@ def _category(name: str, texts: Texts) -> CategoryColumn:
     return CategoryColumn(name=name, levels=ordered, kept=kept)
 
 
-def values_of(columns: Sequence[Column], frame: pd.DataFrame) -> Floats:
+def values_of(columns: Sequence[Column], frame: pd.DataFrame, *, fitted: bool = False) -> Floats:
     """Return the values of each column of a frame, shape (N, F); see :class:`Column`.
 
+    Args:
+        columns: the columns.
+        frame: the frame.
+        fitted: whether the columns are fitted, and the frame is another one, whose cells may be
+            written in another way; they are then read as those of a new file are.
+
     Raises:
-        ValueError: a number is infinite.
+        ValueError: a number is infinite, or the cells of a fitted column cannot be read surely.
+
+    Warns:
+        TableWarning: texts are read in another way than in training.
 
     Example:
         >>> frame = pd.DataFrame({"x": [1, None], "city": ["Rome", "Oslo"]})
@@ -195,9 +205,33 @@ def values_of(columns: Sequence[Column], frame: pd.DataFrame) -> Floats:
         [[1.0, 1.0], [nan, 0.0]]
     """
     values = np.empty((len(frame), len(columns)))
+    remarks: list[str] = []
     for place, column in enumerate(columns):
-        values[:, place] = _values(column, frame.iloc[:, place])
+        cells = frame.iloc[:, place]
+        reader, remark = _reader(column, cells) if fitted else (column, "")
+        values[:, place] = _values(reader, cells)
+        remarks += [remark] if remark else []
+    if remarks:
+        warnings.warn("; ".join(remarks), TableWarning, stacklevel=5)
     return values
+
+
+def _reader(column: Column, cells: pd.Series) -> tuple[Column, str]:
+    """Return what reads new cells of a fitted column, and a remark if they are written otherwise.
+
+    Cells of the type of training's are not looked at, nor are levels refused that are new.
+    """
+    kind = _kind(cells) if cells.notna().any() else ""
+    native = {NumberColumn: "number", DateColumn: "date"}.get(type(column))
+    if not kind or kind == native or isinstance(column, UnusedColumn):
+        return column, ""
+    reading = reading_of(column, _texts(cells))
+    if reading.error:
+        if isinstance(column, CategoryColumn):
+            return column, ""
+        raise ValueError(reading.error)
+    # Another type than text has one meaning, as 1.0 for True.
+    return reading.column, reading.remark if kind in ("text", "category") else ""
 
 
 def _values(column: Column, cells: pd.Series) -> Floats:

@@ -93,8 +93,8 @@ def split_rows(
         test[order[chosen[np.isfinite(due[chosen])]]] = True
         if not test.any():
             raise TableError(
-                f"{path} has a class of its own for every row, so that none can be held out; use "
-                "--task regression, or another target"
+                f"{path} has a class of its own for every row, so that none can be held out; add "
+                "rows, use another target, or keep all rows for training with --test-fraction 0"
             )
     else:
         test[order[:held]] = True

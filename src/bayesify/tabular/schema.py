@@ -38,6 +38,7 @@ __all__ = [
     "LARGEST_TARGET",
     "OUTSIDE_RATE",
     "SCHEMA_NAME",
+    "SMALLEST_SPREAD",
     "TableSchema",
     "Target",
     "label_of",
@@ -50,6 +51,8 @@ SCHEMA_NAME = "table.json"
 OUTSIDE_RATE = 0.01
 #: Squares of larger targets overflow in the metrics.
 LARGEST_TARGET = 1e150
+#: Squares of differences that are smaller underflow.
+SMALLEST_SPREAD = 1e-150
 #: Format 1 has no moderate inputs and no widened predictions; its runs predict as they did.
 _FORMAT, _READ = 2, (1, 2)
 #: Fields of a target that are lists in JSON; earlier versions have only the first.

@@ -17,7 +17,7 @@ from bayesify.tabular.columns import facts_of
 from bayesify.tabular.files import TableError
 from bayesify.tabular.likelihoods import LARGEST_COUNT, CountStatistics, wrong_count
 from bayesify.tabular.scaling import Scaling
-from bayesify.tabular.schema import LARGEST_TARGET, Target, label_of
+from bayesify.tabular.schema import LARGEST_TARGET, SMALLEST_SPREAD, Target, label_of
 
 __all__ = [
     *("check_targets", "scaled_target", "tames_targets", "target_tensor", "with_likelihood"),
@@ -100,7 +100,7 @@ def check_targets(path: Path, name: str, targets: Floats, target: Target) -> lis
         target: the target column, with its likelihood.
 
     Raises:
-        TableError: the squares of some overflow, one is no count where counts are asked for, or
+        TableError: the squares of some overflow or of their differences underflow, one is no count where counts are asked for, or
             all are censored.
 
     Example:
@@ -118,6 +118,11 @@ def check_targets(path: Path, name: str, targets: Floats, target: Target) -> lis
         raise TableError(
             f"{path}: the target {name!r} must be at most {LARGEST_TARGET:g} in size, got "
             f"{known[worst]:g} in row {places[worst] + 1:,}; correct or remove the row"
+        )
+    if 0.0 < known.max() - known.min() < SMALLEST_SPREAD:
+        raise TableError(
+            f"{path}: the target {name!r} must vary by at least {SMALLEST_SPREAD:g}, got numbers "
+            f"from {known.min():g} to {known.max():g}; write it in a smaller unit"
         )
     wrong = wrong_count(known) if target.has_counts else None
     if wrong is not None:

@@ -45,7 +45,28 @@ BAD_TABLES: dict[str, tuple[bytes | str, str]] = {
     "half a gzip": (b"\x1f\x8b\x08\x00", "cannot be read"),
     "all classes differ": (
         "x,y\n" + "".join(f"{i * 0.5},label {i}\n" for i in range(9)),
-        "has a class of its own for every row",
+        "has a class of its own for every row, such as 'label 0', so that none can be learned; use "
+        "another column for --target",
+    ),
+    "all dates differ": (
+        "x,y\n" + "".join(f"{i * 0.5},2024-01-{i:02}\n" for i in range(1, 20)),
+        "convert its dates to numbers, such as days, and use --task regression",
+    ),
+    "numbers of an accountant": (
+        "x,y\n" + "".join(f"{i * 0.5},{i}.25\n{i},({i}.50)\n" for i in range(20)),
+        "20 of its 40 cells are numbers: write cells such as '(0.50)' as numbers too",
+    ),
+    "too small to square": (
+        "x,y\n" + "".join(f"{i * 0.5},{i}.5e-200\n" for i in range(20)),
+        "must vary by at least 1e-150, got numbers from 5e-201 to 1.95e-199",
+    ),
+    "a line for Excel": (
+        "sep=;\nx;y\n" + "1.5;2.5\n" * 9,
+        "got a line that begins with 'sep='; remove it",
+    ),
+    "a title": (
+        "Sales of May\nx,y\n" + "1.5,2.5\n" * 9,
+        "got 'Sales of May' above rows of 2 values; remove the lines above the names",
     ),
     "ambiguous target": ('x,y\n1,"1,234"\n2,"5,678"\n', "may separate thousands or be decimal"),
 }
@@ -74,6 +95,7 @@ BAD_OPTIONS = {
     "--target y --drop z": "has no column 'z', which --drop asks for",
     "--target y --drop y": "--drop y contradicts --target",
     "--target y --drop x --keep x": "--drop x contradicts --keep",
+    "--target y --drop x --drop s": "s: asked for by --drop); drop fewer, or add columns",
     "--target y --net lenet5": "net must be one of table, got lenet5",
     "--target y --baseline dropout": "a table has no dropout baseline",
     "--target y --data-dir /": "data-dir is for mnist and fashion-mnist",

@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # pandas takes its time to load
 __all__ = ["predict"]
 
 #: Header and rows of the predictions.
+#: Endings of --out for which a file of text would be a surprise.
+_OTHER_FORMATS = (".xlsx", ".xls", ".ods", ".json", ".jsonl", ".npy", ".npz", ".feather", ".gz")
 _Rows = tuple[list[str], Iterator[list[object]]]
 
 
@@ -137,6 +139,8 @@ def predict(
     console = Console(stderr=True)
     if on is None:
         check_can_be_written(out, overwrite=force)
+    if out.suffix.lower() in _OTHER_FORMATS:
+        raise RunError(f"{out} must end in .csv, or in .parquet for a table")
     if out.exists() and data.exists() and out.samefile(data):
         raise RunError(f"{out} is the input; choose another file with --out")
     run = opened(folder)

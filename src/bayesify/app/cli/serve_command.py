@@ -139,6 +139,8 @@ def _opened(
             raise RunError(
                 f"{extra[0]} is for a run; an ONNX file has its own, set by bayesify export"
             )
+        if source.is_file() and source.suffix != ".onnx":
+            raise RunError(f"{source} must be the folder of a run or a file that ends in .onnx")
         from bayesify.app.serve.onnx_model import OnnxModel
 
         return OnnxModel(source)

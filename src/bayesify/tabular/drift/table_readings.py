@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from bayesify.tabular.cells import Texts
 from bayesify.tabular.columns import (
     CategoryColumn,
     Column,
@@ -19,7 +22,7 @@ from bayesify.tabular.drift.reading import Reading, as_in_training, refused, sho
 from bayesify.tabular.drift.word_readings import category_reading, words_reading
 from bayesify.tabular.files import TableError, TableFile
 
-__all__ = ["read_columns"]
+__all__ = ["read_columns", "reading_of"]
 
 
 def read_columns(
@@ -75,6 +78,30 @@ def read_columns(
         for cells in again.values():
             cells.read(chunk)
     return [_verified(each, checked, again) for each in readings]
+
+
+def reading_of(column: Column, cells: Texts) -> Reading:
+    """Return how new cells of one column are read, all of which are at hand.
+
+    Args:
+        column: training's column, fitted.
+        cells: the cells as text, "" where there is none.
+
+    Example:
+        >>> column = FlagColumn(name="member", words=("false", "true"))
+        >>> reading_of(column, np.array(["1", "0", ""], dtype=object)).remark
+        "member: '0' as 'no', '1' as 'yes', where training has 'false' or 'true'"
+    """
+    if isinstance(column, EncodedColumn):
+        return Reading(column)
+    counted = ColumnCells(column)
+    counted.update(cells)
+    reading = _reading(counted, decimal_commas=False)
+    if counted.is_whole or reading.column is column:
+        return reading
+    again = ColumnCells(reading.column)
+    again.update(cells)
+    return _verified(reading, {column.name: counted}, {column.name: again})
 
 
 def _verified(

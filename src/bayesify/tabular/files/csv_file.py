@@ -94,6 +94,7 @@ def open_csv(path: Path, *, headless: bool) -> TableFile:
     separator, records = _separated(text, path)
     header = records[0]
     has_header = not headless or not _are_numbers(header)
+    _check_first_line(path, records)
     if separator != ",":
         remarks.append(f"values are separated by {_SEPARATORS[separator]}s")
     for number, record in enumerate(records[1:], start=2):
@@ -109,6 +110,23 @@ def open_csv(path: Path, *, headless: bool) -> TableFile:
     )
     columns, more = numbered(columns)
     return _CsvFile(path, columns, sha256, (*remarks, *more), encoding, separator, has_header)
+
+
+def _check_first_line(path: Path, records: Sequence[Sequence[str]]) -> None:
+    """Raise TableError where the first line holds no names of columns."""
+    header, others = records[0], records[1:]
+    first = header[0].strip().lower()
+    if first.startswith("sep="):
+        raise TableError(
+            f"{path} must begin with the names of its columns, got a line that begins with "
+            f"{header[0].strip()!r}; remove it"
+        )
+    wider = sum(len(record) > 1 for record in others)
+    if len(header) == 1 and 2 * wider > len(others):
+        raise TableError(
+            f"{path} must begin with the names of its columns, got {header[0].strip()!r} above "
+            f"rows of {max(map(len, others))} values; remove the lines above the names"
+        )
 
 
 def _are_numbers(texts: Sequence[str]) -> bool:

@@ -1,0 +1,131 @@
+"""Frames at prediction whose cells are written otherwise than in training: right, or refused."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bayesify.sklearn import BayesianMLPRegressor
+from bayesify.tabular import TableWarning
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*converged")
+
+
+def trained(cells: Any, y: Any) -> BayesianMLPRegressor:
+    model = BayesianMLPRegressor(steps=60, hidden_layer_sizes=(10,), random_state=0)
+    return model.fit(pd.DataFrame({"x": cells}), y)
+
+
+def read(model: BayesianMLPRegressor, cells: list[Any]) -> list[float]:
+    """The predictions, without a warning."""
+    with warnings.catch_warnings(action="error"):
+        return list(model.predict(pd.DataFrame({"x": cells})))
+
+
+@pytest.fixture(scope="module")
+def flags() -> BayesianMLPRegressor:
+    cells = np.arange(60) % 2 == 0
+    return trained(cells, 10.0 * cells)
+
+
+@pytest.fixture(scope="module")
+def bits() -> BayesianMLPRegressor:
+    cells = np.arange(60) % 2
+    return trained(cells, 10.0 * cells)
+
+
+@pytest.fixture(scope="module")
+def prices() -> BayesianMLPRegressor:
+    cells = np.linspace(-100.0, 200.0, 61) + 0.25
+    return trained(cells, cells)
+
+
+@pytest.fixture(scope="module")
+def days() -> BayesianMLPRegressor:
+    dates = pd.date_range("2024-01-01", periods=200)
+    return trained(dates.strftime("%d/%m/%Y"), np.arange(200.0))
+
+
+@pytest.mark.parametrize("cells", [[1, 0], [1.0, 0.0], ["True", "false"]])
+def test_flags_may_be_numbers(flags: BayesianMLPRegressor, cells: list[Any]) -> None:
+    assert read(flags, cells) == read(flags, [True, False])
+    assert flags.outside_scores(pd.DataFrame({"x": cells})).tolist() == [0.0, 0.0]
+
+
+def test_flags_may_lack_some_cells(flags: BayesianMLPRegressor) -> None:
+    nullable = pd.DataFrame({"x": pd.array([True, None, False], dtype="boolean")})
+    floats = pd.DataFrame({"x": [1.0, np.nan, 0.0]})
+    assert flags.predict(nullable).tolist() == flags.predict(floats).tolist()
+
+
+def test_zero_and_one_may_be_flags(bits: BayesianMLPRegressor) -> None:
+    assert read(bits, [True, False]) == read(bits, [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells", "plain", "remark"),
+    [
+        ("flags", ["yes", "no"], [True, False], "'no' as 'no', 'yes' as 'yes', where training"),
+        ("bits", ["yes", "no"], [1, 0], "where training has numbers"),
+        ("prices", ["50,5", "120,25"], [50.5, 120.25], "decimal comma"),
+        ("prices", ["$50.5", "$120.25"], [50.5, 120.25], r"the unit '\$'"),
+        ("days", ["2024-02-03", "2024-05-20"], ["03/02/2024", "20/05/2024"], "YYYY-MM-DD"),
+    ],
+)
+def test_another_form_with_one_meaning_is_read(
+    kind: str, cells: list[Any], plain: list[Any], remark: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(kind)
+    with pytest.warns(TableWarning, match=remark):
+        found = model.predict(pd.DataFrame({"x": cells}))
+    with warnings.catch_warnings(action="ignore", category=TableWarning):
+        expected = model.predict(pd.DataFrame({"x": plain}))
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells", "message"),
+    [
+        ("flags", ["maybe", "no"], "'x' must hold 'false' or 'true', as in training, got 2 of 2"),
+        ("flags", [2, 0], "must hold 'false' or 'true'"),
+        ("prices", ["low", "high"], "'x' must hold numbers with a decimal point, as in training"),
+        ("prices", [True, False], "must hold numbers"),
+        ("days", ["02/13/2024", "03/14/2024", "04/15/2024"], "dd/mm/yyyy, as in training, got"),
+    ],
+)
+def test_what_cannot_be_read_surely_is_refused(
+    kind: str, cells: list[Any], message: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(kind)
+    for predict in (model.predict, model.outside_scores):
+        with pytest.raises(ValueError, match=message):
+            predict(pd.DataFrame({"x": cells}))
+
+
+def test_a_single_cell_that_is_no_number_lies_outside(prices: BayesianMLPRegressor) -> None:
+    frame = pd.DataFrame({"x": ["50.5", "20.25", "1.5", "7.5", "9.5", "abc"]})
+    with pytest.warns(TableWarning, match="1 cell like 'abc' lies outside"):
+        assert prices.outside_scores(frame)[-1] == np.inf
+
+
+def test_new_levels_are_no_error() -> None:
+    model = trained(["a", "b", "c"] * 20, np.arange(60.0))
+    assert len(read(model, ["d", "e", "f", "g", "h", "i"])) == 6
+    assert read(model, ["a"]) == read(model, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (pd.to_timedelta(np.arange(20.0), unit="h"), "convert dates and durations to numbers"),
+        (np.arange(20.0) * 1e200, r"at most 1e\+150 in size, got 1\.9e\+201"),
+        (np.arange(20.0) * 1e-200, r"vary by at least 1e-150, got numbers up to 1\.9e-199"),
+    ],
+)
+def test_targets_that_cannot_be_squared_are_refused(y: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trained(np.arange(20.0), y)
