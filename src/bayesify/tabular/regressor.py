@@ -437,7 +437,7 @@ def _check_range(numbers: Array) -> None:
 
 
 def _check_are_numbers(y: Any) -> None:
-    """Raise ValueError where targets are texts, dates or durations; scikit-learn checks the rest."""
+    """Raise ValueError where targets are texts, dates or durations, which scikit-learn takes."""
     try:
         values = np.asarray(y)
     except ValueError:  # rows of different lengths

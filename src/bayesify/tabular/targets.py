@@ -100,8 +100,8 @@ def check_targets(path: Path, name: str, targets: Floats, target: Target) -> lis
         target: the target column, with its likelihood.
 
     Raises:
-        TableError: the squares of some overflow or of their differences underflow, one is no count where counts are asked for, or
-            all are censored.
+        TableError: the squares of some overflow or of their differences underflow, one is no count
+            where counts are asked for, or all are censored.
 
     Example:
         >>> target = Target("price", "regression")

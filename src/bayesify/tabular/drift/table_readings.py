@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from bayesify.tabular.cells import Texts
 from bayesify.tabular.columns import (
     CategoryColumn,
@@ -88,6 +86,7 @@ def reading_of(column: Column, cells: Texts) -> Reading:
         cells: the cells as text, "" where there is none.
 
     Example:
+        >>> import numpy as np
         >>> column = FlagColumn(name="member", words=("false", "true"))
         >>> reading_of(column, np.array(["1", "0", ""], dtype=object)).remark
         "member: '0' as 'no', '1' as 'yes', where training has 'false' or 'true'"
