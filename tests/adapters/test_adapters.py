@@ -109,7 +109,7 @@ def test_each_example_has_its_own_weights() -> None:
     ("kind", "task", "targets"),
     [
         (transformers.BertForTokenClassification, "TOKEN_CLS", INPUTS["input_ids"] % K),
-        (transformers.GPT2LMHeadModel, "CAUSAL_LM", INPUTS["input_ids"]),
+        (transformers.GPT2LMHeadModel, "CAUSAL_LM", INPUTS["input_ids"].roll(-1, 1)),
     ],
 )
 def test_a_class_for_each_token(kind: Any, task: str, targets: Tensor) -> None:
@@ -343,3 +343,34 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="exactly one adapter must be active"):
         bayesian_adapter(two)
     assert not Path("nowhere").exists()
+
+
+def test_a_folder_that_peft_could_not_load_is_not_written(tmp_path: Path) -> None:
+    mine = get_peft_model(
+        bert(), LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"]), adapter_name="mine"
+    )
+    two = lora()
+    two.add_adapter("second", LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"]))
+    for net, names in ((mine, "'mine'"), (two, "'default', 'second'")):
+        with pytest.raises(ValueError, match=f'one adapter, called "default", .* got {names}'):
+            save_adapter(bayesian_adapter(net), tmp_path / "adapter")
+    changed = bayesian_adapter(lora(init_lora_weights="pissa_niter_2"))
+    with pytest.raises(ValueError, match="init_lora_weights='pissa_niter_2', which changes the"):
+        save_adapter(changed, tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_experts_are_not_widened() -> None:
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        **{"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 11},
+        **{"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2},
+        **{"num_labels": K, "pad_token_id": 0},
+    )
+    base = transformers.MixtralForSequenceClassification(config)
+    net = get_peft_model(
+        base,
+        LoraConfig(r=2, task_type="SEQ_CLS", target_parameters=["mlp.experts.down_proj"]),
+    )
+    with pytest.raises(ValueError, match="no target_parameters, whose factors hold several"):
+        widen(net, [{**INPUTS, "labels": TARGETS}])

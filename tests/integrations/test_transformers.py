@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 import bayesify as bf
@@ -340,3 +340,62 @@ def test_a_warm_up_ends_where_its_epochs_do(length: dict[str, float], tmp_path: 
     expected = [0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0, 1.0]
     assert scales == expected[: len(scales)]
     assert len(scales) >= 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"label_smoothing_factor": 0.1}, r"label_smoothing_factor is for .* got 0\.1"),
+        ({"gradient_checkpointing": True}, r"net\.gradient_checkpointing_enable"),
+        ({"neftune_noise_alpha": 5.0}, r"neftune_noise_alpha is for .* got 5\.0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
+def test_settings_of_hugging_faces_own_models_are_refused(
+    setting: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ELBOTrainer(classifier(), arguments(tmp_path, **setting), train_dataset=Texts())
+
+
+def test_a_loss_that_would_not_be_called_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="compute_loss_func would not be called"):
+        ELBOTrainer(classifier(), arguments(tmp_path), compute_loss_func=lambda *_: 0.0)
+
+
+def test_an_optimizer_of_the_network_that_was_copied_is_refused(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="it holds none of them"):
+        ELBOTrainer(classifier(), arguments(tmp_path), optimizers=(optimizer, None))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_the_columns_are_those_of_the_network_in_an_adapter(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES)
+    net = peft.get_peft_model(
+        transformers.BertForSequenceClassification(config),
+        peft.LoraConfig(r=2, target_modules=["query"]),  # without a task, forward takes anything
+    )
+    bnn = bf.BayesianModule(net, include=["*lora_A*"], exclude=(), output="logits")
+    trainer = trained(tmp_path, bf.ELBO(bnn, num_data=N), num_train_epochs=1)
+    assert trainer.state.global_step == N // 4
+
+
+def test_labels_that_are_not_shifted_are_refused() -> None:
+    bnn = language_model(transformers.GPT2LMHeadModel)
+    elbo = bf.ELBO(bnn, num_data=N)
+    ids = Texts().ids
+    mask = torch.ones_like(ids)
+    labels = ids.masked_fill(torch.arange(T) < 2, -100)  # of a prompt, which does not count
+    message = "labels must be the tokens that follow, got those of input_ids themselves"
+    with pytest.raises(ValueError, match=message):
+        bf.fit(elbo, [{"input_ids": ids, "attention_mask": mask, "labels": labels}], epochs=1)
+    with pytest.raises(ValueError, match=message):
+        elbo({"input_ids": ids, "attention_mask": mask}, labels)
+    step = bf.make_step(elbo, torch.optim.SGD(elbo.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=message):
+        step({"input_ids": ids, "attention_mask": mask}, labels)
+    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    bf.fit(elbo, [{"input_ids": ids, "attention_mask": mask, "labels": shifted}], epochs=1)

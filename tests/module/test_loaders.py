@@ -111,3 +111,10 @@ def test_tensors_of_a_loader_go_to_the_network_s_device() -> None:
     found = inputs_of(LOADERS["pairs"](), meta)
     assert isinstance(found, Tensor)
     assert (found.device, found.shape) == (meta, X.shape)
+
+
+def test_minibatches_of_different_lengths_are_named() -> None:
+    rows = [torch.zeros(5, 4), torch.zeros(5, 4), torch.zeros(6, 4), torch.zeros(6, 4)]
+    loader = DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"one shape but .* got \(5, 4\) and \(6, 4\); pad all"):
+        bf.BayesianModule(nn.Linear(4, 2)).predict(loader)

@@ -295,7 +295,7 @@ def test_errors() -> None:
     for wrong in (1, 91, 2.5, True, "5"):
         with pytest.raises(ValueError, match=r"cv must be None or .* from 2 to .* 90, got"):
             model.calibrate(X, Y, cv=wrong)
-    with pytest.raises(ValueError, match=r"y must have the shape \('N',\) of the first call"):
+    with pytest.raises(ValueError, match=r"y must have the shape \(N,\) of the first call"):
         model.calibrate(X, np.column_stack([Y, Y]))
     with pytest.raises(ValueError, match="X has 9 features"):
         model.calibrate(X[:, 1:], Y)

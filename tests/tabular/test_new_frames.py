@@ -118,14 +118,7 @@ def test_new_levels_are_no_error() -> None:
     assert read(model, ["a"]) == read(model, ["a"])
 
 
-@pytest.mark.parametrize(
-    ("y", "message"),
-    [
-        (pd.to_timedelta(np.arange(20.0), unit="h"), "convert dates and durations to numbers"),
-        (np.arange(20.0) * 1e200, r"at most 1e\+150 in size, got 1\.9e\+201"),
-        (np.arange(20.0) * 1e-200, r"vary by at least 1e-150, got numbers up to 1\.9e-199"),
-    ],
-)
-def test_targets_that_cannot_be_squared_are_refused(y: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        trained(np.arange(20.0), y)
+def test_durations_are_no_targets() -> None:
+    hours = pd.to_timedelta(np.arange(20.0), unit="h")
+    with pytest.raises(ValueError, match="convert dates and durations to numbers"):
+        trained(np.arange(20.0), hours)

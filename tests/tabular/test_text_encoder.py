@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.encoders import save_encoder
+from torch import Tensor
 
 from bayesify.tabular.columns import TextColumn, column_from_json
 from bayesify.tabular.files import TableError
-from bayesify.tabular.text_encoder import TextEncoder
+from bayesify.tabular.text_encoder import TextEncoder, Tokenizer, encoder_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning")
 
@@ -113,3 +117,52 @@ def test_what_is_no_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("bayesify.tabular.pretrained_model.find_spec", lambda name: None)  # noqa: ARG005
     with pytest.raises(TableError, match=r"needs transformers; pip install 'bayesify\[cli,trans"):
         TextEncoder(str(tmp_path))
+
+
+def renamed(
+    folder: Path, new: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> str:
+    """The encoder with other weights in its file."""
+    shutil.copytree(folder, new)
+    weights = change(load_file(new / "model.safetensors"))
+    save_file(weights, new / "model.safetensors", metadata={"format": "pt"})
+    return str(new)
+
+
+def test_weights_that_are_not_in_the_file_are_named(folder: Path, tmp_path: Path) -> None:
+    other = renamed(folder, tmp_path / "a", lambda t: {f"module.{n}": t[n] for n in t})
+    part = renamed(folder, tmp_path / "b", lambda t: {n: t[n] for n in t if "attention" not in n})
+    for source in (other, part):
+        with pytest.raises(TableError, match=r"its file lacks \d+ of the weights, such as \w+"):
+            TextEncoder(source)
+        with pytest.raises(TableError, match="its file lacks"):
+            encoder_of(source)
+    pooled = renamed(folder, tmp_path / "c", lambda t: {n: t[n] for n in t if "pooler" not in n})
+    assert np.allclose(
+        TextEncoder(pooled).features(["word1"]), TextEncoder(str(folder)).features(["word1"])
+    )
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "gpt2"])
+def test_a_folder_without_its_tokenizer(kind: str, tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(TableError, match=r"encoder .* must"):
+        Tokenizer(str(tmp_path))
+
+
+def test_a_text_has_no_more_tokens_than_the_model_has_positions(
+    folder: Path, tmp_path: Path
+) -> None:
+    import transformers
+
+    few = str(shutil.copytree(folder, tmp_path / "few"))
+    config = transformers.BertConfig.from_pretrained(few, max_position_embeddings=20)
+    config.save_pretrained(few)
+    assert Tokenizer(few).longest == 20
+    behind = str(shutil.copytree(folder, tmp_path / "behind"))
+    config = transformers.RobertaConfig(max_position_embeddings=20, pad_token_id=1)
+    config.save_pretrained(behind)
+    assert Tokenizer(behind).longest == 18

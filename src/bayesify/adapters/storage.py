@@ -18,6 +18,8 @@ from bayesify.module.bayesian import BayesianModule
 __all__ = ["load_adapter", "save_adapter"]
 
 _POSTERIOR = "posterior.safetensors"
+#: Beginnings of the initial values of peft that take a part of W into the adapter.
+_CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
@@ -32,6 +34,8 @@ def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
 
     Raises:
         TypeError: the network is no adapter.
+        ValueError: peft could not load it alone: it has several adapters, one that is not called
+            "default", or one whose initial values changed the network that it adapts.
         OSError: a file cannot be written.
 
     Example:
@@ -45,7 +49,7 @@ def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
         ...     sorted(path.name for path in Path(folder).iterdir())
         ['README.md', 'adapter_config.json', 'adapter_model.safetensors', 'posterior.safetensors']
     """
-    active_adapter(bnn.net)
+    _check_can_be_loaded(bnn.net, active_adapter(bnn.net))
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     net: Any = stateless.copy_network(bnn.net)
@@ -60,6 +64,23 @@ def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
             place = target / written.relative_to(part)
             place.parent.mkdir(parents=True, exist_ok=True)
             written.replace(place)
+
+
+def _check_can_be_loaded(net: Any, name: str) -> None:
+    names = list(net.peft_config)
+    if names != ["default"]:
+        raise ValueError(
+            'save_adapter needs one adapter, called "default", as peft writes only such a one to '
+            f"the folder itself, got {', '.join(map(repr, names))}; make the network by "
+            "get_peft_model(base, config) without adapter_name, or remove the others by "
+            "delete_adapter"
+        )
+    kind = getattr(net.peft_config[name], "init_lora_weights", True)
+    if isinstance(kind, str) and kind.lower().startswith(_CHANGE_BASE):
+        raise ValueError(
+            f"save_adapter writes no adapter of init_lora_weights={kind!r}, which changes the "
+            "network that it adapts; save the whole by bayesify.save(bnn, path)"
+        )
 
 
 def load_adapter(folder: str | os.PathLike[str], base: nn.Module, **options: Any) -> BayesianModule:

@@ -133,6 +133,11 @@ def _rotate(net: nn.Module) -> dict[str, Tensor]:
     for path, layer in net.named_modules():
         if not isinstance(layer, LoraLayer):
             continue
+        if type(layer).__name__ == "ParamWrapper":
+            raise ValueError(
+                "widen takes layers and no target_parameters, whose factors hold several experts, "
+                f"got an adapter of {path}"
+            )
         if adapter in layer.lora_embedding_A:
             raise ValueError(f"widen takes layers and no embeddings, got an adapter of {path}")
         if adapter not in layer.lora_A:

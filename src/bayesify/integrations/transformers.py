@@ -16,7 +16,7 @@ from bayesify.module.inputs import Inputs
 from bayesify.prediction import CategoricalPredictive
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import pair_of
-from bayesify.training.optimizers import check_decay, separate_rho
+from bayesify.training.optimizers import check_decay, check_holds, separate_rho
 from bayesify.training.schedules import KLWarmup
 
 try:
@@ -55,9 +55,10 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
 
     Raises:
         TypeError: the model is not an ELBO.
-        ValueError: an argument is out of its range; ``num_data`` is not the length of
-            ``train_dataset``; an optimiser decays rho; or a language model's likelihood ignores no
-            target, where the last token has none.
+        ValueError: an argument is out of its range, or one of a loss or a network of Hugging Face's
+            own; ``num_data`` is not the length of ``train_dataset``; an optimiser decays rho, or
+            holds other parameters; or a language model's likelihood ignores no target, where the
+            last token has none.
 
     Example:
         >>> import bayesify as bf
@@ -92,11 +93,13 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         self._elbo = model
         self._shifted_by = _ignored_target(model)
         _check_num_data(model, others.get("train_dataset"))
+        _check_arguments(args, others)
         super().__init__(model, args, **others)
         if self.optimizer is not None:
+            check_holds(model, self.optimizer)
             check_decay(model, self.optimizer)
         # The network's arguments, of which Trainer keeps the columns of the data.
-        names = list(inspect.signature(model.bnn.net.forward).parameters)
+        names = list(inspect.signature(_base_of(model.bnn.net).forward).parameters)
         self._signature_columns = [*names, *self.label_names, "label", "label_ids"]
         self.can_return_loss = True
 
@@ -185,10 +188,7 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
 
 def _ignored_target(elbo: ELBO) -> int | None:
     """Return the target of a language model's last token, or None for other networks."""
-    net = elbo.bnn.net
-    of_adapter: Any = getattr(net, "get_base_model", None)
-    base = net if of_adapter is None else of_adapter()
-    names = {kind.__name__ for kind in type(base).__mro__}
+    names = {kind.__name__ for kind in type(_base_of(elbo.bnn.net)).__mro__}
     if names.isdisjoint(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
         return None
     likelihood = elbo.bnn.likelihood
@@ -199,6 +199,38 @@ def _ignored_target(elbo: ELBO) -> int | None:
             "next one; pass likelihood=CategoricalLikelihood(ignore_index=-100)"
         )
     return ignored
+
+
+def _base_of(net: nn.Module) -> nn.Module:
+    """Return the network that an adapter of peft is in, or the network itself."""
+    of_adapter: Any = getattr(net, "get_base_model", None)
+    base: nn.Module = net if of_adapter is None else of_adapter()
+    return base
+
+
+_CHECKPOINTING = "call net.gradient_checkpointing_enable() before the network is made Bayesian"
+#: Settings of ``TrainingArguments`` for a model of Hugging Face's own, and what to do instead.
+_FOR_OWN_MODELS = {
+    "label_smoothing_factor": "the ELBO's likelihood has none",
+    "gradient_checkpointing": _CHECKPOINTING,
+    "activation_checkpointing": _CHECKPOINTING,
+    "neftune_noise_alpha": "the weights' noise takes its place",
+}
+
+
+def _check_arguments(args: Any, others: Mapping[str, Any]) -> None:
+    """Raise ValueError for arguments that an objective cannot follow."""
+    for name, mend in _FOR_OWN_MODELS.items():
+        if getattr(args, name, None):
+            raise ValueError(
+                f"{name} is for a loss or a network of Hugging Face's own, got "
+                f"{getattr(args, name)}; leave it out: {mend}"
+            )
+    if others.get("compute_loss_func") is not None:
+        raise ValueError(
+            "compute_loss_func would not be called, as the loss is the ELBO's; leave it out, and "
+            "choose a likelihood of the network instead"
+        )
 
 
 def _check_num_data(elbo: ELBO, dataset: object) -> None:

@@ -18,8 +18,8 @@ from torch.utils.data import (
 )
 
 __all__ = [
-    *("WHOLE", "Inputs", "arguments_of", "batches_of", "check_names", "check_rows"),
-    *("count_examples", "inputs_of"),
+    *("WHOLE", "Inputs", "arguments_of", "batches_of", "check_names", "check_not_copied"),
+    *("check_rows", "count_examples", "inputs_of"),
 ]
 
 #: The batch size of inputs that are not divided, and whose lengths may differ.
@@ -48,7 +48,7 @@ def inputs_of(
 
     Raises:
         TypeError: a mapping has a name that is no argument of the network.
-        ValueError: the loader shuffles, or brings nothing.
+        ValueError: the loader shuffles, brings nothing, or minibatches of different shapes.
 
     Example:
         >>> x, y = torch.arange(6.0).reshape(3, 2), torch.zeros(3)
@@ -74,6 +74,13 @@ def inputs_of(
         check_names(net, parts[0])
 
     def join(*tensors: Tensor) -> Tensor:
+        shapes = {tuple(each.shape[1:]): None for each in tensors}
+        if len(shapes) > 1:
+            raise ValueError(
+                "the minibatches of a loader of what is predicted must have one shape but for "
+                f"their sizes, got {' and '.join(map(str, list(shapes)[:2]))}; pad all to the same "
+                "length, or predict each minibatch by itself"
+            )
         joined = torch.cat(tensors)
         return joined if device is None else joined.to(device)
 
@@ -118,6 +125,32 @@ def check_names(net: nn.Module, inputs: object) -> None:
             f"forward, {', '.join(taken)}, got {', '.join(unknown)}; rename or drop them in the "
             'loader\'s collate_fn (the targets are under "labels"), or let it return pairs '
             "(inputs, targets)"
+        )
+
+
+def check_not_copied(inputs: object, targets: Tensor) -> None:
+    """Check that the targets of a language model are not the tokens that it reads.
+
+    The collators of Hugging Face give such labels, since its models shift them themselves.
+
+    Raises:
+        ValueError: every target that counts is the input token of its own position.
+
+    Example:
+        >>> ids = torch.tensor([[4, 7, 9]])
+        >>> check_not_copied({"input_ids": ids}, ids)
+        Traceback (most recent call last):
+        ValueError: labels must be the tokens that follow, got those of input_ids themselves, ...
+    """
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    if not isinstance(ids, Tensor) or ids.shape != targets.shape or targets.is_floating_point():
+        return
+    counts = targets >= 0  # others are ignored
+    if bool(counts.any()) and torch.equal(ids[counts], targets[counts]):
+        raise ValueError(
+            "labels must be the tokens that follow, got those of input_ids themselves, which a "
+            "network learns to copy; shift them in the collate_fn of the loader: "
+            'labels = torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=-100)'
         )
 
 

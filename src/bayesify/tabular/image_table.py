@@ -157,7 +157,7 @@ def find_table_images(path: Path, *, image: str, target: str) -> LabelledImages:
 
 @dataclass(frozen=True)
 class _FolderFile(TableFile):
-    """Folder of images as a table, with a column of paths and perhaps one of classes."""
+    """Folder of images as a table, with a column of paths and perhaps one of classes behind it."""
 
     images: LabelledImages
 
@@ -171,7 +171,7 @@ class _FolderFile(TableFile):
 
     def parts(self, limit: int | None, columns: Sequence[str], size: int) -> Iterator[TableRows]:  # noqa: ARG002
         paths = [path.relative_to(self.path).as_posix() for path in self.images.paths]
-        cells = {FILE: paths, CLASS: self.images.labels}
+        cells = dict(zip(self.columns, (paths, self.images.labels), strict=False))
         yield TableRows(
             pa.table({name: pa.array(cells[name][:limit], pa.large_string()) for name in columns})
         )
@@ -219,16 +219,16 @@ def new_table_file(path: Path, schema: TableSchema, *, labelled: bool = False) -
         Traceback (most recent call last):
         bayesify.tabular.files.errors.TableError: there is no file nowhere.csv
     """
-    has_images = any(isinstance(column, ImageColumn) for column in schema.columns)
-    if not has_images or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()):
+    names = [column.name for column in schema.columns if isinstance(column, ImageColumn)]
+    if not names or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()):
         return open_table(path)
     if labelled:
         found = find_labelled_images(path)
-        return _FolderFile(path, (FILE, CLASS), "", found.remarks, found)
+        return _FolderFile(path, (names[0], schema.target.name), "", found.remarks, found)
     paths = (path,) if path.is_file() else tuple(find_images(path))
     folder = path.parent if path.is_file() else path
     found = LabelledImages(path, paths, ("",) * len(paths), ())
-    return _FolderFile(folder, (FILE,), "", (), found)
+    return _FolderFile(folder, (names[0],), "", (), found)
 
 
 def check_images(file: TableFile, columns: Sequence[Column], limit: int | None = None) -> str:

@@ -26,10 +26,12 @@ def load_model(source: str, needs: str) -> tuple[Any, Sequence[str]]:
         needs: what it must have besides, for the error.
 
     Returns:
-        The model, and the names of its weights that the file lacks and that are therefore random.
+        The model, and the names of its weights that the file lacks and that are therefore random:
+        those of a pooler, or of a decoder.
 
     Raises:
-        TableError: transformers is not installed, or ``source`` is no such model.
+        TableError: transformers is not installed, ``source`` is no such model, or its file lacks
+            weights that are used.
 
     Example:
         >>> load_model("/nowhere", "a tokenizer")
@@ -42,10 +44,25 @@ def load_model(source: str, needs: str) -> tuple[Any, Sequence[str]]:
         model, told = transformers.AutoModel.from_pretrained(
             source, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **place
         )
-        return model.eval().requires_grad_(requires_grad=False), sorted(told["missing_keys"])
+        missing = sorted(told["missing_keys"])
+        _check_complete(model, missing)
+        return model.eval().requires_grad_(requires_grad=False), missing
 
     loaded: tuple[Any, Sequence[str]] = _loaded(source, needs, load)
     return loaded
+
+
+def _check_complete(model: Any, missing: Sequence[str]) -> None:
+    """Raise ValueError where weights that are used are not in the file, and so random."""
+    is_pair = getattr(model.config, "is_encoder_decoder", False)
+    used = {id(each) for each in (model.get_encoder() if is_pair else model).parameters()}
+    own = dict(model.named_parameters())
+    lacking = [n for n in missing if n in own and id(own[n]) in used and "pooler" not in n]
+    if lacking:
+        raise ValueError(
+            f"its file lacks {len(lacking)} of the weights, such as {lacking[0]}, which would be "
+            "random; are they there under other names?"
+        )
 
 
 def load_reader(source: str, kind: str, needs: str, **options: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bayesify.tabular.files import TableError
 from bayesify.tabular.pretrained_model import load_model, load_reader, sha256_of_weights
 
 __all__ = ["LONGEST", "TextEncoder", "Tokenizer", "encoder_of", "text_encoder", "tokenizer_of"]
@@ -20,6 +21,8 @@ _NEEDS = "a tokenizer"
 #: Tokens of a text that are read at most; the attention's cost grows with their square.
 LONGEST = 256
 _BATCH = 64
+#: Parts of the names of models whose first position is not 0.
+_BEHIND_PADDING = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text", "xmod", "ibert")
 
 
 class Tokenizer:
@@ -34,18 +37,25 @@ class Tokenizer:
         longest: number of tokens of a text that are read at most.
 
     Raises:
-        TableError: transformers is not installed, or ``source`` has no tokenizer.
+        TableError: transformers is not installed, or ``source`` has no tokenizer with words.
     """
 
     content = "tokenizer"
 
     def __init__(self, source: str) -> None:
         self._tokenizer: Any = load_reader(source, "AutoTokenizer", _NEEDS)
+        known = self._tokenizer.get_vocab()
+        if set(known) <= set(self._tokenizer.all_special_tokens):
+            raise TableError(
+                f"the encoder {source} must have the files of its tokenizer, got a vocabulary of "
+                f"{len(known)} special tokens; write it by tokenizer.save_pretrained"
+            )
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
+        vocabulary = json.dumps(sorted(known.items()))
         self.sha256 = hashlib.sha256(vocabulary.encode()).hexdigest()
-        self.longest: int = min(LONGEST, self._tokenizer.model_max_length)
+        positions = _positions_of(load_reader(source, "AutoConfig", _NEEDS))
+        self.longest: int = min(LONGEST, self._tokenizer.model_max_length, positions)
 
     def tokens(self, texts: Sequence[str], longest: int) -> list[list[int]]:
         """Return the numbers of the tokens of each text, at most ``longest`` of each."""
@@ -91,7 +101,7 @@ class TextEncoder:
         self._network = _reader_of(loaded)
         self.size = int(loaded.config.hidden_size)
         self.sha256 = sha256_of_weights(loaded.state_dict(), without=missing)
-        self.longest: int = min(self._tokenizer.longest, _longest_of(loaded))
+        self.longest: int = self._tokenizer.longest
 
     @torch.no_grad()
     def features(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -151,6 +161,11 @@ def _reader_of(loaded: Any) -> Any:
     return loaded.get_encoder() if loaded.config.is_encoder_decoder else loaded
 
 
-def _longest_of(loaded: Any) -> int:
-    positions: int | None = getattr(loaded.config, "max_position_embeddings", None)
-    return min(LONGEST, positions or LONGEST)
+def _positions_of(config: Any) -> int:
+    """Return how many tokens a model has positions for; ``LONGEST`` where nothing tells."""
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    if not positions:
+        return LONGEST
+    # These count positions from the one behind that of padding.
+    is_behind = any(kind in config.model_type for kind in _BEHIND_PADDING)
+    return positions - (config.pad_token_id + 1 if is_behind else 0)

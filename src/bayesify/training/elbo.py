@@ -19,7 +19,7 @@ from bayesify.distributions.kl import (
 )
 from bayesify.distributions.posteriors import Delta, WeightDraw
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs
+from bayesify.module.inputs import Inputs, check_not_copied
 from bayesify.noise.keys import (
     NoiseKey,
     Stream,
@@ -180,6 +180,8 @@ class ELBO(nn.Module):
         """
         bnn = self.bnn
         bnn.estimator.check_num_samples(self.num_samples)
+        if not torch.compiler.is_compiling() and self.step == 0:
+            check_not_copied(inputs, targets)
         # Each process of a distributed run has its own samples.
         first = process_rank() * self.num_samples
         samples = range(first, first + self.num_samples)

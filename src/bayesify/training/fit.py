@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.estimators import Estimator
-from bayesify.module.inputs import check_names
+from bayesify.module.inputs import check_names, check_not_copied
 from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import Backend, BackendName, check_backend, make_backend
 from bayesify.training.checkpoint import Position
@@ -200,6 +200,7 @@ def fit(
                 inputs, targets = pair_of(minibatch, device if processes.is_alone else None)
                 if index == first:
                     check_names(elbo.bnn.net, inputs)
+                    check_not_copied(inputs, targets)
                 if processes.is_alone:
                     yield Minibatch(index, inputs, targets)
                     continue

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bayesify.module.inputs import Inputs
+from bayesify.module.inputs import Inputs, check_not_copied
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import BackendName, make_backend
@@ -112,6 +112,8 @@ def make_step(
         kl_scale: float = 1.0,
         with_kl: bool = False,
     ) -> ELBOTerms:
+        if elbo.step == 0:
+            check_not_copied(inputs, targets)
         torch.clear_autocast_cache()  # of casts of the parameters before the last update
         with one_thread_if_small(elbo.bnn, elbo.num_samples * rows_of(inputs)):
             return made.step(

@@ -160,7 +160,21 @@ def test_an_image_stands_beside_other_columns(place: Path, tmp_path: Path) -> No
     assert [row["path"] for row in rows] == ["photos/dots/0.png", ""]
     assert rows[1]["outside_column"] == "path"  # no image was missing in training
     said = bayesify("predict", place / "table", place / "photos", "--out", tmp_path / "q.csv")
-    check_refused(said, "photos lacks columns 'path', 'weight' of the training table")
+    check_refused(said, "photos lacks the column 'weight' of the training table")
+
+
+def test_images_are_enough_where_the_table_had_no_other_columns(
+    place: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    said = train(place / "photos.csv", place, run, "--target", "label", *IMAGE, "--drop", "weight")
+    assert said.code == 0, said.err
+    for source, count in ((place / "photos" / "dots" / "0.png", 1), (place / "photos", 36)):
+        assert (
+            as_json("predict", run, source, "--out", tmp_path / "p.csv", "--force")["rows"] == count
+        )
+    measured = as_json("evaluate", run, place / "photos")
+    assert (measured["rows"], measured["rows_measured"]) == (36, 36)
 
 
 def test_a_number_can_be_predicted_from_images(place: Path, tmp_path: Path) -> None:
