@@ -140,6 +140,6 @@ def test_validation_under_autocast_sees_the_last_step() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         history = fit(elbo, loader, loader, epochs=3, optimizer=partial(torch.optim.SGD, lr=0.5))
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        outputs = elbo.bnn.mean_outputs(X.float())
+        outputs = elbo.bnn.mean_outputs(X.float()).float()
         nll = -elbo.bnn.likelihood.log_prob(outputs.unsqueeze(0), Y).mean()
     assert history[-1]["validation_nll"] == pytest.approx(float(nll), rel=1e-5)

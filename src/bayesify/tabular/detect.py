@@ -327,11 +327,10 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
             f"the target {name!r} must have at most {_MOST_CLASSES:,} classes, got "
             f"{'more than ' if scan.overflowed else ''}{len(labels):,}; use {mend}"
         )
-    if one_row_each:
-        mend = "use --task regression" if number else scan.mend_of_target()
+    if one_row_each and not number:
         raise TableError(
             f"the target {name!r} has a class of its own for every row, such as {labels[0]!r}, so "
-            f"that none can be learned; {mend}"
+            f"that none can be learned; {scan.mend_of_target()}"
         )
     return Target(name, task, tuple(labels))
 

@@ -83,6 +83,7 @@ def make_step(
 
     Example:
         >>> from bayesify import BayesianModule
+        >>> _ = torch.manual_seed(0)
         >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=10)
         >>> step = make_step(elbo, torch.optim.Adam(elbo.parameters(), lr=0.1))
         >>> x, y = torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)
