@@ -42,9 +42,9 @@ if TYPE_CHECKING:  # pandas takes its time to load
 
 __all__ = ["predict"]
 
-#: Header and rows of the predictions.
 #: Endings of --out for which a file of text would be a surprise.
 _OTHER_FORMATS = (".xlsx", ".xls", ".ods", ".json", ".jsonl", ".npy", ".npz", ".feather", ".gz")
+#: Header and rows of the predictions.
 _Rows = tuple[list[str], Iterator[list[object]]]
 
 

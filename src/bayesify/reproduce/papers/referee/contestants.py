@@ -89,7 +89,7 @@ def _train(
     return bnn
 
 
-def _variational(
+def _posterior(
     problem: Problem,
     config: Mapping[str, Any],
     seed: int,
@@ -98,7 +98,8 @@ def _variational(
     estimator: Callable[[], Estimator] = WeightSampling,
     posterior: type[MeanFieldGaussian] | PosteriorFamily = MeanFieldGaussian,
     ivon: bool = False,
-) -> Predictive:
+) -> BayesianModule:
+    """Return a network with a trained posterior."""
     bnn = random_network(
         make_network(problem, config, seed),
         config,
@@ -107,33 +108,25 @@ def _variational(
         estimator=estimator(),
         seed=seed,
     )
-    _train(bnn, problem, config, context, config["kl_warmup"], ivon=ivon)
+    return _train(bnn, problem, config, context, config["kl_warmup"], ivon=ivon)
+
+
+def _variational(
+    problem: Problem, config: Mapping[str, Any], seed: int, context: Context, **options: Any
+) -> Predictive:
+    bnn = _posterior(problem, config, seed, context, **options)
     return bnn.predict(problem.test_inputs, config["test_samples"])
 
 
 def _mixture(
-    problem: Problem,
-    config: Mapping[str, Any],
-    seed: int,
-    context: Context,
-    *,
-    estimator: Callable[[], Estimator] = WeightSampling,
-    posterior: type[MeanFieldGaussian] | PosteriorFamily = MeanFieldGaussian,
+    problem: Problem, config: Mapping[str, Any], seed: int, context: Context, **options: Any
 ) -> Predictive:
     """Return the mixture of posteriors that began with different initial values."""
     count, members = config["members"], []
     for member in range(count):
         own = derived_seed(seed, Stream.INITIALIZATION, member)
         part = context.part(f"member-{member}", member, count)
-        bnn = random_network(
-            make_network(problem, config, own),
-            config,
-            posterior=posterior,
-            init_std=config["init_std"],
-            estimator=estimator(),
-            seed=own,
-        )
-        members.append(_train(bnn, problem, config, part, config["kl_warmup"]))
+        members.append(_posterior(problem, config, own, part, **options))
     ensemble = DeepEnsemble(members)
     return ensemble.predict(problem.test_inputs, config["test_samples"] // count)
 
