@@ -329,6 +329,15 @@ def test_great_counts_in_float32(count: float, ratio: float) -> None:
         assert float(in_double) == pytest.approx(by_scipy, rel=1e-6, abs=1e-5)
 
 
+@pytest.mark.parametrize("count", [3.0, 1e3])
+def test_rates_that_overflow_have_no_gradients_of_nan(count: float) -> None:
+    log_rates = torch.tensor([-100.0, 100.0], requires_grad=True)
+    found = poisson_log_prob(log_rates, torch.full((2,), count))
+    (gradient,) = torch.autograd.grad(found.sum(), log_rates)
+    assert found[1].item() == -math.inf
+    assert gradient.tolist() == [count, -math.inf]
+
+
 @pytest.mark.parametrize("count", [0.0, 3.0, 20.0, 1e6])
 @pytest.mark.parametrize("dispersion", [1e-30, 1e-3, 1.0, 1e3, 1e30])
 def test_far_rates_have_finite_gradients(count: float, dispersion: float) -> None:

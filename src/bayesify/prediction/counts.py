@@ -233,10 +233,13 @@ def poisson_log_prob(log_rates: Tensor, counts: Tensor) -> Tensor:
     """
     y = counts.to(log_rates)
     few, many = y.clamp(max=_MANY), y.clamp(min=_MANY)
-    direct = few * log_rates - log_rates.exp() - torch.lgamma(few + 1.0)
-    d = log_rates - many.log()
+    is_many = y >= _MANY
+    # Where a branch is not used, its numbers must not make gradients of NaN.
+    rates = log_rates.where(~is_many, 0.0).exp()
+    direct = few * log_rates - rates - torch.lgamma(few + 1.0)
+    d = (log_rates - many.log()).where(is_many, 0.0)
     series = many * (d - torch.expm1(d)) - 0.5 * (2.0 * math.pi * many).log() - _stirling(many)
-    return torch.where(y < _MANY, direct, series)
+    return torch.where(is_many, series, direct)
 
 
 def negative_binomial_log_prob(log_rates: Tensor, counts: Tensor, dispersion: Tensor) -> Tensor:

@@ -164,7 +164,7 @@ def _reader_of(loaded: Any) -> Any:
 def _positions_of(config: Any) -> int:
     """Return how many tokens a model has positions for; ``LONGEST`` where nothing tells."""
     positions: int | None = getattr(config, "max_position_embeddings", None)
-    if not positions:
+    if not positions or positions < 1:
         return LONGEST
     # These count positions from the one behind that of padding.
     is_behind = any(kind in config.model_type for kind in _BEHIND_PADDING)
