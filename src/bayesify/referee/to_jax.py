@@ -233,6 +233,8 @@ def _operators() -> dict[Any, Callable[..., Any]]:
         _aten.le.Scalar: operator.le,
         _aten.logical_and.default: jnp.logical_and,
         _aten.logical_not.default: jnp.logical_not,
+        _aten.bitwise_and.Tensor: operator.and_,
+        _aten.bitwise_not.default: operator.invert,
         # sums
         _aten.sum.dim_IntList: total,
         _aten.sum.default: total,

@@ -142,9 +142,9 @@ def table(results: Sequence[Result]) -> str:
     """Return a table for each data set: means over the gaps, and how many of them each wins."""
     parts = [
         "Test part: the middle third of one feature. Mean +- standard error over the features' "
-        "splits, whose nll (nats) is dominated by the worst; the median beside it; in how many "
-        f"splits the nll is lower than the {_MEAN_FIELD}'s; RMSE in the unit of the target; the "
-        "share of 95 % intervals that hold the target, in percent."
+        "splits, whose nll (nats) is dominated by the worst, and therefore the median too; in how "
+        f"many splits the nll is lower than the {_MEAN_FIELD}'s; RMSE in the unit of the target; "
+        "the share of 95 % intervals that hold the target, in percent."
     ]
     for dataset in _SECONDS:
         found = _by_method(results, dataset)
