@@ -8,7 +8,6 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from tests.backend_cases import (
 from torch import Tensor, nn
 
 import bayesify as bf
-from bayesify.training.kernel import compiler
 
 pytestmark = needs_compiler
 
@@ -190,93 +188,6 @@ def test_every_way_back_gives_the_specified_gradients(back: Callable[[bf.ELBO], 
     check_same(*pair(), back)
 
 
-class Halved(nn.Linear):
-    """With half of its weights."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, 0.5 * self.weight, self.bias)
-
-
-class Halving(nn.Linear):
-    """The same, by an edit of its weights, which PyTorch does not allow of parts of one vector."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weight.mul_(0.5)
-        return super().forward(x)
-
-
-class Clipping(nn.Linear):
-    """Edits its weights unseen by autograd."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weight.data.clamp_(-0.1, 0.1)
-        return super().forward(x)
-
-
-class Partly(nn.Linear):
-    """Uses one of its weights only."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.T
-
-
-class Keeping(nn.Linear):
-    """Holds the weights of its last pass."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.last = self.weight
-        return super().forward(x)
-
-
-def test_a_network_may_edit_its_weights_in_place() -> None:
-    elbo, expected = pair(Halving(INPUTS, CLASSES))[0], pair(Halved(INPUTS, CLASSES))[0]
-    expected.bnn.load_state_dict(elbo.bnn.state_dict())
-    check_same(elbo, expected, lambda elbo: elbo(X, Y).loss.backward())
-
-
-class Flipping(nn.Linear):
-    """Exchanges its weights unseen by autograd."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weight.data.copy_(self.weight.data.flip(0))
-        return super().forward(x)
-
-
-class Negating(nn.Linear):
-    """Changes only the signs of its weights, unseen by autograd."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weight.data.neg_()
-        return super().forward(x)
-
-
-class Conjugated(nn.Linear):
-    """Has a gradient with PyTorch's negative bit, contiguous since it is one number."""
-
-    def __init__(self, num_inputs: int, num_outputs: int) -> None:
-        super().__init__(num_inputs, num_outputs)
-        self.angle = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        factor = torch.complex(torch.ones(1), self.angle).conj()
-        return (super().forward(x) * factor).imag
-
-
-@pytest.mark.parametrize("kind", [Clipping, Partly, Flipping, Negating, Conjugated])
-def test_what_a_network_does_to_its_weights_is_differentiated(kind: type[nn.Linear]) -> None:
-    check_same(*pair(kind(INPUTS, CLASSES)), lambda elbo: elbo(X, Y).loss.backward())
-
-
-def test_weights_that_a_network_holds_stay_as_they_are() -> None:
-    elbo, _ = pair(Keeping(INPUTS, CLASSES))
-    elbo(X, Y).loss.backward()
-    held = elbo.bnn.net.last
-    before = held.detach().clone()
-    for _ in range(3):
-        elbo(X, Y).loss.backward()
-    assert torch.equal(held.detach(), before)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("largest", [-3.0, 20.0, 1000.0])
 @pytest.mark.parametrize(
@@ -435,25 +346,6 @@ def test_memory_is_used_again_and_never_while_it_is_in_use() -> None:
         assert torch.equal(one, two)
 
 
-def test_no_graph_outlives_its_loss() -> None:
-    elbo, _ = pair(Keeping(INPUTS, CLASSES))
-    places = set()
-    gc.disable()
-    try:
-        for _ in range(6):
-            terms = elbo(X, Y)
-            places.add(elbo.bnn.net.last.data_ptr())
-            elbo.bnn.net.last = None
-            terms.loss.backward()
-        for _ in range(6):  # never backward
-            terms = elbo(X, Y)
-            places.add(elbo.bnn.net.last.data_ptr())
-            elbo.bnn.net.last = None
-    finally:
-        gc.enable()
-    assert len(places) <= 3
-
-
 def test_threads_have_their_own_memory() -> None:
     elbos = [pair()[0] for _ in range(4)]
     expected = pair()[0]
@@ -478,102 +370,3 @@ def test_copies_and_pickles_train_on_alike() -> None:
     for each in copies:
         for one, two in zip(gradients(each), gradients(elbo), strict=True):
             assert torch.equal(one, two)
-
-
-def generator_loss(task: Task) -> float:
-    elbo = task.objective()
-    elbo.fused = False
-    x, y, told = task.minibatches()[0]
-    return float(elbo(x, y, **told).loss.detach())
-
-
-class OwnModule(bf.BayesianModule):
-    """Perhaps another network."""
-
-
-def own_module(elbo: bf.ELBO) -> None:
-    elbo.bnn.__class__ = OwnModule
-
-
-def own_noise(elbo: bf.ELBO) -> None:
-    elbo.bnn.posterior.noise = type(elbo.bnn.posterior).noise.__get__(elbo.bnn.posterior)  # type: ignore[method-assign]
-
-
-def own_complexity(elbo: bf.ELBO) -> None:
-    elbo.complexity = type(elbo).complexity.__get__(elbo)  # type: ignore[method-assign]
-
-
-def strided_mean(elbo: bf.ELBO) -> None:
-    mean = elbo.bnn.posterior.mean
-    mean.data = torch.stack([mean.data, mean.data], dim=1)[:, 0]
-
-
-def unfused(elbo: bf.ELBO) -> None:
-    elbo.fused = False
-
-
-@pytest.mark.parametrize("change", [own_module, own_noise, own_complexity, strided_mean, unfused])
-def test_what_the_kernel_does_not_know_is_left_to_autograd(
-    change: Callable[[bf.ELBO], object],
-) -> None:
-    task = replace(Task(), dtype=torch.float32)
-    elbo = task.objective()
-    x, y, told = task.minibatches()[0]
-    assert float(elbo(x, y, **told).loss.detach()) != generator_loss(task)
-    elbo.step = 0
-    change(elbo)
-    assert float(elbo(x, y, **told).loss.detach()) == generator_loss(task)
-
-
-def test_rho_of_another_dtype_is_left_to_autograd() -> None:
-    elbo, _ = pair()
-    rho = elbo.bnn.posterior.get_parameter("rho")
-    rho.data = rho.data.double()
-    elbo(X, Y).kl.backward()
-    assert rho.grad is not None
-    assert rho.grad.dtype == torch.float64
-
-
-def test_a_network_made_in_inference_mode_is_left_to_autograd() -> None:
-    with torch.inference_mode():
-        elbo, _ = pair()
-    with torch.no_grad():
-        assert bool(elbo(X, Y).loss.isfinite())
-
-
-def test_memory_is_freed_once_autograd_samples_the_weights() -> None:
-    elbo, _ = pair()
-    elbo(X, Y).loss.backward()
-    buffers = [weakref.ref(each) for each in elbo._drawn_weights._memory._buffers]
-    assert len(buffers) == 3
-    own_module(elbo)
-    elbo.zero_grad()
-    elbo(X, Y)
-    gc.collect()
-    assert not any(each() is not None for each in buffers)
-
-
-def test_transforms_of_torch_func_are_left_to_autograd() -> None:
-    elbo, _ = pair()
-    parameters = dict(elbo.named_parameters())
-
-    def loss(values: dict[str, Tensor]) -> Tensor:
-        terms: bf.ELBOTerms = torch.func.functional_call(elbo, values, (X, Y))
-        return terms.loss
-
-    found = torch.func.grad(loss)(parameters)
-    elbo.step, elbo.fused = 0, False
-    elbo(X, Y).loss.backward()
-    for name, parameter in elbo.named_parameters():
-        assert parameter.grad is not None
-        assert torch.allclose(found[name], parameter.grad, rtol=1e-5, atol=1e-7)
-
-
-def test_without_a_compiler_a_loop_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise compiler.CompilerError("none")
-
-    monkeypatch.setattr("bayesify.training.kernel.native.compiled_library", fail)
-    task = Task(dtype=torch.float32)
-    x, y, told = task.minibatches()[0]
-    assert float(task.objective()(x, y, **told).loss.detach()) == generator_loss(task)

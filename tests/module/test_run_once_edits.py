@@ -1,0 +1,243 @@
+"""Parts that run once, and edits in place around them: refused, or the same answers."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tests.module.test_run_once import S, X, outputs
+from torch import Tensor, nn
+
+import bayesify as bf
+
+
+@dataclass
+class Hidden:
+    """A result that PyTorch does not know, and an argument with attributes of its own."""
+
+    h: Tensor
+
+
+class Opaque:
+    """An object that tells nothing about what it holds."""
+
+    h: Tensor
+
+
+class Part(nn.Module):
+    """A layer, wrapped by a function that decides what the part takes and returns."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer, self.function, self.passes = nn.Linear(4, 4), function, 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.passes += 1
+        return self.function(self.layer, *args, **kwargs)
+
+
+class Whole(nn.Module):
+    """A part, and a function that calls it between random weights."""
+
+    def __init__(self, part: Callable[..., Any], function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.part, self.head, self.function = Part(part), nn.Linear(4, 3), function
+        self.w = nn.Parameter(torch.ones(4))
+        self.state = Hidden(torch.zeros(1))
+        self.opaque = Opaque()
+        self.register_buffer("b", torch.zeros(10, 4))
+        self.register_buffer("sparse", torch.eye(4).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def whole(part: Callable[..., Any], function: Callable[..., Tensor]) -> bf.BayesianModule:
+    torch.manual_seed(0)
+    net = Whole(part, function)
+    return bf.BayesianModule(net, include=("w", "head.*"), init_std=0.3)
+
+
+def ahead(s: Any, x: Tensor) -> Tensor:
+    """Copy what depends on a random weight into the buffer that the part is given."""
+    s.b.copy_(x * s.w)
+    return s.head(s.part(s.b))
+
+
+def within(attribute: str) -> Callable[..., Tensor]:
+    """Put what depends on a random weight into an object that the part is given."""
+
+    def function(s: Any, x: Tensor) -> Tensor:
+        held = getattr(s, attribute)
+        held.extra = x * s.w
+        return s.head(s.part(held))
+
+    return function
+
+
+def opaque_by_name(s: Any, x: Tensor) -> Tensor:
+    return s.head(s.part(x, context=[{"held": s.opaque}]))
+
+
+def generated(layer: nn.Linear, x: Tensor) -> Iterator[Tensor]:
+    return (layer(row) for row in x)
+
+
+def appended(s: Any, x: Tensor) -> Tensor:
+    found: list[Tensor] = []
+    s.part(x, found)
+    return s.head(found[0])
+
+
+def signed_zero(s: Any, x: Tensor) -> Tensor:
+    zero = torch.zeros(4).copysign(s.w - 1.0)
+    return s.head(s.part(zero).clamp(-1.0, 1.0) + x)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], str]] = {
+    "buffer": (lambda layer, b: layer(b), ahead, "inputs differ between weight samples"),
+    "attribute": (lambda layer, c: layer(c.extra), within("state"), "inputs differ between"),
+    "opaque": (lambda layer, c: layer(c.extra), within("opaque"), "got Opaque in argument 0"),
+    "opaque by name": (
+        lambda layer, x, **_: layer(x),
+        opaque_by_name,
+        "got Opaque in argument 'context'; name a part that is not given one",
+    ),
+    "list": (
+        lambda layer, x, found: found.append(layer(x)),
+        appended,
+        "must edit nothing of its inputs but the values of tensors",
+    ),
+    "shape": (
+        lambda layer, x: layer(x.unsqueeze_(0))[0],
+        lambda s, x: s.head(s.part(x.clone())),
+        "must edit nothing of its inputs but the values of tensors",
+    ),
+    "generator": (
+        generated,
+        lambda s, x: s.head(torch.stack(list(s.part(x)))),
+        "must be one that copy.deepcopy copies for each weight sample, got generator",
+    ),
+    "zero's sign": (
+        lambda layer, zero: layer.bias / zero,
+        signed_zero,
+        "inputs differ between weight samples",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_checked_or_copied_is_refused(case: str) -> None:
+    part, function, message = REFUSED[case]
+    bnn = whole(part, function)
+    bnn.predict(X, S, batch_size=10)
+    with pytest.raises(ValueError, match=f"once names 'part', .*{message}"):
+        bnn.predict(X, S, once="part", batch_size=10)
+    assert "forward" not in vars(bnn.net.part)
+
+
+def edited(field: Callable[[Any], Tensor]) -> Callable[..., Tensor]:
+    """Edit a tensor of the result in place, in proportion to a random weight."""
+
+    def function(s: Any, x: Tensor) -> Tensor:
+        result = s.part(x)
+        field(result).mul_(s.w)
+        return s.head(field(result))
+
+    return function
+
+
+def opaque_result(layer: nn.Linear, x: Tensor) -> Opaque:
+    result = Opaque()
+    result.h = layer(x)
+    return result
+
+
+def views_of_one(s: Any, x: Tensor) -> Tensor:
+    one, other = s.part(x)
+    one.mul_(s.w[0])
+    return s.head(other)
+
+
+def argument_edited_later(s: Any, x: Tensor) -> Tensor:
+    """Edit the part's result, which is a view of its argument, and use the argument."""
+    hidden = x + 1.0
+    s.part(hidden).mul_(s.w[0])
+    return s.head(hidden)
+
+
+def argument_edited_within(s: Any, x: Tensor) -> Tensor:
+    hidden = x + 1.0
+    return s.head(s.part(hidden) + s.w * hidden)
+
+
+def attached(layer: nn.Linear, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return layer(x)
+
+
+def sparse(s: Any, x: Tensor) -> Tensor:
+    return s.head(s.part(x, s.sparse, kind=("relu", math.pi, torch.float32, x.shape)))
+
+
+SAME: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
+    "dataclass": (lambda layer, x: Hidden(layer(x)), edited(lambda o: o.h)),
+    "object": (opaque_result, edited(lambda o: o.h)),
+    "ordered": (lambda layer, x: OrderedDict(h=[layer(x)]), edited(lambda o: o["h"][0])),
+    "with a graph": (attached, edited(lambda o: o)),
+    "views of one": (lambda layer, x: layer(x).expand(2, -1, -1).unbind(), views_of_one),
+    "conjugate": (lambda layer, x: torch.complex(layer(x), x).conj(), edited(lambda o: o.real)),
+    "argument": (lambda _, x: x, argument_edited_later),
+    "view of the argument": (lambda _, x: x.view(-1)[4:], argument_edited_later),
+    "edits": (lambda layer, x: layer(x.mul_(2.0)), argument_edited_within),
+    "edits data": (lambda layer, x: layer(x.data.mul_(2.0)), argument_edited_within),
+    "edits and returns": (lambda _, x: x.relu_(), argument_edited_within),
+    "edits the input": (
+        lambda layer, x: layer(x.round_(decimals=1)),
+        lambda s, x: s.head(s.part(x) + x),
+    ),
+    "sparse": (lambda layer, x, m, **_: layer(x @ m.to_dense()), sparse),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("batch_size", [10, 4])
+@pytest.mark.parametrize("case", SAME)
+def test_edits_in_place_act_as_they_do_without(case: str, batch_size: int, inference: bool) -> None:
+    bnn = whole(*SAME[case])
+    options: dict[str, Any] = {"keep_samples": True, "batch_size": batch_size}
+    with torch.inference_mode(inference):
+        expected = outputs(bnn.predict(X.clone(), S, **options))
+        bnn.net.part.passes = 0
+        found = outputs(bnn.predict(X.clone(), S, once="part", **options))
+    assert all(map(torch.equal, found, expected))
+    again = 2 if case == "edits the input" else 1  # the second pass sees other inputs
+    assert bnn.net.part.passes == again * math.ceil(10 / batch_size) < S * 10 / batch_size
+
+
+def test_an_input_that_is_not_a_number_is_the_same() -> None:
+    bnn = whole(lambda layer, x: layer(x), lambda s, x: s.head(s.part(x).nan_to_num()))
+    x = X.clone()
+    x[0, 0] = torch.nan
+    assert torch.equal(bnn.predict(x, S, once="part").mean, bnn.predict(x, S).mean)
+
+
+def test_hooks_within_a_part_run_with_it() -> None:
+    bnn = whole(lambda layer, x: layer(x), lambda s, x: s.head(s.part(x)))
+    counts = {"within": 0, "on": 0}
+
+    def count(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            counts[name] += 1
+
+        return hook
+
+    bnn.net.part.layer.register_forward_hook(count("within"))
+    bnn.net.part.register_forward_hook(count("on"))
+    bnn.predict(X, S, once="part", batch_size=10)
+    assert counts == {"within": 1, "on": S}
