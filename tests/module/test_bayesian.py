@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from bayesify import (
     ELBO,
     BayesianModule,
     Delta,
+    FullGaussian,
     GaussianLikelihood,
+    LowRankGaussian,
     MeanFieldGaussian,
     ParameterLayout,
     prune,
@@ -296,6 +299,32 @@ def test_to_module_is_the_original_class_with_mean_weights(make: Callable[[], nn
         for parameter in plain.parameters():
             parameter.add_(1.0)
     assert torch.equal(bnn.posterior.mean, before)
+
+
+@loop_over("posterior", [MeanFieldGaussian, Delta, FullGaussian(), LowRankGaussian(rank=2)])
+def test_to_module_of_a_sample_is_the_network_of_this_sample_of_predict(posterior: Any) -> None:
+    bnn = BayesianModule(nn.Linear(4, 3), likelihood=GaussianLikelihood(), posterior=posterior)
+    x = normals(5, 4, dtype=torch.float32)
+    for seed in (None, 7):
+        samples = bnn.predict(x, 4, keep_samples=True, seed=seed).samples
+        assert samples is not None
+        for number, expected in enumerate(samples):
+            found = bnn.to_module(number, seed=seed)(x)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    before = {name: each.clone() for name, each in bnn.state_dict().items()}
+    with torch.no_grad():
+        bnn.to_module(sample=1).weight.zero_()
+    assert all(torch.equal(each, before[name]) for name, each in bnn.state_dict().items())
+
+
+def test_to_module_refuses_numbers_that_are_no_sample() -> None:
+    bnn = BayesianModule(nn.Linear(4, 3))
+    with pytest.raises(TypeError, match=r"sample must be a whole number, got 0\.5"):
+        bnn.to_module(sample=0.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sample must be at least 0, got -1"):
+        bnn.to_module(sample=-1)
+    with pytest.raises(ValueError, match="the mean weights have no seed, got 3"):
+        bnn.to_module(seed=3)
 
 
 def test_a_point_estimate_repeats_each_tie_once() -> None:

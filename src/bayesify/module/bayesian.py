@@ -292,16 +292,45 @@ class BayesianModule(RandomNetwork):
             with one_thread_if_small(self, rows):
                 return run_in_batches(self, mean, inputs, batching.batch_size)
 
-    def to_module(self) -> nn.Module:
-        """Return an ordinary network of the original class with the mean weights as parameters.
+    def to_module(self, sample: int | None = None, *, seed: int | None = None) -> nn.Module:
+        """Return an ordinary network of the original class, with weights as its parameters.
+
+        Args:
+            sample: None for the mean weights, or the number of a weight sample of
+                :meth:`predict`, from 0, under weight sampling: a single network drawn from the
+                posterior, as Thompson sampling needs it, or the writing of a text.
+            seed: as for :meth:`predict`; only together with ``sample``.
+
+        Raises:
+            TypeError: ``sample`` is no whole number.
+            ValueError: ``sample`` is negative, or ``seed`` is given without it.
 
         Example:
-            >>> type(BayesianModule(nn.Linear(3, 2)).to_module())
+            >>> bnn = BayesianModule(nn.Linear(3, 2))
+            >>> type(bnn.to_module())
             <class 'torch.nn.modules.linear.Linear'>
+            >>> x = torch.ones(5, 3)
+            >>> samples = bnn.predict(x, num_samples=4, keep_samples=True).samples
+            >>> torch.allclose(bnn.to_module(sample=3)(x).softmax(-1), samples[3])
+            True
         """
         net = copy.deepcopy(self.net)
-        stateless.restore_parameters(net, self.layout, self._means())
+        stateless.restore_parameters(net, self.layout, self._weights_of(sample, seed))
         return net
+
+    @torch.no_grad()
+    def _weights_of(self, sample: int | None, seed: int | None) -> dict[str, Tensor]:
+        if sample is None:
+            if seed is not None:
+                raise ValueError(f"the mean weights have no seed, got {seed}; name a sample too")
+            return self._means()
+        if not isinstance(sample, Integral):
+            raise TypeError(f"sample must be a whole number, got {sample!r}")
+        if sample < 0:
+            raise ValueError(f"sample must be at least 0, got {sample}")
+        key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
+        (weights,) = sampler_of(self.posterior, key)(range(sample, sample + 1))
+        return self.layout.unflatten(weights.to(self.layout.dtype, copy=True))
 
     def extra_repr(self) -> str:
         """Describe the components that are not modules, and count the treatments."""
