@@ -85,6 +85,13 @@ def test_the_gradient_in_the_dispersion_is_exact() -> None:
     torch.autograd.gradcheck(
         lambda f, a: negative_binomial_log_prob(f, torch.arange(5), a), (f, alpha)
     )
+    # Where the count is 1 / alpha the function has two forms.
+    counts = torch.tensor([16, 20, 50, 32, 17])
+    alpha = torch.tensor([16.0, 20.0, 50.0, 33.0, 17.0], dtype=torch.float64).reciprocal()
+    alpha.requires_grad_()
+    torch.autograd.gradcheck(
+        lambda f, a: negative_binomial_log_prob(3.5 + f, counts, a), (f, alpha), eps=1e-8, atol=1e-4
+    )
 
 
 def test_mixtures_are_those_of_scipy() -> None:
@@ -346,3 +353,25 @@ def test_far_rates_have_finite_gradients(count: float, dispersion: float) -> Non
     (gradient,) = torch.autograd.grad(found.sum(), log_rates)
     assert bool(found.isfinite().all())
     assert bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "p",
+    [
+        PoissonPredictive(torch.full((1, 50), 60.0)),
+        NegativeBinomialPredictive(torch.full((1, 50), 43.0), torch.tensor(50.0)),
+    ],
+)
+def test_counts_too_great_for_64_bits_are_drawn_at_their_limit(p: CountPredictive) -> None:
+    draws = p.simulate(20)
+    assert 2**61 < int(draws.max()) < 2**63 - 1
+    assert int(draws.min()) >= 0
+
+
+def test_quantiles_of_great_rates_in_float32() -> None:
+    log_rates = torch.tensor([[38.0]])
+    p = PoissonPredictive(log_rates)
+    mean = float(log_rates.double().exp())
+    for q, expected in ((0.5, 0.0), (0.025, -1.95996)):
+        found = (float(p.quantile(q)) - mean) / mean**0.5
+        assert found == pytest.approx(expected, abs=0.01)

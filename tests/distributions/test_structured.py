@@ -27,6 +27,7 @@ from bayesify import (
     MeanFieldGaussian,
     PosteriorByGroup,
     PosteriorFamily,
+    StudentT,
     fit,
     fit_replicas,
     kl_divergence,
@@ -396,3 +397,30 @@ def test_tiny_initial_standard_deviations(family: PosteriorFamily, init_std: flo
     torch.testing.assert_close(bnn.posterior.std, torch.full((8,), init_std), rtol=1e-4, atol=0.0)
     expected = torch.full((8,), math.log(init_std))
     torch.testing.assert_close(bnn.posterior.log_std, expected, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("family", [LowRankGaussian(2), MatrixGaussian(), FullGaussian()])
+@pytest.mark.parametrize("rho", [-200.0, -20.0, -14.0, 0.0])
+def test_densities_of_draws_do_not_lose_small_deviations(
+    family: PosteriorFamily, rho: float
+) -> None:
+    """At their start the families have no correlations: they are the mean field."""
+    found = []
+    for posterior in (MeanFieldGaussian, family):
+        bnn = BayesianModule(nn.Linear(20, 3), posterior=posterior, prior=StudentT())
+        with torch.no_grad():
+            bnn.posterior.mean.fill_(0.3)
+            bnn.posterior.rho.fill_(rho)
+            for name, each in bnn.posterior.named_parameters():
+                if name not in ("mean", "rho"):
+                    each.zero_()
+        noise = normals(4, bnn.posterior.noise(NoiseKey(0, Stream.TRAINING, 0), range(4)).shape[1])
+        if posterior is not MeanFieldGaussian and family == LowRankGaussian(2):
+            noise[:, 63:] = 0.0
+        noise[:, :63] = normals(4, 63, seed=1)
+        log_q = bnn.posterior.log_prob_of(bnn.posterior.draw(noise.float()))
+        log_q.sum().backward()
+        assert bnn.posterior.rho.grad is not None
+        found.append((log_q.detach(), bnn.posterior.rho.grad))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-4)

@@ -347,6 +347,12 @@ def test_classes_have_a_lower_bound() -> None:
     assert (bound[0] > expected.mean(0) - 0.5).all()
     exact = likelihood.expected_log_prob(mean, torch.zeros_like(mean), targets)
     assert torch.allclose(exact, likelihood.log_prob(mean, targets), rtol=1e-12)
+    # Of great outputs small variances are not lost.
+    great = torch.tensor([[[1e4, 0.0]]])
+    found = CategoricalLikelihood().expected_log_prob(
+        great, torch.full_like(great, 1e-3), torch.zeros(1, dtype=torch.long)
+    )
+    assert found.item() == pytest.approx(-5e-4, rel=1e-5)
     bnn = BayesianModule(mlp(), estimator=ClosedFormLastLayer())
     assert ELBO(bnn, num_data=2)(normals(2, 3), torch.tensor([0, 3])).loss.isfinite()
 

@@ -46,3 +46,15 @@ def test_densities_and_quantiles_at_any_scale(scale: float) -> None:
     # Beyond what float32 can hold as a probability.
     one = GaussianPredictive(torch.zeros(1, 1), torch.tensor(scale))
     assert one.quantile(1e-60).item() / scale == pytest.approx(stats.norm.ppf(1e-60))
+
+
+@pytest.mark.parametrize("name", ["total", "aleatoric", "epistemic"])
+def test_gradients_of_uncertainties_where_a_probability_underflows(name: str) -> None:
+    for kind, logits in (
+        (CategoricalPredictive, [[[400.0, -400.0]], [[1.0, 0.0]]]),
+        (BernoulliPredictive, [[0.5, -800.0], [1.0, 0.0]]),
+    ):
+        x = torch.tensor(logits, requires_grad=True)
+        getattr(kind.from_logits(list(x)), name).sum().backward()
+        assert x.grad is not None
+        assert bool(x.grad.isfinite().all())

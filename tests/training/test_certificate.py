@@ -269,3 +269,46 @@ def test_the_sampled_error_checks_its_arguments() -> None:
     low_rank = bf.BayesianModule(nn.Linear(3, 2), posterior=bf.LowRankGaussian())
     with pytest.raises(ValueError, match="mean field, got the posterior StructuredGaussian"):
         sampled_error(low_rank, torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
+
+
+class LogStd(bf.MeanFieldGaussian):
+    """A mean field whose rho is log std."""
+
+    std_is_softplus = False
+
+    def __init__(self, mean: Tensor, std: Any) -> None:
+        super().__init__(mean, std)
+        with torch.no_grad():
+            self.rho.copy_(torch.as_tensor(std).log())
+
+    @property
+    def full_std(self) -> Tensor:
+        return self.rho.exp()
+
+    @property
+    def log_std(self) -> Tensor:
+        return self.rho
+
+    @property
+    def log_std_slope(self) -> Tensor:
+        return torch.ones_like(self.rho)
+
+
+def test_the_kl_of_a_subclass_with_another_std_is_its_own() -> None:
+    torch.manual_seed(0)
+    bnn = bf.BayesianModule(
+        nn.Linear(30, 2),
+        posterior=LogStd,
+        prior=bf.Gaussian(1.0),
+        prior_mean="initial",
+        init_std=1.7,
+    )
+    x = torch.randn(400, 30)
+    y = bnn.mean_outputs(x).argmax(-1)
+    found = bf.certify(bnn, x, y, prior_indices=(), num_samples=100)
+    with torch.no_grad():
+        expected = float(bf.ELBO(bnn, num_data=400)(x, y).kl)
+    assert found.kl == pytest.approx(expected, rel=1e-5)
+    assert found.kl > 20.0
+    with pytest.raises(TypeError, match=r"init_std needs a posterior whose std is softplus\(rho\)"):
+        bf.StreamingELBO(bnn, num_data=10, init_std=1.0)

@@ -274,3 +274,13 @@ def test_half_precision_does_not_round_the_prior(dtype: torch.dtype) -> None:
     kl, _ = elbo.complexity(None, 0, range(1))
     assert kl.item() == 0.0
     assert elbo.double().std_before.dtype == torch.float64
+
+
+def test_standard_deviations_that_underflow_leave_a_finite_kl() -> None:
+    bnn = bf.BayesianModule(nn.Linear(3, 2))
+    with torch.no_grad():
+        bnn.posterior.rho.fill_(-110.0)
+    terms = bf.StreamingELBO(bnn, num_data=10)(torch.ones(4, 3), torch.zeros(4, dtype=torch.long))
+    terms.loss.backward()
+    assert terms.kl.item() == 0.0
+    assert all(bool(p.grad.isfinite().all()) for p in bnn.parameters() if p.grad is not None)

@@ -63,14 +63,24 @@ class Correlation(WideModule, ABC):
         """Return the standard deviation of each weight, shape (n,)."""
 
     def log_std(self, log_scale: Tensor) -> Tensor:
-        """Return the logarithm of :meth:`std`, shape (n,), of logarithms of scales.
+        """Return the logarithm of :meth:`std`, shape (n,), of logarithms of scales."""
+        unit, relative = self._relative(log_scale)
+        return unit + self.std(relative).log()
 
-        Of scales that differ by a factor the standard deviations do too.
+    def standardised(self, log_scale: Tensor, noise: Tensor) -> Tensor:
+        """Return :meth:`deviations` in units of :meth:`std`, shape (S, n), finite for any scale."""
+        _, relative = self._relative(log_scale)
+        return self.deviations(relative, noise) / self.std(relative)
+
+    def _relative(self, log_scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Split scales into the logarithm of a unit and what is left, which does not underflow.
+
+        Of scales that differ by a factor deviations and standard deviations do too.
         """
         if self.scale_is_own:
-            return log_scale + self.std(torch.ones_like(log_scale)).log()
+            return log_scale, torch.ones_like(log_scale)
         most = log_scale.detach().amax()
-        return most + self.std((log_scale - most).exp()).log()
+        return most, (log_scale - most).exp()
 
     def given(self, scale: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Return shift and std, shapes (n,), given which the weights are independent Gaussians.

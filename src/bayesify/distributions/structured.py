@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.noise.keys import NoiseKey
 
 __all__ = ["Group", "MomentsGiven", "PosteriorFamily", "ScaledGroup", "StructuredGaussian"]
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -110,14 +113,16 @@ class StructuredGaussian(GaussianPosterior):
     @property
     def log_std(self) -> Tensor:
         """Its logarithm, shape (D,), finite where the scales underflow too."""
+        with self._without_autocast():
+            pairs = zip(self._correlations, self._log_scales, strict=True)
+            return self._join([c.log_std(log_scale) for c, log_scale in pairs])
+
+    @property
+    def _log_scales(self) -> list[Tensor]:
         scale = softplus(self.rho)
         # softplus underflows where its logarithm is rho.
         is_known = scale > 2.0 * torch.finfo(scale.dtype).tiny
-        log_scale = torch.where(is_known, scale.where(is_known, 1.0).log(), self.rho)
-        log_scales = self._split(log_scale)
-        with self._without_autocast():
-            pairs = zip(self._correlations, log_scales, strict=True)
-            return self._join([c.log_std(log_scale) for c, log_scale in pairs])
+        return self._split(torch.where(is_known, scale.where(is_known, 1.0).log(), self.rho))
 
     def noise(self, key: NoiseKey, samples: range) -> Tensor:
         """Draw the standard normals that :meth:`draw` needs, shape (S, ``noise_size``)."""
@@ -199,9 +204,15 @@ class StructuredGaussian(GaussianPosterior):
         return not all(bool(self.mask[place].all()) for place in places)
 
     def log_prob_of(self, draw: WeightDraw) -> Tensor:
-        """Return the log density of each weight of a draw under its marginal, in nats, (S, D)."""
-        marginals = MeanFieldGaussian.log_prob
-        return marginals(self, draw.weights)  # type: ignore[arg-type]
+        """Return the log density of each weight of a draw under its marginal, in nats, (S, D).
+
+        Computed from the noise, since w - mean is rounded to the precision of w.
+        """
+        normals = draw.noise.split([c.num_normals for c in self._correlations], dim=-1)
+        parts = zip(self._correlations, self._log_scales, normals, strict=True)
+        with self._without_autocast():
+            z = self._join([c.standardised(log_scale, part) for c, log_scale, part in parts])
+        return -0.5 * z.square() - self.log_std - _HALF_LOG_2PI
 
     def total_correlation(self) -> Tensor:
         """KL from q to the product of its marginals, in nats, over the unpruned weights."""

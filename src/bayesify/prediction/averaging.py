@@ -148,11 +148,20 @@ def _normalise(probs: Tensor) -> tuple[Tensor, Tensor]:
     """
     largest = probs.argmax(-1, keepdim=True)
     others = _scatter(probs, largest, 0.0)
-    terms = torch.special.entr(others).sum(-1, keepdim=True)
+    terms = _entropies(others).sum(-1, keepdim=True)
     rest = others.sum(-1, keepdim=True)
     top = 1.0 - rest
     total = terms.addcmul_(top, rest.neg_().log1p_(), value=-1.0)
     return _scatter(others, largest, top), total.squeeze(-1)
+
+
+def _entropies(probs: Tensor) -> Tensor:
+    """Compute -p log p, elementwise."""
+    if not probs.requires_grad:
+        return torch.special.entr(probs)
+    # The slope at 0 is infinite, and times the slope 0 of exp not a number.
+    is_there = probs > 0.0
+    return torch.special.entr(probs.where(is_there, 1.0)).where(is_there, 0.0)
 
 
 def _scatter(tensor: Tensor, index: Tensor, value: Tensor | float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ __all__ = [
 
 #: Limit of the bisection for a quantile, enough for 64 bits.
 _MAX_STEPS = 64
-#: Greater quantiles do not fit into 64 bits.
+#: Greater quantiles do not fit into 64 bits, and no counts are drawn of greater means.
 _LARGEST = 2.0**62
 #: From here Stirling's series of the log-gamma function has full precision.
 _MANY = 15.0
@@ -88,7 +89,10 @@ class CountPredictive(NumericPredictive):
             ValueError: q is not strictly between 0 and 1.
         """
         check_level(q)
-        mean, std = self.mean.double(), self.total.double().sqrt()
+        # In float64: of great rates the rounding of the mean exceeds the std.
+        wide: CountPredictive = copy.copy(self)
+        object.__setattr__(wide, "log_rates", self.log_rates.double())
+        mean, std = wide.mean, wide.total.sqrt()
         # Cantelli's inequality bounds the quantile. Bisection then keeps F(low) < q <= F(high).
         low = (mean - std * math.sqrt((1.0 - q) / q)).floor().clamp(min=0.0) - 1.0
         high = (mean + std * math.sqrt(q / (1.0 - q))).ceil().clamp(max=_LARGEST)
@@ -152,7 +156,7 @@ class PoissonPredictive(CountPredictive):
         index: Tensor,  # noqa: ARG002
         generator: np.random.Generator,
     ) -> npt.NDArray[np.int64]:
-        return generator.poisson(rates)
+        return generator.poisson(np.minimum(rates, _LARGEST))
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +222,8 @@ class NegativeBinomialPredictive(CountPredictive):
     ) -> npt.NDArray[np.int64]:
         dispersion = self.dispersion.double().expand(self.log_rates.shape).gather(0, index).cpu()
         shape = 1.0 / dispersion.numpy()
-        return generator.poisson(rates * generator.gamma(shape) / shape)
+        means = np.minimum(rates * generator.gamma(shape) / shape, _LARGEST)
+        return generator.poisson(means)
 
 
 def poisson_log_prob(log_rates: Tensor, counts: Tensor) -> Tensor:
@@ -280,10 +285,12 @@ def _negative_binomial_of_many(log_rates: Tensor, y: Tensor, alpha: Tensor) -> T
     # first cancels terms of size y, the second, with t + d instead of t, terms of size r.
     r = 1.0 / alpha
     d, whole = log_rates - y.log(), y + r
-    great, small = torch.maximum(r, y), torch.minimum(r, y)
+    # Not by maximum and minimum: where r = y each has half of the gradient.
+    is_less = r < y
+    great, small = torch.where(is_less, y, r), torch.where(is_less, r, y)
     by_count = y * d - (y + great) * _log_of_mixed_exp(y / (y + great), d)
     by_shape = -small * d - (y + small) * _log_of_mixed_exp(small / (y + small), -d)
-    large = torch.where(r < y, by_shape, by_count)
+    large = torch.where(is_less, by_shape, by_count)
     near, far = r.clamp(max=_MANY), r.clamp(min=_MANY)
     # r log r - r - log Gamma(r)
     of_shape = torch.where(

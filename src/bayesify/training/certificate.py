@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -424,7 +425,6 @@ def _exact_kl(bnn: BayesianModule) -> float:
     """KL(q || p) in float64, whose sum over millions of weights does not round."""
     q = bnn.posterior
     assert isinstance(q, MeanFieldGaussian)
-    wide = MeanFieldGaussian(q.mean.double(), 1.0)
-    wide.rho.copy_(q.rho)
+    wide = copy.deepcopy(q).double()
     centre = None if bnn.prior_mean is None else bnn.prior_mean.double()
     return float(kl_divergence(wide, bnn.weight_prior, prior_mean=centre))

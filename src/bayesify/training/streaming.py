@@ -63,7 +63,8 @@ class StreamingELBO(ELBO):
 
     Raises:
         TypeError: the posterior is not a ``MeanFieldGaussian``, the prior of a new parameter is not
-            ``Gaussian``, ``new`` is not a sequence of patterns, or ``init_std`` is no number.
+            ``Gaussian``, ``new`` is not a sequence of patterns, or ``init_std`` is no number, or
+            given for a subclass with another std.
         ValueError: ``num_data`` or ``num_samples`` is below 1, ``init_std`` is not positive and
             finite, or a pattern matches no random parameter.
 
@@ -100,6 +101,11 @@ class StreamingELBO(ELBO):
                 f"{type(posterior).__name__}; create the network with posterior=MeanFieldGaussian, "
                 'or the estimator of partial_fit with posterior="mean-field"'
             )
+        if init_std is not None and not posterior.std_is_softplus:
+            raise TypeError(
+                f"init_std needs a posterior whose std is softplus(rho), got "
+                f"{type(posterior).__name__}; leave it out, and lower the std beforehand"
+            )
         mean, std = posterior.mean.detach().clone(), posterior.full_std.detach().clone()
         log_std = posterior.log_std.detach().clone()
         fresh = _matching(bnn, new)
@@ -132,7 +138,8 @@ class StreamingELBO(ELBO):
         posterior = self.bnn.posterior
         assert isinstance(posterior, MeanFieldGaussian)
         log_ratio = posterior.log_std - self.log_std_before
-        shift = ((posterior.mean - self.mean_before) / self.std_before).square()
+        least = torch.finfo(self.std_before.dtype).tiny  # a std may underflow
+        shift = ((posterior.mean - self.mean_before) / self.std_before.clamp(min=least)).square()
         per_weight = 0.5 * (shift + torch.expm1(2.0 * log_ratio)) - log_ratio
         if posterior.mask is not None:
             per_weight = torch.where(posterior.mask, per_weight, 0.0)

@@ -71,7 +71,8 @@ class CategoricalLikelihood(Likelihood):
             >>> CategoricalLikelihood().expected_log_prob(mean, variance, torch.tensor([0]))
             tensor([[-1.3133]])
         """
-        excess = (mean + 0.5 * variance).logsumexp(-1) - mean.logsumexp(-1)
+        # Not as a difference of two sums of the size of the outputs.
+        excess = (mean.log_softmax(-1) + 0.5 * variance).logsumexp(-1)
         counted = self._counted(targets)
         log_probs = self.log_prob(mean, targets)
         return log_probs - sum_components(excess if counted is None else excess.where(counted, 0.0))
