@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,20 @@ import torch
 from tests.cases import Case, mlp, normals
 from tests.loops import loop_over
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim import LBFGS, SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from bayesify import ELBO, BayesianModule, Callback, Delta, fit, fit_replicas, kl_divergence
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    Callback,
+    Delta,
+    fit,
+    fit_replicas,
+    kl_divergence,
+    make_step,
+)
 from bayesify.datasets import TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.training.history import EpochRow
@@ -200,6 +210,7 @@ X = torch.zeros(2, 4)
     [
         ((X.numpy(), X), r"must hold tensors, got an ndarray as inputs; use torch\.as_tensor"),
         ((X, np.zeros(2)), r"must hold tensors, got an ndarray as targets; use"),
+        ((X, [0, 1]), r"must hold the targets as a tensor, got a list; use torch\.as_tensor"),
         ((X[:0], X[:0]), r"at least one example, got inputs of shape \(0, 4\); let the loader"),
     ],
 )
@@ -216,6 +227,12 @@ def test_a_minibatch_holds_tensors_of_some_examples(batch: Any, message: str) ->
             {"scheduler": "cosine"},
             "scheduler must be a scheduler of torch, or a.*'cosine'",
         ),
+        ({"scheduler": lambda *_: None}, "scheduler must return a scheduler of torch, got None"),
+        (
+            {"scheduler": lambda optimizer, _: ReduceLROnPlateau(optimizer)},
+            "without a metric, got a ReduceLROnPlateau",
+        ),
+        ({"optimizer": lambda _: None}, "or a function that returns one, got None"),
         ({"train_loader": {"x": X}}, r"minibatches \(inputs, targets\), got a dict; use"),
         ({"train_loader": X.numpy()}, r"minibatches \(inputs, targets\), got a ndarray; use"),
     ],
@@ -445,3 +462,98 @@ def test_no_epochs_change_nothing(tmp_path: Path) -> None:
 def test_no_epochs_have_no_warm_up(recwarn: pytest.WarningsRecorder) -> None:
     assert fit(Recorder(CASE.bnn()), loader(), epochs=0, kl_warmup_epochs=1) == []
     assert not recwarn.list
+
+
+def test_schedulers_and_optimisers_that_cannot_train_are_refused() -> None:
+    elbo = Recorder(CASE.bnn())
+    schedule = StepLR(SGD(elbo.parameters(), lr=0.1), 1)
+    for options in ({}, {"optimizer": SGD(elbo.parameters(), lr=0.1)}):
+        with pytest.raises(ValueError, match="of the optimizer that trains, got that of another"):
+            fit(elbo, loader(), scheduler=schedule, **options)
+    with pytest.raises(TypeError, match="of one pass, got LBFGS, whose step needs a closure"):
+        fit(elbo, loader(), optimizer=LBFGS(elbo.parameters()))
+    with pytest.raises(TypeError, match="of one pass, got LBFGS, whose step needs a closure"):
+        make_step(elbo, LBFGS(elbo.parameters()))
+    assert not elbo.inputs
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    elbo = ELBO(
+        CASE.bnn(),
+        num_data=np.int64(N),
+        num_samples=np.int64(1),
+        kl_weighting="geometric",
+        num_batches=np.int64(3),
+    )
+    fit(
+        elbo,
+        loader(),
+        epochs=1,
+        lr=np.float32(0.01),
+        rho_lr_scale=np.float32(2.0),
+        kl_warmup_epochs=np.int64(1),
+        kl_warmup_power=np.float32(2.0),
+        checkpoint_dir=tmp_path,
+    )
+    assert (tmp_path / "checkpoint.safetensors").exists()
+
+
+@loop_over("several", [fit_replicas, fit])
+def test_another_call_goes_on_with_other_orders_and_masks(several: Any) -> None:
+    """Three epochs in three calls see the minibatches of three epochs in one."""
+
+    class Recording(TensorLoader):
+        def __iter__(self) -> Iterator[Any]:
+            for pair in super().__iter__():
+                seen.append(pair[0])
+                yield pair
+
+    def inputs_of(calls: int) -> list[Tensor]:
+        seen.clear()
+        elbo = ELBO(CASE.bnn(), num_data=N)
+        data = Recording(*CASE.data(N), 8, seed=1)
+        for _ in range(calls):
+            several([elbo] if several is fit_replicas else elbo, data, epochs=3 // calls)
+        return [*seen]
+
+    seen: list[Tensor] = []
+
+    one, three = inputs_of(1), inputs_of(3)
+    assert len(one) == len(three) == 9
+    assert all(map(torch.equal, one, three))
+    assert not torch.equal(one[0], one[3])
+
+
+def test_a_callback_that_leaves_evaluation_mode_on_changes_nothing() -> None:
+    class Measuring(Callback):
+        def __init__(self, bnn: BayesianModule) -> None:
+            self.bnn = bnn
+
+        def on_epoch(self, row: Any) -> None:  # noqa: ARG002
+            self.bnn.eval()
+
+    modes: list[bool] = []
+    bnn = CASE.bnn()
+    bnn.net.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    fit(ELBO(bnn, num_data=N), loader(), epochs=3, callback=Measuring(bnn), backend="autograd")
+    assert all(modes[:9])  # of the steps; a measurement follows
+
+
+def test_a_body_that_is_trained_later_is_the_networks_own() -> None:
+    net = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 3))
+    one, two = (BayesianModule(net, seed=seed) for seed in (0, 1))
+    before = net[0].weight.clone()
+    x, y = torch.randn(32, 4), torch.randint(3, (32,))
+    for bnn, own_loop in ((one, False), (two, True)):
+        assert bnn.net[0].weight.data_ptr() == net[0].weight.data_ptr()
+        bnn.net[0].requires_grad_(True)
+        elbo = ELBO(bnn, num_data=32)
+        if own_loop:
+            optimizer = SGD(elbo.parameters(), lr=0.5)
+            elbo(x, y).loss.backward()
+            optimizer.step()
+        else:
+            fit(elbo, TensorLoader(x, y, 16), epochs=2, lr=0.1)
+        assert not torch.equal(bnn.net[0].weight, before)
+        assert torch.equal(net[0].weight, before)
+    assert not torch.equal(one.net[0].weight, two.net[0].weight)

@@ -16,12 +16,12 @@ from tests.cases import Case, mlp
 from tests.training.test_fit import CASE, N
 from tests.training.test_fit_random import torchs_loader, with_dropout
 from torch import nn
-from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR, SequentialLR
 
-from bayesify import ELBO, PruningSchedule, fit, fit_replicas, prune
+from bayesify import ELBO, PruningSchedule, StreamingELBO, fit, fit_replicas, prune
 from bayesify.datasets import TensorLoader
-from bayesify.io import read_tensors
+from bayesify.io import StorageError, read_tensors
 from bayesify.training import loop
 from bayesify.training.history import History
 from bayesify.training.schedules import cosine
@@ -274,3 +274,76 @@ def test_the_second_ctrl_c_is_immediate(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Setup().run(tmp_path, callback=Stop(twice, 1, 0))
     assert read_tensors(tmp_path / NAME)[1]["position"]["batch"] == 0
+
+
+def milestones(optimizer: Optimizer, _: int) -> MultiStepLR:
+    return MultiStepLR(optimizer, [6, 10])
+
+
+def in_turn(optimizer: Optimizer, _: int) -> SequentialLR:
+    parts = [MultiStepLR(optimizer, [2]), MultiStepLR(optimizer, [2, 3])]
+    return SequentialLR(optimizer, parts, milestones=[5])
+
+
+@pytest.mark.parametrize("scheduler", [milestones, in_turn])
+def test_milestones_are_kept(scheduler: Any, tmp_path: Path) -> None:
+    setup = Setup(fit=(("scheduler", scheduler), ("epochs", 5)))
+    expected = setup.run(tmp_path / "whole")
+    for epochs in (1, 2, 3, 5):
+        found = setup.run(tmp_path / "parts", epochs=epochs)
+    rates = [row["learning_rate"] for row in expected]
+    assert [row["learning_rate"] for row in found] == rates
+    assert len(set(rates)) == 3
+
+
+def test_an_epoch_is_resumed_with_as_many_minibatches(tmp_path: Path) -> None:
+    setup = Setup()
+    with pytest.raises(KeyboardInterrupt):
+        setup.run(tmp_path, callback=Stop(ctrl_c, 1, 1))
+    others = TensorLoader(*CASE.data(N), 4, seed=1)
+    with pytest.raises(StorageError, match="epoch of 3 minibatches; resume it with as many, got 6"):
+        fit(setup.objective(), others, epochs=EPOCHS, checkpoint_dir=tmp_path, resume=True)
+    setup.run(tmp_path)
+
+
+class Weighted(ELBO):
+    """An objective with a parameter of its own."""
+
+    def __init__(self, bnn: Any, **options: Any) -> None:
+        super().__init__(bnn, **options)
+        self.own = nn.Parameter(torch.zeros(()))
+
+    def nll(self, outputs: Any, targets: Any) -> Any:
+        return super().nll(outputs, targets) + (self.own - 1.0).square()
+
+
+def streaming(setup: Setup, *, moved: float = 0.0) -> StreamingELBO:
+    bnn = setup.objective().bnn
+    with torch.no_grad():
+        bnn.posterior.mean.add_(moved)
+    return StreamingELBO(bnn, num_data=N)
+
+
+def weighted(setup: Setup, *, moved: float = 0.0) -> Weighted:
+    made = Weighted(setup.objective().bnn, num_data=N)
+    with torch.no_grad():
+        made.own.add_(moved)
+    return made
+
+
+@pytest.mark.parametrize("make", [streaming, weighted])
+def test_what_an_objective_holds_besides_its_network_is_resumed(make: Any, tmp_path: Path) -> None:
+    """A cell that is run again makes its objective of what the first run left."""
+    setup = Setup()
+    whole = make(setup)
+    setup.run(tmp_path / "whole", whole)
+    with pytest.raises(KeyboardInterrupt):
+        setup.run(tmp_path / "parts", make(setup), callback=Stop(ctrl_c, 1, 1))
+    again = make(setup, moved=0.5)
+    setup.run(tmp_path / "parts", again)
+    found, expected = again.state_dict(), whole.state_dict()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+    plain = ELBO(setup.objective().bnn, num_data=N)
+    with pytest.raises(StorageError, match="another objective"):
+        setup.run(tmp_path / "parts", plain, epochs=EPOCHS + 1)

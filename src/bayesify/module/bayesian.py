@@ -37,10 +37,10 @@ class BayesianModule(RandomNetwork):
     """A network whose parameters are random variables with a learned posterior.
 
     The network is copied; the caller's object is never changed. Frozen parameters share its memory,
-    until other values are loaded. The random parameters are removed from the copy, so that
-    ``parameters()`` yields the parameters of the posterior, those of the likelihood and the
-    deterministic parameters of the network. Any optimiser can train these. A parameter that the
-    network shares between modules is one random variable.
+    until other values are loaded or they are trained. The random parameters are removed from the
+    copy, so that ``parameters()`` yields the parameters of the posterior, those of the likelihood
+    and the deterministic parameters of the network. Any optimiser can train these. A parameter
+    that the network shares between modules is one random variable.
 
     Args:
         net: an initialised module; its values are the initial means.

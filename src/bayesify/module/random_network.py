@@ -107,6 +107,8 @@ class RandomNetwork(nn.Module):
                 )
         self.output = output
         self.net = stateless.copy_network(net)
+        # The names of parameters that may share the memory of the caller's.
+        self._borrowed = {n for n, each in self.net.named_parameters() if not each.requires_grad}
         initial = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
         mean = initial.to(torch.promote_types(initial.dtype, torch.float32))
         try:
@@ -364,6 +366,27 @@ class RandomNetwork(nn.Module):
         # A copy, since a network may edit its weights in place, for instance by clamping them.
         mean = self.posterior.masked_mean.detach()
         return self.layout.unflatten(mean.to(self.layout.dtype, copy=True))
+
+    def own_trained_parameters(self) -> None:
+        """Give frozen parameters that are trained by now memory of their own.
+
+        Until then they share that of the network that was passed, which must not change.
+
+        Example:
+            >>> from bayesify.distributions.posteriors import Delta
+            >>> net = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2))
+            >>> network = RandomNetwork(net, posterior=Delta)
+            >>> _ = network.net[0].requires_grad_(True)
+            >>> network.own_trained_parameters()
+            >>> network.net[0].weight.data_ptr() == net[0].weight.data_ptr()
+            False
+        """
+        if not self._borrowed:
+            return
+        for name, parameter in self.net.named_parameters():
+            if parameter.requires_grad and name in self._borrowed:
+                parameter.data = parameter.data.clone()
+                self._borrowed.discard(name)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *others: Any, **options: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 CHECKPOINT_NAME = "checkpoint.safetensors"
+#: Begins the names of the objective's own parameters and buffers.
+_OWN = "objective."
 
 
 @dataclass
@@ -39,7 +42,9 @@ class Position:
     """The position of a run: finished epochs, and finished minibatches of the next epoch.
 
     ``noise`` is the source of the noise of its steps, ``processes`` how many trained together, and
-    ``shared_noise`` whether they drew the same weights.
+    ``shared_noise`` whether they drew the same weights. ``first_epoch`` is the number of the run's
+    first epoch among all of its objective, which orders the data, and ``batches`` the number of
+    minibatches of an epoch, 0 in older checkpoints.
     """
 
     epoch: int = 0
@@ -51,6 +56,8 @@ class Position:
     noise: Noise | None = None
     processes: int = 1
     shared_noise: bool = False
+    first_epoch: int = field(default=0, compare=False)
+    batches: int = field(default=0, compare=False)
 
     def begin_epoch(self, epoch: int) -> None:
         """Move to the start of an epoch."""
@@ -107,7 +114,7 @@ def read_checkpoint(
         raise StorageError(f"{path} holds a network but not the state of a run; use bayesify.load")
     check_same(path, "schedule", settings, meta["training"])
     load_trained(path, elbo, optimizer, tensors, meta)
-    scheduler.load_state_dict(meta["scheduler"])
+    scheduler.load_state_dict(_with_number_keys(meta["scheduler"]))
     # Older checkpoints do not name their noise: it was the generator's.
     return Position(**{"noise": "generator", **meta["position"]})
 
@@ -116,7 +123,7 @@ def trained_parts(elbo: ELBO, optimizer: Optimizer) -> tuple[dict[str, Tensor], 
     """Everything that training changes, as tensors and JSON, with the settings it belongs to."""
     optimizer_state = optimizer.state_dict()
     # Whole vectors, unlike a saved model: an optimiser may still update masked weights.
-    tensors: dict[str, Tensor] = dict(elbo.bnn.state_dict())
+    tensors: dict[str, Tensor] = {**elbo.bnn.state_dict(), **_own_tensors(elbo)}
     scalars: dict[str, dict[str, Any]] = {}
     for index, entries in optimizer_state["state"].items():
         for name, value in entries.items():
@@ -153,13 +160,22 @@ def load_trained(
     groups = meta["optimizer"]["groups"]
     stored = {name: each for name, each in meta["model"].items() if name != "frozen"}
     check_same(path, "network", model_meta(elbo.bnn), stored)
-    check_same(path, "objective", objective_meta(elbo), meta["objective"])
+    objective = objective_meta(elbo)
+    if "type" not in meta["objective"]:  # of the ELBO, or an older checkpoint
+        objective.pop("type", None)
+    check_same(path, "objective", objective, meta["objective"])
     check_same(path, "optimizer", type(optimizer).__name__, meta["optimizer"]["type"])
     frozen = frozen_of(elbo.bnn.net, meta["model"], str(path))
-    state = unpack_state(elbo.bnn, {**frozen, **tensors})
+    own = _own_tensors(elbo)
+    there = {name: each for name, each in tensors.items() if name.startswith(_OWN)}
+    check_same(path, "set of tensors of the objective", _shapes(own), _shapes(there))
+    others = {name: each for name, each in tensors.items() if name not in there}
+    state = unpack_state(elbo.bnn, {**frozen, **others})
     check_same(path, "set of tensors", _shapes(elbo.bnn.state_dict()), _shapes(state))
     check_same(path, "grouping of parameters", _members(optimizer.param_groups), _members(groups))
     elbo.bnn.load_state_dict(state)
+    for name, tensor in own.items():
+        tensor.copy_(there[name])
     elbo.step = meta["step"]
     elbo.running = meta.get("running", {})  # older checkpoints are of the ELBO, which has none
     optimizer.load_state_dict({"state": _optimizer_state(tensors, meta), "param_groups": groups})
@@ -167,7 +183,10 @@ def load_trained(
 
 def objective_meta(elbo: ELBO) -> dict[str, Any]:
     """The settings of the objective, as JSON."""
+    # The ELBO has no name there, as in older checkpoints.
+    kind = {} if type(elbo) is ELBO else {"type": type(elbo).__name__}
     return {
+        **kind,
         "num_data": elbo.num_data,
         "kl": elbo.kl,
         "kl_weighting": elbo.kl_weighting,
@@ -178,13 +197,22 @@ def objective_meta(elbo: ELBO) -> dict[str, Any]:
     }
 
 
+def _own_tensors(elbo: ELBO) -> dict[str, Tensor]:
+    """Return the parameters and buffers of an objective that are not its network's."""
+    return {
+        f"{_OWN}{name}": value.detach()
+        for name, value in elbo.state_dict().items()
+        if isinstance(value, Tensor) and not name.startswith("bnn.") and "_extra_state" not in name
+    }
+
+
 def scheduler_meta(scheduler: LRScheduler) -> dict[str, Any]:
     """A scheduler's state, as JSON.
 
     Raises:
         TypeError: it holds something that JSON does not.
     """
-    state = scheduler.state_dict()
+    state: dict[str, Any] = _with_listed_keys(scheduler.state_dict())
     try:
         json.dumps(state)
     except TypeError as error:
@@ -194,6 +222,28 @@ def scheduler_meta(scheduler: LRScheduler) -> dict[str, Any]:
             "bayesify.training.schedules.cosine"
         ) from error
     return state
+
+
+#: The only name in a mapping whose keys are numbers, as those of milestones; JSON has none such.
+_COUNTS = "counts by number"
+
+
+def _with_listed_keys(state: Any) -> Any:
+    """Write mappings with whole numbers as keys as lists of pairs, also within others."""
+    if isinstance(state, Mapping):
+        if state and all(isinstance(key, int) for key in state):
+            return {_COUNTS: [[key, _with_listed_keys(state[key])] for key in state]}
+        return {key: _with_listed_keys(value) for key, value in state.items()}
+    return [_with_listed_keys(each) for each in state] if isinstance(state, list) else state
+
+
+def _with_number_keys(state: Any) -> Any:
+    """Undo :func:`_with_listed_keys`; what it wrote are counts, as in ``MultiStepLR``."""
+    if isinstance(state, dict):
+        if set(state) == {_COUNTS}:
+            return Counter({key: _with_number_keys(value) for key, value in state[_COUNTS]})
+        return {key: _with_number_keys(value) for key, value in state.items()}
+    return [_with_number_keys(each) for each in state] if isinstance(state, list) else state
 
 
 def _optimizer_state(tensors: dict[str, Tensor], meta: dict[str, Any]) -> dict[int, dict[str, Any]]:

@@ -36,7 +36,8 @@ def choose_coreset(
 
     Raises:
         TypeError: ``inputs`` is not a tensor, or ``size`` not an integer.
-        ValueError: ``method`` is unknown, ``size`` is out of range, or inputs are not finite.
+        ValueError: ``method`` is unknown, ``size`` is out of range, or, for "k-center",
+            inputs are not finite.
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [9.0]])

@@ -147,8 +147,8 @@ class ELBO(nn.Module):
         self.kl = kl
         self.kl_weighting = kl_weighting
         self.temperature = float(temperature)
-        self.num_samples = num_samples
-        self.num_batches = num_batches
+        self.num_samples = operator.index(num_samples)
+        self.num_batches = None if num_batches is None else operator.index(num_batches)
         self.fused = fused
         self._step = make_counter()
         self._drawn_weights = DrawnWeights()
@@ -180,8 +180,10 @@ class ELBO(nn.Module):
         """
         bnn = self.bnn
         bnn.estimator.check_num_samples(self.num_samples)
-        if not torch.compiler.is_compiling() and self.step == 0:
-            check_not_copied(inputs, targets)
+        if not torch.compiler.is_compiling():
+            bnn.own_trained_parameters()
+            if self.step == 0:
+                check_not_copied(inputs, targets)
         # Each process of a distributed run has its own samples.
         first = process_rank() * self.num_samples
         samples = range(first, first + self.num_samples)

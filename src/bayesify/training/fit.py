@@ -57,8 +57,10 @@ def fit(
     All randomness is a function of the network's seed, the epoch and the step: the noise, the order
     of the data and dropout. Torch's global generators are seeded at each step and restored
     afterwards. A run that is stopped and resumed therefore ends with the same weights, bit for bit
-    on one machine, as an uninterrupted one; docs/adr/0004 names the exception. Ctrl-C ends the
-    step, writes a checkpoint and raises KeyboardInterrupt.
+    on one machine, as an uninterrupted one; docs/adr/0004 names an exception, and what is
+    drawn in workers that persist (``persistent_workers=True``) is another. Ctrl-C ends the step,
+    writes a checkpoint and raises KeyboardInterrupt. A further call goes on with other orders
+    of the data and other masks: its epochs are counted on from the steps of the objective.
 
     Under ``torch.distributed`` all processes call ``fit`` alike and train one network together:
     each takes its rows of every minibatch and weights of its own, and the gradients are added up.
@@ -116,9 +118,10 @@ def fit(
 
     Raises:
         TypeError: an argument is of another type, such as a function as callback.
-        ValueError: an argument is out of its range, the objective's ``num_data`` is not what
-            the loader brings, or ``backend`` does not support the run; or several processes
-            differ in an argument, in the data or in the checkpoint.
+        ValueError: an argument is out of its range, the objective's ``num_data`` is not the
+            number of examples of a loader that knows it, ``backend`` does not support the run, or
+            the scheduler is one of another optimiser; or several processes differ in an argument,
+            in the data or in the checkpoint.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
         NonFiniteLossError: the loss or a parameter is NaN or infinite.
         StorageError: the checkpoint is damaged or of another run.
@@ -160,7 +163,8 @@ def fit(
         elbo,
         made,
         constant if scheduler is None else scheduler,
-        max(1, epochs * batches),
+        epochs,
+        batches,
         warmup,
         None if checkpoint_dir is None else Path(checkpoint_dir),
         resume=resume,
@@ -188,7 +192,7 @@ def fit(
             minibatches(
                 division.loader,
                 seed=elbo.bnn.seed,
-                epoch=epoch,
+                epoch=position.first_epoch + epoch,
                 skip=first,
                 length=batches,
                 rank=rank,

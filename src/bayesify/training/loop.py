@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_map_only
 
+from bayesify.io import StorageError
 from bayesify.module.inputs import Inputs
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.threads import one_thread_if_small, rows_of
@@ -135,7 +136,8 @@ class Member:
         elbo: ELBO,
         optimizer: Optimizer,
         scheduler: LRScheduler | ScheduleFactory,
-        total_steps: int,
+        epochs: int,
+        batches: int,
         warmup: KLWarmup,
         folder: Path | None,
         *,
@@ -147,7 +149,8 @@ class Member:
         """A network at its start, or where its checkpoint in ``folder`` left it.
 
         Raises:
-            TypeError: ``scheduler`` is no scheduler and no function.
+            TypeError: ``scheduler`` is no scheduler and no function of one, or steps by a metric.
+            ValueError: it is the scheduler of another optimiser.
             FileExistsError: there is a checkpoint and ``resume`` is False.
             StorageError: the checkpoint is damaged or of another run.
         """
@@ -158,7 +161,8 @@ class Member:
                     "scheduler must be a scheduler of torch, or a function of optimiser and total "
                     f"number of steps as in bayesify.training.schedules, got {schedule!r}"
                 )
-            schedule = schedule(optimizer, total_steps)
+            schedule = schedule(optimizer, max(1, epochs * batches))
+        _check_schedule(schedule, optimizer)
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         settings = {**warmup.settings, "lr": rates}
         if pruning is not None:
@@ -171,6 +175,14 @@ class Member:
                     f"{path} exists already; pass resume=True to resume it, or another folder"
                 )
             position = read_checkpoint(path, elbo, optimizer, schedule, settings)
+            if position.batch and position.batches not in (0, batches):
+                raise StorageError(
+                    f"{path} is of a run that was interrupted within an epoch of "
+                    f"{position.batches} minibatches; resume it with as many, got {batches}"
+                )
+        else:
+            position.first_epoch = -(-elbo.step // batches)
+        position.batches = batches
         processes = Processes.alone() if processes is None else processes
         return cls(elbo, optimizer, schedule, settings, path, position, frozen, processes)
 
@@ -243,6 +255,24 @@ class Member:
         return untrained_columns(found), None
 
 
+def _check_schedule(schedule: object, optimizer: Optimizer) -> None:
+    if not isinstance(schedule, LRScheduler):
+        raise TypeError(
+            f"the function scheduler must return a scheduler of torch, got {schedule!r}"
+        )
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise TypeError(
+            "scheduler must be stepped after each minibatch without a metric, got a "
+            "ReduceLROnPlateau; use one such as bayesify.training.schedules.cosine, or step it in "
+            "a callback"
+        )
+    if getattr(schedule, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            "scheduler must be one of the optimizer that trains, got that of another; pass its "
+            "optimizer= too, or a function of optimiser and total number of steps as scheduler"
+        )
+
+
 def run_epochs(
     members: Sequence[Member],
     step: TrainStep,
@@ -282,7 +312,6 @@ def run_epochs(
     for member in members:
         if member.path is not None:
             member.path.parent.mkdir(parents=True, exist_ok=True)
-        member.elbo.train()
         if start.epoch < epochs:  # the last epoch is another now
             member.position.sums.pop(_LACKS_COMPARISON, None)
     passes = 1 if separate else sum(member.elbo.num_samples for member in members)
@@ -308,6 +337,7 @@ def run_epochs(
                 start.sums.pop("error", None)
             meters = [EpochMeter(each.elbo, batches, each.position.sums) for each in members]
             for member in members:
+                member.elbo.train()  # a callback may have measured in evaluation mode
                 rate = member.optimizer.param_groups[0]["lr"]
                 member.position.sums.setdefault("learning_rate", rate)
 

@@ -116,7 +116,7 @@ def pair_of(minibatch: Any, device: torch.device | None = None) -> tuple[Inputs,
         device: where tensors on the CPU are moved; None leaves them there.
 
     Raises:
-        TypeError: inputs or targets are arrays of NumPy.
+        TypeError: the inputs are an array of NumPy, or the targets are no tensor.
         ValueError: a mapping has no "labels", anything else is no pair, or there are no examples.
 
     Example:
@@ -151,6 +151,11 @@ def _checked(pair: tuple[Inputs, Tensor], device: torch.device | None) -> tuple[
             raise TypeError(
                 f"a minibatch must hold tensors, got an ndarray as {name}; use torch.as_tensor, or "
                 "a DataLoader, whose default collate_fn does"
+            )
+        if name == "targets" and not isinstance(part, Tensor):
+            raise TypeError(
+                f"a minibatch must hold the targets as a tensor, got a {type(part).__name__}; use "
+                "torch.as_tensor, or a DataLoader, whose default collate_fn does"
             )
         if isinstance(part, Tensor) and part.dim() and not len(part):
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +16,8 @@ from torch.optim import Optimizer
 from bayesify.training.elbo import ELBO
 
 __all__ = [
-    *("OptimizerFactory", "check_decay", "check_holds", "group_of", "make_optimizer"),
-    *("parameter_groups", "separate_rho"),
+    *("OptimizerFactory", "check_decay", "check_holds", "check_takes_steps", "group_of"),
+    *("make_optimizer", "parameter_groups", "separate_rho"),
 ]
 
 #: A function of parameter groups that builds an optimiser, such as torch's optimiser classes.
@@ -40,6 +41,7 @@ def parameter_groups(elbo: ELBO) -> list[dict[str, Any]]:
         >>> [group["weight_decay"] for group in optimizer.param_groups]
         [0.01, 0.0]
     """
+    elbo.bnn.own_trained_parameters()
     rho = getattr(elbo.bnn.posterior, "rho", None)
     rest = [p for p in elbo.parameters() if p.requires_grad and p is not rho]
     groups: list[dict[str, Any]] = [{"params": rest}] if rest else []
@@ -71,7 +73,8 @@ def make_optimizer(
     Raises:
         ValueError: ``rho_lr_scale`` or ``lr`` is not positive, or cannot be applied; or the
             optimiser holds no parameter of the objective, or has weight decay for rho.
-        TypeError: ``optimizer`` is neither an optimiser nor a function, or a rate is no number.
+        TypeError: ``optimizer`` is neither an optimiser nor a function of one, or needs a closure;
+            or a rate is no number.
     """
     given: Any = rho_lr_scale
     if not isinstance(given, Real):
@@ -101,11 +104,13 @@ def make_optimizer(
                 "groups, such as functools.partial(torch.optim.Adam, lr=1e-3), not an optimiser"
             )
         check_decay(elbo, optimizer)
+        check_takes_steps(optimizer)
         return optimizer
     groups = parameter_groups(elbo)
     if optimizer is None:  # fused: one pass over the flat vectors a step
-        optimizer = partial(torch.optim.Adam, lr=1e-3 if lr is None else lr, fused=True)
+        optimizer = partial(torch.optim.Adam, lr=1e-3 if lr is None else float(lr), fused=True)
     made = optimizer(groups)
+    check_takes_steps(made)
     check_decay(elbo, made)
     if rho_lr_scale != 1.0:
         rho = getattr(elbo.bnn.posterior, "rho", None)
@@ -115,7 +120,7 @@ def make_optimizer(
                 "rho_lr_scale needs a posterior with a rho, and an optimiser that keeps it in a "
                 "parameter group of its own"
             )
-        group[0]["lr"] *= rho_lr_scale
+        group[0]["lr"] *= float(rho_lr_scale)
     return made
 
 
@@ -158,12 +163,37 @@ def check_holds(elbo: ELBO, optimizer: Optimizer) -> None:
         Traceback (most recent call last):
         ValueError: the optimizer must hold parameters of the objective, but it holds none of ...
     """
+    elbo.bnn.own_trained_parameters()
     own = set(elbo.parameters())
     if not any(p in own for group in optimizer.param_groups for p in group["params"]):
         raise ValueError(
             "the optimizer must hold parameters of the objective, but it holds none of them: "
             "the network was copied when it was made Bayesian; make it from "
             "bayesify.parameter_groups(elbo)"
+        )
+
+
+def check_takes_steps(optimizer: object) -> None:
+    """Check that something is an optimiser whose step needs no closure.
+
+    Raises:
+        TypeError: it is not, or it does, as that of L-BFGS.
+
+    Example:
+        >>> check_takes_steps(torch.optim.LBFGS([torch.zeros(1, requires_grad=True)]))
+        Traceback (most recent call last):
+        TypeError: the optimizer must step by the gradients of one pass, got LBFGS, whose step ...
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            "optimizer must be a torch.optim.Optimizer or a function that returns one, got "
+            f"{optimizer!r}"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            "the optimizer must step by the gradients of one pass, got "
+            f"{type(optimizer).__name__}, whose step needs a closure; use it in a loop of your own"
         )
 
 

@@ -14,7 +14,7 @@ from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import BackendName, make_backend
 from bayesify.training.checks import check_can_divide, check_objective
 from bayesify.training.elbo import ELBO, ELBOTerms
-from bayesify.training.optimizers import check_decay, check_holds
+from bayesify.training.optimizers import check_decay, check_holds, check_takes_steps
 from bayesify.training.processes import Processes
 
 __all__ = ["Step", "make_step"]
@@ -75,7 +75,8 @@ def make_step(
         shared_noise: see ``fit``.
 
     Raises:
-        TypeError: ``elbo`` is no ``ELBO``, or ``optimizer`` no optimiser.
+        TypeError: ``elbo`` is no ``ELBO``, or ``optimizer`` no optimiser, or one that needs a
+            closure.
         ValueError: ``backend`` is unknown, or does not support this objective and optimiser; the
             optimiser holds no parameter of the objective, or has weight decay for rho; or the
             objective cannot be divided among several processes.
@@ -99,6 +100,7 @@ def make_step(
         )
     check_holds(elbo, optimizer)
     check_decay(elbo, optimizer)
+    check_takes_steps(optimizer)
     check_can_divide(elbo)
     processes = Processes(shared_noise=shared_noise)
     begin_together(elbo, processes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -61,6 +62,14 @@ class PruningSchedule:
         check_pruning(self.fraction, self.criterion)
         if self.fraction == 0.0:
             raise ValueError("fraction must be above 0, got 0; leave out pruning to prune nothing")
+        numbers: dict[str, Any] = {
+            "from_epoch": self.from_epoch,
+            "until_epoch": self.until_epoch,
+            "power": self.power,
+        }
+        for name, value in numbers.items():
+            if not isinstance(value, Real):
+                raise TypeError(f"{name} must be a number, got {value!r}")
         if not 0.0 <= self.from_epoch < self.until_epoch < math.inf:
             raise ValueError(
                 "from_epoch must be at least 0 and below until_epoch, got "

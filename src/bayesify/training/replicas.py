@@ -45,9 +45,9 @@ def fit_replicas(
     """Train K networks of one architecture at once, as error bars, ensembles and grids need.
 
     Each becomes what ``fit`` would make of it alone with the same minibatches, to rounding: they
-    share nothing but the work. Seeds, the numbers of their priors, initial values, temperatures
-    and learning rates may differ. Where one network is too small for the machine, as on a GPU, K
-    of them take little more time than one.
+    share nothing but the work. Dropout has other masks than there. Seeds, the numbers of their
+    priors, initial values, temperatures and learning rates may differ. Where one network is too
+    small for the machine, as on a GPU, K of them take little more time than one.
 
     Args:
         elbos: one objective for each network, with one weight sample a step.
@@ -116,7 +116,8 @@ def fit_replicas(
             elbo,
             make_optimizer(elbo, factory, rho_lr_scale, lr),
             constant if scheduler is None else scheduler,
-            max(1, epochs * batches),
+            epochs,
+            batches,
             warmup,
             None if checkpoint_dir is None else Path(checkpoint_dir) / f"replica-{number}",
             resume=resume,
@@ -140,6 +141,7 @@ def fit_replicas(
         )
 
     def minibatches_of(epoch: int, skip: int) -> Generator[Minibatch, None, None]:
+        epoch += first.first_epoch
         return _joint_minibatches(loaders, elbos, epoch, skip, batches, separate=separate)
 
     try:

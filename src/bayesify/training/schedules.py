@@ -72,6 +72,8 @@ class KLWarmup:
         for name, given in (("epochs", self.epochs), ("power", self.power)):
             if not isinstance(given, Real):
                 raise TypeError(f"kl_warmup_{name} must be a number, got {given!r}")
+            if not isinstance(given, int | float):  # a number of NumPy, which JSON does not know
+                object.__setattr__(self, name, float(given))
         if not (self.epochs >= 0 and math.isfinite(self.epochs)):
             raise ValueError(f"kl_warmup_epochs must be at least 0, got {self.epochs}")
         if not (self.power > 0 and math.isfinite(self.power)):
