@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,12 @@ def test_the_zoo(name: str, suffix: str, tmp_path: Path) -> None:
         with pytest.raises(ExportError, match=cause):
             EXPORTS[suffix](frozen, path, example)
         assert not path.exists()
+
+
+def test_infinite_and_undefined_outputs_are_compared() -> None:
+    inf, nan = math.inf, math.nan
+    expected = {"m": torch.tensor([-inf, nan, 2.0])}
+    assert largest_difference([torch.tensor([-inf, nan, 2.5])], expected) == 0.25
+    for wrong in ([0.0, nan, 2.0], [-inf, 0.0, 2.0], [-inf, nan, inf], [inf, nan, 2.0]):
+        with pytest.raises(ExportError, match="is not finite as PyTorch's is"):
+            largest_difference([torch.tensor(wrong)], expected)

@@ -271,3 +271,40 @@ def test_a_network_of_zeros_is_a_few_bytes() -> None:
     assert not any(
         bool(each.any()) for each in decompressed(content, nn.Linear(100, 100)).parameters()
     )
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
+def test_a_parameter_without_axes(tmp_path: Path) -> None:
+    bnn = bf.BayesianModule(Scaled())
+    bf.compress(bnn, tmp_path / "net.bfz", step_size=0.1)
+    found = bf.decompress(tmp_path / "net.bfz", Scaled())
+    assert found.scale.item() == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_std_that_underflows_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    bnn = bf.BayesianModule(nn.Linear(4, 5))
+    with torch.no_grad():
+        bnn.posterior.rho[0] = -110.0
+    with pytest.raises(ValueError, match="below 2\\^30 steps"):
+        bf.compress(bnn, tmp_path / "net.bfz")
+    assert not (tmp_path / "net.bfz").exists()
+
+
+def test_arguments_that_are_no_number_and_no_file() -> None:
+    bnn = bf.BayesianModule(nn.Linear(4, 5))
+    with pytest.raises(TypeError, match="step_size must be a number, got '1'"):
+        bf.compress(bnn, "net.bfz", step_size="1")  # type: ignore[arg-type]
+    for path in ("", "."):
+        with pytest.raises(OSError, match="Is a directory"):
+            bf.compress(bnn, path)
+    with pytest.raises(TypeError, match="from_epoch must be a number, got '0'"):
+        bf.PruningSchedule(0.5, from_epoch="0", until_epoch=1)  # type: ignore[arg-type]

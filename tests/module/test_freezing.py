@@ -243,3 +243,29 @@ def test_opposite_weight_samples_are_refused() -> None:
         bf.freeze(make_mlp(), 2, estimator=bf.WeightSampling(antithetic=True))
     with pytest.raises(TypeError, match=r"quantiles must be a sequence of levels, got 0.5"):
         bf.freeze(make_mlp(likelihood=bf.GaussianLikelihood(1.0)), 2, quantiles=0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", ["", "0", "2", "2.0"])
+@pytest.mark.parametrize("before", [False, True])
+def test_hooks_are_not_lost(place: str, before: bool) -> None:
+    net = make_mlp().to_module()
+    module = net.get_submodule(place)
+    if before:
+        module.register_forward_pre_hook(lambda _, args: (3.0 * args[0],))
+    else:
+        module.register_forward_hook(lambda _, args, output: 3.0 * output)  # noqa: ARG005
+    bnn = bf.BayesianModule(net, init_std=0.2)
+    check_equal(bf.freeze(bnn, 16), bnn.predict(X, 16))
+    with pytest.raises(ValueError, match="has hooks, or a forward of its own"):
+        bf.freeze(bnn, 16, estimator=LOCAL)
+
+
+@pytest.mark.parametrize("level", [1e-6, 1.0 - 1e-6])
+def test_levels_that_float32_does_not_resolve_are_refused(level: float) -> None:
+    bnn = make_mlp(1, likelihood=bf.GaussianLikelihood(0.5))
+    with pytest.raises(ValueError, match=r"level from 0\.0001 to 0\.9999"):
+        bf.freeze(bnn, 8, quantiles=(level,))
+    frozen = bf.freeze(bnn, 8, estimator=SAMPLING, quantiles=(1e-4, 1.0 - 1e-4))
+    predicted = bnn.predict(X, 8)
+    expected = torch.stack([predicted.quantile(q) for q in (1e-4, 1.0 - 1e-4)], -1)
+    torch.testing.assert_close(frozen(X).quantiles, expected, atol=3e-4, rtol=0.0)

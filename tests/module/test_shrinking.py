@@ -357,3 +357,37 @@ def test_an_edit_of_a_tensor_that_is_used_again_is_not_lost() -> None:
     x = normals(4, 3)
     check_same_outputs(net, shrink(net, x), x)
     assert math.isfinite(float(shrink(net, x)(x).detach().sum()))
+
+
+class MeanAndScale(nn.Module):
+    """Takes its two outputs apart, which leaves one axis of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        with torch.no_grad():
+            self.body[0].weight[:5] = 0.0
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        outputs = self.body(x)
+        return outputs[:, 0], outputs[:, 1].exp(), outputs.flatten()
+
+
+def test_outputs_that_are_taken_apart() -> None:
+    net, x = MeanAndScale().double(), normals(3, 4)
+    small = shrink(net, x)
+    assert small.body[0].out_features == 3
+    for found, expected in zip(small(x), net(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_units_that_a_hook_mixes_are_kept() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    net[1].register_forward_hook(lambda _, args, output: output.softmax(-1))  # noqa: ARG005
+    with torch.no_grad():
+        net[0].weight[:4] = 0.0
+        net[0].bias[:4] = 0.5
+    x = normals(3, 4)
+    small = shrink(net, x)
+    assert small[0].out_features == 8
+    torch.testing.assert_close(small(x), net(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +71,11 @@ def largest_difference(found: Sequence[Tensor], expected: Mapping[str, Tensor]) 
         if not own.numel():
             continue
         value, wide = value.double(), own.double()
-        difference = (value - wide).abs().where(value != wide, 0.0)  # infinities may be equal
-        worst = float(difference.max()) / max(1.0, float(wide.abs().max()))
-        if worst != worst:
+        is_same = (value == wide) | (value.isnan() & wide.isnan())  # infinities may be equal
+        difference = (value - wide).abs().where(~is_same, 0.0)
+        finite = wide[wide.isfinite()].abs()
+        worst = float(difference.max()) / max([1.0, *finite.amax(0, keepdim=True).tolist()])
+        if not math.isfinite(worst):
             raise ExportError(f"the exported network's output {name} is not finite as PyTorch's is")
         largest = max(largest, worst)
     return largest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -124,6 +125,8 @@ def atomic_write(path: Path, payload: bytes | str) -> None:
     if isinstance(payload, str):
         # A path in the text may hold bytes that the locale could not decode.
         payload = payload.encode(errors="surrogateescape")
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from numbers import Real
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,8 @@ class Quantized(NamedTuple):
     @property
     def weights(self) -> torch.Tensor:
         """The weights, float64."""
-        return torch.from_numpy(self.integers * self.unit)
+        # A product with an array without axes is a number of NumPy.
+        return torch.from_numpy(np.asarray(self.integers * self.unit))
 
 
 def quantize_means(bnn: BayesianModule, step_size: float) -> dict[str, Quantized]:
@@ -37,8 +39,8 @@ def quantize_means(bnn: BayesianModule, step_size: float) -> dict[str, Quantized
         step_size: as for :func:`quantize`.
 
     Raises:
-        TypeError: the network is no BayesianModule, or its posterior has no std, as a point
-            estimate.
+        TypeError: the network is no BayesianModule, its posterior has no std, as a point estimate,
+            or step_size is no number.
         ValueError: step_size is not positive and finite, or as :func:`quantize` does.
 
     Example:
@@ -53,6 +55,9 @@ def quantize_means(bnn: BayesianModule, step_size: float) -> dict[str, Quantized
             "a BayesianModule is needed, from whose stds the steps of compression follow, got "
             f"{type(bnn).__name__}"
         )
+    given: Any = step_size
+    if not isinstance(given, Real):
+        raise TypeError(f"step_size must be a number, got {step_size!r}")
     if not 0.0 < step_size < float("inf"):
         raise ValueError(f"step_size must be positive and finite, got {step_size}")
     posterior = bnn.posterior
@@ -71,7 +76,7 @@ def typical_std(means: FloatArray, stds: FloatArray) -> float:
 
     It is the root of a harmonic mean of the variances with weights mean^2, so that the many weights
     of an unpruned network that are near zero compared with their std hardly count. It is 0 if all
-    means are.
+    means are, or the std of a mean that is not.
 
     Example:
         >>> typical_std(np.array([2.0, 0.0]), np.array([0.5, 1.0]))
@@ -81,7 +86,8 @@ def typical_std(means: FloatArray, stds: FloatArray) -> float:
     if not used.any():
         return 0.0
     squares = np.square(means[used])
-    return float(np.sqrt(squares.sum() / (squares / np.square(stds[used])).sum()))
+    with np.errstate(divide="ignore"):  # a std may underflow, and the result then is 0
+        return float(np.sqrt(squares.sum() / (squares / np.square(stds[used])).sum()))
 
 
 def quantize(means: FloatArray, stds: FloatArray, step_size: float) -> Quantized:
@@ -107,9 +113,9 @@ def quantize(means: FloatArray, stds: FloatArray, step_size: float) -> Quantized
     """
     if not np.isfinite(means).all():
         raise ValueError("weights must be finite, got some that are not; train again")
-    typical = typical_std(means, stds)
-    if typical == 0.0:
+    if not means.any():
         return Quantized(np.zeros(means.shape, np.int64), 0.0)
+    typical = typical_std(means, stds)
     unit = float(torch.tensor(step_size * typical, dtype=torch.bfloat16))
     if np.isinf(unit):
         raise ValueError(

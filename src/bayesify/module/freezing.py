@@ -342,6 +342,12 @@ def _not_local(bnn: BayesianModule) -> str:
     modules = list(places.values())
     if len({id(module) for module in modules}) < len(modules):
         return "a layer is used twice"
+    random = {aliases[0].rpartition(".")[0] for aliases in bnn.layout.ties}
+    for path, module in bnn.net.named_modules():
+        # Of these the chain has the operation only.
+        is_taken_apart = path in random or type(module) is nn.Sequential
+        if is_taken_apart and _runs_more(module):
+            return f"{path or 'the network'} has hooks, or a forward of its own"
     weights = set()
     for aliases in bnn.layout.ties:
         path, _, leaf = aliases[0].rpartition(".")
@@ -352,6 +358,11 @@ def _not_local(bnn: BayesianModule) -> str:
     if biases:
         return f"of layer {min(biases)} the bias is random and the weight is not"
     return ""
+
+
+def _runs_more(module: nn.Module) -> bool:
+    """Return whether a call runs more than the forward pass of the module's class."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 def _chain(net: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:

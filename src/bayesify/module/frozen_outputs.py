@@ -23,6 +23,8 @@ __all__ = ["ClassOutputs", "NumberOutputs", "frozen_head"]
 #: The bracket of a quantile, as wide as the weight samples disagree, is divided into parts, of
 #: which one is the next bracket: 8 parts in 8 steps are 24 bisections in a third of the operations.
 _PARTS, _STEPS = 8, 8
+#: The least level of a quantile; of lesser ones float32 resolves too little of the tail.
+LEAST = 1e-4
 
 
 class ClassOutputs(NamedTuple):
@@ -131,7 +133,7 @@ def frozen_head(likelihood: Likelihood, quantiles: Sequence[float]) -> nn.Module
 
     Raises:
         TypeError: the prediction under this likelihood needs more than tensor operations.
-        ValueError: a level does not lie between 0 and 1, or there is none.
+        ValueError: a level lies outside of 0.0001 to 0.9999, or there is none.
 
     Example:
         >>> head = frozen_head(CategoricalLikelihood(), ())
@@ -149,9 +151,9 @@ def frozen_head(likelihood: Likelihood, quantiles: Sequence[float]) -> nn.Module
             "a network can be frozen with a likelihood of classes, or a Gaussian one, got "
             f"{type(likelihood).__name__}, whose quantiles are no tensor operations; use predict"
         )
-    if not quantiles or not all(0.0 < level < 1.0 for level in quantiles):
+    if not quantiles or not all(LEAST <= level <= 1.0 - LEAST for level in quantiles):
         raise ValueError(
-            "quantiles must be at least one level between 0 and 1, such as (0.025, 0.5, 0.975), "
-            f"got {tuple(quantiles)}"
+            f"quantiles must be at least one level from {LEAST:g} to {1.0 - LEAST:g}, such as "
+            f"(0.025, 0.5, 0.975), got {tuple(quantiles)}; bnn.predict has those farther out"
         )
     return _NumberHead(likelihood, quantiles)

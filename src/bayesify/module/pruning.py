@@ -20,7 +20,7 @@ __all__ = ["check_pruning", "prune", "prune_in_place", "snr", "snr_decibels"]
 def snr(bnn: BayesianModule) -> Tensor:
     """Compute the signal-to-noise ratio |mean| / std of every random weight, shape (D,).
 
-    Graves 2011; Blundell et al. 2015, section 2.2 and figure 4. Pruned weights have ratio 0. A
+    Graves 2011; Blundell et al. 2015, section 5.1 and figure 4. Pruned weights have ratio 0. A
     ratio that overflows the dtype is set to its largest finite number.
 
     Raises:

@@ -94,8 +94,8 @@ def shrink(
         has a :class:`ShrunkLayer` for each linear layer and convolution that was followed.
 
     Raises:
-        TypeError: ``bnn`` is no module, or the example holds no tensors.
-        ValueError: the network cannot be traced or run on the example.
+        TypeError: ``bnn`` is no module, or the example is neither tensors nor a container.
+        ValueError: the network cannot be traced or run on the example, as on one without tensors.
         RuntimeError: the smaller network has other outputs on the example than the network.
 
     Example:

@@ -168,12 +168,12 @@ class UnitFlow(fx.Interpreter):
             return ""
         module = self._module(node)
         kind = type(module)
+        if module in self._edited:
+            return ""
         if kind in ELEMENTWISE or (kind is nn.PReLU and module.num_parameters == 1):
             return "elementwise"
         if kind in MOVING:
             return "moving"
-        if module in self._edited:
-            return ""
         if kind in PER_UNIT or (kind in LAYERS and is_depthwise(module)):
             return "per unit"
         return "layer" if kind in LAYERS and getattr(module, "groups", 1) == 1 else ""
@@ -227,7 +227,7 @@ class UnitFlow(fx.Interpreter):
         example = self.env[source]
         shape = [-1 if axis == units.axis else 1 for axis in range(example.dim())]
         filled = units.constants.to(example).view(shape).expand_as(example).contiguous()
-        by_unit = module(filled).movedim(units.axis, 0).flatten(1).cpu()
+        by_unit = _by_unit(module(filled), units.axis).cpu()
         first = by_unit[:, :1]
         uniform = torch.isclose(by_unit, first, rtol=1e-6, atol=1e-9).all(1)
         repeats = len(by_unit) // len(units.ids)
@@ -300,7 +300,7 @@ class UnitFlow(fx.Interpreter):
         place = _unit_axis(moved, count) if count > 1 else None
         if place is None or not _leaves_size_free(node, place):
             return None
-        by_unit = moved.movedim(place, 0).flatten(1)
+        by_unit = _by_unit(moved, place)
         places = by_unit.amax(1).round().long()
         new = self._new_pinned(int((places == 0).sum()), axis, "it is padding")
         new.known[:] = True
@@ -451,13 +451,18 @@ def _leaves_size_free(node: fx.Node, axis: int) -> bool:
     return bool(axis < len(sizes) and sizes[axis] == -1)
 
 
+def _by_unit(tensor: Tensor, axis: int) -> Tensor:
+    """Return what belongs to each unit along an axis, shape (units, ...)."""
+    return tensor.movedim(axis, 0).reshape(tensor.shape[axis], -1)
+
+
 def _unit_axis(places: Tensor, count: int) -> int | None:
     """Return the axis along which all of 1, ..., count lie, each alone or with added zeros."""
     rounded = places.round()
     if not torch.allclose(places, rounded, rtol=0.0, atol=1e-6):
         return None
     for axis in range(places.dim()):
-        by_unit = rounded.movedim(axis, 0).flatten(1)
+        by_unit = _by_unit(rounded, axis)
         largest = by_unit.amax(1, keepdim=True)
         if bool(((by_unit == largest) | (by_unit == 0)).all()):
             found = largest.flatten().unique()

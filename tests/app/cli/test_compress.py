@@ -171,3 +171,10 @@ def test_errors(finished: Path, baseline: Whole, tmp_path: Path) -> None:
     said = bayesify("compress", baseline.folder, "--out", tmp_path / "net.bfz")
     check_refused(said, "baseline, whose weights have no std")
     assert not (tmp_path / "net.bfz").exists()
+
+
+def test_the_fraction_of_a_network_that_was_pruned_before_is_its_own(finished: Path) -> None:
+    bnn = bf.prune(Run.open(finished).load_module(), fraction=0.8)
+    for asked, expected in ((0.0, 0.8), (0.5, 0.8), (0.9, 0.9)):
+        choice = choose(bnn, None, max_error_rise=1.0, fraction=asked, step_size=1.0)
+        assert choice.fraction == pytest.approx(expected, abs=1e-4)

@@ -194,6 +194,12 @@ def test_images_are_answered_as_the_library_predicts(runs: dict[str, Path]) -> N
     assert error((pixels / 255.0).tolist(), pixels="0-1") < 0.02
     assert error(files) < 0.02
     assert error([f"data:image/png;base64,{each}" for each in files]) < 0.02
+    deep = []
+    for each in pixels:
+        file = io.BytesIO()
+        Image.fromarray(each.astype(np.uint16) * 257).save(file, "PNG")
+        deep.append(base64.b64encode(file.getvalue()).decode())
+    assert error(deep) < 0.02  # of 16 bits
     assert error(pixels[::-1].tolist()) > 0.02  # other images
 
 
@@ -313,6 +319,10 @@ def test_wrong_image_files(client: Client) -> None:
     refused(post(service, {"examples": [encoded((28, 28), "BMP")]}), 422, "PNG or JPEG")
     cut = encoded((28, 28), "PNG")[:-40] + "="
     refused(post(service, {"examples": [cut]}), 422)
+    seen_through = io.BytesIO()
+    Image.new("LA", (28, 28), (255, 100)).save(seen_through, "PNG")
+    example = base64.b64encode(seen_through.getvalue()).decode()
+    refused(post(service, {"examples": [example]}), 422, "must not be transparent")
     # 36 million pixels in a few kilobytes.
     bomb = encoded((6000, 6000), "PNG")
     refused(post(client("folder"), {"examples": [bomb]}), 422, "at most 16,777,216 pixels")

@@ -257,8 +257,14 @@ class _Errors:
 
 
 def _encoded(bnn: BayesianModule, fraction: float, step_size: float) -> Choice:
-    content, size = compressed(prune(bnn, fraction), step_size=step_size)
-    return Choice(fraction, step_size, content, size)
+    small = prune(bnn, fraction)
+    content, size = compressed(small, step_size=step_size)
+    mask = small.posterior.mask
+    removed = 0.0 if mask is None else 1.0 - float(mask.double().mean())
+    # A network that was pruned in training may lack more than was asked for; a fraction of the
+    # weights is rounded to one of them.
+    is_asked = abs(removed - fraction) * small.layout.num_weights < 1.0
+    return Choice(fraction if is_asked else removed, step_size, content, size)
 
 
 def _held_out(data: Any, places: Tensor) -> RunData:

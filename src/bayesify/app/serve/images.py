@@ -200,9 +200,11 @@ def decoded_exactly(file: io.BytesIO, shape: Sequence[int]) -> npt.NDArray[Any]:
         shape: height and width for grey, and 3 for colours.
 
     Raises:
-        ValueError: it is no such image.
+        ValueError: it is no such image, or some of it is transparent.
     """
     from PIL import Image
+
+    from bayesify.datasets.image_files import open_image
 
     height, width = shape[:2]
     if check_size(file) != (width, height):
@@ -211,9 +213,16 @@ def decoded_exactly(file: io.BytesIO, shape: Sequence[int]) -> npt.NDArray[Any]:
         )
     try:
         with Image.open(file, formats=FORMATS) as image:
-            pixels = np.asarray(image.convert("L" if len(shape) == 2 else "RGB"))
+            alpha = image.convert("RGBA").getchannel("A")
+            least = int(np.asarray(alpha).min()) if image.has_transparency_data else 255
+        file.seek(0)
+        pixels = np.asarray(open_image(file).convert("L" if len(shape) == 2 else "RGB"))
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"the image cannot be read: {' '.join(str(error).split())}") from error
+    if least < 255:  # for white strokes on nothing a white ground would be wrong
+        raise ValueError("an image must not be transparent, since what is behind it is not known")
+    if pixels.shape[:2] != (height, width):
+        raise ValueError("an image must not be rotated by its EXIF data; rotate its pixels")
     return pixels
 
 
