@@ -42,7 +42,9 @@ def reproduce(
     list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="About a minute, to see that it works; reproduces nothing."),
+        typer.Option(
+            "--quick", help="Two minutes at most, to see that it works; reproduces nothing."
+        ),
     ] = False,
     out: Annotated[
         Path | None,

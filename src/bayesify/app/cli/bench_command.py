@@ -83,7 +83,11 @@ def bench(
     ] = None,
     resident: Annotated[
         bool,
-        typer.Option("--resident", help="Measure also the memory of a process for each, in 3 s."),
+        typer.Option(
+            "--resident",
+            help="Measure also by how much each one's memory grows, in a process of its own "
+            "(Linux); some 3 s each.",
+        ),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write all results to this JSON file.", show_default=False)
@@ -106,9 +110,9 @@ def bench(
     """Measure time and memory of a step, relative to the plain network in the same run.
 
     Ratios are to the plain network with the same optimizer, and of IVON with Adam. "closed-form"
-    and "compiled" are the backends of training; "floor" is a lower bound for a step with weight
-    sampling, from its forward and backward pass, memory traffic and noise, and in a loop of one's
-    own the optimizer's step on mean and rho. Ctrl-C shows the results so far.
+    and "compiled" are the backends of training; "floor" is an estimate of the least time of a step
+    with weight sampling, from its forward and backward pass, memory traffic and noise, and in a
+    loop of one's own the optimizer's step on mean and rho. Ctrl-C shows the results so far.
 
     Rounds in which other processes use the processor are taken again. Rows that stay disturbed are
     marked, and --out and --figure refuse them. So does --out where the code of the checkout differs

@@ -66,6 +66,17 @@ _SPECIAL: dict[str, list[dict[str, Any]]] = {
     "antithetic": [{"estimator": "antithetic"}],
     "tables": [{"target": "y", "task": task} for task in ("classification", "regression")],
     "folders": [{"dataset": "photos"}],
+    "sgd baseline of folders": [{"dataset": "photos", "baseline": "sgd"}],
+    "PAC-Bayes": [{"objective": "f-quad"}],
+    "spike-and-slab": [{"prior": "spike-and-slab"}],
+    "mixture of lenet5": [{"net": "lenet5", "prior": "scale-mixture"}],
+    "mixture of tables": [
+        {"target": "y", "task": task, "prior": "scale-mixture"}
+        for task in ("classification", "regression")
+    ],
+    "classes with --encoder": [
+        {"target": "y", "task": "classification", "text": ("t",), "encoder": "e"}
+    ],
     "adapters": [
         {"target": "y", "task": "classification", "text": ("t",), "encoder": "e", "adapter": True}
     ],
