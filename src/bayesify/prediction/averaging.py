@@ -157,11 +157,11 @@ def _normalise(probs: Tensor) -> tuple[Tensor, Tensor]:
 
 def _entropies(probs: Tensor) -> Tensor:
     """Compute -p log p, elementwise."""
-    if not probs.requires_grad:
-        return torch.special.entr(probs)
-    # The slope at 0 is infinite, and times the slope 0 of exp not a number.
-    is_there = probs > 0.0
-    return torch.special.entr(probs.where(is_there, 1.0)).where(is_there, 0.0)
+    if probs.requires_grad:
+        # The slope at 0 is infinite, and times the slope 0 of exp not a number; at 1 it is finite.
+        probs = probs.where(probs > 0.0, 1.0)
+    terms: Tensor = torch.special.entr(probs)
+    return terms
 
 
 def _scatter(tensor: Tensor, index: Tensor, value: Tensor | float) -> Tensor:
