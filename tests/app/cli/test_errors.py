@@ -163,7 +163,7 @@ def test_bad_usage(
         ("prune {run} --fractions ''", "got ''"),
         ("prune {run} --samples 0", "samples must be at least 1, got 0"),
         ("prune {run} --out {run}/config.json", "exists already; choose a new file with --out"),
-        ("prune {run} --out {run}", "exists already"),
+        ("prune {run} --out {run}", "is a folder; choose a file with --out"),
         ("prune {run} --out {run}/no/file", "there is no folder"),
         ("evaluate {run} --samples 0", "samples must be at least 1, got 0"),
         ("evaluate {run} --samples x", "'--samples'"),

@@ -16,6 +16,7 @@ from rich.text import Text
 from bayesify.app.cli.results_commands import AsJson, DataDir, Folder, opened, read_data
 from bayesify.app.runs import ConfigError, RunError
 from bayesify.app.runs.compress import choose, measure_file, split_parts
+from bayesify.app.runs.predict import check_can_be_written
 from bayesify.distributions.posteriors import Delta
 from bayesify.io import atomic_write
 
@@ -141,10 +142,7 @@ def _check(
         raise ConfigError(f"fraction must be a number from 0 to 1, got {fraction:g}")
     if step_size is not None and not 0.0 < step_size < math.inf:
         raise ConfigError(f"step-size must be positive and finite, got {step_size:g}")
-    if out.exists():
-        raise RunError(f"{out} exists already; choose a new file with --out")
-    if not out.absolute().parent.is_dir():
-        raise RunError(f"{out} cannot be written: there is no folder {out.absolute().parent}")
+    check_can_be_written(out, overwrite=None)
 
 
 def _table(rows: list[dict[str, Any]], *, regression: bool) -> Table:

@@ -28,7 +28,7 @@ from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table
 from bayesify.app.runs.measure import evaluate as measured
 from bayesify.app.runs.memory import used_memory
 from bayesify.app.runs.own_images import NewImages
-from bayesify.app.runs.predict import Predictions
+from bayesify.app.runs.predict import Predictions, check_can_be_written
 from bayesify.app.runs.train import use_threads
 from bayesify.datasets import ImageSchema
 from bayesify.distributions.posteriors import Delta, GaussianPosterior
@@ -305,10 +305,8 @@ def prune(
     run = opened(folder)
     if samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
-    if out is not None and out.exists():
-        raise RunError(f"{out} exists already; choose a new file with --out")
-    if out is not None and not out.absolute().parent.is_dir():
-        raise RunError(f"{out} cannot be written: there is no folder {out.absolute().parent}")
+    if out is not None:
+        check_can_be_written(out, overwrite=None)
     bnn = run.load_module()
     if isinstance(bnn.posterior, Delta):
         raise RunError(

@@ -399,8 +399,12 @@ def _completed(out: Path) -> Iterator[Path]:
         raise
 
 
-def check_can_be_written(out: Path, *, overwrite: bool = False) -> None:
+def check_can_be_written(out: Path, *, overwrite: bool | None = False) -> None:
     """Check that a file can be written, before its content is computed.
+
+    Args:
+        out: the file.
+        overwrite: whether it may be there; None for a command that has no ``--force``.
 
     Raises:
         RunError: the file exists and is not to be overwritten, or is a folder, or its folder does
@@ -409,9 +413,8 @@ def check_can_be_written(out: Path, *, overwrite: bool = False) -> None:
     if out.is_dir():
         raise RunError(f"{out} is a folder; choose a file with --out")
     if out.exists() and not overwrite:
-        raise RunError(
-            f"{out} exists already; choose a new file with --out, or overwrite it with --force"
-        )
+        force = "" if overwrite is None else ", or overwrite it with --force"
+        raise RunError(f"{out} exists already; choose a new file with --out{force}")
     folder = out.absolute().parent
     if not folder.is_dir():
         raise RunError(f"{out} cannot be written: there is no folder {folder}")
