@@ -66,11 +66,11 @@ _SPECIAL: dict[str, list[dict[str, Any]]] = {
     "antithetic": [{"estimator": "antithetic"}],
     "tables": [{"target": "y", "task": task} for task in ("classification", "regression")],
     "folders": [{"dataset": "photos"}],
-    "sgd baseline of folders": [{"dataset": "photos", "baseline": "sgd"}],
+    "folders with the sgd baseline": [{"dataset": "photos", "baseline": "sgd"}],
     "PAC-Bayes": [{"objective": "f-quad"}],
     "spike-and-slab": [{"prior": "spike-and-slab"}],
-    "mixture of lenet5": [{"net": "lenet5", "prior": "scale-mixture"}],
-    "mixture of tables": [
+    "lenet5 with a scale mixture": [{"net": "lenet5", "prior": "scale-mixture"}],
+    "tables with a scale mixture": [
         {"target": "y", "task": task, "prior": "scale-mixture"}
         for task in ("classification", "regression")
     ],
@@ -82,16 +82,24 @@ _SPECIAL: dict[str, list[dict[str, Any]]] = {
     ],
 }
 
+#: Kinds of runs within another kind, of which only what differs from that is shown.
+_WITHIN = {
+    "folders with the sgd baseline": "folders",
+    "lenet5 with a scale mixture": "lenet5",
+    "tables with a scale mixture": "tables",
+    "classes with --encoder": "tables",
+}
+
 
 def _defaults(name: str) -> str:
     """Return a setting's defaults for the help: the usual one, and others with their runs.
 
     Example:
-        >>> _defaults("batch_size")
-        '256; sgd baseline 128; dropout baseline 128; ivon 128; tables 512; folders 64; adapters 32'
+        >>> _defaults("momentum")
+        '0; sgd baseline 0.9; dropout baseline 0.9; folders with the sgd baseline 0.9; PAC-Bayes 0.95'
     """
     usual = _shown(getattr(RunConfig.of("mnist"), name))
-    texts = [usual]
+    texts, found = [usual], {"": [usual]}
     for kind, cases in _SPECIAL.items():
         few, many = (
             [
@@ -102,10 +110,10 @@ def _defaults(name: str) -> str:
             ]
             for rows in (1_000, 1_000_000)
         )
-        if few != many:
-            texts.append(f"{kind} by their size")
-        elif set(few) - {usual}:
-            texts.append(f"{kind} {' or '.join(dict.fromkeys(few))}")
+        values = ["by their size"] if few != many else list(dict.fromkeys(few))
+        found[kind] = values or [usual]
+        if values and found[kind] != found[_WITHIN.get(kind, "")]:
+            texts.append(f"{kind} {' or '.join(values)}")
     return "; ".join(text for text in texts if text)
 
 
