@@ -95,8 +95,8 @@ def _defaults(name: str) -> str:
     """Return a setting's defaults for the help: the usual one, and others with their runs.
 
     Example:
-        >>> _defaults("momentum")
-        '0; sgd baseline 0.9; dropout baseline 0.9; folders with the sgd baseline 0.9; PAC-Bayes 0.95'
+        >>> _defaults("dropout_input")
+        '0; dropout baseline 0.2; PAC-Bayes 0.2'
     """
     usual = _shown(getattr(RunConfig.of("mnist"), name))
     texts, found = [usual], {"": [usual]}
