@@ -231,6 +231,8 @@ def test_the_predictive_distribution_of_each_position() -> None:
     torch.testing.assert_close(p.log_prob(classes), expected)
     with pytest.raises(ValueError, match="from 0, got -100; leave positions"):
         p.log_prob(targets)
+    with pytest.raises(ValueError, match=r"class indices from 0 to \d+, got \d+; count"):
+        p.log_prob(classes + p.mean.shape[-1])
     together = bf.DeepEnsemble([bnn, tagger(seed=1)]).predict(inputs, 5)
     assert together.epistemic.shape == (N, T)
     assert p.subset([0, 1]).mean.shape == (N, T, K)

@@ -255,6 +255,8 @@ def test_acquire_refuses_what_it_cannot_rank() -> None:
     for num in (0, 51):
         with pytest.raises(ValueError, match="num must lie from 1 to 50"):
             bf.acquire(bnn, pool, num)
+    with pytest.raises(TypeError, match=r"num must be a whole number, got 2\.5"):
+        bf.acquire(bnn, pool, 2.5)  # type: ignore[arg-type]
     numbers = bf.BayesianModule(nn.Linear(3, 1), likelihood=bf.GaussianLikelihood(std=1.0))
     with pytest.raises(TypeError, match="got GaussianLikelihood"):
         bf.acquire(numbers, pool, 1, "bald")

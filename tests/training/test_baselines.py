@@ -226,6 +226,11 @@ def test_bayesian_members_share_their_samples_equally() -> None:
             ValueError,
             "batch_size must be at least 1, got 0",
         ),
+        (
+            lambda: MCDropout(dropping(), CategoricalLikelihood()).predict(X, 1.5),  # type: ignore[arg-type]
+            TypeError,
+            r"num_samples must be a whole number, got 1\.5",
+        ),
         (lambda: DeepEnsemble([]), ValueError, "at least one member, got none"),
         (lambda: DeepEnsemble(point()), TypeError, r"got one BayesianModule; pass \[member\]"),
         (lambda: DeepEnsemble([nn.Linear(2, 2)]), TypeError, "got Linear; wrap"),

@@ -312,3 +312,12 @@ def test_the_kl_of_a_subclass_with_another_std_is_its_own() -> None:
     assert found.kl > 20.0
     with pytest.raises(TypeError, match=r"init_std needs a posterior whose std is softplus\(rho\)"):
         bf.StreamingELBO(bnn, num_data=10, init_std=1.0)
+
+
+def test_labels_that_are_no_class_are_refused() -> None:
+    bnn, x, y = linear()
+    for wrong, seen in ((y + 1, "1 to 2"), (y - 1, "-1 to 0")):
+        with pytest.raises(ValueError, match=f"class indices from 0 to 1, got {seen}"):
+            bf.certify(bnn, x, wrong, prior_indices=(), num_samples=50)
+        with pytest.raises(ValueError, match=f"class indices from 0 to 1, got {seen}"):
+            sampled_error(bnn, x, wrong, num_samples=50)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -61,7 +62,7 @@ def acquire(
         Indices into the pool, int64, shape (num,), on the CPU, the first choice first.
 
     Raises:
-        TypeError: the likelihood is not of classes or binary labels.
+        TypeError: the likelihood is not of classes or binary labels, or ``num`` no whole number.
         ValueError: ``method`` is unknown, ``num`` is out of range, or ``targets`` are missing, or
             given for another method.
 
@@ -87,6 +88,9 @@ def acquire(
         )
     pool = inputs_of(pool, bnn.posterior.mean.device, bnn.net)
     count = count_examples(pool)
+    given: Any = num
+    if not isinstance(given, Integral):
+        raise TypeError(f"num must be a whole number, got {num!r}")
     if not 1 <= num <= count:
         raise ValueError(
             f"num must lie from 1 to {count}, the number of examples in the pool, got {num}"

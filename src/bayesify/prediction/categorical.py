@@ -106,7 +106,7 @@ class CategoricalPredictive(Predictive):
         """Return the log of the averaged probability of each target's class, in nats, shape (N,).
 
         Raises:
-            ValueError: the targets are not of shape (N,), no whole numbers, or one is negative.
+            ValueError: the targets are not of shape (N,), no whole numbers, or one is no class.
         """
         if targets.shape != self.log_mean.shape[:-1]:
             raise ValueError(
@@ -122,6 +122,12 @@ class CategoricalPredictive(Predictive):
             raise ValueError(
                 f"targets must be class indices from 0, got {int(targets.min())}; leave positions "
                 "without a class out, with a mask, or put any class there and drop its result"
+            )
+        classes = self.log_mean.shape[-1]
+        if targets.numel() and int(targets.max()) >= classes:
+            raise ValueError(
+                f"targets must be class indices from 0 to {classes - 1}, got {int(targets.max())}; "
+                "count the classes from 0"
             )
         return self.log_mean.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -361,6 +362,9 @@ def _device_of(net: nn.Module) -> torch.device | None:
 
 
 def _check_counts(num_samples: int, batch_size: int | None) -> None:
+    given: Any = num_samples
+    if not isinstance(given, Integral):
+        raise TypeError(f"num_samples must be a whole number, got {num_samples!r}")
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
     if batch_size is not None and batch_size < 1:

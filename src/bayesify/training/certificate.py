@@ -381,7 +381,7 @@ def _wrong_in_passes(
         # Asked after each pass, because a network may use its weights differently in some.
         if rows > 1 and any(row.treatment != "exact" for row in bnn.summary()):
             return None
-        _check_logits(outputs)
+        _check_logits(outputs, targets if step == 1 else None)
         wrong += int((outputs[0].argmax(-1) != targets[some]).sum())
     return wrong
 
@@ -408,16 +408,23 @@ def _wrong_in_groups(
         except Exception:  # a network may fail under vmap with any error; then a loop runs it
             undo()
             return None
-        _check_logits(outputs.unsqueeze(0))
+        _check_logits(outputs.unsqueeze(0), targets if step == 1 else None)
         wrong += int((outputs.argmax(-1) != targets[some]).sum())
     return wrong
 
 
-def _check_logits(outputs: Tensor) -> None:
+def _check_logits(outputs: Tensor, targets: Tensor | None) -> None:
+    """Raise ValueError where outputs are no logits, or targets none of their classes."""
     if outputs.dim() != 3:
         raise ValueError(
             "a certificate needs logits of shape (N, K) from the network, got "
             f"{tuple(outputs.shape[1:])}"
+        )
+    classes = outputs.shape[-1]
+    if targets is not None and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
+        raise ValueError(
+            f"targets must be class indices from 0 to {classes - 1}, got {int(targets.min())} to "
+            f"{int(targets.max())}"
         )
 
 
