@@ -301,3 +301,36 @@ def test_a_loss_without_the_kl_is_warned_of() -> None:
         with torch.no_grad():
             bnn(**inputs, labels=targets)
         bnn.eval()(**inputs, labels=targets)
+
+
+class Switched(nn.Module):
+    """Has arguments that are no tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, twice: bool = False
+    ) -> Tensor:
+        x = x if mask is None else x * mask
+        return self.layer(x) * scale * (1 + twice)
+
+
+def test_arguments_that_are_no_tensors_are_those_of_all_examples() -> None:
+    x, y = torch.randn(20, 3), torch.randint(2, (20,))
+    inputs = {"mask": None, "twice": True, "scale": 0.5, "x": x}
+    bnn = bf.BayesianModule(Switched(), init_std=0.3)
+    expected = bnn.predict(x, 8)
+    plain = [(dict(inputs, x=x[i : i + 8]), y[i : i + 8]) for i in range(0, 20, 8)]
+    for options in ({}, {"batch_size": 3}, {"max_memory": "3 MB"}):
+        found = bnn.predict(inputs, 8, **options)
+        torch.testing.assert_close(found.mean, expected.mean)
+        alone = bnn.predict_mean(inputs, **options)
+        torch.testing.assert_close(alone.mean, bnn.predict_mean(x).mean)
+    other = bnn.predict({**inputs, "scale": 1.5}, 8)
+    assert not torch.allclose(other.mean, expected.mean)
+    history = bf.fit(bf.ELBO(bnn, num_data=20), plain, plain, epochs=2, progress=False)
+    assert history[-1]["validation_nll"] is not None
+    with pytest.raises(TypeError, match="got bool; use torch"):
+        bnn.predict({"twice": True})

@@ -188,6 +188,11 @@ def shared_group(share: int, vector: int, num_samples: int, *, room: int | None 
     return 1 if group < MIN_GROUP else ceil(num_samples / ceil(num_samples / group))
 
 
+def _kind(value: object) -> object:
+    """Return what of an argument decides over the memory of a pass, but for the examples."""
+    return (value.shape[1:], value.dtype) if isinstance(value, Tensor) else value
+
+
 def _cached_pass_memory(
     network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache
 ) -> PassMemory | None:
@@ -195,8 +200,8 @@ def _cached_pass_memory(
     mean, probe_size = network.posterior.mean, min(PROBE_SIZE, count_examples(inputs))
     kind = (
         (mean.dtype, mean.device, torch.is_autocast_enabled(mean.device.type), probe_size),
-        tuple((value.shape[1:], value.dtype) for value in args),
-        tuple((name, value.shape[1:], value.dtype) for name, value in kwargs.items()),
+        tuple(map(_kind, args)),
+        tuple((name, _kind(value)) for name, value in kwargs.items()),
     )
     if kind not in cache:
         try:

@@ -171,7 +171,8 @@ class BayesianModule(RandomNetwork):
             inputs: the network's inputs with N examples on the first axis: one tensor, or a
                 sequence or mapping of tensors that become positional or keyword arguments; or a
                 loader that does not shuffle, whose inputs are joined in memory and whose targets
-                are left out.
+                are left out. A keyword argument may also be None, a number, a flag or text, the
+                same for all examples.
             num_samples: S, the number of weight samples, at least 1.
             keep_samples: whether the result holds the prediction of every sample, which takes S
                 times the memory.

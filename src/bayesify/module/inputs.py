@@ -25,8 +25,12 @@ __all__ = [
 #: The batch size of inputs that are not divided, and whose lengths may differ.
 WHOLE = sys.maxsize
 
-#: One tensor, or the network's positional or keyword arguments; the first axis is N examples.
+#: One tensor, or the network's positional or keyword arguments; the first axis is N examples. A
+#: keyword argument may also be None, a number, a flag or text, the same for all examples.
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+#: What a keyword argument may be besides a tensor.
+_PLAIN = (bool, int, float, str, type(None))
 
 #: Samplers that bring the examples in another order than the data set's, or not all of them.
 _REORDERING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
@@ -73,7 +77,9 @@ def inputs_of(
     if net is not None:
         check_names(net, parts[0])
 
-    def join(*tensors: Tensor) -> Tensor:
+    def join(*tensors: Any) -> Any:
+        if not isinstance(tensors[0], Tensor):
+            return tensors[0]
         shapes = {tuple(each.shape[1:]): None for each in tensors}
         if len(shapes) > 1:
             raise ValueError(
@@ -180,9 +186,14 @@ def count_examples(inputs: Inputs) -> int:
         >>> import torch
         >>> count_examples({"image": torch.zeros(5, 28, 28), "age": torch.zeros(5)})
         5
+        >>> count_examples({"image": torch.zeros(5, 28, 28), "return_dict": False})
+        5
     """
     args, kwargs = arguments_of(inputs)
-    for value in (*args, *kwargs.values()):
+    tensors = [*args, *(value for value in kwargs.values() if not isinstance(value, _PLAIN))]
+    if kwargs and not tensors:
+        raise _wrong_type(next(iter(kwargs.values())))
+    for value in tensors:
         if not isinstance(value, Tensor):
             raise _wrong_type(value)
         if not value.dim():
@@ -190,7 +201,7 @@ def count_examples(inputs: Inputs) -> int:
                 "inputs must be tensors whose first axis is N examples, got a single number; make "
                 "it a row, x.reshape(1, -1)"
             )
-    lengths = {len(tensor) for tensor in (*args, *kwargs.values())}
+    lengths = {len(tensor) for tensor in tensors}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
             f"inputs must be tensors with the same number of examples N > 0 first, got lengths "
@@ -223,7 +234,8 @@ def batches_of(
         return
     for start in range(0, count_examples(inputs), batch_size):
         part = slice(start, start + batch_size)
-        yield tuple(a[part] for a in args), {name: k[part] for name, k in kwargs.items()}
+        named = {n: k[part] if isinstance(k, Tensor) else k for n, k in kwargs.items()}
+        yield tuple(a[part] for a in args), named
 
 
 def check_rows(outputs: Tensor, num_examples: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from bayesify.estimators import stateless
 from bayesify.module.inputs import Inputs, batches_of, check_rows, count_examples
@@ -231,8 +232,7 @@ class PassMemory(NamedTuple):
             nonlocal edits_weights
             args, kwargs = next(batches_of(inputs, count))
             # Copies, as a network may edit its inputs.
-            args = tuple(value.clone() for value in args)
-            kwargs = {name: value.clone() for name, value in kwargs.items()}
+            args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
             with MemoryTracker() as tracker, UnfusedAttention():
                 result = network.tensor_of(network.run_with(weights, *args, **kwargs))
             edits_weights |= weights.untyped_storage()._cdata in tracker.written

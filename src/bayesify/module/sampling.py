@@ -116,7 +116,7 @@ class SampledOutputs:
                 at_once = self._num_samples
             batches.append(torch.cat(blocks))
             if batch_size < num_examples:
-                check_rows(batches[-1][0], len([*args, *kwargs.values()][0]))
+                check_rows(batches[-1][0], count_examples(kwargs or args))
         outputs = batches[0] if len(batches) == 1 else torch.cat(batches, dim=1)
         yield from outputs.split(max(1, min(at_once, _BLOCK // max(1, outputs[0].nbytes))))
 
