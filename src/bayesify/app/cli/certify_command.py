@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bayesify.app.cli.results_commands import AsJson, DataDir, Folder, opened, read_data
+from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, opened, read_data
 from bayesify.app.runs import RunError
 from bayesify.app.runs.train import prior_indices, use_threads
 from bayesify.training.certificate import certify as certified

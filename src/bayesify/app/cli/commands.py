@@ -14,9 +14,12 @@ from bayesify.app.cli.bench_command import bench
 from bayesify.app.cli.certify_command import certify
 from bayesify.app.cli.compress_command import compress
 from bayesify.app.cli.data_command import data_app
+from bayesify.app.cli.evaluate_command import evaluate
 from bayesify.app.cli.export_command import export
+from bayesify.app.cli.inspect_command import inspect
 from bayesify.app.cli.predict_command import predict
-from bayesify.app.cli.results_commands import evaluate, inspect, prune, report
+from bayesify.app.cli.prune_command import prune
+from bayesify.app.cli.report_command import report
 from bayesify.app.cli.serve_command import serve
 from bayesify.app.cli.train_command import train
 from bayesify.app.out_of_memory import is_out_of_memory

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bayesify.app.cli.results_commands import AsJson, DataDir, Folder, opened, read_data
+from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, opened, read_data
 from bayesify.app.runs import ConfigError, RunError
 from bayesify.app.runs.compress import choose, measure_file, split_parts
 from bayesify.app.runs.predict import check_can_be_written

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from bayesify.app.runs import ConfigError, Run
@@ -22,6 +23,7 @@ __all__ = [
     "bytes_of",
     "duration",
     "measure_label",
+    "plain_table",
     "reading",
     "seconds_of",
     "summarise",
@@ -164,3 +166,16 @@ def _regression(run: Run, metrics: dict[str, Any]) -> str:
         f"nll {test['nll']:.4f} nats, CRPS {test['crps']:.4g}, 95 % intervals hold "
         f"{test['coverage_95']:.1f} % and are {test['width_95']:.4g} wide"
     )
+
+
+def plain_table(*columns: str) -> Table:
+    """Return a table without lines, the first column of text and the others of numbers.
+
+    Example:
+        >>> [column.justify for column in plain_table("network", "error").columns]
+        ['left', 'right']
+    """
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    return table

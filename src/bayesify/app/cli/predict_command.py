@@ -11,19 +11,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bayesify.app.cli.predict_on_ray import predict_on_ray
-from bayesify.app.cli.results_commands import (
-    AsJson,
-    Folder,
-    Lenient,
+from bayesify.app.cli.new_examples import (
     new_images_summary,
     new_summary,
     open_new,
-    opened,
     print_new,
     print_outside,
-    read_data,
 )
+from bayesify.app.cli.opened_run import AsJson, Folder, Lenient, opened, read_data
+from bayesify.app.cli.predict_on_ray import predict_on_ray
 from bayesify.app.cli.row_progress import RowProgress
 from bayesify.app.runs import RunError
 from bayesify.app.runs.memory import peak_memory

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bayesify.app.cli.formatting import bytes_of, reading
-from bayesify.app.cli.results_commands import read_data
+from bayesify.app.cli.opened_run import read_data
 from bayesify.app.cli.row_progress import RowProgress
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunData, RunError
 from bayesify.app.runs.declarations import option

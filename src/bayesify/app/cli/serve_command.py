@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bayesify.app.cli.results_commands import AsJson, opened
+from bayesify.app.cli.opened_run import AsJson, opened
 from bayesify.app.runs import RunError
 
 if TYPE_CHECKING:
