@@ -332,5 +332,15 @@ def test_arguments_that_are_no_tensors_are_those_of_all_examples() -> None:
     assert not torch.allclose(other.mean, expected.mean)
     history = bf.fit(bf.ELBO(bnn, num_data=20), plain, plain, epochs=2, progress=False)
     assert history[-1]["validation_nll"] is not None
+    for scales, message in (((0.5, 0.5), ""), ((0.5, 2.0), "the same in all minibatches")):
+        batches = [
+            {**inputs, "x": x[i : i + 10], "scale": s} for i, s in zip((0, 10), scales, strict=True)
+        ]
+        loader = torch.utils.data.DataLoader(batches, batch_size=None)
+        if message:
+            with pytest.raises(ValueError, match=message):
+                bnn.predict(loader, 8)
+        else:
+            torch.testing.assert_close(bnn.predict(loader, 8).mean, bnn.predict(inputs, 8).mean)
     with pytest.raises(TypeError, match="got bool; use torch"):
         bnn.predict({"twice": True})

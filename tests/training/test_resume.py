@@ -301,8 +301,11 @@ def test_an_epoch_is_resumed_with_as_many_minibatches(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         setup.run(tmp_path, callback=Stop(ctrl_c, 1, 1))
     others = TensorLoader(*CASE.data(N), 4, seed=1)
+    elbo = setup.objective()
+    before = {name: each.clone() for name, each in elbo.state_dict().items()}
     with pytest.raises(StorageError, match="epoch of 3 minibatches; resume it with as many, got 6"):
-        fit(setup.objective(), others, epochs=EPOCHS, checkpoint_dir=tmp_path, resume=True)
+        fit(elbo, others, epochs=EPOCHS, checkpoint_dir=tmp_path, resume=True)
+    assert all(torch.equal(each, before[name]) for name, each in elbo.state_dict().items())
     setup.run(tmp_path)
 
 

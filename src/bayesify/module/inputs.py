@@ -52,7 +52,8 @@ def inputs_of(
 
     Raises:
         TypeError: a mapping has a name that is no argument of the network.
-        ValueError: the loader shuffles, brings nothing, or minibatches of different shapes.
+        ValueError: the loader shuffles, brings nothing, or minibatches of different shapes or
+            with different arguments that are no tensors.
 
     Example:
         >>> x, y = torch.arange(6.0).reshape(3, 2), torch.zeros(3)
@@ -79,6 +80,11 @@ def inputs_of(
 
     def join(*tensors: Any) -> Any:
         if not isinstance(tensors[0], Tensor):
+            if any(each != tensors[0] for each in tensors):
+                raise ValueError(
+                    "an argument that is no tensor must be the same in all minibatches of a loader "
+                    f"of what is predicted, got {tensors[0]!r} and others; predict each by itself"
+                )
             return tensors[0]
         shapes = {tuple(each.shape[1:]): None for each in tensors}
         if len(shapes) > 1:

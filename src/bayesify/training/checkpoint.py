@@ -102,21 +102,29 @@ def read_checkpoint(
     optimizer: Optimizer,
     scheduler: LRScheduler,
     settings: dict[str, Any],
+    batches: int,
 ) -> Position:
     """Restore a newly built run to the state of its checkpoint.
 
     Raises:
         StorageError: the file is cut off, altered, or of a run with another architecture,
-            objective or optimiser; nothing has then been changed.
+            objective or optimiser, or, within an epoch, with another number of minibatches than
+            ``batches``; nothing has then been changed.
     """
     tensors, meta = read_tensors(path)
     if meta.get("kind") != "checkpoint":
         raise StorageError(f"{path} holds a network but not the state of a run; use bayesify.load")
     check_same(path, "schedule", settings, meta["training"])
+    # Older checkpoints do not name their noise: it was the generator's.
+    position = Position(**{"noise": "generator", **meta["position"]})
+    if position.batch and position.batches not in (0, batches):
+        raise StorageError(
+            f"{path} is of a run that was interrupted within an epoch of {position.batches} "
+            f"minibatches; resume it with as many, got {batches}"
+        )
     load_trained(path, elbo, optimizer, tensors, meta)
     scheduler.load_state_dict(_with_number_keys(meta["scheduler"]))
-    # Older checkpoints do not name their noise: it was the generator's.
-    return Position(**{"noise": "generator", **meta["position"]})
+    return position
 
 
 def trained_parts(elbo: ELBO, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

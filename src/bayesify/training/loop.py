@@ -12,10 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map_only
 
-from bayesify.io import StorageError
 from bayesify.module.inputs import Inputs
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.threads import one_thread_if_small, rows_of
@@ -42,7 +41,7 @@ from bayesify.training.minibatches import Loader, kept_generators
 from bayesify.training.processes import Processes
 from bayesify.training.progress import Callback
 from bayesify.training.pruning_schedule import PruningSchedule
-from bayesify.training.schedules import KLWarmup, ScheduleFactory
+from bayesify.training.schedules import KLWarmup, ScheduleFactory, check_schedule
 
 __all__ = ["Member", "Minibatch", "StepOptions", "TrainStep", "run_epochs", "run_steps"]
 
@@ -162,7 +161,7 @@ class Member:
                     f"number of steps as in bayesify.training.schedules, got {schedule!r}"
                 )
             schedule = schedule(optimizer, max(1, epochs * batches))
-        _check_schedule(schedule, optimizer)
+        check_schedule(schedule, optimizer)
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         settings = {**warmup.settings, "lr": rates}
         if pruning is not None:
@@ -174,12 +173,7 @@ class Member:
                 raise FileExistsError(
                     f"{path} exists already; pass resume=True to resume it, or another folder"
                 )
-            position = read_checkpoint(path, elbo, optimizer, schedule, settings)
-            if position.batch and position.batches not in (0, batches):
-                raise StorageError(
-                    f"{path} is of a run that was interrupted within an epoch of "
-                    f"{position.batches} minibatches; resume it with as many, got {batches}"
-                )
+            position = read_checkpoint(path, elbo, optimizer, schedule, settings, batches)
         else:
             position.first_epoch = -(-elbo.step // batches)
         position.batches = batches
@@ -253,24 +247,6 @@ class Member:
                 f"{type(error).__name__}: {error}"
             )
         return untrained_columns(found), None
-
-
-def _check_schedule(schedule: object, optimizer: Optimizer) -> None:
-    if not isinstance(schedule, LRScheduler):
-        raise TypeError(
-            f"the function scheduler must return a scheduler of torch, got {schedule!r}"
-        )
-    if isinstance(schedule, ReduceLROnPlateau):
-        raise TypeError(
-            "scheduler must be stepped after each minibatch without a metric, got a "
-            "ReduceLROnPlateau; use one such as bayesify.training.schedules.cosine, or step it in "
-            "a callback"
-        )
-    if getattr(schedule, "optimizer", optimizer) is not optimizer:
-        raise ValueError(
-            "scheduler must be one of the optimizer that trains, got that of another; pass its "
-            "optimizer= too, or a function of optimiser and total number of steps as scheduler"
-        )
 
 
 def run_epochs(

@@ -9,9 +9,9 @@ from numbers import Real
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-__all__ = ["KLWarmup", "ScheduleFactory", "constant", "cosine"]
+__all__ = ["KLWarmup", "ScheduleFactory", "check_schedule", "constant", "cosine"]
 
 #: A function of an optimiser and the number of steps of the whole run that builds a scheduler.
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
@@ -44,6 +44,38 @@ def cosine(optimizer: Optimizer, total_steps: int) -> LRScheduler:
         return 0.5 * (1.0 + math.cos(math.pi * min(step, total_steps) / total_steps))
 
     return LambdaLR(optimizer, factor)
+
+
+def check_schedule(schedule: object, optimizer: Optimizer) -> None:
+    """Check that a schedule can be stepped after each minibatch, and is the optimiser's.
+
+    Raises:
+        TypeError: it is no scheduler of torch, or one that steps by a metric.
+        ValueError: it is the scheduler of another optimiser.
+
+    Example:
+        >>> import torch
+        >>> one, other = (torch.optim.SGD([torch.zeros(1)], lr=0.5) for _ in range(2))
+        >>> check_schedule(constant(one, 10), one)
+        >>> check_schedule(constant(one, 10), other)
+        Traceback (most recent call last):
+        ValueError: scheduler must be one of the optimizer that trains, got that of another; ...
+    """
+    if not isinstance(schedule, LRScheduler):
+        raise TypeError(
+            f"the function scheduler must return a scheduler of torch, got {schedule!r}"
+        )
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise TypeError(
+            "scheduler must be stepped after each minibatch without a metric, got a "
+            "ReduceLROnPlateau; use one such as bayesify.training.schedules.cosine, or step it in "
+            "a callback"
+        )
+    if getattr(schedule, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            "scheduler must be one of the optimizer that trains, got that of another; pass its "
+            "optimizer= too, or a function of optimiser and total number of steps as scheduler"
+        )
 
 
 @dataclass(frozen=True)
