@@ -7,28 +7,23 @@ import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tests.cases import Case, mlp, normals
+from tests.cases import Case, normals
 from tests.loops import loop_over
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
 
 from bayesify import (
     ELBO,
     BayesianModule,
     Callback,
-    Delta,
     fit,
     fit_replicas,
     kl_divergence,
-    make_step,
 )
 from bayesify.datasets import TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian
@@ -202,56 +197,6 @@ def test_progress_is_a_bool() -> None:
             train()
 
 
-X = torch.zeros(2, 4)
-
-
-@loop_over(
-    ("batch", "message"),
-    [
-        ((X.numpy(), X), r"must hold tensors, got an ndarray as inputs; use torch\.as_tensor"),
-        ((X, np.zeros(2)), r"must hold tensors, got an ndarray as targets; use"),
-        ((X, [0, 1]), r"must hold the targets as a tensor, got a list; use torch\.as_tensor"),
-        ((X[:0], X[:0]), r"at least one example, got inputs of shape \(0, 4\); let the loader"),
-    ],
-)
-def test_a_minibatch_holds_tensors_of_some_examples(batch: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        fit(Recorder(CASE.bnn()), [batch], progress=False)
-
-
-@loop_over(
-    ("arguments", "message"),
-    [
-        ({"lr": "1e-3"}, "lr must be a number, got '1e-3'"),
-        (
-            {"scheduler": "cosine"},
-            "scheduler must be a scheduler of torch, or a.*'cosine'",
-        ),
-        ({"scheduler": lambda *_: None}, "scheduler must return a scheduler of torch, got None"),
-        (
-            {"scheduler": lambda optimizer, _: ReduceLROnPlateau(optimizer)},
-            "without a metric, got a ReduceLROnPlateau",
-        ),
-        ({"optimizer": lambda _: None}, "or a function that returns one, got None"),
-        ({"train_loader": {"x": X}}, r"minibatches \(inputs, targets\), got a dict; use"),
-        ({"train_loader": X.numpy()}, r"minibatches \(inputs, targets\), got a ndarray; use"),
-    ],
-)
-def test_arguments_of_another_type(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        fit(Recorder(CASE.bnn()), **({"train_loader": loader()} | arguments))
-
-
-def test_a_loader_is_no_generator() -> None:
-    def once() -> Any:
-        return (pair for pair in loader())
-
-    for arguments in ((once(),), (loader(), once())):
-        with pytest.raises(TypeError, match=r"got a generator, which ends.*list.*IterableDataset"):
-            fit(Recorder(CASE.bnn()), *arguments)
-    assert len(fit(Recorder(CASE.bnn()), list(loader()), epochs=2, progress=False)) == 2
-
-
 def test_replicas_have_a_rate_and_may_be_silent(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {}
     for lr in (1e-3, 1e-2):
@@ -260,27 +205,6 @@ def test_replicas_have_a_rate_and_may_be_silent(capsys: pytest.CaptureFixture[st
         rows[lr] = row["learning_rate"]
     assert rows == {1e-3: 1e-3, 1e-2: 1e-2}
     assert capsys.readouterr() == ("", "")
-
-
-@loop_over(
-    ("dataset", "message"),
-    [
-        (
-            [{"image": 1.0, "label": 0}],
-            r'targets under "labels", got the names image, label; rename',
-        ),
-        (
-            [(torch.zeros(4), 0, 0)],
-            r"got 3 \(Tensor, Tensor, Tensor\); let the loader's collate_fn",
-        ),
-        ([torch.zeros(4)], r"got 1 \(Tensor\)"),
-    ],
-)
-def test_a_minibatch_that_is_no_pair(dataset: Any, message: str) -> None:
-    elbo = Recorder(CASE.bnn(), num_data=1)
-    with pytest.raises(ValueError, match=message):
-        fit(elbo, DataLoader(dataset), epochs=1)
-    assert not elbo.inputs
 
 
 def test_a_minibatch_on_the_cpu_goes_to_the_device() -> None:
@@ -377,125 +301,6 @@ def test_an_optimiser_is_an_instance_a_class_or_a_function() -> None:
 
 def flat_sgd(groups: list[dict[str, Any]]) -> Optimizer:
     return SGD([p for group in groups for p in group["params"]])
-
-
-@pytest.mark.parametrize("name", ["rho_lr_scale", "kl_warmup_epochs", "kl_warmup_power", "lr"])
-def test_text_for_a_number_is_an_error(name: str) -> None:
-    options: dict[str, Any] = {name: "2"}
-    elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=4)
-    examples = TensorLoader(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), 2)
-    with pytest.raises(TypeError, match=f"{name} must be a number, got '2'"):
-        fit(elbo, examples, epochs=1, **options)
-
-
-def test_text_for_a_temperature_is_an_error() -> None:
-    wrong: Any = "1"
-    with pytest.raises(TypeError, match="temperature must be a number, got '1'"):
-        ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=4, temperature=wrong)
-
-
-@loop_over(
-    ("options", "message"),
-    [
-        ({"epochs": -1}, "epochs must be a whole number of at least 0, got -1"),
-        ({"epochs": 1.5}, "epochs must be a whole number of at least 0, got 1.5"),
-        ({"kl_warmup_epochs": -0.5}, "kl_warmup_epochs must be at least 0, got -0.5"),
-        ({"kl_warmup_epochs": math.nan}, "kl_warmup_epochs must be at least 0, got nan"),
-        ({"kl_warmup_power": 0.0}, "kl_warmup_power must be positive and finite, got 0.0"),
-        ({"rho_lr_scale": 0.0}, "rho_lr_scale must be positive and finite, got 0.0"),
-        ({"rho_lr_scale": math.inf}, "rho_lr_scale must be positive and finite, got inf"),
-        ({"optimizer": "instance", "rho_lr_scale": 2.0}, "rho_lr_scale needs fit to make the opti"),
-        ({"optimizer": "flat", "rho_lr_scale": 2.0}, "parameter group of its own"),
-        ({"lr": 0.0}, "lr must be positive and finite, got 0.0"),
-        ({"lr": math.nan}, "lr must be positive and finite, got nan"),
-        ({"optimizer": "flat", "lr": 0.1}, "lr is the rate of the default optimiser; leave it out"),
-        ({"posterior": Delta, "rho_lr_scale": 2.0}, "needs a posterior with a rho"),
-        ({"num_data": 23}, "num_data must be the number of training data, 22, got 23; the KL"),
-        (
-            {"num_batches": 4, "kl_weighting": "geometric"},
-            "num_batches must be the loader's 3, got",
-        ),
-        ({"loader": []}, "training loader must bring at least one minibatch, got none"),
-        ({"validation_loader": []}, "validation loader must bring at least one minibatch, got"),
-    ],
-)
-@loop_over("torchs", [False, True])
-def test_errors_come_before_the_first_step(
-    options: dict[str, Any], message: str, torchs: bool, tmp_path: Path
-) -> None:
-    options = dict(options)
-    posterior = options.pop("posterior", MeanFieldGaussian)
-    bnn = BayesianModule(mlp(), posterior=posterior)
-    own = ("num_data", "num_batches", "kl_weighting")
-    elbo = Recorder(bnn, **{name: options.pop(name) for name in own if name in options})
-    data: Any = DataLoader(TensorDataset(*CASE.data(N)), 8) if torchs else loader()
-    named = {"instance": SGD(bnn.parameters()), "flat": flat_sgd}
-    if "optimizer" in options:
-        options["optimizer"] = named[options["optimizer"]]
-    with pytest.raises(ValueError, match=message):
-        fit(elbo, options.pop("loader", data), checkpoint_dir=tmp_path / "run", **options)
-    assert not elbo.inputs
-    assert not (tmp_path / "run").exists()
-
-
-@loop_over("num_data", [N, 10, 11])
-def test_a_sampler_may_take_a_part_of_the_data(num_data: int) -> None:
-    data = TensorDataset(*CASE.data(N))
-    part = DataLoader(data, 5, sampler=SubsetRandomSampler(range(10)))
-    elbo = Recorder(CASE.bnn(), num_data=num_data)
-    if num_data == 11:
-        with pytest.raises(
-            ValueError, match="must be the number of training data, 10 or 22, got 1"
-        ):
-            fit(elbo, part, epochs=1)
-    else:
-        assert fit(elbo, part, epochs=1)[0]["kl"] > 0
-
-
-def test_no_epochs_change_nothing(tmp_path: Path) -> None:
-    elbo = Recorder(CASE.bnn())
-    assert fit(elbo, loader(), epochs=0, checkpoint_dir=tmp_path) == []
-    assert torch.equal(elbo.bnn.posterior.mean, CASE.bnn().posterior.mean)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_no_epochs_have_no_warm_up(recwarn: pytest.WarningsRecorder) -> None:
-    assert fit(Recorder(CASE.bnn()), loader(), epochs=0, kl_warmup_epochs=1) == []
-    assert not recwarn.list
-
-
-def test_schedulers_and_optimisers_that_cannot_train_are_refused() -> None:
-    elbo = Recorder(CASE.bnn())
-    schedule = StepLR(SGD(elbo.parameters(), lr=0.1), 1)
-    for options in ({}, {"optimizer": SGD(elbo.parameters(), lr=0.1)}):
-        with pytest.raises(ValueError, match="of the optimizer that trains, got that of another"):
-            fit(elbo, loader(), scheduler=schedule, **options)
-    with pytest.raises(TypeError, match="of one pass, got LBFGS, whose step needs a closure"):
-        fit(elbo, loader(), optimizer=LBFGS(elbo.parameters()))
-    with pytest.raises(TypeError, match="of one pass, got LBFGS, whose step needs a closure"):
-        make_step(elbo, LBFGS(elbo.parameters()))
-    assert not elbo.inputs
-
-
-def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
-    elbo = ELBO(
-        CASE.bnn(),
-        num_data=np.int64(N),
-        num_samples=np.int64(1),
-        kl_weighting="geometric",
-        num_batches=np.int64(3),
-    )
-    fit(
-        elbo,
-        loader(),
-        epochs=1,
-        lr=np.float32(0.01),
-        rho_lr_scale=np.float32(2.0),
-        kl_warmup_epochs=np.int64(1),
-        kl_warmup_power=np.float32(2.0),
-        checkpoint_dir=tmp_path,
-    )
-    assert (tmp_path / "checkpoint.safetensors").exists()
 
 
 @loop_over("several", [fit_replicas, fit])
