@@ -16,6 +16,7 @@ from rich.text import Text
 
 from bayesify.app.cli.data_command import download_bar
 from bayesify.app.cli.formatting import duration
+from bayesify.app.launch import requested_device
 from bayesify.app.runs import ConfigError
 from bayesify.app.runs.environment import check_committed, commit, has_fast_bfloat16
 from bayesify.io import StorageError
@@ -33,6 +34,7 @@ from bayesify.reproduce import reproduce as run_experiment
 __all__ = ["reproduce"]
 
 _RESULTS = Path("results")
+_GPU = "; takes --device cuda"
 
 
 def reproduce(
@@ -69,6 +71,13 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Where networks are trained: cpu, cuda, or auto for a GPU where there is one. Of "
+            "the experiments that --list marks; others train on the CPU only."
+        ),
+    ] = "cpu",
     uncommitted: Annotated[
         bool,
         typer.Option("--uncommitted", help="Run although the code differs from its commit."),
@@ -91,7 +100,7 @@ def reproduce(
     if name is None:
         given = {
             **{"quick": quick, "out": out, "seeds": seeds, "data-dir": data_dir},
-            **{"on": on, "uncommitted": uncommitted},
+            **{"on": on, "uncommitted": uncommitted, "device": device != "cpu"},
         }
         idle = [option for option, value in given.items() if value]
         if idle:
@@ -99,11 +108,12 @@ def reproduce(
         _list(as_json=as_json)
         return
     experiment = find_experiment(name)
+    device = _device(experiment, device, on)
     folder = out or _RESULTS / (f"{name}-quick" if quick else name)
     if not (quick or uncommitted):
         _check_committed(experiment, folder, _numbers(seeds))
     console = Console(stderr=True)
-    display = _Display(console, experiment, folder, quick=quick)
+    display = _Display(console, experiment, folder, device, quick=quick)
     try:
         with download_bar() as on_download:
             outcome = run_experiment(
@@ -112,7 +122,7 @@ def reproduce(
                 display,
                 seeds=_numbers(seeds),
                 quick=quick,
-                context=Context(data_dir=data_dir, on_download=on_download),
+                context=Context(data_dir=data_dir, on_download=on_download, device=device),
                 on=on,
             )
     except KeyboardInterrupt:
@@ -135,6 +145,22 @@ def reproduce(
     typer.echo(outcome.table.read_text(encoding="utf-8"))
     for path in (outcome.table, *outcome.figures, *outcome.files):
         console.print(Text(str(path)), soft_wrap=True)
+
+
+def _device(experiment: Experiment, asked: str, on: str | None) -> str:
+    """Return where the networks of an experiment are trained, ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        ConfigError: there is no such device, or the experiment does not use it.
+    """
+    found = requested_device(asked)
+    if found == "cuda" and asked == "auto" and not (experiment.on_gpu and on is None):
+        return "cpu"
+    if found == "cuda" and not experiment.on_gpu:
+        raise ConfigError(f"{experiment.name} trains on the CPU only; leave --device out")
+    if found == "cuda" and on is not None:
+        raise ConfigError("on Ray jobs train on CPUs; leave --device or --on out")
+    return found
 
 
 def _check_committed(experiment: Experiment, folder: Path, seeds: Sequence[int]) -> None:
@@ -184,7 +210,7 @@ def _describe(experiment: Experiment) -> dict[str, Any]:
         "source": experiment.source,
         "reported": experiment.reported,
         "cost": f"{duration(experiment.seconds())} on one core, {experiment.memory_mb} MB; --quick "
-        f"{duration(experiment.seconds(quick=True))}",
+        f"{duration(experiment.seconds(quick=True))}{_GPU if experiment.on_gpu else ''}",
         "stored": f"{stored} of {len(jobs)} in {folder}{damaged}",
     }
 
@@ -192,8 +218,11 @@ def _describe(experiment: Experiment) -> dict[str, Any]:
 class _Display:
     """Prints the estimated cost, a line for each finished job, and a progress bar."""
 
-    def __init__(self, console: Console, experiment: Experiment, out: Path, *, quick: bool) -> None:
+    def __init__(
+        self, console: Console, experiment: Experiment, out: Path, device: str, *, quick: bool
+    ) -> None:
         self._console, self._experiment, self._out = console, experiment, out
+        self._on_cpu = device == "cpu"
         self._quick = quick
         self._noted: set[str] = set()
         self._bar = Progress(
@@ -218,7 +247,8 @@ class _Display:
             f"{self._experiment.name}{quick} ({self._experiment.source}): {len(jobs)} runs{there}"
             f"; about {duration(seconds)} on one core and {self._experiment.memory_mb} MB"
         )
-        if self._experiment.trains_in_bfloat16(left) and not has_fast_bfloat16():
+        slow = self._on_cpu and not has_fast_bfloat16()
+        if slow and self._experiment.trains_in_bfloat16(left):
             self._say("this CPU has no bfloat16 instructions: expect some thirty times as long")
         self._say(f"results in {self._out}; stop at any time, the same command resumes")
 

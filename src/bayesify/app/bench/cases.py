@@ -33,6 +33,7 @@ class Case:
         hidden: units of each of the two hidden layers of a multilayer perceptron, or None.
         work: a training step, a prediction with 100 weight samples that follows others with the
             same posterior, one that is the first with its posterior, or one with the mean weights.
+        device: where network and data are, ``"cpu"`` or ``"cuda"``.
     """
 
     name: str
@@ -41,6 +42,16 @@ class Case:
     batches: tuple[int, ...]
     hidden: int | None = None
     work: Work = "train"
+    device: str = "cpu"
+
+    def net(self) -> nn.Module:
+        """Return the plain network on the device, always with the same initial values.
+
+        Example:
+            >>> len(CASES["mlp-400"].net())
+            5
+        """
+        return self.make_net().to(self.device)
 
     def data(self, batch: int) -> tuple[Tensor, Tensor]:
         """Return ``batch`` random inputs between 0 and 1 and classes, the same at every call.
@@ -52,7 +63,8 @@ class Case:
         """
         generator = torch.Generator().manual_seed(0)
         inputs = torch.rand(batch, *self.shape, generator=generator)
-        return inputs, torch.randint(CLASSES, (batch,), generator=generator)
+        targets = torch.randint(CLASSES, (batch,), generator=generator)
+        return inputs.to(self.device), targets.to(self.device)
 
 
 def perceptron(

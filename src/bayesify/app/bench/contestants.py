@@ -19,6 +19,7 @@ from bayesify.training.backends import BackendName, make_backend
 __all__ = [
     "OURS",
     "OWN_LOOP",
+    "PLAIN_GRAPH",
     "PLAIN_NET",
     "SAMPLES",
     "Contestant",
@@ -31,6 +32,8 @@ __all__ = [
 Step = Callable[[], None]
 
 PLAIN_NET = "plain-net"
+#: The same on a GPU, whose whole step is captured once as a CUDA graph.
+PLAIN_GRAPH = "plain-net-graph"
 #: A loop with the objective, its backward pass and the optimizer.
 OWN_LOOP = "own-loop"
 #: The path of predictions, which have no backend.
@@ -46,6 +49,7 @@ _BACKENDS: tuple[BackendName, ...] = ("closed-form", "compiled")
 # So small that no network learns these few examples, which would change its gradients.
 _RATE = 1e-6
 _NONE = "none"
+_BEFORE_CAPTURE = 3
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Contestant:
     """An implementation of the work of a case.
 
     Args:
-        path: ``"plain-net"``, a backend of bayesify, ``"own-loop"``, ``"bayesify"`` (predictions),
-            or a peer.
+        path: ``"plain-net"``, ``"plain-net-graph"``, a backend of bayesify, ``"own-loop"``,
+            ``"bayesify"`` (predictions), or a peer.
         estimator: gradient estimator, or ``"none"``.
         optimizer: ``"adam"``, ``"sgd"`` (momentum 0.9), ``"ivon"``, a peer's own, or ``"none"``.
         build: builds network and optimizer, and returns a function that does one step.
@@ -113,6 +117,11 @@ def contestants_of(case: Case, batch: int) -> list[Contestant]:
         Contestant(PLAIN_NET, _NONE, name, partial(_plain_training, case, batch, name))
         for name in ("adam", "sgd")
     ]
+    if case.device == "cuda":
+        entered += [
+            Contestant(PLAIN_GRAPH, _NONE, name, partial(_plain_graph, case, batch, name))
+            for name in ("adam", "sgd")
+        ]
     for optimizer, estimators, against in (
         ("adam", tuple(_ESTIMATORS), None),
         ("sgd", ("sampling",), None),
@@ -139,11 +148,11 @@ def bayesian(case: Case, estimator: str = "sampling") -> bf.BayesianModule:
         202
     """
     prior = bf.ScaleMixture(pi=0.75, std1=1.0, std2=math.exp(-8))
-    return bf.BayesianModule(case.make_net(), prior=prior, estimator=_ESTIMATORS[estimator])
+    return bf.BayesianModule(case.net(), prior=prior, estimator=_ESTIMATORS[estimator])
 
 
 def _plain_training(case: Case, batch: int, optimizer: str) -> Step:
-    (inputs, targets), net = case.data(batch), case.make_net()
+    (inputs, targets), net = case.data(batch), case.net()
     made = make_optimizer(optimizer, net.parameters())
 
     def step() -> None:
@@ -152,6 +161,30 @@ def _plain_training(case: Case, batch: int, optimizer: str) -> Step:
         made.step()
 
     return step
+
+
+def _plain_graph(case: Case, batch: int, optimizer: str) -> Step:
+    (inputs, targets), net = case.data(batch), case.net()
+    made = make_optimizer(optimizer, net.parameters())
+    for group in made.param_groups:  # its state counts steps on the GPU
+        group["capturable"] = optimizer == "adam"
+
+    def step() -> None:
+        made.zero_grad(set_to_none=True)
+        F.cross_entropy(net(inputs), targets).backward()
+        made.step()
+
+    # As PyTorch asks for it: a few steps on another stream come first.
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_BEFORE_CAPTURE):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def _objective(case: Case, estimator: str, optimizer: str) -> tuple[bf.ELBO, Optimizer]:
@@ -187,7 +220,7 @@ def _own_loop(case: Case, batch: int, optimizer: str) -> Step:
 
 
 def _plain_prediction(case: Case, batch: int) -> Step:
-    (inputs, _), net = case.data(batch), case.make_net().eval()
+    (inputs, _), net = case.data(batch), case.net().eval()
     passes = 1 if case.work == "predict-mean" else SAMPLES
 
     @torch.no_grad()

@@ -93,7 +93,7 @@ def floor_ms(
 
 
 def _passes(case: Case, batch: int) -> Step:
-    (inputs, targets), net = case.data(batch), case.make_net()
+    (inputs, targets), net = case.data(batch), case.net()
 
     def step() -> None:
         net.zero_grad(set_to_none=True)

@@ -14,8 +14,12 @@ from bayesify.app.bench.cases import Case
 from bayesify.app.bench.contestants import PLAIN_NET, Contestant, bayesian
 from bayesify.app.bench.disturbance import is_unsteady
 from bayesify.app.bench.floor import FLOOR, floor_contestants, floor_ms, has_floor
-from bayesify.app.bench.step_memory import built_with_peak, resident_bytes
-from bayesify.app.bench.timing import Entrant, Turn, paired_ratio, spread, take_turns
+from bayesify.app.bench.step_memory import (
+    built_on_gpu_with_peak,
+    built_with_peak,
+    resident_bytes,
+)
+from bayesify.app.bench.timing import Entrant, Turn, paired_ratio, spread, take_turns, wait
 from bayesify.app.out_of_memory import is_out_of_memory
 from bayesify.training.backends import CompilerError
 
@@ -25,6 +29,8 @@ __all__ = ["BenchRow", "Group", "Measurement", "estimated_seconds", "measure"]
 BenchRow = dict[str, Any]
 
 _WARMUP = 2
+#: The first steps on a GPU compile, and capture a graph.
+_GPU_WARMUP = 6
 # Typical ratio to the plain network, for the estimate alone.
 _USUAL_RATIO = 2.5
 _RATIOS = {PLAIN_NET: 1.0, FLOOR: 1.0}
@@ -38,7 +44,7 @@ class Group:
         case: the work.
         batch: number of examples.
         contestants: the contestants, a plain network first.
-        with_floor: whether to measure the floor of the steps that have one too.
+        with_floor: whether to measure the floor of the steps that have one too; none has on a GPU.
     """
 
     case: Case
@@ -49,7 +55,8 @@ class Group:
     @property
     def entered(self) -> list[Contestant]:
         """The contestants, and the parts of their floor if they have one."""
-        wanted = self.with_floor and any(map(has_floor, self.contestants))
+        on_cpu = self.case.device == "cpu"
+        wanted = on_cpu and self.with_floor and any(map(has_floor, self.contestants))
         parts = floor_contestants(self.case, self.batch) if wanted else []
         return [*self.contestants, *parts]
 
@@ -98,7 +105,7 @@ def measure(
         name = f"{group.case.name}, batch {group.batch}"
         try:
             for contestant in group.entered:
-                entrant = _prepared(contestant)
+                entrant = _prepared(contestant, group.case.device)
                 entrants.append(entrant)
             ready = [each for each in entrants if each.error is None]
             turn = Turn.for_steps_of(_seconds(entrants[0]))
@@ -135,10 +142,13 @@ def estimated_seconds(groups: Sequence[Group], *, rounds: int) -> float:
     return total
 
 
-def _prepared(contestant: Contestant) -> Entrant:
+def _prepared(contestant: Contestant, device: str) -> Entrant:
     """Build and warm up a contestant; keep the error of a peer, or of a missing compiler."""
     try:
-        step, peak = built_with_peak(contestant.build, warmup=_WARMUP)
+        if device == "cpu":
+            step, peak = built_with_peak(contestant.build, warmup=_WARMUP)
+        else:
+            step, peak = built_on_gpu_with_peak(contestant.build, warmup=_GPU_WARMUP)
     except CompilerError as error:
         return Entrant(contestant, lambda: None, error=error)
     except Exception as error:  # whatever another library raises
@@ -154,6 +164,7 @@ def _seconds(entrant: Entrant) -> float:
     for _ in range(2):
         started = time.perf_counter()
         entrant.step()
+        wait()
         times.append(time.perf_counter() - started)
     return min(times)
 
@@ -205,6 +216,7 @@ def _row(
         "rounds_disturbed": entrant.disturbed,
         "disturbed": entrant.disturbed > 0 or is_unsteady(plain_typical, spread(plain.times)),
         "threads": torch.get_num_threads(),
+        "device": group.case.device,
     }
     floor = floor_ms(parts, who, num_weights) if has_floor(who) else {}
     if floor:

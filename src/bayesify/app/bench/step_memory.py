@@ -20,7 +20,13 @@ from bayesify.app.bench.contestants import Contestant, Step, contestants_of
 from bayesify.app.bench.peers import installed_peers, peer_contestants
 from bayesify.module.pass_memory import MemoryTracker
 
-__all__ = ["built_with_peak", "can_measure", "grown_by", "resident_bytes"]
+__all__ = [
+    "built_on_gpu_with_peak",
+    "built_with_peak",
+    "can_measure",
+    "grown_by",
+    "resident_bytes",
+]
 
 _WARMUP, _STEPS = 2, 5
 _TIMEOUT_S = 600
@@ -32,6 +38,10 @@ def built_with_peak(build: Callable[[], Step], *, warmup: int) -> tuple[Step, in
     Counted are the tensors that building left behind (parameters, buffers, the optimizer's state,
     vectors, the minibatch) and those that the step makes; not the scratch memory within an
     operation of PyTorch.
+
+    Args:
+        build: builds the step.
+        warmup: number of steps before.
 
     Returns:
         The step, and the bytes.
@@ -51,6 +61,30 @@ def built_with_peak(build: Callable[[], Step], *, warmup: int) -> tuple[Step, in
         tracker.peak = tracker.live
         step()
     return step, tracker.peak
+
+
+def built_on_gpu_with_peak(build: Callable[[], Step], *, warmup: int) -> tuple[Step, int]:
+    """Build a step on a GPU, run a few and one more, and count the bytes of tensors at their peak.
+
+    Counted is what PyTorch's allocator gave out, scratch memory of operations included. A captured
+    graph keeps the memory of its capture, which is among the first steps.
+
+    Args:
+        build: builds the step.
+        warmup: number of steps before the last.
+
+    Returns:
+        The step, and the bytes.
+    """
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step = build()
+    for _ in range(warmup + 1):
+        step()
+    torch.cuda.synchronize()
+    return step, torch.cuda.max_memory_allocated() - before
 
 
 def can_measure() -> bool:

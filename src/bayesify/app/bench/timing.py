@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
+import torch
 
 from bayesify.app.bench.contestants import Contestant, Step
 from bayesify.app.bench.disturbance import Watch
 from bayesify.app.out_of_memory import is_out_of_memory
 
-__all__ = ["Entrant", "Turn", "paired_ratio", "spread", "take_turns"]
+__all__ = ["Entrant", "Turn", "paired_ratio", "spread", "take_turns", "wait"]
 
 #: A disturbance is looked for in rounds that take at least this long together.
 _BLOCK_S = 0.5
@@ -72,10 +73,18 @@ class Turn:
         """Return the milliseconds of a step, averaged over the timed ones."""
         for _ in range(self.untimed):
             step()
+        wait()
         started = time.perf_counter()
         for _ in range(self.timed):
             step()
+        wait()
         return 1e3 * (time.perf_counter() - started) / self.timed
+
+
+def wait() -> None:
+    """Wait until a GPU has finished all work of this process, if it uses one."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def take_turns(

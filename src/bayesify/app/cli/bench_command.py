@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ from bayesify.app.bench import (
 from bayesify.app.bench.disturbance import Watch
 from bayesify.app.bench.step_memory import can_measure
 from bayesify.app.bench.tables import by_group, cells_of, headings_of
+from bayesify.app.launch import requested_device
 from bayesify.app.runs import ConfigError, RunError
 from bayesify.app.runs.environment import check_committed, commit, hardware, versions
 from bayesify.io import atomic_write
@@ -81,6 +83,10 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(help="Where the networks are: cpu, cuda, or auto for a GPU if there is one."),
+    ] = "cpu",
     resident: Annotated[
         bool,
         typer.Option(
@@ -112,7 +118,9 @@ def bench(
     Ratios are to the plain network with the same optimizer, and of IVON with Adam. "closed-form"
     and "compiled" are the backends of training; "floor" is an estimate of the least time of a step
     with weight sampling, from its forward and backward pass, memory traffic and noise, and in a
-    loop of one's own the optimizer's step on mean and rho. Ctrl-C shows the results so far.
+    loop of one's own the optimizer's step on mean and rho. On a GPU there is no floor, but
+    "plain-net-graph" is the plain network whose step is a CUDA graph, as a compiled step is.
+    Ctrl-C shows the results so far.
 
     Rounds in which other processes use the processor are taken again. Rows that stay disturbed are
     marked, and --out and --figure refuse them. So does --out where the code of the checkout differs
@@ -124,6 +132,11 @@ def bench(
     for name, values in (("batch", batch or [1]), ("steps", [rounds]), ("threads", [count])):
         if min(values) < 1:
             raise ConfigError(f"{name} must be at least 1, got {min(values)}")
+    on_gpu = requested_device(device) == "cuda"
+    for name, asked in (("peers", peers), ("resident", resident)):
+        if on_gpu and asked:
+            raise ConfigError(f"{name} is measured on the CPU only; leave it out with a GPU")
+    cases = [replace(each, device="cuda" if on_gpu else "cpu") for each in cases]
     if resident and not can_measure():
         raise ConfigError(
             "resident needs Linux, which reports the peak memory of a process; leave it out"
@@ -142,7 +155,7 @@ def bench(
         about = estimated_seconds(groups, rounds=rounds)
         is_busy = watch.is_disturbed
         console.print(
-            f"{len(groups)} x {rounds} rounds on {hardware()}: about "
+            f"{len(groups)} x {rounds} rounds on {hardware(cases[0].device)}: about "
             + (f"{about:.0f} s" if about < 90 else f"{about / 60:.0f} min"),
             highlight=False,
             soft_wrap=True,
@@ -164,11 +177,12 @@ def bench(
                 "batches": batch or None,
                 "rounds": rounds,
                 "threads": torch.get_num_threads(),
+                "device": cases[0].device,
                 "peers": peers,
             },
             "seed": 0,
             "commit": commit(),
-            "hardware": hardware(),
+            "hardware": hardware(cases[0].device),
             "versions": {**versions(), **{peer.name: str(peer.version) for peer in found}},
             "metrics": {"rows": measured.rows},
             "seconds": time.perf_counter() - started,

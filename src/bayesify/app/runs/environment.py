@@ -104,10 +104,15 @@ def has_fast_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def hardware() -> str:
-    """Return the name of the CPU, and how many threads and cores of it are used."""
+def hardware(device: str = "cpu") -> str:
+    """Return the name of the CPU, and how many threads and cores of it are used.
+
+    Args:
+        device: ``"cpu"``, or ``"cuda"`` for the name of the GPU before it.
+    """
     threads = torch.get_num_threads()
-    return f"{_cpu()}, {threads} thread{'s'[: threads > 1]} on {os.cpu_count()} cores"
+    gpu = f"{torch.cuda.get_device_name()}; " if device == "cuda" else ""
+    return f"{gpu}{_cpu()}, {threads} thread{'s'[: threads > 1]} on {os.cpu_count()} cores"
 
 
 def _cpu() -> str:

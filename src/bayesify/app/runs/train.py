@@ -53,6 +53,8 @@ __all__ = [
     "with_option_names",
 ]
 
+#: Part of a GPU's free memory that all examples of one kind may take.
+_GPU_SHARE = 0.25
 #: Steps that are timed for the estimate, the first two of which pay for memory and threads.
 _TIMED_STEPS = 8
 #: Learning rate of Adam for the network at the centre of a PAC-Bayes run's prior.
@@ -138,21 +140,22 @@ def fit_network(
         shared_noise: as for ``fit``.
     """
     bounds = {"has_bounds": isinstance(elbo.bnn.likelihood, CensoredGaussianLikelihood)}
+    device = elbo.bnn.posterior.mean.device
     once: TensorLoader | EncodedRowsLoader
     if isinstance(data, TableData) and data.stream is not None:
         once = data.stream.loader(config.batch_size, seed=config.seed)
     else:
-        once = TensorLoader(
-            data.train_inputs, data.train_targets, config.batch_size, seed=config.seed, **bounds
-        )
+        inputs, targets = _near((data.train_inputs, data.train_targets), device)
+        once = TensorLoader(inputs, targets, config.batch_size, seed=config.seed, **bounds)
     # Of the inputs that a pretrained network gives, all may matter.
     sparse = sparse_relevance(elbo) if config.encoder is None else nullcontext()
-    with precision_of(config, elbo.bnn.posterior.mean.device), sparse:
+    test_inputs, test_targets = _near((data.test_inputs, data.test_targets), device)
+    with precision_of(config, device), sparse:
         return fit(
             elbo,
             Passes(once, config.passes),
-            TensorLoader(data.test_inputs, data.test_targets, 2048, shuffle=False, **bounds)
-            if len(data.test_inputs)
+            TensorLoader(test_inputs, test_targets, 2048, shuffle=False, **bounds)
+            if len(test_inputs)
             else None,
             epochs=config.epochs,
             optimizer=optimizer_factory(config, elbo),
@@ -168,6 +171,15 @@ def fit_network(
             checkpoint_frozen=["*.original_module.*"] if config.adapter else True,
             callback=callback,
         )
+
+
+def _near(examples: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return examples on a GPU where they fit, so that no minibatch is copied to it."""
+    size = sum(each.numel() * each.element_size() for each in examples)
+    if device.type != "cuda" or size > _GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
+        return examples
+    inputs, targets = examples
+    return inputs.to(device), targets.to(device)
 
 
 def _at_start(run: Run, data: RunData, callback: Callback) -> BayesianModule:

@@ -83,12 +83,15 @@ class Context:
         on_download: called as a download advances, see ``bayesify.datasets.Progress``.
         work: the job's own folder for the state of its training, from which an interrupted job
             resumes; removed when the job is done. None keeps no state.
+        device: where networks are trained, ``"cpu"`` or ``"cuda"``; of an experiment without
+            ``on_gpu`` always the CPU.
     """
 
     data_dir: str | Path | None = None
     on_progress: Callable[[float], None] | None = None
     on_download: Callable[[str, int, int | None], None] | None = None
     work: Path | None = None
+    device: str = "cpu"
 
     def part(self, name: str, place: int, count: int) -> Context:
         """Return the context of the ``place``-th of ``count`` equal parts of the job.
@@ -206,6 +209,7 @@ class Experiment:
         files: further results as text, by file name, from any part of the results. Tables among
             them have a column that tells quick results from full ones.
         bfloat16: whether jobs train in bfloat16 although their ``config`` does not name it.
+        on_gpu: whether jobs train on ``Context.device``; others use the CPU.
     """
 
     name: str
@@ -220,6 +224,7 @@ class Experiment:
     schedule: Schedule = one_by_one
     files: Callable[[Sequence[Result]], dict[str, str]] = no_files
     bfloat16: bool = False
+    on_gpu: bool = False
 
     def trains_in_bfloat16(self, jobs: Sequence[Job]) -> bool:
         """Return whether any of the jobs trains in bfloat16."""

@@ -47,7 +47,8 @@ def trained(
         folder = context.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         run = Run(folder, config)
         then = None if after_epoch is None else partial(after_epoch, folder)
-        bnn, history, notes = train(run, data, EpochProgress(context, config.epochs, then))
+        progress = EpochProgress(context, config.epochs, then)
+        bnn, history, notes = train(run, data, progress, torch.device(context.device))
     for note in notes:
         warnings.warn(note, UserWarning, stacklevel=2)
     return bnn, history

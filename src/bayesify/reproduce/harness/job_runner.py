@@ -112,7 +112,10 @@ class JobRunner:
             listener: receives the events there.
         """
         data_dir = self._context.data_dir
-        there = Context(data_dir=None if data_dir is None else Path(data_dir).absolute())
+        there = Context(
+            data_dir=None if data_dir is None else Path(data_dir).absolute(),
+            device=self._context.device,
+        )
         out = self._out.absolute()
         return JobRunner(self.experiment, out, listener, there, quick=self._quick)
 
@@ -194,7 +197,7 @@ class JobRunner:
         try:
             with num_threads(1), _collected_warnings() as notes:
                 metrics = self.experiment.run(job, context)
-                where = hardware()
+                where = hardware(context.device)
         except StorageError as error:
             raise StorageError(
                 f"{error}; remove {self._work(job)}, and the same command begins this run anew"

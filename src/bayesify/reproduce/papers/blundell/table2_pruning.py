@@ -142,4 +142,5 @@ EXPERIMENT = Experiment(
     run=run_network,
     table=table,
     figures=figures,
+    on_gpu=True,
 )

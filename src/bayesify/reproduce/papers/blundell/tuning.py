@@ -269,4 +269,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=with_cost(table),
     figures=figures,
+    on_gpu=True,
 )

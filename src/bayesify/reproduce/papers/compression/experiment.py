@@ -205,4 +205,5 @@ EXPERIMENT = Experiment(
     table=table,
     figures=figures,
     bfloat16=True,
+    on_gpu=True,
 )

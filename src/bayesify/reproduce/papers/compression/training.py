@@ -49,12 +49,13 @@ def train(job: Job, data: ImageData, context: Context) -> BayesianModule:
     net = make_network(config["network"], dropout_input=config["dropout_input"], seed=job.seed)
     prior = ScaleMixture(pi=config["pi"], std1=config["std1"], std2=config["std2"])
     bnn = BayesianModule(net, prior=prior, init_std=config["init_std"], seed=job.seed)
+    bnn.to(context.device)
     _fit(bnn, config["bound"], config, data, context.part("bound", 0, 2))
     for module in bnn.net.modules():
         if isinstance(module, nn.Dropout):
             module.p = config["tuning"]["dropout_input"]
     _fit(bnn, config["tuning"], config, data, context.part("tuning", 1, 2))
-    return bnn
+    return bnn.to("cpu")
 
 
 def _fit(
@@ -67,12 +68,11 @@ def _fit(
     """Train in one phase, in bfloat16."""
     num_data, epochs = len(data.train_targets), phase["epochs"]
     warmup = phase.get("kl_warmup", 0.0) * epochs
-    with torch.autocast("cpu", torch.bfloat16):
+    inputs, targets = (each.to(context.device) for each in (data.train_inputs, data.train_targets))
+    with torch.autocast(context.device, torch.bfloat16):
         fit(
             ELBO(bnn, num_data=num_data, temperature=phase["temperature"]),
-            TensorLoader(
-                data.train_inputs, data.train_targets, config["batch_size"], seed=bnn.seed
-            ),
+            TensorLoader(inputs, targets, config["batch_size"], seed=bnn.seed),
             epochs=epochs,
             optimizer=partial(torch.optim.Adam, lr=phase["lr"], fused=True),
             scheduler=cosine,

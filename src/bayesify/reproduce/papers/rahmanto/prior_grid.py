@@ -308,4 +308,5 @@ EXPERIMENT = Experiment(
     figures=figures,
     schedule=search,
     files=files,
+    on_gpu=True,
 )

@@ -210,4 +210,5 @@ EXPERIMENT = Experiment(
     table=table,
     figures=figures,
     files=files,
+    on_gpu=True,
 )

@@ -1,0 +1,14 @@
+"""The device of the tests in this folder, which are skipped where there is no GPU.
+
+``BAYESIFY_TEST_DEVICE=cpu pytest tests/gpu`` runs on a CPU what can run there.
+"""
+
+import os
+
+import pytest
+import torch
+
+DEVICE = os.environ.get("BAYESIFY_TEST_DEVICE", "cuda")
+needs_gpu = pytest.mark.skipif(
+    DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"
+)
