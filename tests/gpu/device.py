@@ -8,6 +8,8 @@ import os
 import pytest
 import torch
 
+#: PyTorch's compiler uses what Python 3.12 warns of.
+COMPILER_WARNING = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 DEVICE = os.environ.get("BAYESIFY_TEST_DEVICE", "cuda")
 needs_gpu = pytest.mark.skipif(
     DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.backend_cases import OPTIMIZERS, PRIORS, Outcome, Task, distance, specified
-from tests.gpu.device import DEVICE, needs_gpu
+from tests.gpu.device import COMPILER_WARNING, DEVICE, needs_gpu
 from torch import Tensor, nn
 
 import bayesify as bf
@@ -26,7 +26,7 @@ from bayesify.training.backends import (
 )
 from bayesify.training.minibatches import kept_generators
 
-pytestmark = needs_gpu
+pytestmark = [needs_gpu, COMPILER_WARNING]
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 Make = Callable[[bf.ELBO, torch.optim.Optimizer], Backend]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.app.cli.test_cli import bayesify
 from tests.cases import LIKELIHOODS, POSTERIORS, PRIORS, Case, normals
-from tests.gpu.device import DEVICE, needs_gpu
+from tests.gpu.device import COMPILER_WARNING, DEVICE, needs_gpu
 from torch import Tensor, nn
 
 import bayesify as bf
@@ -20,6 +20,7 @@ from bayesify.training.ivon import IVON
 
 pytestmark = [
     needs_gpu,
+    COMPILER_WARNING,
     pytest.mark.filterwarnings("ignore::bayesify.training.convergence.ConvergenceWarning"),
     pytest.mark.filterwarnings("ignore:Several networks of one seed"),
 ]
@@ -248,7 +249,8 @@ def test_exports(suffix: str, tmp_path: Path) -> None:
     from bayesify.export import export_onnx, export_program
 
     export = export_onnx if suffix == "onnx" else export_program
-    report = export(bf.freeze(classifier().eval(), 4), tmp_path / f"net.{suffix}", data()[0][:4])
+    example = data()[0][:4].to(DEVICE)
+    report = export(bf.freeze(classifier().eval(), 4), tmp_path / f"net.{suffix}", example)
     assert report.largest_difference < 1e-5
 
 

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gpu.device import DEVICE, needs_gpu
+from tests.gpu.device import COMPILER_WARNING, DEVICE, needs_gpu
 from tests.zoo import CLASSES, ESTIMATORS, ZOO, N, Specimen
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import bayesify as bf
+from bayesify.training.backends import why_no_closed_forms
 
 pytestmark = [
     needs_gpu,
+    COMPILER_WARNING,
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported"),
     pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous"),
 ]
@@ -35,7 +37,8 @@ def test_without_noise_the_outputs_are_those_of_a_cpu(specimen: Specimen, name: 
     expected = specimen.run(copy.deepcopy(bnn))
     found = specimen.run(bnn.to(DEVICE), moved(specimen.inputs))
     assert found.device.type == DEVICE
-    assert torch.allclose(found.cpu(), expected, rtol=0.0, atol=1e-9)
+    # PyTorch's weight norm rounds there to float32.
+    assert torch.allclose(found.cpu(), expected, rtol=0.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -47,13 +50,15 @@ def test_trains_and_predicts(specimen: Specimen, name: str, tmp_path: Path) -> N
     inputs, targets = moved(specimen.inputs), TARGETS.to(DEVICE)
     elbo = bf.ELBO(bnn, num_data=N, num_samples=2)
     optimizer = torch.optim.Adam(bf.parameter_groups(elbo), lr=1e-2)
-    step = bf.make_step(elbo, optimizer)
     before = bnn.posterior.mean.detach().clone()
-    for _ in range(2):
-        assert torch.isfinite(step(inputs, targets).nll)
+    if why_no_closed_forms(elbo) is None:
+        step = bf.make_step(elbo, optimizer, backend="closed-form")
+        for _ in range(2):
+            assert torch.isfinite(step(inputs, targets).nll)
     optimizer.zero_grad()
     terms = elbo(inputs, targets)
     terms.loss.backward()
+    optimizer.step()
     assert not torch.equal(bnn.posterior.mean, before)
     found = bnn.eval().predict(inputs, num_samples=4)
     assert found.mean.device.type == DEVICE
@@ -62,4 +67,4 @@ def test_trains_and_predicts(specimen: Specimen, name: str, tmp_path: Path) -> N
     bf.save(bnn, tmp_path / "net.safetensors")
     again = bf.load(tmp_path / "net.safetensors", specimen.plain().eval()).eval()
     same = again.predict_mean(specimen.inputs).mean
-    assert torch.allclose(mean.cpu(), same, rtol=0.0, atol=1e-9)
+    assert torch.allclose(mean.cpu(), same, rtol=0.0, atol=1e-6)
