@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tests.backend_cases import OPTIMIZERS, PRIORS, Outcome, Task, distance, specified
+from tests.backend_cases import (
+    OPTIMIZERS,
+    PRIORS,
+    Outcome,
+    Task,
+    classes,
+    distance,
+    specified,
+    vectors,
+)
 from tests.gpu.device import COMPILER_WARNING, DEVICE, needs_gpu
 from torch import Tensor, nn
 
@@ -96,14 +104,27 @@ def test_closed_forms_are_autograd_there(prior: str, estimator: bf.Estimator) ->
     assert found.nll == pytest.approx(expected.nll, rel=1e-8)
 
 
+@pytest.mark.parametrize("prior", ["gaussian", "scale-mixture-wide"])
+def test_local_reparametrisation_has_the_noise_of_a_cpu(prior: str) -> None:
+    task = Task(prior, bnn=(("estimator", bf.LocalReparameterization()),))
+    backend = check_agreement(task, make_backend)
+    assert backend.description.endswith(", as a graph")
+
+
 @pytest.mark.parametrize("estimator", [bf.LocalReparameterization(), bf.Flipout()], ids=str)
-def test_noise_of_outputs_is_compiled_without_a_graph(estimator: bf.Estimator) -> None:
-    """The graph would replay the same noise."""
-    task = Task("gaussian", "adam", torch.float32, bnn=(("estimator", estimator),))
+def test_noise_of_outputs_is_new_in_each_step_of_a_graph(estimator: bf.Estimator) -> None:
+    """Without it the nll of one minibatch, at weights that stay, would be the same."""
+    task = replace(
+        Task("gaussian", "sgd", torch.float32, bnn=(("estimator", estimator), ("init_std", 0.3))),
+        inputs=lambda dtype: vectors(dtype)[:16].repeat(50, 1),
+        targets=lambda: classes()[:16].repeat(50),
+        optimizer=partial(torch.optim.SGD, lr=1e-9),
+    )
     found, backend = on_gpu(task, make_backend)
-    assert backend.description == "compiled (torch.compile; adam, gaussian prior)"
-    assert all(torch.isfinite(each).all() for each in found.state.values())
+    assert backend.description.endswith(", as a graph")
     assert len(set(found.nll)) == len(found.nll)
+    again, _ = on_gpu(task, partial(CompiledBackend, compiled=True))
+    assert again.nll == pytest.approx(found.nll, rel=1e-4)
 
 
 # ------------------------------------------------------------------------------- within the graph
@@ -111,12 +132,6 @@ def test_noise_of_outputs_is_compiled_without_a_graph(estimator: bf.Estimator) -
 
 def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(20, 33), nn.ReLU(), nn.Dropout(0.5), nn.Linear(33, 5))
-
-
-@contextmanager
-def bfloat16() -> Iterator[None]:
-    with torch.autocast(DEVICE, torch.bfloat16):
-        yield
 
 
 def steps_of(make: Make, net: Callable[[], nn.Module], *, mixed: bool) -> tuple[Any, list[float]]:
@@ -144,15 +159,6 @@ def test_a_graph_has_the_masks_of_dropout_that_a_step_without_has(mixed: bool) -
     assert torch.allclose(means, expected, rtol=0.0, atol=2e-3 if mixed else 1e-5)
 
 
-def test_bfloat16_in_a_graph_casts_the_weights_of_each_step() -> None:
-    """A cast that autocast kept would be of the weights at the capture."""
-    plain, _ = steps_of(GraphBackend, dropping, mixed=False)
-    mixed, _ = steps_of(GraphBackend, dropping, mixed=True)
-    start = replace(Task("gaussian", "adam", torch.float32, net=dropping)).objective()
-    moved = (plain - start.bnn.posterior.mean.detach().to(DEVICE)).norm()
-    assert 0 < (mixed - plain).norm() < 0.1 * moved
-
-
 def test_one_batch_of_another_size_is_an_ordinary_step() -> None:
     elbo = Task("gaussian").objective().to(DEVICE)
     backend = GraphBackend(elbo, torch.optim.Adam(elbo.parameters(), lr=1e-2))
@@ -175,4 +181,7 @@ def test_a_network_that_reads_from_the_device_is_not_captured() -> None:
 
     task = Task("gaussian", net=Branches)
     backend = check_agreement(task, make_backend)
-    assert "but not captured" in backend.description
+    assert "but not captured: " in backend.description
+    # Nothing is left of the capture: its generator would fail.
+    assert len(set(torch.rand(20, device=DEVICE).tolist())) > 1
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ class TracedNetwork:
 
     @classmethod
     def of(cls, net: nn.Module, example: Inputs) -> TracedNetwork:
-        """Trace a network.
+        """Trace a network, or its copy on the CPU where it is on a GPU.
 
         Raises:
             ExportError: it cannot be traced, or does not return tensors.
@@ -63,7 +64,8 @@ class TracedNetwork:
             )
         count = count_examples(example)
         args, kwargs = arguments_of(example)
-        named, tensors = _NamedOutputs(net, tuple(kwargs)), (*args, *kwargs.values())
+        named = _NamedOutputs(_on_cpu(net), tuple(kwargs))
+        tensors = tuple(each.cpu() for each in (*args, *kwargs.values()))
         rows = [row % count for row in range(_TRACED_ROWS)]
         some = tuple(tensor[rows] for tensor in tensors)
         shapes = ({0: Dim.DYNAMIC},) * len(some)
@@ -141,6 +143,11 @@ class _NamedOutputs(nn.Module):
             "a network to export must return a tensor, or tensors by name, got "
             f"{type(result).__name__}"
         )
+
+
+def _on_cpu(net: nn.Module) -> nn.Module:
+    held = (*net.parameters(), *net.buffers())
+    return net if all(each.is_cpu for each in held) else copy.deepcopy(net).to("cpu")
 
 
 def first_line(error: Exception) -> str:

@@ -207,10 +207,13 @@ def seed_global_generators(seed: int, stream: Stream, step: int, sample: int = 0
         >>> torch.equal(masks[0], masks[1]), torch.equal(masks[0], masks[2])
         (False, True)
     """
-    # Without an accelerator, torch.manual_seed would only record its call stack for each possible
-    # device type: a sixth of the time of a step of a small network.
-    if torch.accelerator.is_available():
-        torch.manual_seed(derived_seed(seed, stream, step, sample))
+    # Not torch.manual_seed, which records its call stack for each type of device that is not there:
+    # a sixth of the time of a step of a small network, and on a GPU more than the step.
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None:
+        device: Any = torch.get_device_module(accelerator)
+        seed_all = getattr(device, "manual_seed_all", device.manual_seed)
+        seed_all(derived_seed(seed, stream, step, sample))
     torch.default_generator.set_state(_state_of((seed, stream, step, sample, 0)))
 
 

@@ -53,10 +53,10 @@ class EpochMeter:
         own = size if share is None else share.weight * size
         factor = terms.kl_factor
         samples = len(terms.outputs)
-        error = self._elbo.bnn.likelihood.error(
-            _widened(terms.outputs.flatten(0, 1)),
-            targets.repeat(samples, *[1] * (targets.dim() - 1)),
-        )
+        if samples > 1:
+            targets = targets.repeat(samples, *[1] * (targets.dim() - 1))
+        outputs = _widened(terms.outputs.flatten(0, 1))
+        error = self._elbo.bnn.likelihood.error(outputs, targets)
         nll = float(terms.nll)
         self._add("count", size)
         self._add("nll", nll * size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, Protocol
 
 import torch
@@ -89,7 +90,7 @@ class Backend(Protocol):
 def require_finite(elbo: ELBO, terms: ELBOTerms) -> None:
     """Raise NonFiniteLossError where a term that was computed is NaN or infinite."""
     known = (terms.nll, terms.kl, terms.penalty) if terms.has_kl else (terms.nll,)
-    if all(bool(value.isfinite()) for value in known):
+    if all(math.isfinite(float(value.detach())) for value in known):
         return
     if not bool(torch.isfinite(terms.outputs).all()):
         what = "the network's output"

@@ -140,9 +140,7 @@ def check_shared_noise(elbo: ELBO, backend: str) -> None:
 
 def _compiled(elbo: ELBO, optimizer: Optimizer, processes: Processes) -> LeafBackend:
     on_gpu = elbo.bnn.posterior.mean.device.type == "cuda"
-    weights = leaf_kind(elbo.bnn.estimator) == "weights"
-    # A graph must not capture noise of PyTorch's generators: each replay would repeat it.
-    if on_gpu and weights and elbo.num_samples == 1 and processes.is_alone:
+    if on_gpu and elbo.num_samples == 1 and processes.is_alone:
         return GraphBackend(elbo, optimizer)
     return CompiledBackend(elbo, optimizer, processes=processes)
 
@@ -168,7 +166,16 @@ class _WithFallback:
         self._backend: Backend = backend
         self._elbo, self._optimizer, self._processes = elbo, optimizer, processes
         self._first = True
-        self.description, self.noise = backend.description, backend.noise
+        self.noise = backend.noise
+
+    @property
+    def description(self) -> str:
+        """That of the backend in use, which may add to it or be replaced."""
+        return self._backend.description
+
+    @description.setter
+    def description(self, text: str) -> None:
+        self._backend.description = text
 
     def step(
         self,
@@ -208,4 +215,4 @@ class _WithFallback:
                 self._backend = AutogradBackend(
                     self._elbo, self._optimizer, reason, processes=self._processes
                 )
-                self.description, self.noise = self._backend.description, self._backend.noise
+                self.noise = self._backend.noise

@@ -81,7 +81,7 @@ class CompiledBackend(LeafBackend):
         )
         first = self._processes.first_sample(elbo.num_samples)
         kind = leaf_kind(elbo.bnn.estimator)
-        self._prepare_passes(Leaves(elbo, leaf, kind, update.kernel_on_cpu, first_sample=first))
+        self._prepare_passes(Leaves(elbo, leaf, kind, update.kernel, first_sample=first))
         self.description = f"compiled ({update.description})"
         self._prepared_for = signature(elbo, optimizer)
 

@@ -30,14 +30,38 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """A CUDA graph."""
+    """A CUDA graph.
+
+    Args:
+        device: the GPU whose work is captured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
         """See :class:`Recorder`."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            function()
+        with torch.cuda.device(self._device):
+            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+            try:
+                with torch.cuda.graph(graph):
+                    function()
+            except RuntimeError:
+                _leave_capture(stream)
+                raise
         return graph.replay
+
+
+def _leave_capture(stream: torch.cuda.Stream) -> None:
+    """Undo what PyTorch leaves of a capture that failed.
+
+    It stays on the stream of the capture, and takes the generator for one that is captured, so
+    that every later use of it fails.
+    """
+    torch.cuda.set_stream(stream)
+    torch.cuda.synchronize()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 class GraphBackend(CompiledBackend):
@@ -66,7 +90,8 @@ class GraphBackend(CompiledBackend):
         *,
         compiled: bool = True,
     ) -> None:
-        self._record = CudaRecorder() if record is None else record
+        device = elbo.bnn.posterior.mean.device
+        self._record = CudaRecorder(device) if record is None else record
         self._replay: Callable[[], None] | None
         self._shapes: list[torch.Size] = []
         self._failed = False
@@ -133,4 +158,6 @@ class GraphBackend(CompiledBackend):
             self._replay = self._record(passes)
         except RuntimeError as error:  # the network reads a value from the device
             self._failed = True
-            self.description += f", but not captured: {str(error).splitlines()[0]}"
+            # Where the capture ends with an error of its own, the first one says more.
+            first = str(error.__context__ or error).splitlines()[0]
+            self.description += f", but not captured: {first}"

@@ -382,7 +382,7 @@ class LeafPosterior(MeanFieldGaussian):
 
 @dataclass(frozen=True)
 class _CounterKey(NoiseKey):
-    """A key whose normals the kernel draws."""
+    """A key whose normals the kernel draws, and on a GPU its signs too."""
 
     kernel: Kernel
 
@@ -395,10 +395,12 @@ class _CounterKey(NoiseKey):
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> Tensor:
-        if kind != "normal":
+        if kind == "sign" and torch.device(device).type == "cpu":
             return super().numbers(kind, sample, place, size, dtype, device)
         words = counter_key(self, sample, place)
-        return self.kernel.normals(words, int(self.step), size).to(dtype)
+        drawn = self.kernel.normals(words, int(self.step), size)
+        # A graph on a GPU must not capture PyTorch's generators, so that signs are of normals there.
+        return (drawn if kind == "normal" else torch.where(drawn < 0.0, -1.0, 1.0)).to(dtype)
 
 
 def _views(layout: ParameterLayout, vector: Tensor) -> dict[str, Tensor]:

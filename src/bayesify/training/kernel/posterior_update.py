@@ -97,6 +97,11 @@ class PosteriorUpdate:
         self._leaf_is_for: tuple[int, int, int] | None = None
 
     @property
+    def kernel(self) -> Kernel:
+        """The kernel, to draw other noise too."""
+        return self._kernel
+
+    @property
     def kernel_on_cpu(self) -> Kernel | None:
         """The kernel, to draw other noise too; None on a GPU, whose own generator is as fast."""
         return self._kernel if self._leaf.device.type == "cpu" else None

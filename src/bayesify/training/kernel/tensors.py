@@ -67,7 +67,8 @@ class TensorKernel:
             numbers=torch.zeros(_NUMBERS, dtype=torch.float64, device=device),
             residual=torch.zeros(2, len(SNR_BORDERS) + 1, dtype=torch.float64, device=device),
         )
-        self._noise = SampleNoise(key)
+        self._noise, self._compiled = SampleNoise(key), compiled
+        self._keys: dict[tuple[int, int], Tensor] = {}
         prior = recipe.prior
         self._refresh, self._accumulate, self._advance = _functions(
             _Rule(
@@ -119,9 +120,16 @@ class TensorKernel:
         return self.residual if with_residual else None
 
     def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:
-        """See :meth:`~bayesify.training.kernel.interface.Kernel.normals`."""
+        """See :meth:`~bayesify.training.kernel.interface.Kernel.normals`.
+
+        Compiled, they are those of the step that the device is at, so that a graph goes on.
+        """
         mean = self._state.mean
-        return normals(*key, step, size, dtype=mean.dtype, device=mean.device)
+        if not self._compiled:
+            return normals(*key, step, size, dtype=mean.dtype, device=mean.device)
+        if key not in self._keys:  # in a first step: a graph could not capture the copy
+            self._keys[key] = torch.tensor(key, dtype=torch.int32, device=mean.device)
+        return _compiled_normals()(self._keys[key], self._state.step, size, mean.dtype)
 
     def prepare(self, step: int, kl_factor: float, rates: tuple[Rates, Rates]) -> None:
         """Set the step and the factors of the next :meth:`advance`."""
@@ -242,6 +250,17 @@ def _functions(
             third(state, in_mean, in_spread)
 
     return refresh, accumulate, advance
+
+
+def _normals(key: Tensor, step: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    key0, key1 = key.unbind()
+    return normals(key0, key1, step, size, dtype=dtype, device=key.device)
+
+
+@cache
+def _compiled_normals() -> Callable[[Tensor, Tensor, int, torch.dtype], Tensor]:
+    """One function for all sizes."""
+    return torch.compile(_normals, fullgraph=True, dynamic=True)
 
 
 def _many_sizes() -> AbstractContextManager[None]:
