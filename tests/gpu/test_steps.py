@@ -55,13 +55,14 @@ def on_gpu(task: Task, make: Make) -> tuple[Outcome, Backend]:
     return said.keep(elbo), backend
 
 
-def check_agreement(task: Task, make: Make) -> Backend:
+def check_agreement(task: Task, make: Make, *, kl: bool = True) -> Backend:
     expected, (found, backend) = specified(task, counter=True), on_gpu(task, make)
     tolerance = TOLERANCE[task.dtype]
     away = distance(found.state, expected.state)
     assert away <= tolerance, f"{backend.description} is {away:.1e} away from autograd on a CPU"
     assert found.nll == pytest.approx(expected.nll, rel=10 * tolerance)
-    assert found.kl == pytest.approx(expected.kl, rel=10 * tolerance)
+    if kl:
+        assert found.kl == pytest.approx(expected.kl, rel=10 * tolerance)
     return backend
 
 
@@ -107,7 +108,8 @@ def test_closed_forms_are_autograd_there(prior: str, estimator: bf.Estimator) ->
 @pytest.mark.parametrize("prior", ["gaussian", "scale-mixture-wide"])
 def test_local_reparametrisation_has_the_noise_of_a_cpu(prior: str) -> None:
     task = Task(prior, bnn=(("estimator", bf.LocalReparameterization()),))
-    backend = check_agreement(task, make_backend)
+    # An estimate of the KL has noise of its own.
+    backend = check_agreement(task, make_backend, kl=prior == "gaussian")
     assert backend.description.endswith(", as a graph")
 
 

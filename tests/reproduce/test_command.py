@@ -105,6 +105,8 @@ REFUSED = {
     "reproduce toy --seeds 1,1": "seeds must be different numbers of at least 0, got 1, 1",
     "reproduce toy --seeds -1": "seeds must be different numbers of at least 0, got -1",
     "reproduce toy --out taken": "taken",
+    "reproduce toy --device gpu": "device must be auto, cpu or cuda, got 'gpu'",
+    "reproduce --list --device auto": "device would do nothing with --list",
 }
 
 
@@ -116,6 +118,36 @@ def test_what_cannot_be_is_refused_in_one_line(with_toy: Path, line: str) -> Non
     assert (code, said.out) == (2, "")
     assert REFUSED[line] in last
     assert "Traceback" not in said.err
+
+
+def test_a_gpu_is_used_by_experiments_that_can(
+    with_toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as a CPU can show it: the device is looked up, and reaches the job."""
+    gpu = "bayesify.reproduce.command.requested_device"
+    monkeypatch.setattr(gpu, lambda name: "cpu" if name == "cpu" else "cuda")
+    said = bayesify("reproduce", "toy", "--device", "cuda")
+    assert said.code == 2
+    assert "toy trains on the CPU only; leave --device out" in said.err
+    assert bayesify("reproduce", "toy", "--device", "auto").code == 0
+    trained_on = []
+
+    def run(job: Any, context: Any) -> dict[str, Any]:
+        trained_on.append(context.part("all", 0, 1).device)
+        return {"value": 1.0}
+
+    monkeypatch.setitem(EXPERIMENTS, "toy", replace(toy(), run=run, on_gpu=True))
+    named = "bayesify.reproduce.harness.job_runner.hardware"
+    monkeypatch.setattr(named, lambda device: f"a {device}")
+    assert bayesify("reproduce", "toy", "--device", "cuda", "--out", "there").code == 0
+    assert trained_on == ["cuda"] * 4
+    stored = [json.loads(path.read_text()) for path in Path("there").glob("*.json")]
+    assert {row["hardware"] for row in stored} == {"a cuda"}
+    said = bayesify("reproduce", "toy", "--device", "cuda", "--on", "ray", "--out", "there")
+    assert said.code == 2
+    assert "on Ray jobs train on CPUs; leave --device or --on out" in said.err
+    (row,) = (row for row in as_json("reproduce", "--list")["experiments"] if row["name"] == "toy")
+    assert row["cost"].endswith("; takes --device cuda")
 
 
 def test_uncommitted_code_stores_nothing_unless_told_to(

@@ -32,8 +32,8 @@ _LARGEST_PASS = 10**9
 _MAX_BATCH_SIZE = 1024
 # Weight samples share a pass only if each needs few bytes for tensors other than weights, and there
 # are enough of them; otherwise a loop is as fast. Weights are only read.
-_LARGEST_SHARE = 500_000
-_BEST_SHARED_PASS = 20 * 10**6
+_LARGEST_SHARE = {"cpu": 500_000}
+_BEST_SHARED_PASS = {"cpu": 20 * 10**6}
 _SHARED_WEIGHTS = 192 * 10**6
 #: The least number of weight samples that share a pass.
 MIN_GROUP = 8
@@ -162,28 +162,31 @@ class Batching(NamedTuple):
         if has_hooks or wanted < num_examples or not pass_memory.vectorises:
             return alone
         share = pass_memory.bytes_for(num_examples) + _AVERAGING * pass_memory.output * num_examples
-        if share > _LARGEST_SHARE:
+        if share > _LARGEST_SHARE.get(mean.device.type, _LARGEST_PASS):
             return alone
         room = None
         if available is not None:
             room = available // (share + (1 + _WEIGHT_VECTORS) * mean.nbytes)
-        return cls(wanted, shared_group(share, mean.nbytes, num_samples, room=room), may_edit)
+        group = shared_group(share, mean, num_samples, room=room)
+        return cls(wanted, group, may_edit)
 
 
-def shared_group(share: int, vector: int, num_samples: int, *, room: int | None = None) -> int:
+def shared_group(share: int, vector: Tensor, num_samples: int, *, room: int | None = None) -> int:
     """Return how many of the weight samples share a pass; 1 where a loop is as fast.
 
     Args:
         share: bytes of one sample's tensors in the pass, without its weights.
-        vector: bytes of one sample's weights.
+        vector: like one sample's weights.
         num_samples: the number of weight samples that are left.
         room: how many fit into memory, or None.
 
     Example:
-        >>> shared_group(100_000, 4_000, 100), shared_group(10_000_000, 4_000, 100)
+        >>> vector = torch.zeros(1000)
+        >>> shared_group(100_000, vector, 100), shared_group(10_000_000, vector, 100)
         (100, 1)
     """
-    group = min(_BEST_SHARED_PASS // max(1, share), _SHARED_WEIGHTS // max(1, vector))
+    best = _BEST_SHARED_PASS.get(vector.device.type, _LARGEST_PASS)
+    group = min(best // max(1, share), _SHARED_WEIGHTS // max(1, vector.nbytes))
     group = min(group, num_samples, _MAX_GROUP if room is None else min(_MAX_GROUP, room))
     return 1 if group < MIN_GROUP else ceil(num_samples / ceil(num_samples / group))
 

@@ -166,7 +166,7 @@ class SampledOutputs:
                 outputs = result.clone()
                 del result
                 if tracker.vectorises:
-                    group = shared_group(tracker.peak, weights.nbytes, left)
+                    group = shared_group(tracker.peak, weights[0], left)
                 yield outputs.unsqueeze(0)
             else:
                 result = network.tensor_of(network.run_with(weights[0], *args, **kwargs))

@@ -126,6 +126,7 @@ def test_ctrl_c_shows_what_is_there_and_stores_nothing(
         (["--batch", "0"], "batch must be at least 1, got 0"),
         (["--steps", "0"], "steps must be at least 1, got 0"),
         (["--threads", "0"], "threads must be at least 1, got 0"),
+        (["--device", "gpu"], "device must be auto, cpu or cuda, got 'gpu'"),
         (["--out", "/nowhere/cpu.json"], "there is no folder /nowhere"),
         (["--figure", "/nowhere/a.png"], "there is no folder /nowhere"),
     ],
@@ -136,6 +137,14 @@ def test_wrong_settings(arguments: list[str], message: str) -> None:
     assert said.out == ""
     (line,) = said.err.strip().splitlines()
     assert re.search(message, line), line
+
+
+@pytest.mark.parametrize("option", ["peers", "resident"])
+def test_what_is_measured_on_a_cpu_only(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesify.app.cli.bench_command.requested_device", lambda _: "cuda")
+    said = bayesify("bench", f"--{option}", "--device", "cuda")
+    assert said.code == 2
+    assert f"{option} is measured on the CPU only; leave it out with a GPU" in said.err
 
 
 def test_rows_of_uncommitted_code_are_not_stored(

@@ -399,7 +399,7 @@ class _CounterKey(NoiseKey):
             return super().numbers(kind, sample, place, size, dtype, device)
         words = counter_key(self, sample, place)
         drawn = self.kernel.normals(words, int(self.step), size)
-        # A graph on a GPU must not capture PyTorch's generators, so that signs are of normals there.
+        # A graph on a GPU must not capture PyTorch's generators: signs are those of normals there.
         return (drawn if kind == "normal" else torch.where(drawn < 0.0, -1.0, 1.0)).to(dtype)
 
 
