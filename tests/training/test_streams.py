@@ -10,9 +10,10 @@ import pytest
 import torch
 from tests.loops import loop_over
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import bayesify as bf
+from bayesify.training.checks import ShortStreamWarning
 from bayesify.training.progress import Callback
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
@@ -49,6 +50,17 @@ def test_a_stream_trains_as_its_rows_do(times: int) -> None:
     """A longer stream ends after N examples; the last minibatch is then a whole one."""
     found = weights(DataLoader(Stream(times), batch_size=5))
     assert torch.equal(found, weights(DataLoader(TensorDataset(X, Y), batch_size=5)))
+
+
+def test_a_stream_that_is_shorter_than_told_is_named() -> None:
+    objective = bf.ELBO(bf.BayesianModule(nn.Linear(3, 2)), num_data=3 * N)
+    with pytest.warns(ShortStreamWarning, match="after 3 minibatches .* num_data of 30") as said:
+        bf.fit(objective, DataLoader(Stream(), batch_size=4), epochs=3, progress=False)
+    assert [each.category for each in said].count(ShortStreamWarning) == 1
+    # A sampler may draw what it likes: N is the number of the data, not of the draws.
+    sampler = SubsetRandomSampler(range(5))
+    loader = DataLoader(TensorDataset(X, Y), batch_size=5, sampler=sampler)
+    bf.fit(elbo(), loader, epochs=1, progress=False)
 
 
 def test_a_stream_validates_and_ends_early() -> None:

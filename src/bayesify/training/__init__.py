@@ -1,9 +1,16 @@
 """Training: the loop, schedules, checkpoints and progress."""
 
 from bayesify.training.backends import NonFiniteLossError
-from bayesify.training.checks import TargetScaleWarning
+from bayesify.training.checks import ShortStreamWarning, TargetScaleWarning
 from bayesify.training.convergence import ConvergenceWarning
 from bayesify.training.fit import fit
 from bayesify.training.replicas import fit_replicas
 
-__all__ = ["ConvergenceWarning", "NonFiniteLossError", "TargetScaleWarning", "fit", "fit_replicas"]
+__all__ = [
+    "ConvergenceWarning",
+    "NonFiniteLossError",
+    "ShortStreamWarning",
+    "TargetScaleWarning",
+    "fit",
+    "fit_replicas",
+]

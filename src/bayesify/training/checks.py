@@ -19,6 +19,7 @@ from bayesify.training.minibatches import Loader, num_batches_of, num_data_of
 from bayesify.training.pruning_schedule import PruningSchedule
 
 __all__ = [
+    "ShortStreamWarning",
     "TargetScaleWarning",
     "check_arguments",
     "check_can_divide",
@@ -26,6 +27,7 @@ __all__ = [
     "check_one_process",
     "check_parameters",
     "diverged",
+    "warn_of_short_stream",
     "warn_of_target_scale",
 ]
 
@@ -44,6 +46,48 @@ class TargetScaleWarning(UserWarning):
         >>> caught[0].category.__name__
         'TargetScaleWarning'
     """
+
+
+class ShortStreamWarning(UserWarning):
+    """A loader without a length brought fewer examples in an epoch than the objective's num_data.
+
+    Example:
+        >>> class Short:
+        ...     batch_size = 10
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     warn_of_short_stream(Short(), num_data=100, brought=8)
+        >>> caught[0].category.__name__
+        'ShortStreamWarning'
+    """
+
+
+def warn_of_short_stream(loader: object, num_data: int, brought: int) -> None:
+    """Warn where a stream ended before it had brought all data.
+
+    Args:
+        loader: one with a length is what it says, and gets no warning.
+        num_data: N of the objective.
+        brought: the number of minibatches of an epoch that has ended.
+    """
+    size = getattr(loader, "batch_size", None)
+    if not size or (isinstance(loader, Sized) and _has_length(loader)):
+        return
+    if brought < -(-num_data // int(size)):
+        warnings.warn(
+            f"the loader ended after {brought} minibatches of up to {size} examples, fewer than "
+            f"the objective's num_data of {num_data}: the KL has the weight for {num_data}; give "
+            "ELBO the number of examples that the stream has",
+            ShortStreamWarning,
+            stacklevel=2,
+        )
+
+
+def _has_length(loader: Sized) -> bool:
+    try:
+        len(loader)
+    except TypeError:  # a DataLoader of an IterableDataset
+        return False
+    return True
 
 
 def check_objective(elbo: object, caller: str) -> None:

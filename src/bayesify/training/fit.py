@@ -15,7 +15,7 @@ from bayesify.module.inputs import check_names, check_not_copied
 from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import Backend, BackendName, check_backend, make_backend
 from bayesify.training.checkpoint import Position
-from bayesify.training.checks import check_arguments, check_can_divide
+from bayesify.training.checks import check_arguments, check_can_divide, warn_of_short_stream
 from bayesify.training.division import Division
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
@@ -129,6 +129,8 @@ def fit(
 
     Warns:
         ConvergenceWarning: the standard deviations have visibly not converged.
+        ShortStreamWarning: a loader without a length ends before it has brought ``num_data``
+            examples.
         TargetScaleWarning: the targets of a ``GaussianLikelihood`` are far from unit scale.
 
     Example:
@@ -187,7 +189,7 @@ def fit(
     device = elbo.bnn.posterior.mean.device
 
     def minibatches_of(epoch: int, first: int) -> Generator[Minibatch, None, None]:
-        rank = processes.rank
+        rank, index = processes.rank, first - 1
         with closing(
             minibatches(
                 division.loader,
@@ -212,6 +214,8 @@ def fit(
                     division.check_order(inputs, targets)
                 inputs, targets, share = division.share(index, inputs, targets)
                 yield Minibatch(index, *pair_of((inputs, targets), device), share)
+        if epoch == 0 and processes.is_alone and index >= 0:
+            warn_of_short_stream(train_loader, elbo.num_data, index + 1)
 
     [history] = run_epochs(
         [member],
