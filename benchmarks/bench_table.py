@@ -1,15 +1,25 @@
 r"""Write the tables and the figure of stored ``bayesify bench`` runs into the documentation.
 
 bayesify bench --peers --case mlp-400 --case mlp-1200 --batch 128 --out results/bench/steps.json
+bayesify bench --peers --case mlp-400 --case mlp-1200 --batch 128 --steps 25 \
+    --out results/bench/steps-avx512.json
+bayesify bench --case mlp-400 --case mlp-1200 --batch 128 --steps 15 \
+    --out results/bench/steps-avx512-alone.json
 bayesify bench --case mlp-2900 --out results/bench/steps-large.json
 bayesify bench --threads 1 --case mlp-400 --case mlp-1200 --batch 128 \
     --out results/bench/steps-one-thread.json
 python benchmarks/bench_table.py docs/benchmarks.md results/bench/steps.json \
+    results/bench/steps-avx512.json results/bench/steps-avx512-alone.json \
     results/bench/steps-large.json results/bench/steps-one-thread.json results/bench/cpu.json \
     --figure docs/images/step-time.png
 bayesify bench --case predict --case predict-once --case predict-mean \
     --out results/bench/predict.json
 python benchmarks/bench_table.py docs/prediction.md results/bench/predict.json
+bayesify bench --device cuda --case mlp-400 --case mlp-1200 --batch 128 --steps 10 \
+    --store-disturbed --out results/bench/gpu.json
+bayesify bench --device cuda --case predict --case predict-once --case predict-mean \
+    --batch 128 --batch 1024 --steps 5 --store-disturbed --out results/bench/gpu-predict.json
+python benchmarks/bench_table.py docs/gpu.md results/bench/gpu.json results/bench/gpu-predict.json
 
 The text outside the page's two marks stays. The figure is of the first file.
 """
