@@ -209,9 +209,9 @@ def seed_global_generators(seed: int, stream: Stream, step: int, sample: int = 0
     """
     # Not torch.manual_seed, which records its call stack for each type of device that is not there:
     # a sixth of the time of a step of a small network, and on a GPU more than the step.
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is not None:
-        device: Any = torch.get_device_module(accelerator)
+    # A build for an accelerator that is not there would queue each seed.
+    if torch.accelerator.is_available():
+        device: Any = torch.get_device_module(torch.accelerator.current_accelerator())
         seed_all = getattr(device, "manual_seed_all", device.manual_seed)
         seed_all(derived_seed(seed, stream, step, sample))
     torch.default_generator.set_state(_state_of((seed, stream, step, sample, 0)))

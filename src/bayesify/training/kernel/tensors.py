@@ -129,7 +129,8 @@ class TensorKernel:
             return normals(*key, step, size, dtype=mean.dtype, device=mean.device)
         if key not in self._keys:  # in a first step: a graph could not capture the copy
             self._keys[key] = torch.tensor(key, dtype=torch.int32, device=mean.device)
-        return _compiled_normals()(self._keys[key], self._state.step, size, mean.dtype)
+        with _many_sizes():
+            return _compiled_normals()(self._keys[key], self._state.step, size, mean.dtype)
 
     def prepare(self, step: int, kl_factor: float, rates: tuple[Rates, Rates]) -> None:
         """Set the step and the factors of the next :meth:`advance`."""
