@@ -228,7 +228,7 @@ def fit(
         pruning=pruning,
         validation_loader=validation_loader,
         callback=watcher,
-        description=chosen.description,
+        description=lambda: chosen.description,
     )
     return history
 

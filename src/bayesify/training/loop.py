@@ -262,7 +262,7 @@ def run_epochs(
     separate: bool = False,
     pruning: PruningSchedule | None = None,
     validation_loader: Loader | None = None,
-    description: str = "",
+    description: Callable[[], str] = str,
 ) -> list[History]:
     """Train from where the members stand to the last epoch.
 
@@ -278,10 +278,11 @@ def run_epochs(
         separate: whether inputs and targets have a leading axis of size K.
         pruning: see ``fit``.
         validation_loader: see ``fit``.
-        description: of the backend, for the callback.
+        description: of the backend, for the callback; told again if the first epoch changes it.
     """
-    if (tell := getattr(callback, "on_note", None)) is not None:
-        tell(f"backend: {description}")
+    told, tell = "", getattr(callback, "on_note", None)
+    if tell is not None:
+        tell(f"backend: {(told := description())}")
     start, processes = members[0].position, members[0].processes
     validation = None if validation_loader is None else Division(validation_loader, processes)
     callback.on_start(epochs=epochs, batches=batches, history=list(start.history))
@@ -361,6 +362,8 @@ def run_epochs(
                             member.position.epoch_seconds = time.perf_counter() - started
                             member.checkpoint(noise())
                         raise KeyboardInterrupt
+            if tell is not None and description() != told:
+                tell(f"backend: {(told := description())}")
             seconds = time.perf_counter() - started
             for member, meter in zip(members, meters, strict=True):
                 member.end_epoch(meter, epoch, seconds, validation)

@@ -156,7 +156,7 @@ def fit_replicas(
             separate=separate,
             validation_loader=validation_loader,
             callback=watcher,
-            description=replicas.description,
+            description=lambda: replicas.description,
         )
     finally:
         replicas.release()

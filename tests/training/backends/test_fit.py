@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -67,6 +68,33 @@ def trained(backend: str, elbo: ELBO, **options: Any) -> tuple[dict[str, Tensor]
         backend = "autograd"
     rows = fit(elbo, loader, loader, epochs=EPOCHS, **{"backend": backend, **options})
     return {n: t.clone() for n, t in elbo.bnn.state_dict().items() if n.startswith("post")}, rows
+
+
+# ----------------------------------------------------------------------------------- the backend
+
+
+def test_a_backend_that_goes_on_in_another_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a graph could not be captured, which is known after a few steps."""
+    module = sys.modules["bayesify.training.fit"]
+    made = module.make_backend
+
+    def changing(*arguments: Any, **options: Any) -> Any:
+        backend = made(*arguments, **options)
+        step = backend.step
+
+        def changed(*args: Any, **more: Any) -> Any:
+            backend.description = "as before, but not captured: a reason"
+            return step(*args, **more)
+
+        backend.step = changed
+        return backend
+
+    monkeypatch.setattr(module, "make_backend", changing)
+    watcher = Watcher()
+    trained("closed-form", objective(), callback=watcher)
+    first, second = watcher.said.split("backend: ")[1:]
+    assert first.startswith("closed-form (gaussian prior)")
+    assert second.startswith("as before, but not captured: a reason")
 
 
 # ---------------------------------------------------------------------------------- the history
