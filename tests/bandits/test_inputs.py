@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,8 @@ def test_dropout_is_seeded_on_every_device(monkeypatch: pytest.MonkeyPatch) -> N
     agent = thompson()
     agent.observe(torch.ones(3), 1, 1.0)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    device = SimpleNamespace(manual_seed_all=seeds.append, manual_seed=None)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: device)
     for _ in range(2):
         agent.learn()
     assert len(set(seeds)) == 4
