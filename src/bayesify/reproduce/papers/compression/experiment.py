@@ -162,7 +162,7 @@ def _title(name: str) -> str:
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
-    """Draw the error by the size of the file, a panel for each network."""
+    """Draw the error by the size of the file, a panel for each network of the literature."""
     from bayesify.plots.compared import Curve, curves_compared
 
     panels: dict[str, list[Curve]] = {}
@@ -180,13 +180,17 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
                     Curve(_title(name), sizes, [[each["error"] for each in of]], points=True)
                 )
         reported = [row for row in REPORTED if row.network == network and row.size and row.error]
-        for row in reported if curves else []:
-            size = float(row.size.replace(",", "")) / 1000.0
-            curves.append(
-                Curve(row.method, [size], [[float(row.error)]], reported=True, points=True)
-            )
-        if curves:
-            panels[title] = curves
+        if curves and reported:
+            panels[title] = curves + [
+                Curve(
+                    row.method,
+                    [float(row.size.replace(",", "")) / 1000.0],
+                    [[float(row.error)]],
+                    reported=True,
+                    points=True,
+                )
+                for row in reported
+            ]
     if not panels:
         return {}
     drawn = curves_compared(panels, xlabel="file (kB)", ylabel="test error (%)")
