@@ -12,6 +12,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+import bayesify as bf
 from bayesify.datasets import DataError
 from bayesify.io import StorageError
 from bayesify.reproduce import (
@@ -192,3 +193,30 @@ def test_missing_data_are_named_before_anything_is_run(tmp_path: Path) -> None:
 def test_an_unknown_experiment_lists_the_known() -> None:
     with pytest.raises(ValueError, match=f"'table-1'; known are {', '.join(EXPERIMENTS)}$"):
         find_experiment("table-1")
+
+
+#: Without those that need data which the repository does not have.
+ON_GPU = [
+    name
+    for name, each in EXPERIMENTS.items()
+    if each.on_gpu and each.jobs((0,), True)[0].datasets == ("mnist",)
+]
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_an_experiment_that_takes_a_device_trains_on_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training is stopped where it is told the device."""
+    told = []
+
+    def train(*arguments: Any) -> None:
+        told.append(torch.device(arguments[-1]).type)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bayesify.reproduce.harness.image_runs.train", train)
+    monkeypatch.setattr(bf.BayesianModule, "to", train)
+    experiment = EXPERIMENTS[name]
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(experiment.jobs((0,), True)[0], Context(device="cuda"))
+    assert told == ["cuda"]

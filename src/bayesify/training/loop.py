@@ -259,10 +259,10 @@ def run_epochs(
     warmup: KLWarmup,
     noise: Callable[[], Noise],
     callback: Callback,
+    description: Callable[[], str],
     separate: bool = False,
     pruning: PruningSchedule | None = None,
     validation_loader: Loader | None = None,
-    description: Callable[[], str] = str,
 ) -> list[History]:
     """Train from where the members stand to the last epoch.
 
