@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-#: PyTorch's compiler uses what Python 3.12 warns of.
+#: PyTorch's compiler uses what PyTorch itself has deprecated.
 COMPILER_WARNING = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 DEVICE = os.environ.get("BAYESIFY_TEST_DEVICE", "cuda")
 needs_gpu = pytest.mark.skipif(

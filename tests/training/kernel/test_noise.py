@@ -16,11 +16,16 @@ import pytest
 import torch
 import torch._dynamo
 from tests.backend_cases import each_compiled_kind, needs_compiler
+from tests.gpu.device import COMPILER_WARNING
 from torch import Tensor
 
+from bayesify.distributions.priors import Gaussian
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.threefry import BLOCK, counter_key, normals, threefry
 from bayesify.training.kernel import compiler
+from bayesify.training.kernel.formulas import Rates, prior_blocks
+from bayesify.training.kernel.interface import Recipe, Vectors
+from bayesify.training.kernel.tensors import TensorKernel
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "noise_statistics.py"
 DTYPES = {torch.float32: 3e-6, torch.float64: 4e-15}
@@ -141,6 +146,26 @@ def test_compiled_code_has_these_numbers(dtype: torch.dtype) -> None:
         words = torch.tensor(signed(step), dtype=torch.int32)
         found = compiled(1, -2, words, 700, dtype=dtype, device="cpu")
         assert torch.equal(found, normals(1, -2, step, 700, dtype=dtype, device="cpu"))
+
+
+@pytest.mark.slow
+@needs_compiler
+@COMPILER_WARNING
+@pytest.mark.usefixtures("nothing_compiled_before")
+def test_the_compiled_kernel_of_a_gpu_draws_the_numbers_of_its_step() -> None:
+    """Those of outputs, which a graph draws again and again: the step is the device's."""
+    form = prior_blocks(Gaussian(0.1), "auto")
+    assert form is not None
+    mean, rho, leaf = (torch.zeros(700) for _ in range(3))
+    vectors = Vectors(mean, rho, leaf, (), (), (0, 700), None, None)
+    recipe = Recipe(form, "sgd", "weights", torch.float32)
+    kernel = TensorKernel(recipe, vectors, (7, 8), compiled=True)
+    for step in (3, 2**31 + 3):
+        kernel.prepare(step, 1.0, (Rates(0.1, 0.0), Rates(0.1, 0.0)))
+        for size in (700, 5000):
+            found = kernel.normals((1, -2), 0, size)
+            expected = normals(1, -2, step, size, dtype=torch.float32, device="cpu")
+            assert float((found - expected).abs().max()) < DTYPES[torch.float32]
 
 
 @each_dtype
