@@ -135,11 +135,16 @@ def test_the_tables_say_what_the_results_hold() -> None:
 
 
 def test_an_ensemble_has_the_settings_of_the_comparison() -> None:
-    long, short = ENSEMBLE.jobs((3,), False)
-    [like] = [j for j in COMPARISON.jobs((3,), False) if j.name == "mixture-dropped-400"]
-    for job, epochs in ((long, 100), (short, 40)):
-        asked = {**like.config["settings"], "hidden": [800, 800], "epochs": epochs}
-        assert job.config["settings"] == asked
+    made = {job.name: job.config["settings"] for job in ENSEMBLE.jobs((3,), False)}
+    like = {job.name: job.config["settings"] for job in COMPARISON.jobs((3,), False)}
+    for name, method, epochs in (
+        ("ensemble", "mixture-dropped", 40),
+        ("ensemble-100-epochs", "mixture-dropped", 100),
+        ("plain-ensemble-100-epochs", "sgd-dropped", 100),
+    ):
+        asked = {**like[f"{method}-400"], "hidden": [800, 800], "epochs": epochs}
+        assert made.pop(name) == asked
+    assert not made
     one, other = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.3, 0.7]]).log()
     first, both = pooled([one, other])
     torch.testing.assert_close(first, one.double(), rtol=1e-6, atol=0.0)
