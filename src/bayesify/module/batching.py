@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.estimators.stateless import is_out_of_memory
+from bayesify.estimators.stateless import is_out_of_memory, modules_of
 from bayesify.module.inputs import WHOLE, Inputs, arguments_of, count_examples
 from bayesify.module.pass_memory import PROBE_SIZE, MemoryTracker, PassMemory
 from bayesify.module.random_network import RandomNetwork
@@ -139,7 +139,7 @@ class Batching(NamedTuple):
         wanted: int | None = batch_size
         num_examples, mean = count_examples(inputs), network.posterior.mean
         # Forward hooks must see the passes of the prediction only, so that no probe is run.
-        has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in network.net.modules())
+        has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules_of(network.net))
         pass_memory, available = None, None
         if max_memory is not None:
             cap = parse_bytes(max_memory)

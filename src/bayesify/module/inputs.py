@@ -195,6 +195,8 @@ def count_examples(inputs: Inputs) -> int:
         >>> count_examples({"image": torch.zeros(5, 28, 28), "return_dict": False})
         5
     """
+    if isinstance(inputs, Tensor) and inputs.dim() and len(inputs):  # the usual case, at once
+        return len(inputs)
     args, kwargs = arguments_of(inputs)
     tensors = [*args, *(value for value in kwargs.values() if not isinstance(value, _PLAIN))]
     if kwargs and not tensors:

@@ -58,6 +58,7 @@ def one_thread_if_small(network: RandomNetwork, num_rows: float) -> Iterator[Non
     """
     if (
         torch.get_num_threads() == 1
+        or num_rows * network.layout.num_weights >= _SMALL
         or num_rows * _num_weights(network) >= _SMALL
         or not _is_perceptron(network)
     ):
