@@ -15,9 +15,15 @@ from tests.places import put, sha256
 from tests.reproduce.test_experiments import Silent
 
 from bayesify.datasets import CLINC150, DataError, DataFile, catalog, clinc150, load_clinc150
+from bayesify.module.description_length import kl_nats
 from bayesify.reproduce import Context, Job, Result, find_experiment, reproduce
 from bayesify.reproduce.papers.clinc150 import encoder
-from bayesify.reproduce.papers.clinc150.adapters import Prediction, measured
+from bayesify.reproduce.papers.clinc150.adapters import (
+    Prediction,
+    adapter_of,
+    data_of,
+    measured,
+)
 from bayesify.reproduce.papers.clinc150.encoder import QueryLoader, Tokens, encoder_folder
 from bayesify.reproduce.papers.clinc150.tuning import METHODS
 
@@ -182,6 +188,7 @@ def test_every_row_of_a_small_run(data_dir: Path, tmp_path: Path) -> None:
         ("lora", "widened"),
         ("ensemble", "ensemble"),
         ("variational", "variational"),
+        ("tempered", "tempered"),
         ("last-layer", "last-layer"),
     ):
         found = [rows[f"{job}-{size}"][method]["auroc"] for size in ("full", "few")]
@@ -195,6 +202,21 @@ def test_every_row_of_a_small_run(data_dir: Path, tmp_path: Path) -> None:
     # The same again, from what is stored.
     again = reproduce(experiment, tmp_path / "out", Quiet(), quick=True, context=context)
     assert again.table.read_text() == text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("small_encoder")
+def test_the_temperature_of_an_adapter_is_that_of_its_training(data_dir: Path) -> None:
+    """The smaller its share, the farther the posterior ends from the prior."""
+    data = data_of(Context(data_dir=data_dir), None, quick=False)
+    settings = {**METHODS["tempered"].settings(1), "epochs": 12, "batch_size": 8, "lr": 0.05}
+    kls = [
+        kl_nats(bnn)
+        for temperature in (1.0, 1e-4)
+        for bnn, _ in [adapter_of({**settings, "temperature": temperature}, data, 0, Context())]
+    ]
+    assert kls[0] < 0.7 * kls[1]
 
 
 def test_trials_are_as_many_for_each_method() -> None:

@@ -124,7 +124,7 @@ def adapter_of(
         )
     count = len(data.train.targets)
     history = fit(
-        ELBO(bnn, num_data=count),
+        ELBO(bnn, num_data=count, temperature=settings.get("temperature", 1.0)),
         QueryLoader(data.train, settings["batch_size"], seed),
         epochs=settings["epochs"],
         optimizer=partial(Adam, lr=settings["lr"]),
