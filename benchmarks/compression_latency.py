@@ -4,8 +4,9 @@ bayesify reproduce compression
 python benchmarks/compression_latency.py
 
 The networks are decoded from the files that the results hold, and shrunk. Each is timed on one
-thread in ONNX Runtime and in PyTorch, in turns with the whole network, on a machine with no other
-load. The table goes to results/compression-latency and into docs/small-networks.md.
+thread in ONNX Runtime, in int8 too, and in PyTorch, in turns with the whole network, on a machine
+with no other load. The test error is measured of what is timed. The table goes to
+results/compression-latency and into docs/small-networks.md.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from records import RESULTS, require_clean_tree, resumed, store_rows
 from torch import Tensor, nn
 
 from bayesify.app.runs.environment import load_average
-from bayesify.datasets import load_images
+from bayesify.datasets import ImageData, load_images
 from bayesify.io import atomic_write
+from bayesify.metrics import error_percent
 from bayesify.module.shrinking import shrink
 from bayesify.reproduce import read_results
 from bayesify.reproduce.papers.compression.experiment import decoded
@@ -47,41 +49,53 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the networks of this seed")
     seed = parser.parse_args().seed
     torch.set_num_threads(1)
-    inputs = load_images("mnist").test_inputs[: max(BATCHES)]
+    data = load_images("mnist")
     for result in read_results(RESULTS / "compression"):
         if result["seed"] != seed or result["quick"]:
             continue
         document = resumed(NAME, result["job"], {"seed": seed, "rounds": ROUNDS})
         if not document["metrics"]["rows"]:
             started = time.perf_counter()
-            store_rows(document, measured(result, inputs), time.perf_counter() - started)
+            store_rows(document, measured(result, data), time.perf_counter() - started)
     atomic_write(RESULTS / NAME / "table.md", table(stored_rows()))
     print(table(stored_rows()))
 
 
-def measured(result: Mapping[str, Any], inputs: Tensor) -> list[dict[str, Any]]:
-    """Return a row for each size of batch: milliseconds of each contestant, and the load."""
+def measured(result: Mapping[str, Any], data: ImageData) -> list[dict[str, Any]]:
+    """Return a row for each size of batch: milliseconds of each contestant, and the load.
+
+    Each has the errors of the small network, in percent of the test images.
+    """
     from bayesify.export import export_onnx
 
+    inputs = data.test_inputs[: max(BATCHES)]
     whole, net = make_network(result["config"]["network"]).eval(), decoded(result)
     small = shrink(net, inputs[:2])
     selecting = shrink(net, inputs[:2], select_inputs=True)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         sessions = {}
-        for name, each in (("whole", whole), ("small", small), ("selecting", selecting)):
-            export_onnx(each, f"{folder}/{name}.onnx", inputs[:2])
+        for name, each in (
+            *(("whole", whole), ("small", small), ("selecting", selecting)),
+            ("int8", small),
+        ):
+            export_onnx(each, f"{folder}/{name}.onnx", inputs[:2], int8=name == "int8")
             sessions[name] = _session(Path(folder, f"{name}.onnx"))
+        error = {}
+        for name in ("small", "int8"):
+            logits = torch.tensor(sessions[name](data.test_inputs)())
+            error[name] = error_percent(logits.softmax(-1), data.test_targets)
         for batch in BATCHES:
             part = inputs[:batch].contiguous()
             contestants = {f"{name}, ONNX Runtime": run(part) for name, run in sessions.items()}
             contestants["whole, PyTorch"] = _pass(whole, part)
             contestants["small, PyTorch"] = _pass(small, part)
-            rows.append({"batch": batch, "load": load_average(), "ms": _times(contestants)})
+            ms = _times(contestants)
+            rows.append({"batch": batch, "load": load_average(), "ms": ms, "error": error})
     return rows
 
 
-def _session(path: Path) -> Callable[[Tensor], Callable[[], object]]:
+def _session(path: Path) -> Callable[[Tensor], Callable[[], Any]]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -89,9 +103,9 @@ def _session(path: Path) -> Callable[[Tensor], Callable[[], object]]:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     [entry] = session.get_inputs()
 
-    def with_inputs(inputs: Tensor) -> Callable[[], object]:
+    def with_inputs(inputs: Tensor) -> Callable[[], Any]:
         array: np.ndarray[Any, Any] = inputs.numpy()
-        return lambda: session.run(None, {entry.name: array})
+        return lambda: session.run(None, {entry.name: array})[0]
 
     return with_inputs
 
@@ -136,13 +150,15 @@ def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     lines = [
         "Milliseconds of one pass on one thread, median. Small is the network without its dead "
         "units; selecting, without the inputs that a layer does not read, too, which it selects "
-        "first. The last columns: how many times faster the better of the two is in ONNX Runtime "
-        "than the whole network in ONNX Runtime and in PyTorch, and the literature's first of "
-        "these.",
+        "first; int8, the small one with weights of 8 bits. Times faster: the better of small and "
+        "selecting in ONNX Runtime, compared with the whole network in ONNX Runtime and in "
+        "PyTorch; int8 compared with both; and the literature's first of these. Test errors in "
+        "percent.",
         "",
         "| network | batch | whole, ONNX Runtime | small, ONNX Runtime | selecting, ONNX Runtime "
-        "| whole, PyTorch | small, PyTorch | times faster | than PyTorch | literature |",
-        "|---" * 10 + "|",
+        "| int8, ONNX Runtime | whole, PyTorch | small, PyTorch | times faster | than PyTorch "
+        "| int8, times faster | than PyTorch | literature | error | error in int8 |",
+        "|---" * 15 + "|",
     ]
     for name, rows in found.items():
         network = RECIPES[name]["network"]
@@ -153,7 +169,10 @@ def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             cells += [f"{value:.3g}" for value in ms.values()]
             cells += [f"{ms['whole, ONNX Runtime'] / best:.1f}"]
             cells += [f"{ms['whole, PyTorch'] / best:.1f}"]
+            cells += [f"{ms['whole, ONNX Runtime'] / ms['int8, ONNX Runtime']:.1f}"]
+            cells += [f"{ms['whole, PyTorch'] / ms['int8, ONNX Runtime']:.1f}"]
             cells += [f"{REPORTED_SPEED[network]:g}" if network in REPORTED_SPEED else ""]
+            cells += [f"{row['error'][name]:.2f}" for name in ("small", "int8")]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
