@@ -206,7 +206,8 @@ def made_row(experiment: str, name: str, seed: int, error: float) -> Result:
         {"fraction": f, "error_mean_weights": error + f, "weights_left": 9, "file_bytes": 10**6}
         for f in fractions
     ]
-    metrics = {"test": test, "kl_nats": 5.0, "pruned": pruned}
+    curves = {"train_nll": [0.9, 0.25]}
+    metrics = {"test": test, "kl_nats": 120_000.0, "pruned": pruned, "curves": curves}
     return {"job": name, "seed": seed, "config": job.config, "metrics": metrics, "quick": False}
 
 
@@ -235,6 +236,10 @@ def test_tables_say_what_is_tempered_and_average_over_seeds() -> None:
     [tempered] = [line for line in lines if line.endswith("1.10 |  |  |  |  |")]
     assert "temperature 0.1" in tempered
     assert not any(line.startswith("| SGD") for line in lines)
+    [behind] = [
+        line for line in lines if line.startswith("| Bayes by Backprop, scale mixture, 2x4")
+    ]
+    assert "| 120000 +- 0 | 2.25 +- 0.00 |" in behind, "0.25 + 120,000 / 60,000"
     pruning = find_experiment("blundell-pruning")
     rows = [made_row("blundell-pruning", "tempered-1200", 0, 1.2)]
     text = pruning.table(rows)

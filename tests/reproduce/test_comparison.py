@@ -21,7 +21,7 @@ from bayesify.reproduce.harness.seed_statistics import (
     paired_p_value,
     welch_p_value,
 )
-from bayesify.reproduce.papers.blundell.bound import LOWEST, WARM_UPS, make_network
+from bayesify.reproduce.papers.blundell.bound import LOWEST, SEVERAL, WARM_UPS, make_network
 from bayesify.reproduce.papers.blundell.classifiers import FRACTIONS, METHODS
 from bayesify.reproduce.papers.blundell.comparison import CHOSEN
 from bayesify.reproduce.papers.blundell.ensemble import pooled
@@ -98,6 +98,8 @@ def made_up(name: str, seed: int, error: float) -> Result:
     """A result whose every kind of prediction has a number of its own."""
     kinds = ("mean-weights", "scaled", "averaged", *(f"pruned-{f:g}" for f in FRACTIONS[1:]))
     network = {kind: scored(error + 0.001 * place, 0.05) for place, kind in enumerate(kinds)}
+    network["averaged"]["nll"] = 0.06 + 0.001 * seed
+    network["scaled"]["nll"] = 0.05 + 0.001 * (seed % 3)
     if name.startswith("sgd"):
         del network["averaged"]
     metrics: dict[str, Any] = {
@@ -117,9 +119,12 @@ def test_the_tables_say_what_the_results_hold() -> None:
     assert "| Bayes, scale mixture, pixels dropped | 5 | 1.44 +- 0.01 | 1.44 +- 0.01 |" in text
     assert "SGD, pixels dropped, ensemble of 3 | 5 | 1.12 +- 0.01" in text
     assert "| 3,000 |" in text, "weights of all members"
-    rows = re.findall(
-        r"^\| 2x400 \| Bayes, .*\| (.*) \| (.*) \| (.*) \| (.*) \| (.*) \|$", text, re.M
-    )
+    fixed, _, later = text.partition("Not among those")
+    pattern = r"^\| 2x400 \| Bayes, .*\| (.*) \| (.*) \| (.*) \| (.*) \| (.*) \|$"
+    rows = re.findall(pattern, fixed, re.M)
+    [added] = re.findall(pattern, later, re.M)
+    assert added[:2] == ("nll, averaged against scaled", "+0.0112")
+    assert added[2] == added[3], "adjusted for one comparison"
     assert f"{len(rows)} comparisons" in text
     p = welch_p_value([1.4 + 0.02 * s for s in range(5)], [1.2 + 0.01 * s for s in range(5)])
     assert ("error, mean weights", "+0.22", f"{p:.2g}") in [row[:3] for row in rows]
@@ -154,6 +159,9 @@ def test_an_ensemble_has_the_settings_of_the_comparison() -> None:
 def test_the_bound_is_the_bound() -> None:
     """Temperature 1 everywhere; a warm-up that ends early in the runs that minimise it."""
     jobs = {job.name: job.config for job in BOUND.jobs((0,), False)}
+    assert [(job.name, job.seed) for job in BOUND.jobs((0, 4), False) if job.seed] == [
+        (name, 4) for name in jobs if name in SEVERAL
+    ]
     assert len(jobs) == len(LOWEST) + len(WARM_UPS)
     for name, config in jobs.items():
         if name.startswith("lowest-"):
