@@ -130,6 +130,9 @@ def test_a_bin_includes_its_lower_limit():
     y = torch.tensor([0, 1, 2])
     assert reliability(probs, y, bins=4).counts.tolist() == [0, 1, 1, 1]
     assert reliability(probs, y, bins=2).counts.tolist() == [1, 2]
+    # Between .7 and the float32 next to it, which is below.
+    close = torch.tensor([[0.7 - 6e-9, 0.3 + 6e-9]], dtype=torch.float64)
+    assert reliability(close, y[:1], bins=10).counts.tolist() == [0] * 6 + [1, 0, 0, 0]
 
 
 def test_shares_of_many_examples_are_summed_in_float64():

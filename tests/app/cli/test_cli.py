@@ -154,6 +154,8 @@ def test_a_run_leaves_what_was_promised(whole: Whole) -> None:
     assert metrics["num_weights"] == metrics["num_weights_left"] == 784 * 16 + 16 + 16 * 10 + 10
     assert metrics["epochs"] == metrics["test_samples"] == 2
     assert metrics["kl_nats"] > 0
+    assert 0.0 < metrics["free_energy_untrained"] < metrics["free_energy"], "as the note says"
+    assert f"with untrained means {metrics['free_energy_untrained']:.2f}" in page
     unpruned = json.loads((place / "pruning.json").read_text())[0]  # one number for one thing
     for name in ("error_mean_weights", "error_predictive"):
         assert unpruned[name] == pytest.approx(metrics["test"][name])
