@@ -435,9 +435,12 @@ def table() -> str:
         )
     used = dict(sorted({row["library"]: row["version"] for row in rows}.items()))
     loads = statistics.mean(row["load"] for row in rows if row["load"] is not None)
+    commits = sorted({f"commit `{row['commit'][:12]}`" for row in rows})
+    if any(row["commit"].endswith("-dirty") for row in rows):
+        commits.append("some of code that differs from it")
     note = (
         f"{', '.join(f'{name} {version}' for name, version in used.items())}; "
-        f"{rows[0]['hardware']}, mean load {loads:.1f}."
+        f"{rows[0]['hardware']}, mean load {loads:.1f}; {', '.join(commits)}."
     )
     return "\n".join([*lines, "", note])
 
