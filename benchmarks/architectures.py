@@ -197,7 +197,9 @@ def encoder() -> nn.Module:
 
 
 PIXELS = normals(N, 3, 32, 32)
-LABELS, TAGS, NEXT = classes(N), classes(N, TOKENS), ids(N, TOKENS)
+LABELS, TAGS = classes(N), classes(N, TOKENS)
+#: The tokens that follow, after the last one the first.
+NEXT = ids(N, TOKENS).roll(-1, dims=1)
 TOKENS_IN = {"input_ids": ids(N, TOKENS)}
 IMAGE = {"image_size": 32, "num_channels": 3, "num_labels": CLASSES}
 NODES, EDGES = normals(100, 16), torch.randint(0, 100, (2, 400))
