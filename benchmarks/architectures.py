@@ -1,6 +1,6 @@
 """Make networks of many libraries Bayesian: does it work, how are weights treated, at what price.
 
-python benchmarks/architectures.py [NAME ...]   ten minutes; writes results/architectures
+python benchmarks/architectures.py [NAME ...]   half a minute; writes results/architectures
 python benchmarks/architectures.py --show       writes the table into docs/architectures.md
 
 The networks have random weights and a hundred thousand to a few million parameters. Each is trained

@@ -18,9 +18,7 @@ STORE_NOTHING = {
     *("mutation_server", "mutation_suite", "prediction_memory", "records", "same_results"),
     *("show_reproductions", "site_pages", "two_machines_table", "uncertainty"),
 }
-#: Rows of uncommitted code by folder, and how many: to be measured again.
-UNCOMMITTED = {"architectures": 20}
-#: Rows of commits that are not in the history: to be measured again.
+#: Rows of commits that are not in the history, by folder: to be measured again.
 LOST = {"export": 1, "serve": 1, "tables": 141}
 
 
@@ -60,8 +58,8 @@ def stored_commits() -> list[tuple[str, str]]:
 
 
 def test_stored_rows_are_of_committed_code() -> None:
-    found = Counter(folder for folder, commit in stored_commits() if commit.endswith("-dirty"))
-    assert dict(found) == UNCOMMITTED
+    found = {folder for folder, commit in stored_commits() if commit.endswith("-dirty")}
+    assert not found
 
 
 def git(*arguments: str) -> str:
