@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import mean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -223,7 +224,7 @@ def table(results: Sequence[Result]) -> str:
     """Return the networks by free energy, then the warm-ups."""
     found = by_job(results)
     lowest = {name: found[f"lowest-{name}"] for name in LOWEST if f"lowest-{name}" in found}
-    ranked = sorted(lowest, key=lambda name: _free_energy(lowest[name][0]))
+    ranked = sorted(lowest, key=lambda name: _free_energy(lowest[name]))
     heads = (
         "| {} | epochs | free energy | of it KL | untrained | derivative, worst group | error, "
         "mean weights | error, averaged | nll, averaged | 75 / 95 / 98 % removed |"
@@ -289,8 +290,8 @@ def _warm_up(length: float, power: float) -> str:
     return f"{100 * length:g} % of the epochs, power {power:g}" if length else "none"
 
 
-def _free_energy(result: Result) -> float:
-    return float(result["metrics"]["last"]["free_energy"])
+def _free_energy(of: Sequence[Result]) -> float:
+    return mean(float(result["metrics"]["last"]["free_energy"]) for result in of)
 
 
 def _cells(of: Sequence[Result]) -> str:
@@ -326,7 +327,8 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
     found = by_job(results)
 
     def place(of: Sequence[Result]) -> tuple[float, float]:
-        return _free_energy(of[0]), float(of[0]["metrics"]["mean_weights"]["error"])
+        errors = [result["metrics"]["mean_weights"]["error"] for result in of]
+        return _free_energy(of), mean(errors)
 
     warm_ups = {
         each: place(of)
