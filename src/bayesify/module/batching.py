@@ -26,8 +26,9 @@ Reduction = Callable[[SizedIterable], object]
 PassMemoryCache = dict[object, PassMemory | None]
 
 # docs/prediction.md documents the measurements behind these constants.
-# Bytes of the tensors of one pass; above them a CPU becomes slower, by up to a factor of three.
-_BEST_PASS = {"cpu": 8 * 10**6}
+# Bytes of the tensors of one pass. A CPU is fastest between 8 and 32 MB, and above slower, by up to a
+# factor of three.
+_BEST_PASS = {"cpu": 16 * 10**6}
 _LARGEST_PASS = 10**9
 _MAX_BATCH_SIZE = 1024
 # Weight samples share a pass only if each needs few bytes for tensors other than weights, and there
