@@ -255,6 +255,7 @@ def test_a_full_disk_leaves_the_adapter(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 
 
+@pytest.mark.filterwarnings("ignore:no noise loses:UserWarning")  # of so little data
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     loader = [{**INPUTS, "labels": TARGETS}]
@@ -374,3 +375,88 @@ def test_experts_are_not_widened() -> None:
     )
     with pytest.raises(ValueError, match="no target_parameters, whose factors hold several"):
         widen(net, [{**INPUTS, "labels": TARGETS}])
+
+
+def test_a_merged_adapter_is_refused() -> None:
+    net = lora(init_lora_weights=False)
+    net.merge_adapter()
+    for make in (bayesian_adapter, lambda each: widen(each, [{**INPUTS, "labels": TARGETS}])):
+        with pytest.raises(ValueError, match=r"merged into .*; call net\.unmerge_adapter"):
+            make(net)
+    net.unmerge_adapter()
+    assert float(bayesian_adapter(net, init_std=0.5).predict(INPUTS, 5).epistemic.max()) > 1e-9
+
+
+def test_an_adapter_that_was_loaded_to_predict_is_widened(tmp_path: Path) -> None:
+    net, data = wide_net()
+    net.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(bert(), str(tmp_path))
+    with pytest.raises(ValueError, match=r"all are frozen; load it by .*is_trainable=True"):
+        bayesian_adapter(loaded)
+    expected = widen(net, data).posterior.std
+    torch.testing.assert_close(widen(loaded, data).posterior.std, expected, rtol=1e-4, atol=0.0)
+
+
+def test_a_rank_above_the_outputs_of_a_layer_is_widened() -> None:
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    config = LoraConfig(r=4, target_modules=["0", "2"], init_lora_weights=False)
+    net, x, y = get_peft_model(base, config), torch.randn(20, 8), torch.arange(20) % 3
+    bnn = widen(net, [(x, y)], output=None)
+    with torch.no_grad():
+        torch.testing.assert_close(bnn.mean_outputs(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_that_do_not_count_are_left_out_of_the_width() -> None:
+    targets = INPUTS["input_ids"] % K
+    net = lora(bert(transformers.BertForTokenClassification), task_type="TOKEN_CLS")
+    bnn = bayesian_adapter(net)
+    trained(bnn, targets)
+    ignoring = bf.CategoricalLikelihood(ignore_index=-100)
+    padded = targets.masked_fill(torch.arange(T) > 2, -100)
+    found = widen(bnn.to_module(), [{**INPUTS, "labels": padded}], likelihood=ignoring)
+    assert float(found.posterior.std.min()) > 0.0
+
+
+@pytest.mark.parametrize("fault", ["nan", "nothing to lose", "once"])
+def test_data_that_decide_nothing(fault: str) -> None:
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    net = get_peft_model(base, LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
+    x, y = torch.randn(20, 8), torch.arange(20) % 3
+    if fault == "nothing to lose":
+        with pytest.warns(UserWarning, match="the data decide nothing: sigma is at its limit"):
+            widen(net, [(x, y)], tolerance=100.0, output=None)
+    elif fault == "once":
+        with pytest.raises(ValueError, match="can be read several times, got generator"):
+            widen(net, ((x, y) for _ in range(1)), output=None)
+    else:
+        x[3, 0] = torch.nan
+        with pytest.raises(ValueError, match="nll on the loader must be finite, got nan"):
+            widen(net, [(x, y)], output=None)
+
+
+@pytest.mark.parametrize("fault", ["width", "adapted", "config", "no weights", "weights", "kind"])
+def test_folders_that_cannot_be_loaded(fault: str, tmp_path: Path) -> None:
+    bnn = bayesian_adapter(lora())
+    save_adapter(bnn, tmp_path)
+    base: Any = bert()
+    if fault == "width":
+        base = transformers.BertForSequenceClassification(
+            transformers.BertConfig(**{**SIZES, "hidden_size": 16}, intermediate_size=8)
+        )
+    elif fault == "kind":
+        base = nn.Linear(3, 2)
+    elif fault == "config":
+        (tmp_path / "adapter_config.json").write_text('{"r": 2,')
+    elif fault == "no weights":
+        (tmp_path / "adapter_model.safetensors").unlink()
+    elif fault == "weights":
+        (tmp_path / "adapter_model.safetensors").write_bytes(b"damaged")
+    error = StorageError
+    if fault == "adapted":
+        base, error = lora(), TypeError
+    with pytest.raises(error):
+        load_adapter(tmp_path, base)
+    with pytest.raises(TypeError, match="save_adapter needs a BayesianModule, got PeftModel"):
+        save_adapter(lora(), tmp_path)  # type: ignore[arg-type]

@@ -174,3 +174,28 @@ def test_wrong_arguments_are_refused() -> None:
         ELBOModule(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="val_samples must be at least 0, got -1"):
         ELBOModule(objective(), val_samples=-1)
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+def test_the_nll_of_tokens_is_summed_over_those_that_count(samples: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    likelihood = bf.CategoricalLikelihood(ignore_index=-100)
+    bnn = bf.BayesianModule(nn.Linear(3, 4), init_std=1e-6, likelihood=likelihood)
+    x, y = X.view(12, 4, 3), Y.view(12, 4).clone()
+    y[:, -1] = -100
+    module = ELBOModule(bf.ELBO(bnn, num_data=12), val_samples=samples)
+    [found] = trainer(tmp_path).validate(module, DataLoader(TensorDataset(x, y), 12))
+    logits = bnn.predict_mean(x).mean.log()
+    expected = nn.functional.cross_entropy(
+        logits.flatten(0, 1), y.flatten(), ignore_index=-100, reduction="sum"
+    )
+    assert found["val_nll"] == pytest.approx(float(expected) / 12, rel=1e-4)
+
+
+def test_the_data_of_one_process_are_not_all(tmp_path: Path) -> None:
+    data = TensorDataset(X, Y)
+    sampler = torch.utils.data.DistributedSampler(data, num_replicas=2, rank=0)
+    elbo = objective()
+    elbo.num_data = N // 2
+    with pytest.raises(ValueError, match=f"the number of training data, {N}, got {N // 2}"):
+        trainer(tmp_path).fit(ELBOModule(elbo), DataLoader(data, BATCH, sampler=sampler))

@@ -399,3 +399,38 @@ def test_labels_that_are_not_shifted_are_refused() -> None:
         step({"input_ids": ids, "attention_mask": mask}, labels)
     shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
     bf.fit(elbo, [{"input_ids": ids, "attention_mask": mask, "labels": shifted}], epochs=1)
+
+
+def test_labels_that_are_shifted_already_are_refused(tmp_path: Path) -> None:
+    elbo = bf.ELBO(language_model(transformers.GPT2LMHeadModel), num_data=N)
+    data = Texts(by_token=True)
+    # Not the numbers themselves, in which a token can equal its neighbour.
+    data.ids = (torch.arange(T) + torch.arange(N).unsqueeze(1)) % 11
+    data.labels = nn.functional.pad(data.ids[:, 1:], (0, 1), value=-100)
+    with pytest.raises(ValueError, match="got the tokens that follow; do not shift them"):
+        ELBOTrainer(elbo, arguments(tmp_path), train_dataset=data).train()
+    data.labels = data.ids
+    ELBOTrainer(elbo, arguments(tmp_path), train_dataset=data).train()
+
+
+def test_an_evaluation_takes_the_targets_of_a_text_together(tmp_path: Path) -> None:
+    bnn = language_model(transformers.GPT2LMHeadModel)
+    data = Texts(by_token=True)
+    data.labels = data.ids
+    trainer = ELBOTrainer(
+        bf.ELBO(bnn, num_data=N), arguments(tmp_path), eval_dataset=data, eval_samples=4
+    )
+    inputs = {"input_ids": data.ids, "attention_mask": torch.ones(N, T, dtype=torch.long)}
+    shifted = nn.functional.pad(data.ids[:, 1:], (0, 1), value=-100)
+    expected = -float(bnn.log_prob(inputs, shifted, 4).mean())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_evaluation_with_several_labels(tmp_path: Path) -> None:
+    elbo = classifier(likelihood=bf.BernoulliLikelihood())
+    data = Texts()
+    data.labels = (data.ids[:, :K] > 5).float()
+    trainer = ELBOTrainer(elbo, arguments(tmp_path), eval_dataset=data, eval_samples=3)
+    inputs = {"input_ids": data.ids, "attention_mask": torch.ones(N, T, dtype=torch.long)}
+    expected = -float(elbo.bnn.log_prob(inputs, data.labels, 3).mean())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-4)

@@ -308,3 +308,25 @@ def test_arguments_that_are_no_number_and_no_file() -> None:
             bf.compress(bnn, path)
     with pytest.raises(TypeError, match="from_epoch must be a number, got '0'"):
         bf.PruningSchedule(0.5, from_epoch="0", until_epoch=1)  # type: ignore[arg-type]
+
+
+def test_a_network_with_more_than_the_file_is_refused(tmp_path: Path) -> None:
+    bnn = bf.BayesianModule(nn.Sequential(nn.Linear(3, 8), nn.Identity(), nn.Linear(8, 2)))
+    bf.compress(bnn, tmp_path / "net.bfz", step_size=0.01)
+    norm = nn.BatchNorm1d(8, affine=False)
+    with pytest.raises(StorageError, match=r"the given network has '1\.running_mean', which the"):
+        bf.decompress(tmp_path / "net.bfz", nn.Sequential(nn.Linear(3, 8), norm, nn.Linear(8, 2)))
+
+
+def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    class Counting(nn.Linear):
+        def get_extra_state(self) -> int:
+            return 5
+
+        def set_extra_state(self, state: int) -> None:
+            del state
+
+    bnn = bf.BayesianModule(nn.Sequential(nn.Linear(3, 2), Counting(2, 2)))
+    with pytest.raises(ValueError, match=r"got a network with 1\._extra_state"):
+        bf.compress(bnn, tmp_path / "net.bfz", step_size=0.01)
+    assert not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from tests.cases import normals
@@ -269,3 +270,29 @@ def test_levels_that_float32_does_not_resolve_are_refused(level: float) -> None:
     predicted = bnn.predict(X, 8)
     expected = torch.stack([predicted.quantile(q) for q in (1e-4, 1.0 - 1e-4)], -1)
     torch.testing.assert_close(frozen(X).quantiles, expected, atol=3e-4, rtol=0.0)
+
+
+def test_a_bayesian_network_is_not_plain() -> None:
+    bnn = bf.BayesianModule(nn.Linear(3, 2))
+    with pytest.raises(TypeError, match=r"ordinary network, got BayesianModule; use freeze"):
+        FrozenNetwork.of_plain(bnn, bnn.likelihood)
+
+
+@pytest.mark.parametrize("samples", [0, 4])
+def test_levels_may_come_in_any_form(samples: int) -> None:
+    bnn = bf.BayesianModule(nn.Linear(3, 1), likelihood=bf.GaussianLikelihood(1.0))
+    x, levels = torch.randn(5, 3), (0.1, 0.9)
+    expected = bf.freeze(bnn, samples, quantiles=levels)(x).quantiles
+    for form in (iter(levels), np.array(levels), torch.tensor(levels, dtype=torch.float64)):
+        torch.testing.assert_close(bf.freeze(bnn, samples, quantiles=form)(x).quantiles, expected)
+    with pytest.raises(TypeError, match=r"quantiles must be a sequence of levels, got 0\.5"):
+        bf.freeze(bnn, samples, quantiles=0.5)  # type: ignore[arg-type]
+
+
+def test_a_layer_that_mixes_examples_gets_weight_samples() -> None:
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    bnn = bf.BayesianModule(nn.Sequential(nn.Linear(3, 4), norm, nn.Linear(4, 2)))
+    with pytest.raises(ValueError, match="1 normalises by the examples of a batch"):
+        bf.freeze(bnn, 4, estimator=bf.LocalReparameterization())
+    x = torch.randn(6, 3)
+    torch.testing.assert_close(bf.freeze(bnn, 4)(x).mean, bnn.predict(x, 4).mean)

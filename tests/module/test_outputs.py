@@ -344,3 +344,14 @@ def test_arguments_that_are_no_tensors_are_those_of_all_examples() -> None:
             torch.testing.assert_close(bnn.predict(loader, 8).mean, bnn.predict(inputs, 8).mean)
     with pytest.raises(TypeError, match="got bool; use torch"):
         bnn.predict({"twice": True})
+
+
+def test_a_loss_in_a_tuple_is_warned_of_too() -> None:
+    class Labelled(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            outputs = super().forward(x)
+            return outputs.square().mean(), outputs
+
+    bnn = bf.BayesianModule(Labelled(3, 2), output=lambda result: result[1])
+    with pytest.warns(bf.MissingKLWarning, match="lacks the KL"):
+        bnn(torch.zeros(4, 3))

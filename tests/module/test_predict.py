@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
@@ -10,7 +11,13 @@ from tests.loops import loop_over
 from tests.memory_cases import CUTS, KEY, NETWORKS, N, S, X, explicit, made, passes
 from torch import Tensor, nn
 
-from bayesify import BayesianModule, Delta, GaussianLikelihood
+from bayesify import (
+    BayesianModule,
+    BernoulliLikelihood,
+    CategoricalLikelihood,
+    Delta,
+    GaussianLikelihood,
+)
 from bayesify.estimators import stateless
 from bayesify.module.batching import Batching
 from bayesify.module.kept_samples import sampler_of
@@ -185,3 +192,23 @@ def test_a_point_estimate_has_one_answer() -> None:
     samples = bnn.predict(X, S, keep_samples=True).samples
     expected = bnn.predict_mean(X).mean.expand(S, N, 3)
     assert torch.allclose(samples, expected, rtol=1e-12)
+
+
+def test_the_targets_of_an_example_belong_together() -> None:
+    """Of tokens the log of the averaged product, not the product of the averages."""
+    torch.manual_seed(0)
+    bnn = BayesianModule(
+        nn.Linear(4, 3), init_std=1.0, likelihood=CategoricalLikelihood(ignore_index=-100)
+    )
+    x, y = torch.randn(5, 7, 4), torch.randint(3, (5, 7))
+    y[:, -1] = -100
+    p = bnn.predict(x, 20, keep_samples=True)
+    assert p.samples is not None
+    logs = p.samples[:, :, :-1].log().gather(-1, y[None, :, :-1, None].expand(20, -1, -1, -1))
+    together = logs.squeeze(-1).sum(-1).logsumexp(0) - math.log(20)
+    torch.testing.assert_close(bnn.log_prob(x, y, 20), together, rtol=1e-4, atol=1e-5)
+    apart = p.mean[:, :-1].log().gather(-1, y[:, :-1, None]).squeeze(-1).sum(-1)
+    assert bool((together > apart + 0.1).any())
+    torch.testing.assert_close(bnn.log_prob(x, y, 20, batch_size=2), together, rtol=1e-4, atol=1e-5)
+    labels = BayesianModule(nn.Linear(4, 3), likelihood=BernoulliLikelihood())
+    assert labels.log_prob(x[:, 0], (y[:, :3] > 1).float(), 5).shape == (5,)

@@ -391,3 +391,51 @@ def test_units_that_a_hook_mixes_are_kept() -> None:
     small = shrink(net, x)
     assert small[0].out_features == 8
     torch.testing.assert_close(small(x), net(x))
+
+
+class Between(nn.Module):
+    """A perceptron with an operation on its hidden units, and examples of several rows."""
+
+    def __init__(self, operation: nn.Module) -> None:
+        super().__init__()
+        self.first, self.operation = nn.Linear(4, 6), operation
+        self.last = nn.Linear(operation(torch.zeros(1, 1, 6)).shape[-1], 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.operation(torch.relu(self.first(x))))
+        return result
+
+
+@pytest.mark.parametrize("example", [torch.zeros(1, 5, 4), torch.ones(1, 5, 4)])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        *(nn.MaxPool1d(2, stride=1, padding=1), nn.MaxPool1d(3, 1, 1), nn.AvgPool1d(3, 1, 1)),
+        *(nn.ReflectionPad1d(1), nn.ReplicationPad1d(2), nn.Upsample(scale_factor=2)),
+        *(nn.ZeroPad1d(1), nn.Identity()),
+    ],
+    ids=str,
+)
+def test_operations_among_units_keep_the_outputs(operation: nn.Module, example: Tensor) -> None:
+    torch.manual_seed(0)
+    bnn = prune(BayesianModule(Between(operation)), 0.7)
+    small, x = shrink(bnn, example), torch.randn(2, 5, 4)
+    torch.testing.assert_close(small(x), bnn.to_module()(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_forward_that_reads_a_layer_cannot_have_its_inputs_selected() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(1, 4, 3), nn.Linear(144, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.conv(x))
+            result: Tensor = self.last(hidden.view(-1, self.last.in_features))
+            return result
+
+    torch.manual_seed(0)
+    bnn, x = prune(BayesianModule(Reads()), 0.9), torch.randn(1, 1, 8, 8)
+    torch.testing.assert_close(shrink(bnn, x)(x), bnn.to_module()(x))
+    with pytest.raises(RuntimeError, match="reads their attributes: AttributeError"):
+        shrink(bnn, x, select_inputs=True)

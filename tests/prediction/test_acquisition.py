@@ -274,3 +274,18 @@ def test_the_members_of_an_ensemble_are_weight_samples() -> None:
     p = bf.DeepEnsemble(members).predict(pool, 4, keep_samples=True)
     indices, gains = batch_bald(p, 3)
     assert float(gains.sum()) == pytest.approx(enumerated(p, indices.tolist()), abs=1e-5)
+
+
+def test_examples_that_are_no_numbers_are_not_asked_for() -> None:
+    pool = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    pool[3] = torch.nan
+    bnn = bf.BayesianModule(torch.nn.Linear(4, 2))
+    for method in ("bald", "entropy", "batch-bald"):
+        with pytest.raises(ValueError, match=r"(?s)finite|numbers.*example 3"):
+            bf.acquire(bnn, pool, 3, method=method)
+
+
+def test_a_mask_is_no_list_of_examples() -> None:
+    p = CategoricalPredictive.from_logits(torch.zeros(2, 3, 2), keep_samples=True)
+    with pytest.raises(ValueError, match="indices must be at least one integer"):
+        joint_information(p, torch.tensor([True, False, True]))

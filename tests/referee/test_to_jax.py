@@ -25,7 +25,32 @@ NUMBERS, COUNTS, CLASSES = (
 ACTIVATIONS = (
     *(nn.ReLU(), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.GELU(), nn.Softplus(), nn.ELU()),
     *(nn.LeakyReLU(0.1), nn.LayerNorm(4), nn.Softmax(-1), nn.LogSigmoid(), nn.Identity()),
+    *(nn.GELU("tanh"), nn.Softplus(beta=5.0), nn.Softplus(threshold=0.1), nn.ELU(0.7), nn.SELU()),
+    *(nn.CELU(0.5), nn.BatchNorm1d(4)),
 )
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.function(x)
+        return result
+
+
+#: Arguments of operators that the tracer gives by name.
+FUNCTIONS = {
+    "alpha of add": lambda x: torch.add(x, x * x, alpha=0.5),
+    "alpha of sub": lambda x: torch.sub(x, x * x, alpha=0.5),
+    "alpha of rsub": lambda x: torch.rsub(x, x * x, alpha=2),
+    "alpha and beta of addmm": lambda x: torch.addmm(x, x, x.T @ x, beta=0.5, alpha=0.1),
+    "truth values that are added": lambda x: x + (x > 0).to(x.dtype) + (x > 0.1).to(x.dtype),
+    "numbers cut to whole ones": lambda x: x * (3.0 * x.detach()).to(torch.int64),
+}
 CASES: dict[str, tuple[nn.Module, Tensor, dict[str, Any]]] = {
     "gaussian": (nn.Linear(3, 1), NUMBERS, {"likelihood": bf.GaussianLikelihood(0.5)}),
     "learned noise, by group": (
@@ -56,6 +81,10 @@ CASES: dict[str, tuple[nn.Module, Tensor, dict[str, Any]]] = {
             {"prior": bf.Gaussian(1.0)},
         )
         for activation in ACTIVATIONS
+    },
+    **{
+        name: (nn.Sequential(nn.Linear(3, 4), Function(function), nn.Linear(4, 2)), CLASSES, {})
+        for name, function in FUNCTIONS.items()
     },
 }
 

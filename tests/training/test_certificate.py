@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import bayesify as bf
 from bayesify.datasets import TensorLoader
 from bayesify.metrics import binary_kl, binary_kl_inverse, sampled_error
+from bayesify.training.certificate import Certificate
+from bayesify.training.pac_bayes import check_certifiable
 
 
 @pytest.mark.parametrize("q", [0.0, 1e-6, 0.01, 0.3, 0.5, 0.999, 1.0])
@@ -321,3 +323,18 @@ def test_labels_that_are_no_class_are_refused() -> None:
             bf.certify(bnn, x, wrong, prior_indices=(), num_samples=50)
         with pytest.raises(ValueError, match=f"class indices from 0 to 1, got {seen}"):
             sampled_error(bnn, x, wrong, num_samples=50)
+
+
+def test_the_confidence_in_words_is_not_rounded_up() -> None:
+    nearly = Certificate(2.471, 1.9, 2.0, 0.1, 30_000, 200_000, 2e-5, 2e-5)
+    assert str(nearly).startswith("With probability 0.9999 over the data")
+    assert str(replace(nearly, delta=0.025, delta_sampling=0.01)).startswith(
+        "With probability 0.965 over the data"
+    )
+
+
+def test_collected_statistics_of_single_examples_are_refused_too() -> None:
+    net = nn.Sequential(nn.Conv1d(1, 3, 3), nn.InstanceNorm1d(3, track_running_stats=True))
+    bnn = bf.BayesianModule(net, prior=bf.Gaussian(0.1), prior_mean="initial")
+    with pytest.raises(ValueError, match="statistics that training collects, as 1 does"):
+        check_certifiable(bnn)

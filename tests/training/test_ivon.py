@@ -29,6 +29,8 @@ from bayesify import (
     Gaussian,
     GaussianLikelihood,
     Laplace,
+    PACBayesObjective,
+    StreamingELBO,
     make_step,
 )
 from bayesify.distributions.softplus import inverse_softplus
@@ -391,3 +393,12 @@ def test_a_prior_that_changes_during_training_is_an_error(backend: BackendName) 
     elbo.bnn.prior = Laplace(0.3)
     with pytest.raises(ValueError, match="needs a Gaussian prior"):
         step(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("kind", [StreamingELBO, PACBayesObjective])
+def test_objectives_with_a_kl_of_their_own_are_refused(kind: type[ELBO]) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2), prior=Gaussian(0.1))
+    with pytest.raises(
+        ValueError, match=f"{kind.__name__} has a (complexity|kl_factor) of its own"
+    ):
+        IVON(kind(bnn, num_data=10), lr=0.1)

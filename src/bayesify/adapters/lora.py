@@ -101,10 +101,19 @@ def names_of(net: nn.Module, random: Sequence[Factor]) -> list[str]:
     if not random or not set(random) <= set(_FOLDERS):
         raise ValueError(f"random must name one or more of {tuple(_FOLDERS)}, got {tuple(random)}")
     found: list[str] = []
-    trained = [name for name, parameter in net.named_parameters() if parameter.requires_grad]
     for factor in random:
         inside = [f".{folder}.{adapter}" for folder in _FOLDERS[factor]]
-        names = [name for name in trained if any(f"{each}." in f"{name}." for each in inside)]
+        those = {
+            name: parameter.requires_grad
+            for name, parameter in net.named_parameters()
+            if any(f"{each}." in f"{name}." for each in inside)
+        }
+        names = [name for name, is_trained in those.items() if is_trained]
+        if those and not names:
+            raise ValueError(
+                f"the adapter {adapter!r} must have trained parameters of {factor!r}, but all are "
+                "frozen; load it by PeftModel.from_pretrained(net, folder, is_trainable=True)"
+            )
         if not names:
             raise ValueError(
                 f"the adapter {adapter!r} must have trained parameters of {factor!r}, got none; "
@@ -124,7 +133,7 @@ def active_adapter(net: nn.Module) -> str:
 
     Raises:
         TypeError: the network is no ``PeftModel``.
-        ValueError: not exactly one is active.
+        ValueError: not exactly one is active, or it is merged.
     """
     if not isinstance(net, PeftModel):
         raise TypeError(
@@ -135,5 +144,11 @@ def active_adapter(net: nn.Module) -> str:
     if len(active) != 1:
         raise ValueError(
             f"exactly one adapter must be active, got {active}; call net.set_adapter(name)"
+        )
+    merged = [path for path, layer in net.named_modules() if getattr(layer, "merged", False)]
+    if merged:
+        raise ValueError(
+            f"the adapter must be apart from its network, but it is merged into {merged[0]}, whose "
+            "factors are then not used; call net.unmerge_adapter()"
         )
     return active[0]

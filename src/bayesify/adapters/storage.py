@@ -18,6 +18,7 @@ from bayesify.module.bayesian import BayesianModule
 __all__ = ["load_adapter", "save_adapter"]
 
 _POSTERIOR = "posterior.safetensors"
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: Beginnings of the initial values of peft that take a part of W into the adapter.
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -49,6 +50,11 @@ def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
         ...     sorted(path.name for path in Path(folder).iterdir())
         ['README.md', 'adapter_config.json', 'adapter_model.safetensors', 'posterior.safetensors']
     """
+    if not isinstance(bnn, BayesianModule):
+        raise TypeError(
+            f"save_adapter needs a BayesianModule, got {type(bnn).__name__}; an adapter of peft "
+            "alone is saved by net.save_pretrained(folder)"
+        )
     _check_can_be_loaded(bnn.net, active_adapter(bnn.net))
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -92,7 +98,9 @@ def load_adapter(folder: str | os.PathLike[str], base: nn.Module, **options: Any
         options: the arguments of ``bayesify.load``, for components that are not bayesify's.
 
     Raises:
-        StorageError: the folder holds no Bayesian adapter, or ``base`` is another network.
+        StorageError: the folder holds no Bayesian adapter, a file is missing or damaged, or
+            ``base`` is another network.
+        TypeError: ``base`` has an adapter already.
 
     Example:
         >>> load_adapter("nowhere", nn.Linear(8, 8))
@@ -105,5 +113,20 @@ def load_adapter(folder: str | os.PathLike[str], base: nn.Module, **options: Any
             f"{folder} must be a folder of save_adapter, but has no {_POSTERIOR}; an adapter of "
             "peft alone is loaded by PeftModel.from_pretrained, and made Bayesian anew"
         )
-    net: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=True)
+    if isinstance(base, PeftModel):
+        raise TypeError(
+            "base must be the network without an adapter, got a PeftModel; pass "
+            "base.unload(), or the network as it was before"
+        )
+    for name in (_CONFIG, _WEIGHTS):
+        if not (Path(folder) / name).is_file():  # peft would look for it on the hub
+            raise StorageError(f"{folder} must be a folder of save_adapter, but has no {name}")
+    try:
+        net: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=True)
+    except Exception as error:  # of peft, safetensors and torch, each with classes of its own
+        raise StorageError(
+            f"{folder} cannot be loaded into {type(base).__name__}: "
+            f"{next(iter(str(error).splitlines()), type(error).__name__)}; the files are damaged, "
+            "or base is another network"
+        ) from error
     return load(path, net, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -61,8 +62,12 @@ def widen(
 
     Raises:
         TypeError: the network is no ``PeftModel``.
-        ValueError: there is no LoRA adapter, its B is 0, a parameter is out of its range, or the
-            loader is empty.
+        ValueError: there is no LoRA adapter, it is merged, its B is 0, a parameter is out of its
+            range, the loader is empty or can be read only once, or the nll is not finite or rises
+            by more than the tolerance with the least noise.
+
+    Warns:
+        UserWarning: no noise loses as much, so that the data do not decide.
 
     Example:
         >>> from peft import LoraConfig, get_peft_model
@@ -74,12 +79,20 @@ def widen(
         torch.Size([16])
     """
     active_adapter(net)
+    if iter(loader) is loader:
+        raise ValueError(
+            "the loader must be one that can be read several times, got "
+            f"{type(loader).__name__}; pass a DataLoader, or a list of minibatches"
+        )
     for name, value in (("tolerance", tolerance), ("precision", precision)):
         if not (math.isfinite(value) and value > 0.0):
             raise ValueError(f"{name} must be a positive number, got {value}")
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
     rotated: Any = stateless.copy_network(net)
+    for name, parameter in rotated.named_parameters():
+        if ".lora_A." in name or ".lora_B." in name:  # of an adapter that was loaded to predict
+            parameter.requires_grad_(True)
     scales = _rotate(rotated)
     bnn = bayesian_adapter(
         rotated, likelihood=likelihood, output=output, init_std=_FIRST, seed=seed
@@ -93,6 +106,11 @@ def widen(
         posterior.rho.copy_(inverse_softplus(sigma * inverse))
 
     bound = _nll(bnn, loader, 0) + tolerance
+    if not math.isfinite(bound):
+        raise ValueError(
+            "the adapter's nll on the loader must be finite, got "
+            f"{bound - tolerance}; leave out data that are no numbers"
+        )
 
     def is_good(sigma: float) -> bool:
         set_sigma(sigma)
@@ -105,6 +123,18 @@ def widen(
         low = high / 2.0
         while low > _FIRST * 1e-6 and not is_good(low):
             low, high = low / 2.0, low
+        if not is_good(low):
+            raise ValueError(
+                f"the tolerance must leave room for some noise, but with {tolerance:g} nats an "
+                "example even the least loses more; raise it, or num_samples"
+            )
+    if high >= _LARGEST:
+        warnings.warn(
+            f"no noise loses {tolerance:g} nats an example, so that the data decide nothing: sigma "
+            f"is at its limit, {low:g}; lower the tolerance, or pass other data",
+            UserWarning,
+            stacklevel=2,
+        )
     while high < _LARGEST and high / low > 1.0 + precision:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if is_good(middle) else (low, middle)
@@ -112,13 +142,18 @@ def widen(
     return bnn
 
 
+@torch.no_grad()
 def _nll(bnn: BayesianModule, loader: Iterable[Any], num_samples: int) -> float:
     """Return the nll in nats per example, of the mean weights or averaged over weight samples."""
     total, count = 0.0, 0
     for batch in loader:
         inputs, targets = pair_of(batch)
-        p = bnn.predict(inputs, num_samples) if num_samples else bnn.predict_mean(inputs)
-        total -= float(p.log_prob(targets).double().sum())
+        if num_samples:
+            found = bnn.log_prob(inputs, targets, num_samples)
+        else:
+            outputs = bnn.mean_outputs(inputs).unsqueeze(0)
+            found = bnn.likelihood.log_prob(outputs, targets)
+        total -= float(found.double().sum())
         count += len(targets)
     if not count:
         raise ValueError("the loader must have data, got none")
@@ -143,7 +178,9 @@ def _rotate(net: nn.Module) -> dict[str, Tensor]:
         if adapter not in layer.lora_A:
             continue
         a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-        u, d, vh = torch.linalg.svd(b.double().flatten(1), full_matrices=False)
+        rank = b.shape[1]
+        u, d, vh = torch.linalg.svd(b.double().flatten(1), full_matrices=rank > len(b))
+        u, d = (nn.functional.pad(each, (0, rank - each.shape[-1])) for each in (u, d))
         if not float(d[0]) > 0.0:
             raise ValueError(
                 f"the adapter must be trained, but B of {path} is 0, so that no noise in A shows"

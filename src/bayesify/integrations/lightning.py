@@ -117,7 +117,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         inputs, targets = pair_of(batch)
         bnn = self.elbo.bnn
         if self._val_samples:
-            nll = -bnn.predict(inputs, self._val_samples).log_prob(targets).mean()
+            nll = -bnn.log_prob(inputs, targets, self._val_samples).mean()
         else:
             nll = self.elbo.nll(bnn.mean_outputs(inputs).unsqueeze(0), targets)
         self.log("val_nll", nll, batch_size=count_examples(inputs), sync_dist=True)

@@ -160,11 +160,16 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         """Return outputs, and their nll in nats per example where there are targets."""
         bnn, is_averaged = self._elbo.bnn, self._eval_samples > 0
         p = bnn.predict(inputs, self._eval_samples) if is_averaged else None
-        if p is not None and not isinstance(p, CategoricalPredictive):
-            return p.mean, None if targets is None else -p.log_prob(targets).mean()
-        # Averaged log probabilities are logits too, whose positions may be without a class.
-        outputs = bnn.mean_outputs(inputs) if p is None else p.log_mean
-        return outputs, None if targets is None else self._elbo.nll(outputs.unsqueeze(0), targets)
+        if p is None:
+            outputs = bnn.mean_outputs(inputs)
+        else:
+            outputs = p.log_mean if isinstance(p, CategoricalPredictive) else p.mean
+        if targets is None:
+            return outputs, None
+        if p is None or (isinstance(p, CategoricalPredictive) and targets.dim() == 1):
+            # Averaged log probabilities are logits too.
+            return outputs, self._elbo.nll(outputs.unsqueeze(0), targets)
+        return outputs, -bnn.log_prob(inputs, targets, self._eval_samples).mean()
 
     def _pair_of(self, inputs: Mapping[str, Any]) -> tuple[Inputs, Tensor]:
         network_inputs, targets = pair_of(inputs)
@@ -174,6 +179,7 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
                 "remove_unused_columns=False to the TrainingArguments"
             )
         if self._shifted_by is not None:  # each position predicts the next
+            _check_not_shifted(network_inputs, targets)
             last = targets.new_full((len(targets), 1), self._shifted_by)
             targets = torch.cat([targets[:, 1:], last], 1)
         return network_inputs, targets
@@ -199,6 +205,24 @@ def _ignored_target(elbo: ELBO) -> int | None:
             "next one; pass likelihood=CategoricalLikelihood(ignore_index=-100)"
         )
     return ignored
+
+
+def _check_not_shifted(inputs: Inputs, targets: Tensor) -> None:
+    """Check that the labels of a language model are the tokens of their own positions.
+
+    Raises:
+        ValueError: they are the tokens that follow, so that each would be predicted two ahead.
+    """
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    if not isinstance(ids, Tensor) or ids.shape != targets.shape:
+        return
+    own, following = targets == ids, targets[:, :-1] == ids[:, 1:]
+    counts = targets >= 0  # others are ignored
+    if not bool(own[counts].all()) and bool(following[counts[:, :-1]].all()):
+        raise ValueError(
+            "labels must be those of Hugging Face's collators, the tokens themselves, which "
+            "ELBOTrainer shifts, got the tokens that follow; do not shift them in the loader"
+        )
 
 
 def _base_of(net: nn.Module) -> nn.Module:

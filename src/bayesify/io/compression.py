@@ -99,8 +99,9 @@ def compress(
         OSError: the file cannot be written; an existing file is then unchanged.
         TypeError: the network is no BayesianModule, or its posterior has no std, as a point
             estimate.
-        ValueError: step_size is not positive and finite, or too small for the weights; or weights
-            are not finite.
+        ValueError: step_size is not positive and finite, or too small for the weights; weights are
+            not finite; or a module has state of its own (``get_extra_state``), which the file
+            cannot hold.
 
     Example:
         >>> import tempfile
@@ -159,10 +160,16 @@ def compressed(bnn: BayesianModule, *, step_size: float = 1.0) -> tuple[bytes, C
     payload, scans = encode_tensors(tensors)
 
     tied = {alias for aliases in layout.ties for alias in aliases}
+    state = net.state_dict()
+    if own := [name for name in state if name.rpartition(".")[2] == "_extra_state"]:
+        raise ValueError(
+            f"a compressed file holds parameters and buffers, got a network with {own[0]}; keep "
+            "what get_extra_state returns in a buffer"
+        )
     rest = {
         name: tensor.detach().cpu().clone().contiguous()
-        for name, tensor in net.state_dict().items()
-        if name not in tied and isinstance(tensor, Tensor)
+        for name, tensor in state.items()
+        if name not in tied
     }
     document = to_safetensors(rest) if rest else b""
     body = b"".join(
@@ -214,6 +221,13 @@ def decompressed(content: bytes, net: nn.Module, *, source: str = "the content")
             raise StorageError(
                 f"{source} is of another architecture: its {name!r} has shape "
                 f"{tuple(tensor.shape)}, the given network has {got}"
+            )
+    coded = {id(parameters[name]) for name in parts.names}
+    for name, value in found.state_dict(keep_vars=True).items():
+        if id(value) not in coded and name not in parts.rest:
+            raise StorageError(
+                f"{source} is of another architecture: the given network has {name!r}, which the "
+                "file lacks"
             )
     with torch.no_grad():
         for name, unit, integers in zip(parts.names, parts.units, tensors, strict=True):

@@ -63,8 +63,8 @@ def acquire(
 
     Raises:
         TypeError: the likelihood is not of classes or binary labels, or ``num`` no whole number.
-        ValueError: ``method`` is unknown, ``num`` is out of range, or ``targets`` are missing, or
-            given for another method.
+        ValueError: ``method`` is unknown, ``num`` is out of range, ``targets`` are missing, or
+            given for another method, or a score of the pool is not finite.
 
     Example:
         >>> from torch import nn
@@ -122,5 +122,11 @@ def acquire(
         raise ValueError(
             f"method={method!r} needs one label an example, got scores of shape "
             f"{tuple(scores.shape)}"
+        )
+    if not bool(scores.isfinite().all()):
+        bad = int((~scores.flatten().isfinite()).nonzero()[0])
+        raise ValueError(
+            f"the scores of the pool must be finite, got {float(scores.flatten()[bad])} of example "
+            f"{bad}; leave out examples that are no numbers"
         )
     return scores.flatten().topk(num).indices.cpu()

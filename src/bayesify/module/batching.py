@@ -26,8 +26,8 @@ Reduction = Callable[[SizedIterable], object]
 PassMemoryCache = dict[object, PassMemory | None]
 
 # docs/prediction.md documents the measurements behind these constants.
-# Bytes of the tensors of one pass. A CPU is fastest between 8 and 32 MB, and above slower, by up to a
-# factor of three.
+# Bytes of the tensors of one pass. A CPU is fastest between 8 and 32 MB, and above slower, by up
+# to a factor of three.
 _BEST_PASS = {"cpu": 16 * 10**6}
 _LARGEST_PASS = 10**9
 _MAX_BATCH_SIZE = 1024

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from numbers import Integral
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,16 +29,20 @@ from bayesify.module.run_once import parts_of
 from bayesify.module.sampling import SampledOutputs, run_in_batches
 from bayesify.module.threads import one_thread_if_small, rows_in_pass
 from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.prediction import Predictive
+from bayesify.prediction import Predictive, SizedIterable
+from bayesify.prediction.predictive import blocks_of
 
 __all__ = ["BayesianModule"]
+
+R = TypeVar("R")
 
 
 class BayesianModule(RandomNetwork):
     """A network whose parameters are random variables with a learned posterior.
 
-    The network is copied; the caller's object is never changed. Frozen parameters share its memory,
-    until other values are loaded or they are trained. The random parameters are removed from the
+    The network is copied; training does not change the caller's object. Frozen parameters share its
+    memory, until other values are loaded or they are trained: edit them in place in neither. The
+    random parameters are removed from the
     copy, so that ``parameters()`` yields the parameters of the posterior, those of the likelihood
     and the deterministic parameters of the network. Any optimiser can train these. A parameter
     that the network shares between modules is one random variable.
@@ -200,6 +205,70 @@ class BayesianModule(RandomNetwork):
                 ``max_memory`` is too small or given together with ``once``, or ``once`` names what
                 is random or comes after it, or a part whose inputs or result are not as above.
         """
+        reduction = partial(self.likelihood.predictive, keep_samples=keep_samples)
+        predicted: Predictive = self._reduced(
+            inputs, num_samples, reduction, batch_size, max_memory, seed, once
+        )
+        return predicted
+
+    @torch.no_grad()
+    def log_prob(
+        self,
+        inputs: Inputs | Iterable[Any],
+        targets: Tensor,
+        num_samples: int = 100,
+        *,
+        batch_size: int | Literal["all"] | None = None,
+        seed: int | None = None,
+    ) -> Tensor:
+        """Return log p(y | x), averaged over S weight samples, in nats, shape (N,).
+
+        All targets of an example belong together: log of 1/S sum_s p(y_1, ..., y_T | x, w_s). Of a
+        text of T tokens this is the log probability of the text; the product of the tokens' own
+        averaged probabilities, as ``predict`` has them, is another number, since under one weight
+        sample the tokens are independent, and over all of them they are not. Targets that the
+        likelihood ignores do not count.
+
+        Args:
+            inputs: as for :meth:`predict`.
+            targets: the targets, as for training.
+            num_samples: S, the number of weight samples, those of :meth:`predict`.
+            batch_size: as for :meth:`predict`.
+            seed: as for :meth:`predict`.
+
+        Raises:
+            TypeError: as for :meth:`predict`.
+            ValueError: as for :meth:`predict`, or the targets do not suit the outputs.
+
+        Example:
+            >>> bnn = BayesianModule(nn.Linear(3, 2))
+            >>> x, y = torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
+            >>> torch.allclose(bnn.log_prob(x, y), bnn.predict(x).log_prob(y), atol=1e-5)
+            True
+        """
+
+        def averaged(outputs: SizedIterable) -> Tensor:
+            total: Tensor | None = None
+            for block in blocks_of(outputs):
+                wide = block.to(torch.promote_types(block.dtype, torch.float32))
+                found = self.likelihood.log_prob(wide, targets).logsumexp(0)
+                total = found if total is None else torch.logaddexp(total, found)
+            assert total is not None
+            return total - math.log(num_samples)
+
+        return self._reduced(inputs, num_samples, averaged, batch_size, None, seed, ())
+
+    def _reduced(
+        self,
+        inputs: Inputs | Iterable[Any],
+        num_samples: int,
+        reduction: Callable[[SizedIterable], R],
+        batch_size: int | Literal["all"] | None,
+        max_memory: int | str | None,
+        seed: int | None,
+        once: str | Sequence[str],
+    ) -> R:
+        """Return the reduction of the outputs of S weight samples; see :meth:`predict`."""
         inputs = inputs_of(inputs, self.posterior.mean.device, self.net)
         if not isinstance(num_samples, Integral):
             raise TypeError(f"num_samples must be a whole number, got {num_samples!r}")
@@ -209,7 +278,6 @@ class BayesianModule(RandomNetwork):
             raise ValueError("once holds the outputs of all samples; leave out max_memory, or once")
         parts = parts_of(self, once) if once else None
         key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
-        reduction = partial(self.likelihood.predictive, keep_samples=keep_samples)
         with stateless.evaluation_mode(self.net):
             batching = Batching.of(
                 self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -18,6 +18,7 @@ from bayesify.module.frozen_outputs import ClassOutputs, NumberOutputs, frozen_h
 from bayesify.module.kept_samples import sampler_of
 from bayesify.module.outputs import Output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
+from bayesify.module.random_network import RandomNetwork
 from bayesify.noise.keys import NoiseKey, NoiseSource, Stream
 
 __all__ = ["FrozenNetwork", "freeze"]
@@ -67,11 +68,20 @@ class FrozenNetwork(nn.Module):
             output: as for ``BayesianModule``.
             quantiles: as for :func:`freeze`.
 
+        Raises:
+            TypeError: the network is Bayesian, or the likelihood is of another kind.
+            ValueError: a level of the quantiles lies outside of 0.0001 to 0.9999.
+
         Example:
             >>> bnn = BayesianModule(nn.Linear(3, 2))
             >>> FrozenNetwork.of_plain(bnn.to_module(), bnn.likelihood)(torch.zeros(5, 3)).epistemic
             tensor([0., 0., 0., 0., 0.])
         """
+        if isinstance(net, RandomNetwork):
+            raise TypeError(
+                f"of_plain needs an ordinary network, got {type(net).__name__}; use "
+                "freeze(bnn, num_samples=0), or bnn.to_module()"
+            )
         head = frozen_head(likelihood, quantiles)
         return cls(_MeanWeights(copy.deepcopy(net), output), head, num_samples=0)
 
@@ -113,11 +123,11 @@ def freeze(
 
     ``LocalReparameterization()`` holds mean and variance of each weight, and draws S outputs of
     each layer from fixed noise (Kingma et al. 2015, eq. 6). It holds 2 D numbers instead of S D,
-    and is far faster. Each example's S samples have exactly the distribution that S weight samples
-    give it; but all examples share the noise of a layer's outputs instead of the weights, so that
-    the joint distribution of several examples is another one. It is for an ``nn.Sequential`` whose
-    random parameters all belong to ``nn.Linear`` layers on inputs (N, features), and for a
-    mean-field posterior.
+    and is far faster for few examples; from some dozens on it costs as much. Each example's S
+    samples have exactly the distribution that S weight samples give it; but all examples share the
+    noise of a layer's outputs instead of the weights, so that the joint distribution of several
+    examples is another one. It is for an ``nn.Sequential`` whose random parameters all belong to
+    ``nn.Linear`` layers on inputs (N, features), and for a mean-field posterior.
 
     Args:
         bnn: the network, which is not changed. Its likelihood is one of classes, or Gaussian.
@@ -158,8 +168,6 @@ def freeze(
         return FrozenNetwork.of_plain(
             bnn.to_module(), bnn.likelihood, output=bnn.output, quantiles=quantiles
         )
-    if not isinstance(quantiles, Iterable):
-        raise TypeError(f"quantiles must be a sequence of levels, got {quantiles!r}")
     head = frozen_head(bnn.likelihood, quantiles)
     reason = _not_local(bnn)
     if estimator is None:
@@ -348,6 +356,9 @@ def _not_local(bnn: BayesianModule) -> str:
         is_taken_apart = path in random or type(module) is nn.Sequential
         if is_taken_apart and _runs_more(module):
             return f"{path or 'the network'} has hooks, or a forward of its own"
+    for path, module in places.items():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            return f"{path} normalises by the examples of a batch, so that these are not apart"
     weights = set()
     for aliases in bnn.layout.ties:
         path, _, leaf = aliases[0].rpartition(".")

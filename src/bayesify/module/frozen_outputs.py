@@ -132,7 +132,8 @@ def frozen_head(likelihood: Likelihood, quantiles: Sequence[float]) -> nn.Module
         quantiles: the levels of the quantiles of numbers, at least one.
 
     Raises:
-        TypeError: the prediction under this likelihood needs more than tensor operations.
+        TypeError: the prediction under this likelihood needs more than tensor operations, or the
+            levels are no numbers.
         ValueError: a level lies outside of 0.0001 to 0.9999, or there is none.
 
     Example:
@@ -151,9 +152,13 @@ def frozen_head(likelihood: Likelihood, quantiles: Sequence[float]) -> nn.Module
             "a network can be frozen with a likelihood of classes, or a Gaussian one, got "
             f"{type(likelihood).__name__}, whose quantiles are no tensor operations; use predict"
         )
-    if not quantiles or not all(LEAST <= level <= 1.0 - LEAST for level in quantiles):
+    try:
+        levels = tuple(float(level) for level in quantiles)
+    except TypeError as error:
+        raise TypeError(f"quantiles must be a sequence of levels, got {quantiles!r}") from error
+    if not levels or not all(LEAST <= level <= 1.0 - LEAST for level in levels):
         raise ValueError(
             f"quantiles must be at least one level from {LEAST:g} to {1.0 - LEAST:g}, such as "
-            f"(0.025, 0.5, 0.975), got {tuple(quantiles)}; bnn.predict has those farther out"
+            f"(0.025, 0.5, 0.975), got {levels}; bnn.predict has those farther out"
         )
-    return _NumberHead(likelihood, quantiles)
+    return _NumberHead(likelihood, levels)

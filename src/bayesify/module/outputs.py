@@ -100,6 +100,10 @@ def warn_of_own_loss(result: object) -> None:
         >>> warn_of_own_loss({"logits": 1.0})
     """
     found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    if isinstance(result, tuple) and len(result) > 1 and not hasattr(result, "loss"):
+        # Models of Hugging Face without ``return_dict``: the loss first, a single number.
+        first: object = result[0]
+        found = first if isinstance(first, Tensor) and not first.dim() else None
     if isinstance(found, Tensor) and found.requires_grad:
         warnings.warn(
             "the network's own loss lacks the KL: train bayesify.ELBO(bnn, num_data=N), which "

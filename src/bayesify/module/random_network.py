@@ -147,6 +147,7 @@ class RandomNetwork(nn.Module):
             SharedNoiseWarning: two networks with one seed are run in turn.
             MissingKLWarning: the network is in training and returns a loss of its own.
         """
+        self.own_trained_parameters()
         counter = read_counter(self._calls)
         if isinstance(counter, int) and not isinstance(self.posterior, Delta):
             _warn_of_shared_noise(self, counter)

@@ -96,7 +96,8 @@ def shrink(
     Raises:
         TypeError: ``bnn`` is no module, or the example is neither tensors nor a container.
         ValueError: the network cannot be traced or run on the example, as on one without tensors.
-        RuntimeError: the smaller network has other outputs on the example than the network.
+        RuntimeError: the smaller network has other outputs than the network, on the example or on
+            it with noise, or does not run.
 
     Example:
         >>> import bayesify as bf
@@ -116,6 +117,7 @@ def shrink(
     net.eval()
     with torch.no_grad():
         flow, expected = _follow(net, example_input)
+        noisy = _on_noise(net, *arguments_of(example_input))
     groups, pinned = flow.groups()
     alive = _alive(flow.layers.values(), groups, pinned)
     for use in flow.layers.values():
@@ -128,8 +130,43 @@ def shrink(
     net.shrinkage = _shrinkage(flow, groups, pinned)  # type: ignore[assignment]
     args, kwargs = arguments_of(example_input)
     with torch.no_grad():
-        _check_same(expected, net(*args, **kwargs))
+        _check_same(expected, _run(net, args, kwargs))
+        for (other_args, other_kwargs), others in noisy:
+            _check_same(others, _run(net, other_args, other_kwargs))
     return net
+
+
+def _run(net: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return net(*args, **kwargs)
+    except Exception as error:  # any of the network's own
+        raise RuntimeError(
+            "shrink must leave a network that runs, but its forward pass depends on the sizes of "
+            f"layers, or reads their attributes: {_first_line(error)}; leave out select_inputs, or "
+            "the layers that it reads"
+        ) from error
+
+
+def _on_noise(
+    net: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]
+) -> list[tuple[tuple[tuple[Tensor, ...], dict[str, Any]], Any]]:
+    """Return other inputs and the network's outputs; nothing if it does not run on them.
+
+    An example can be blind: on zeros units that are not constant may look alike.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def noisy(value: Any) -> Any:
+        if not (isinstance(value, Tensor) and value.is_floating_point()):
+            return value
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        return value + noise.to(value)
+
+    inputs = tuple(map(noisy, args)), {name: noisy(value) for name, value in kwargs.items()}
+    try:
+        return [(inputs, net(*inputs[0], **inputs[1]))]
+    except Exception:  # such as a network that checks its inputs
+        return []
 
 
 def _follow(net: nn.Module, example_input: Inputs) -> tuple[UnitFlow, Any]:

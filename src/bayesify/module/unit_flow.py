@@ -18,6 +18,7 @@ from bayesify.module.unit_roles import (
     MOVING,
     MOVING_METHODS,
     PER_UNIT,
+    WITHIN_UNITS,
     is_depthwise,
     unit_weights,
 )
@@ -282,7 +283,7 @@ class UnitFlow(fx.Interpreter):
         if not _keeps_working(node):
             return None
         axis, dims = self._units[operands[0]].axis, self.env[operands[0]].dim()
-        parts, filled, count = [], {}, 0
+        parts, sources, count = [], [], 0
         for each in node.all_input_nodes:
             tensor, units = self.env[each], self._units.get(each)
             if not isinstance(tensor, Tensor):
@@ -291,14 +292,32 @@ class UnitFlow(fx.Interpreter):
                 return None
             if units is None:
                 units = self._new_pinned(tensor.shape[axis], axis, _INPUT)
-            places = torch.arange(1, len(units.ids) + 1, dtype=torch.float64) + count
-            shape = [-1 if a == axis else 1 for a in range(dims)]
-            filled[each] = places.view(shape).expand(tensor.shape).clone()
             count += len(units.ids)
             parts.append(units)
-        moved = self._again(node, filled)
+            sources.append(each)
+
+        def numbered(numbers: Tensor) -> Tensor:
+            """Return the result of the operation on the numbers of the units."""
+            shape = [-1 if a == axis else 1 for a in range(dims)]
+            split = numbers.split([len(units.ids) for units in parts])
+            return self._again(
+                node,
+                {
+                    each: own.view(shape).expand(self.env[each].shape).clone()
+                    for each, own in zip(sources, split, strict=True)
+                },
+            )
+
+        moved = numbered(torch.arange(1.0, count + 1, dtype=torch.float64))
         place = _unit_axis(moved, count) if count > 1 else None
         if place is None or not _leaves_size_free(node, place):
+            return None
+        if self._kind(node) in WITHIN_UNITS and (place != axis or moved.shape[axis] != count):
+            return None
+        # In another order, so that a result that mixes neighbours is seen.
+        other = torch.zeros(count + 1, dtype=torch.float64)
+        other[1:] = torch.randperm(count, generator=torch.Generator().manual_seed(0)) + 1.0
+        if not torch.equal(numbered(other[1:]).round(), other[moved.round().long()]):
             return None
         by_unit = _by_unit(moved, place)
         places = by_unit.amax(1).round().long()
@@ -371,6 +390,9 @@ class UnitFlow(fx.Interpreter):
             and user.args[1] % dims != axis
             for user in node.users
         )
+
+    def _kind(self, node: fx.Node) -> Any:
+        return type(self._module(node)) if node.op == "call_module" else node.target
 
     def _module(self, node: fx.Node) -> nn.Module:
         found = self.submodules[str(node.target)]

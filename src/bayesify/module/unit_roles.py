@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 __all__ = [
     *("ELEMENTWISE", "ELEMENTWISE_METHODS", "LAYERS", "MOVING", "MOVING_METHODS", "PER_UNIT"),
-    *("Layer", "is_depthwise", "unit_weights"),
+    *("WITHIN_UNITS", "Layer", "is_depthwise", "unit_weights"),
 ]
 
 
@@ -137,3 +137,11 @@ MOVING: frozenset[Any] = _functions(
     *(nn.ReplicationPad2d, nn.CircularPad1d, nn.CircularPad2d, nn.Upsample),
 }
 MOVING_METHODS = frozenset((*_MOVES, "contiguous", "view"))
+#: Those of them that choose or repeat neighbours: for fewer units they would choose others, so that
+#: they must leave the axis of the units as it is.
+WITHIN_UNITS: frozenset[Any] = _functions((*_POOLS, "interpolate")) | {
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool1d),
+    *(nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.ReflectionPad1d, nn.ReflectionPad2d),
+    *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.CircularPad1d, nn.CircularPad2d, nn.Upsample),
+}

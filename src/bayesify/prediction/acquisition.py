@@ -54,8 +54,8 @@ def batch_bald(
 
     Raises:
         TypeError: the prediction is not of classes or binary labels.
-        ValueError: the samples were not kept, an example has several labels, or ``num`` or
-            ``num_configurations`` is out of range.
+        ValueError: the samples were not kept, an example has several labels, a prediction is no
+            number, or ``num`` or ``num_configurations`` is out of range.
 
     Example:
         >>> a, b = [3.0, -3.0], [-3.0, 3.0]  # examples 0 and 1 are copies; 2 is independent
@@ -114,7 +114,7 @@ def joint_information(
     log_probs = _log_probs_of(predictive, "the predictive distribution")
     chosen = torch.as_tensor(indices).tolist()
     count = log_probs.shape[1]
-    if not chosen or not all(isinstance(i, int) and 0 <= i < count for i in chosen):
+    if not chosen or not all(type(i) is int and 0 <= i < count for i in chosen):
         raise ValueError(
             f"indices must be at least one integer from 0 to {count - 1}, got {chosen}"
         )
@@ -274,6 +274,12 @@ def _log_probs_of(predictive: Predictive, name: str) -> Tensor:
         raise ValueError(
             f"{name} must have one label an example, got samples of shape "
             f"{tuple(log_probs.shape)} where (S, N, K) is needed"
+        )
+    undefined = log_probs.isnan().any(-1).any(0)
+    if bool(undefined.any()):
+        raise ValueError(
+            f"{name} must be numbers, got NaN of example {int(undefined.nonzero()[0])}; leave such "
+            "examples out"
         )
     return log_probs
 

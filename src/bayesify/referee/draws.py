@@ -142,9 +142,10 @@ class PosteriorDraws:
             inputs: as for :meth:`predict`.
 
         Returns:
-            The shape of one draw's prediction, (N, ...); 1 where all draws are equal.
+            The shape of one draw's prediction, (N, ...); 1 where all draws are equal, and infinite
+            where one is no number.
         """
-        return self._diagnostic("split_gelman_rubin", inputs).nan_to_num(1.0, posinf=torch.inf)
+        return self._diagnostic("split_gelman_rubin", inputs, equal=1.0, undefined=torch.inf)
 
     def effective_sample_size(self, inputs: Inputs) -> Tensor:
         """Return the number of independent draws that estimate each prediction as well.
@@ -155,15 +156,20 @@ class PosteriorDraws:
             inputs: as for :meth:`predict`.
 
         Returns:
-            The shape of :meth:`r_hat`; the number of draws where all draws are equal.
+            The shape of :meth:`r_hat`; the number of draws where all draws are equal, and 0 where
+            one is no number.
         """
         count = float(self.weights[..., 0].numel())
-        return self._diagnostic("effective_sample_size", inputs).nan_to_num(count)
+        return self._diagnostic("effective_sample_size", inputs, equal=count, undefined=0.0)
 
-    def _diagnostic(self, name: str, inputs: Inputs) -> Tensor:
+    def _diagnostic(self, name: str, inputs: Inputs, *, equal: float, undefined: float) -> Tensor:
         function = getattr(import_optional("numpyro.diagnostics"), name)
+        predictions = self._predictions(inputs)
         with np.errstate(divide="ignore", invalid="ignore"):  # where all draws are equal
-            return torch.as_tensor(function(self._predictions(inputs).numpy()))
+            found = torch.as_tensor(function(predictions.numpy()))
+        is_equal = (predictions == predictions[0, 0]).all(0).all(0)
+        found = found.where(~found.isnan(), undefined)
+        return found.masked_fill(is_equal, equal)
 
     @torch.no_grad()
     def _predictions(self, inputs: Inputs) -> Tensor:

@@ -72,14 +72,16 @@ def hmc(
 
     Raises:
         ModuleNotFoundError: NumPyro is not installed; it is in the extra ``referee``.
-        NotImplementedError: the network uses an operator that is not translated to JAX.
+        NotImplementedError: the network uses an operator that is not translated to JAX, or the
+            translation has another density.
         TypeError: ``bnn`` is not a ``BayesianModule``, ``data`` is not a pair, or the prior has no
             density of its own (``EmpiricalGaussian``).
         ValueError: a number is out of its range, inputs and targets do not belong together, or the
             density is not finite where a chain begins.
 
     Warns:
-        UserWarning: trajectories diverged: the draws may miss a part of the posterior.
+        UserWarning: trajectories diverged, so that the draws may miss a part of the posterior; or
+            more than a tenth of them had the greatest length.
 
     Example:
         >>> import bayesify as bf
@@ -107,6 +109,7 @@ def hmc(
     jax, infer = import_optional("jax"), import_optional("numpyro.infer")
     # Not the caller's network, as its dtype changes.
     model = copy.deepcopy(bnn).cpu().double()
+    cut_off = 0
     found: dict[str, list[Tensor]] = {name: [] for name in ("weights", *_DIAGNOSTICS, "step_size")}
     with stateless.evaluation_mode(model.net), jax.enable_x64(True):
         density = PosteriorDensity(model, *data, temperature=temperature)
@@ -120,8 +123,18 @@ def hmc(
                         "the log density must be finite where a chain begins, got a value that is "
                         "not; lower init_std, and check inputs and targets for nan"
                     )
+        translated = to_jax(density, density.centre)
+        with torch.no_grad():
+            for start in starts:
+                ours, theirs = float(density(start)), float(translated(start.numpy()))
+                if not math.isclose(ours, theirs, rel_tol=1e-6, abs_tol=1e-6):
+                    raise NotImplementedError(
+                        f"the network's density in JAX must be PyTorch's, {ours:.8g} where a chain "
+                        f"begins, got {theirs:.8g}: an operator of the network or the likelihood "
+                        "is not translated rightly; please report it"
+                    )
         kernel = infer.NUTS(
-            potential_fn=to_jax(density, density.centre),
+            potential_fn=translated,
             step_size=1.0 if step_size is None else step_size,
             adapt_step_size=step_size is None,
             adapt_mass_matrix=step_size is None,
@@ -136,12 +149,23 @@ def hmc(
             random = jax.random.key(derived_seed(seed, Stream.TRAINING, chain))
             mcmc.run(random, init_params=start.numpy(), extra_fields=tuple(_DIAGNOSTICS))
             found["weights"].append(_tensor(mcmc.get_samples()))
-            for name, values in mcmc.get_extra_fields().items():
-                found[name].append(_tensor(values).double().mean())
+            extra = {name: _tensor(each) for name, each in mcmc.get_extra_fields().items()}
+            cut_off += int((extra["num_steps"] >= 2**max_tree_depth - 1).sum())
+            for name, values in extra.items():
+                found[name].append(values.double().mean())
             found["step_size"].append(_tensor(mcmc.last_state.adapt_state.step_size))
             if on_progress is not None:
                 on_progress((chain + 1) / num_chains)
     stacked = {name: torch.stack(values) for name, values in found.items()}
+    if cut_off > _CUT_OFF * num_chains * num_samples:
+        warnings.warn(
+            f"{cut_off} of {num_chains * num_samples} trajectories had the greatest length, "
+            f"2^{max_tree_depth} - 1 steps, and did not turn: the draws are valid, but more "
+            "dependent; raise max_tree_depth, or take more draws, and look at "
+            "effective_sample_size",
+            UserWarning,
+            stacklevel=2,
+        )
     diverged = round(float(stacked["diverging"].sum()) * num_samples)
     if diverged:
         warnings.warn(
@@ -160,6 +184,8 @@ def hmc(
     )
 
 
+#: Part of the trajectories of the greatest length above which there is a warning.
+_CUT_OFF = 0.1
 #: What NumPyro reports of each draw.
 _DIAGNOSTICS = ("accept_prob", "diverging", "num_steps")
 

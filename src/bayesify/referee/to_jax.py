@@ -20,6 +20,8 @@ __all__ = ["import_optional", "to_jax"]
 
 _aten = torch.ops.aten
 #: Kept whole, as their decomposition has an infinite gradient in a branch that is not taken.
+#: Arguments of operators that say where and how a tensor is stored.
+_OF_STORAGE = {"dtype", "device", "layout", "memory_format", "pin_memory", "non_blocking"}
 _WHOLE = (_aten.softplus.default, _aten.logaddexp.default, _aten.log_sigmoid_forward.default)
 
 
@@ -103,12 +105,33 @@ def to_jax(function: Callable[[Tensor], Tensor], example: Tensor) -> Callable[[A
                 values[node] = constants.get(node.name, weights)
             elif node.op == "call_function":
                 arguments = [value_of(each) for each in node.args]
-                values[node] = table[node.target](*arguments)
+                named = {k: value_of(v) for k, v in node.kwargs.items() if k not in _OF_STORAGE}
+                try:
+                    result = table[node.target](*arguments, **named)
+                except TypeError as error:
+                    raise NotImplementedError(
+                        f"{node.target} with the arguments {node.args}, {dict(node.kwargs)} is not "
+                        "translated to JAX; the referee is for small networks of linear layers and "
+                        "common activations"
+                    ) from error
+                values[node] = _of_kind(result, node.meta.get("val"))
             else:
                 (result,) = value_of(node.args[0])
         return result
 
     return run
+
+
+def _of_kind(result: Any, like: Any) -> Any:
+    """Return a result as numbers, whole numbers or truth values, whatever PyTorch's has."""
+    if not isinstance(like, Tensor) or not hasattr(result, "astype"):
+        return result
+    jnp = import_optional("jax.numpy")
+    if like.is_floating_point():
+        kind = jnp.float64
+    else:
+        kind = jnp.bool_ if like.dtype == torch.bool else jnp.int64
+    return result if result.dtype == kind else result.astype(kind)
 
 
 class _Function(nn.Module):
@@ -126,7 +149,7 @@ class _Function(nn.Module):
 def _operators() -> dict[Any, Callable[..., Any]]:
     """Return the JAX function of each translated operator, with the operator's arguments.
 
-    Keyword arguments are of dtype, device and layout only: everything is in float64 on the CPU.
+    Those of storage are left out: all is on the CPU, and :func:`_of_kind` converts results.
     """
     jax, jnp = import_optional("jax"), import_optional("jax.numpy")
 
@@ -138,8 +161,30 @@ def _operators() -> dict[Any, Callable[..., Any]]:
         own = [1] * (len(shape) - x.ndim) + [*x.shape]
         return jnp.broadcast_to(x, [o if s == -1 else s for s, o in zip(shape, own, strict=True)])
 
-    def addmm(bias: Any, x: Any, y: Any) -> Any:
-        return bias + x @ y
+    def add(x: Any, y: Any, alpha: Any = 1) -> Any:
+        return x + (y if alpha == 1 else alpha * y)
+
+    def sub(x: Any, y: Any, alpha: Any = 1) -> Any:
+        return x - (y if alpha == 1 else alpha * y)
+
+    def addmm(bias: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+        return beta * bias + alpha * (x @ y)
+
+    def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+        return jnp.where(beta * x > threshold, x, jax.nn.softplus(beta * x) / beta)
+
+    def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+        below = alpha * jnp.expm1(input_scale * jnp.minimum(x, 0.0))
+        return scale * jnp.where(x > 0.0, x, below)
+
+    def batch_norm(
+        x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
+    ) -> Any:
+        del momentum  # the averages are those of training
+        shape = (1, -1, *(1,) * (x.ndim - 2))
+        scaled = (x - mean.reshape(shape)) * jax.lax.rsqrt(variance.reshape(shape) + eps)
+        scaled = scaled if weight is None else scaled * weight.reshape(shape)
+        return (scaled if bias is None else scaled + bias.reshape(shape),)
 
     def total(x: Any, axes: list[int] | None = None, keepdims: bool = False) -> Any:
         return jnp.sum(x, None if not axes else tuple(axes), keepdims=keepdims)
@@ -194,10 +239,10 @@ def _operators() -> dict[Any, Callable[..., Any]]:
         _aten.full_like.default: jnp.full_like,
         _aten.scalar_tensor.default: jnp.asarray,
         # arithmetic
-        _aten.add.Tensor: operator.add,
-        _aten.add.Scalar: operator.add,
-        _aten.sub.Tensor: operator.sub,
-        _aten.sub.Scalar: operator.sub,
+        _aten.add.Tensor: add,
+        _aten.add.Scalar: add,
+        _aten.sub.Tensor: sub,
+        _aten.sub.Scalar: sub,
         _aten.mul.Tensor: operator.mul,
         _aten.mul.Scalar: operator.mul,
         _aten.div.Tensor: operator.truediv,
@@ -245,12 +290,13 @@ def _operators() -> dict[Any, Callable[..., Any]]:
         _aten.bmm.default: operator.matmul,
         _aten.addmm.default: addmm,
         _aten.native_layer_norm.default: layer_norm,
+        _aten._native_batch_norm_legit_no_training.default: batch_norm,
         _aten.relu.default: jax.nn.relu,
         _aten.tanh.default: jnp.tanh,
         _aten.sigmoid.default: jax.nn.sigmoid,
-        _aten.softplus.default: lambda x, *_: jax.nn.softplus(x),
+        _aten.softplus.default: softplus,
         _aten.log_sigmoid_forward.default: lambda x: (jax.nn.log_sigmoid(x),),
-        _aten.elu.default: jax.nn.elu,
+        _aten.elu.default: elu,
         _aten.gelu.default: gelu,
         _aten.leaky_relu.default: jax.nn.leaky_relu,
         _aten._log_softmax.default: lambda x, axis, _: jax.nn.log_softmax(x, axis),

@@ -75,13 +75,14 @@ class Certificate:
 
     def __str__(self) -> str:
         shown = math.ceil(100.0 * self.error_bound) / 100.0  # a bound is not rounded down
+        confidence = math.floor(1e4 * self.confidence + 1e-6) / 1e4  # nor this up
         chosen = (
             f" It holds for all {self.num_candidates} candidates at once."
             if self.num_candidates > 1
             else ""
         )
         return (
-            f"With probability {self.confidence:.4g} over the data, at most {shown:.2f} "
+            f"With probability {confidence:g} over the data, at most {shown:.2f} "
             "% of new examples like these are misclassified by the randomised classifier, which "
             f"draws new weights for each prediction (n = {self.num_examples:,}, KL = {self.kl:.1f} "
             f"nats, {self.error:.2f} % observed).{chosen} It does not cover the mean weights, "

@@ -274,6 +274,13 @@ def _posterior_of(elbo: ELBO) -> MeanFieldGaussian:
         )
     if not (posterior.mean.requires_grad and posterior.rho.requires_grad):
         raise ValueError("IVON trains mean and rho together, but one of them is frozen; thaw both")
+    for name in ("complexity", "kl_factor"):
+        if getattr(type(elbo), name) is not getattr(ELBO, name):
+            raise ValueError(
+                "IVON takes N and the prior from the ELBO, but "
+                f"{type(elbo).__name__} has a {name} of its own; train it with another optimizer "
+                "such as torch.optim.Adam"
+            )
     if elbo.kl == "monte-carlo":
         raise ValueError(
             'IVON needs the closed form of the KL, got kl="monte-carlo"; leave out kl in ELBO'

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import DistributedSampler
 
 from bayesify.module.inputs import Inputs
 from bayesify.noise.keys import Stream, derived_seed, seed_global_generators
@@ -176,7 +177,11 @@ def num_data_of(loader: Loader) -> set[int]:
     """The possible numbers of examples in an epoch; empty if the loader does not tell."""
     if hasattr(loader, "num_data"):
         return {loader.num_data}
-    # A sampler may draw a part of the data set, as a split does, or repeat some of it.
+    # A sampler may draw a part of the data set, as a split does, or repeat some of it; one of
+    # several processes draws a part of what all draw.
+    if isinstance(getattr(loader, "sampler", None), DistributedSampler):
+        sampler: Any = getattr(loader, "sampler", None)
+        return {len(sampler.dataset)}
     owners: tuple[Any, ...] = tuple(getattr(loader, n, None) for n in ("dataset", "sampler"))
     return {len(owner) for owner in owners if hasattr(owner, "__len__")}
 

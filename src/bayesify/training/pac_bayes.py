@@ -256,7 +256,7 @@ def check_certifiable(bnn: BayesianModule) -> None:
             "would be trained too; freeze them with requires_grad_(False), or include them"
         )
     for name, module in bnn.net.named_modules():
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+        if isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise ValueError(
                 f"a PAC-Bayes bound does not count statistics that training collects, as {name} "
                 "does; use GroupNorm or LayerNorm"

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, opened, read_data
 from bayesify.app.runs import RunError
+from bayesify.app.runs.defaults import PRIOR_CANDIDATES, PRIOR_STD_CERTIFIED
 from bayesify.app.runs.train import prior_indices, use_threads
 from bayesify.training.certificate import certify as certified
 
@@ -27,12 +28,13 @@ def certify(
     ] = 0.01,
     samples: Annotated[int, typer.Option(help="Weight samples.")] = 100_000,
     candidates: Annotated[
-        int,
+        int | None,
         typer.Option(
             help="Number of certificates among which this one is chosen; both deltas are divided "
-            "by it."
+            f"by it. [default: {PRIOR_CANDIDATES} on mnist with the default --prior-std, which was "
+            "chosen among as many on training images; else 1]"
         ),
-    ] = 1,
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,6 +52,9 @@ def certify(
             "data that is set apart, and all its settings may have been chosen on these data; "
             "train with --objective f-quad on mnist or fashion-mnist"
         )
+    if candidates is None:
+        is_default = config.prior_std == PRIOR_STD_CERTIFIED
+        candidates = PRIOR_CANDIDATES if config.dataset == "mnist" and is_default else 1
     use_threads(run)
     bnn, data = run.load_module(), read_data(run, data_dir)
     with Console(stderr=True).status("sampling weights ..."):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from bayesify.app.serve.answers import class_answers, number_answers
 from bayesify.app.serve.images import ImageReader, decoded_exactly
 from bayesify.app.serve.model import Batch, ModelCard
-from bayesify.app.serve.requests import Examples
+from bayesify.app.serve.requests import Examples, InputError
 from bayesify.app.serve.rows import RowReader
 from bayesify.export import onnx_session, read_metadata
 from bayesify.io.files import StorageError
@@ -71,13 +72,31 @@ class OnnxModel:
         self._rows: RowReader | None = None
         self._columns: list[tuple[str, Column]] = []
         self._images: ImageReader | None = None
-        if kind == "table":
-            self._columns = [_named_column(each) for each in metadata.input["columns"]]
-            columns = [column for _, column in self._columns]
-            self._rows = RowReader(columns, [metadata.input["target"]])
-        else:
-            self._images = _image_reader(path, metadata.input)
-        self.card = self._describe(path)
+        try:
+            if kind == "table":
+                self._columns = [_named_column(each) for each in metadata.input["columns"]]
+                columns = [column for _, column in self._columns]
+                self._rows = RowReader(columns, [metadata.input["target"]])
+            else:
+                self._images = _image_reader(path, metadata.input)
+            self.card = self._describe(path)
+            self._answer_a_blank()
+        except StorageError:
+            raise
+        except Exception as error:  # a description of another form, or of another graph
+            raise StorageError(
+                f"{path} cannot be served, as its description is not that of its graph: "
+                f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}; write it with "
+                "bayesify export RUN"
+            ) from error
+
+    def _answer_a_blank(self) -> None:
+        """Answer one example, so that a file that cannot is refused before the first request."""
+        blank: Any = {column.name: None for _, column in self._columns}
+        if self._images is not None:
+            blank = np.zeros(self._images.shape, int).tolist()
+        with suppress(InputError):  # a row of missing values may be no example
+            self.predict(self.read(Examples([blank])))
 
     def read(self, examples: Examples) -> Batch:
         """Return the inputs of the graph by name."""
@@ -106,7 +125,8 @@ class OnnxModel:
             found[name].reshape(len(found["mean"])) for name in ("mean", "std", "epistemic")
         )
         bounds = found["quantiles"].reshape(len(mean), -1)
-        return number_answers(mean, std, (bounds[:, 0], bounds[:, -1]), epistemic, **common)
+        low, high = (bounds[:, place] for place in self._ends)
+        return number_answers(mean, std, (low, high), epistemic, **common)
 
     def _inputs_of(self, reader: ImageReader, examples: Examples) -> Array:
         described = self._metadata.input
@@ -126,6 +146,15 @@ class OnnxModel:
             raise StorageError(
                 f"{path} must have quantiles to answer with an interval; serve the run itself"
             )
+        self._ends = (0, -1)
+        if metadata.kind == "regression":
+            self._ends = levels.index(min(levels)), levels.index(max(levels))
+            if len(levels) < 2 or not math.isclose(min(levels) + max(levels), 1.0, abs_tol=1e-6):
+                raise StorageError(
+                    f"{path} must have quantiles of which the lowest and the highest level are as "
+                    f"far from 0 as from 1, for an equal-tailed interval, got {levels}; export it "
+                    "with quantiles=(0.025, 0.5, 0.975)"
+                )
         target = metadata.input.get("target", "")
         threshold = metadata.thresholds.get("total")
         rows, images = self._rows, self._images
@@ -141,7 +170,7 @@ class OnnxModel:
             target=target,
             unit="nats" if metadata.classes else f"squared units of {target}",
             num_samples=metadata.num_samples,
-            level=round(levels[-1] - levels[0], 12) if levels else 0.95,
+            level=round(max(levels) - min(levels), 12) if levels else 0.95,
             threshold=threshold,
             threshold_origin="the file has it"
             if threshold is not None
