@@ -19,7 +19,7 @@ STORE_NOTHING = {
     *("show_reproductions", "site_pages", "two_machines_table", "uncertainty"),
 }
 #: Rows of commits that are not in the history, by folder: to be measured again.
-LOST = {"export": 1, "serve": 1, "tables": 141}
+LOST = {"export": 1, "serve": 1}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.stem)
