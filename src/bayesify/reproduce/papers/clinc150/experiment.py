@@ -163,12 +163,13 @@ def _both(predict: Predict, data: Data) -> dict[str, Any]:
 
 def table(results: Sequence[Result]) -> str:
     """Return a table for each size of the training part, and what others reported."""
+    one = "; the ensemble is one" if any("ensemble" in r["metrics"] for r in results) else ""
     parts = [
         f"MiniLM-L6 with 22.7 million weights, {SAMPLES} weight samples or dropout masks. Accuracy "
         "in percent, nll in nats, calibration error with 15 bins; AUROC of 1,000 queries outside "
-        "of all intents. Mean +- standard error over the seeds; the ensemble is one. Seconds on "
-        f"one core, of training and of 5,500 predictions, under a mean load of {_load(results)}: "
-        "no timings of a quiet machine.\n"
+        f"of all intents. Mean +- standard error over the seeds{one}. Seconds on one core, of "
+        f"training and of 5,500 predictions, under a mean load of {_load(results)}: no timings of "
+        "a quiet machine.\n"
     ]
     heads = (
         *("method", "seeds", "accuracy", "nll", "ECE", "AUROC, mutual information"),

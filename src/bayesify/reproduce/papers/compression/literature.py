@@ -34,5 +34,6 @@ REPORTED = (
     Reported("2x1200", "Bayes by Backprop, pruned after training", "1.39", "50"),
 )
 
-#: Times faster than the whole network on a CPU (structured Bayesian pruning).
+#: Times faster than the whole network on a CPU (structured Bayesian pruning); the first is of a
+#: larger network, LeNet-500-300.
 REPORTED_SPEED = {"lenet-300-100": 2.33, "lenet-5-caffe": 5.41}
