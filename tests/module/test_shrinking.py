@@ -73,7 +73,7 @@ def test_a_network_without_zeros_keeps_its_size(name: str) -> None:
 
 
 def no_borders(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(unit_flow, "_sees_borders", lambda _: False)
+    patch.setattr(unit_flow, "sees_borders", lambda _: False)
 
 
 def constants_are_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from bayesify.module.unit_operations import (
+    edits_in_place,
+    keeps_working,
+    leaves_size_free,
+    sees_borders,
+    shared_or_edited,
+    split_by_unit,
+    unit_axis,
+)
 from bayesify.module.unit_roles import (
     ELEMENTWISE,
     ELEMENTWISE_METHODS,
@@ -108,7 +116,7 @@ class UnitFlow(fx.Interpreter):
         self._names = names
         self._groups = _Groups()
         self._units: dict[fx.Node, Units] = {}
-        self._edited = _shared_or_edited(graph)
+        self._edited = shared_or_edited(graph)
 
     def groups(self) -> tuple[Tensor, dict[int, str]]:
         """Return the group of each unit, shape (units,), and why a group cannot be removed."""
@@ -140,7 +148,7 @@ class UnitFlow(fx.Interpreter):
         if self._is_harmless_query(node, result, operands[0]):
             return None
         found = None
-        edits_shared = _edits_in_place(node, self.submodules) and any(
+        edits_shared = edits_in_place(node, self.submodules) and any(
             len(each.users) > 1 for each in operands
         )
         if isinstance(result, Tensor) and not edits_shared:
@@ -195,7 +203,7 @@ class UnitFlow(fx.Interpreter):
         absorbed, constants = torch.zeros(used.shape[1], dtype=torch.bool), sums.new_zeros(1)
         if units is not None:
             absorbed, constants = units.known, units.constants
-            if _sees_borders(module):
+            if sees_borders(module):
                 absorbed = absorbed & (constants == 0.0)
         known = ~(used & ~absorbed).any(1)
         values = sums @ torch.where(absorbed, constants, 0.0)
@@ -228,7 +236,7 @@ class UnitFlow(fx.Interpreter):
         example = self.env[source]
         shape = [-1 if axis == units.axis else 1 for axis in range(example.dim())]
         filled = units.constants.to(example).view(shape).expand_as(example).contiguous()
-        by_unit = _by_unit(module(filled), units.axis).cpu()
+        by_unit = split_by_unit(module(filled), units.axis).cpu()
         first = by_unit[:, :1]
         uniform = torch.isclose(by_unit, first, rtol=1e-6, atol=1e-9).all(1)
         repeats = len(by_unit) // len(units.ids)
@@ -280,7 +288,7 @@ class UnitFlow(fx.Interpreter):
         return Units(axis, units[0].ids, known, constants)
 
     def _moved(self, node: fx.Node, operands: Sequence[fx.Node]) -> Units | None:
-        if not _keeps_working(node):
+        if not keeps_working(node):
             return None
         axis, dims = self._units[operands[0]].axis, self.env[operands[0]].dim()
         parts, sources, count = [], [], 0
@@ -309,8 +317,8 @@ class UnitFlow(fx.Interpreter):
             )
 
         moved = numbered(torch.arange(1.0, count + 1, dtype=torch.float64))
-        place = _unit_axis(moved, count) if count > 1 else None
-        if place is None or not _leaves_size_free(node, place):
+        place = unit_axis(moved, count) if count > 1 else None
+        if place is None or not leaves_size_free(node, place):
             return None
         if self._kind(node) in WITHIN_UNITS and (place != axis or moved.shape[axis] != count):
             return None
@@ -319,7 +327,7 @@ class UnitFlow(fx.Interpreter):
         other[1:] = torch.randperm(count, generator=torch.Generator().manual_seed(0)) + 1.0
         if not torch.equal(numbered(other[1:]).round(), other[moved.round().long()]):
             return None
-        by_unit = _by_unit(moved, place)
+        by_unit = split_by_unit(moved, place)
         places = by_unit.amax(1).round().long()
         new = self._new_pinned(int((places == 0).sum()), axis, "it is padding")
         new.known[:] = True
@@ -407,87 +415,3 @@ class UnitFlow(fx.Interpreter):
 
 
 _INPUT = "it is an input of the network"
-
-
-def _shared_or_edited(graph: fx.GraphModule) -> set[nn.Module]:
-    """Return modules whose parameters are used elsewhere, or that have hooks."""
-    read = {node.target for node in graph.graph.nodes if node.op == "get_attr"}
-    owners: dict[int, set[nn.Module]] = {}
-    found = set()
-    for name, module in graph.named_modules(remove_duplicate=False):
-        for own, parameter in module.named_parameters(recurse=False):
-            owners.setdefault(id(parameter), set()).add(module)
-            if f"{name}.{own}" in read:
-                found.add(module)
-        if module._forward_hooks or module._forward_pre_hooks:
-            found.add(module)
-    return found | {each for those in owners.values() if len(those) > 1 for each in those}
-
-
-def _edits_in_place(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
-    if node.op == "call_module":
-        return bool(getattr(modules[str(node.target)], "inplace", False))
-    name = node.target if isinstance(node.target, str) else node.target.__name__
-    return (
-        name.endswith("_")
-        or node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv)
-        or bool(node.kwargs.get("inplace", False))
-        or (node.target in ELEMENTWISE and any(each is True for each in node.args))
-    )
-
-
-def _sees_borders(module: nn.Module) -> bool:
-    """Whether a constant input gives another output at the borders than inside."""
-    if type(module) is nn.Linear:
-        return False
-    if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
-        return True
-    padding = module.padding
-    padded = any(padding) if isinstance(padding, tuple) else padding == "same"
-    return bool(padded and module.padding_mode == "zeros")
-
-
-def _keeps_working(node: fx.Node) -> bool:
-    """Whether the arguments of a moving operation hold for fewer units, too."""
-    if node.target in ("squeeze", torch.squeeze):  # may drop the axis of a single unit
-        return len(node.args) + len(node.kwargs) > 1
-    if node.target is F.pad:
-        given = dict(zip(("mode", "value"), node.args[2:], strict=False)) | node.kwargs
-        return given.get("mode", "constant") == "constant" and not given.get("value")
-    if node.target is operator.getitem:
-        index = node.args[1]
-        return all(
-            isinstance(each, slice | int) or each is None or each is Ellipsis
-            for each in (index if isinstance(index, tuple | list) else (index,))
-        )
-    return True
-
-
-def _leaves_size_free(node: fx.Node, axis: int) -> bool:
-    """Whether a reshape gives no fixed size for the axis of the units."""
-    if node.target not in ("view", "reshape", torch.reshape):
-        return True
-    sizes = node.args[1:]
-    if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
-        sizes = tuple(sizes[0])
-    return bool(axis < len(sizes) and sizes[axis] == -1)
-
-
-def _by_unit(tensor: Tensor, axis: int) -> Tensor:
-    """Return what belongs to each unit along an axis, shape (units, ...)."""
-    return tensor.movedim(axis, 0).reshape(tensor.shape[axis], -1)
-
-
-def _unit_axis(places: Tensor, count: int) -> int | None:
-    """Return the axis along which all of 1, ..., count lie, each alone or with added zeros."""
-    rounded = places.round()
-    if not torch.allclose(places, rounded, rtol=0.0, atol=1e-6):
-        return None
-    for axis in range(places.dim()):
-        by_unit = _by_unit(rounded, axis)
-        largest = by_unit.amax(1, keepdim=True)
-        if bool(((by_unit == largest) | (by_unit == 0)).all()):
-            found = largest.flatten().unique()
-            if torch.equal(found[found > 0], torch.arange(1, count + 1).to(found)):
-                return axis
-    return None
