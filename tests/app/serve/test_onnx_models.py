@@ -121,6 +121,53 @@ def test_a_description_that_lacks_an_entry_is_refused(tmp_path: Path) -> None:
         OnnxModel(path)
 
 
+IMAGE = {
+    **{"kind": "image", "image_shape": [1, 2, 2], "shape": [4], "pixels": [0, 255]},
+    **{"shift": [0.0], "scale": [255.0]},
+}
+
+
+def exported(path: Path, metadata: dict[str, Any], **options: Any) -> Path:
+    """A small network's file with this description."""
+    likelihood = bf.GaussianLikelihood(1.0) if metadata["kind"] == "regression" else None
+    bnn = bf.BayesianModule(torch.nn.Linear(4, 2 - bool(likelihood)), likelihood=likelihood)
+    frozen = bf.freeze(bnn, 4, **options)
+    given = ExportMetadata(num_samples=4, quantiles=frozen.quantiles, **metadata)
+    export_onnx(frozen, path, torch.zeros(2, 4), metadata=given)
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"classes": ()}, {"classes": ("a", "b", "c")}, {"input": {**IMAGE, "shape": [5]}}),
+        *({"input": {**IMAGE, "image_shape": [1, 2]}}, {"input": {**IMAGE, "pixels": 5}}),
+    ],
+    ids=str,
+)
+def test_a_file_that_could_answer_nothing_is_refused(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    described = {"kind": "classification", "classes": ("a", "b"), "input": IMAGE}
+    OnnxModel(exported(tmp_path / "right.onnx", described))
+    path = exported(tmp_path / "net.onnx", described | change)
+    with pytest.raises(StorageError, match="cannot be served, as its description is not that"):
+        OnnxModel(path)
+
+
+def test_the_interval_is_equal_tailed_whatever_the_order_of_the_levels(tmp_path: Path) -> None:
+    described = {"kind": "regression", "input": IMAGE}
+    path = exported(tmp_path / "net.onnx", described, quantiles=(0.5, 0.95, 0.05))
+    model = OnnxModel(path)
+    [answer] = model.predict(model.read(Examples([[[0, 255], [9, 3]]])))
+    assert answer["lower"] < answer["prediction"] < answer["upper"]
+    assert model.card.level == pytest.approx(0.9)
+    for levels in ((0.1, 0.5), (0.5,)):
+        path = exported(tmp_path / "net.onnx", described, quantiles=levels)
+        with pytest.raises(StorageError, match="for an equal-tailed interval, got"):
+            OnnxModel(path)
+
+
 def _doubles(values: list[float]) -> onnx.TensorProto:
     return helper.make_tensor("two", TensorProto.DOUBLE, [len(values)], values)
 
