@@ -73,8 +73,8 @@ def widen(
         >>> from peft import LoraConfig, get_peft_model
         >>> config = LoraConfig(r=2, target_modules=["0"], init_lora_weights=False)
         >>> net = get_peft_model(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)), config)
-        >>> data = [(torch.randn(50, 8), torch.randint(3, (50,)))]
-        >>> bnn = widen(net, data, output=None)
+        >>> x = torch.randn(50, 8)
+        >>> bnn = widen(net, [(x, net(x).argmax(-1))], output=None)
         >>> bnn.posterior.std.shape
         torch.Size([16])
     """

@@ -81,7 +81,7 @@ def hmc(
 
     Warns:
         UserWarning: trajectories diverged, so that the draws may miss a part of the posterior; or
-            more than a tenth of them had the greatest length.
+            more than a quarter of them had the greatest length.
 
     Example:
         >>> import bayesify as bf
@@ -185,7 +185,7 @@ def hmc(
 
 
 #: Part of the trajectories of the greatest length above which there is a warning.
-_CUT_OFF = 0.1
+_CUT_OFF = 0.25
 #: What NumPyro reports of each draw.
 _DIAGNOSTICS = ("accept_prob", "diverging", "num_steps")
 

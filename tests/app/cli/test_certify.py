@@ -53,14 +53,17 @@ def test_certify_is_the_librarys(certified: Path) -> None:
         prior_indices=split_for_prior(200, 0.6, seed=0),
         delta=0.03,
         num_samples=4000,
+        num_candidates=5,  # the default width of the prior was chosen among five
     )
     assert (found["num_examples"], found["confidence"]) == (80, 0.96)
     assert found["error_bound"] == wanted.error_bound
     assert found["error"] < found["error_sampling_bound"] < found["error_bound"]
     said = bayesify("certify", certified, "--samples", "4000", "--delta", "0.03")
     assert said.out.strip() == str(wanted)
-    more = as_json("certify", certified, "--samples", "4000", "--candidates", "5")
-    assert more["error_bound"] > found["error_bound"]
+    alone = as_json(
+        "certify", certified, "--samples", "4000", "--delta", "0.03", "--candidates", "1"
+    )
+    assert alone["error_bound"] < found["error_bound"]
 
 
 def test_a_run_on_the_elbo_has_no_certificate(finished: Path) -> None:

@@ -87,7 +87,7 @@ def _job(method: str, size: str, seed: int, quick: bool) -> Job:
     if quick:
         settings = {**settings, "epochs": 1}
     config = {"size": size, "samples": 2 if quick else SAMPLES, "settings": settings}
-    seconds = 10.0 if quick else _SECONDS[method] * (1.0 if size == "full" else 0.6)
+    seconds = 5.0 if quick else _SECONDS[method] * (1.0 if size == "full" else 0.6)
     return Job(f"{method}-{size}", seed, config, seconds, ("clinc150",))
 
 

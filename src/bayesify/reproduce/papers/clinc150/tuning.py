@@ -116,7 +116,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
                 if quick:
                     settings = {**settings, "epochs": 1}
                 config = {"method": name, "trial": trial, "settings": settings}
-                seconds = 10.0 if quick else method.seconds
+                seconds = 5.0 if quick else method.seconds
                 made.append(Job(f"{name}-{trial}", seed, config, seconds, ("clinc150",)))
     return made
 
