@@ -224,3 +224,40 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'bayesify\[referee\]'"):
         hmc(linear_model(), regression_data())
+
+
+def test_draws_that_are_no_numbers_agree_on_nothing() -> None:
+    weights, one = torch.randn(2, 100, 3).double(), torch.ones(2)
+    fields = {"acceptance": one, "divergences": one.long(), "step_size": one, "num_steps": one}
+    model = linear_model().double()
+    x = torch.zeros(1, 2).double()
+    weights[:, :, :] = 1.0
+    equal = PosteriorDraws(bnn=model, weights=weights, **fields)
+    assert float(equal.r_hat(x)) == 1.0
+    assert float(equal.effective_sample_size(x)) == 200.0
+    weights[0, 3, 0] = torch.nan
+    broken = PosteriorDraws(bnn=model, weights=weights, **fields)
+    assert float(broken.r_hat(x)) == math.inf
+    assert float(broken.effective_sample_size(x)) == 0.0
+
+
+def test_another_density_in_jax_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bayesify.referee import sampler
+
+    real = sampler.to_jax
+
+    def faulty(*arguments: object) -> object:
+        return lambda weights: 1.001 * real(*arguments)(weights)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sampler, "to_jax", faulty)
+    with pytest.raises(NotImplementedError, match="the network's density in JAX must be PyTorch's"):
+        hmc(linear_model(), regression_data(), num_chains=1, num_warmup=5, num_samples=4)
+
+
+def test_trajectories_that_are_cut_off_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"of 20 trajectories had the greatest length, 2\^1 - 1"):
+        hmc(
+            linear_model(),
+            regression_data(),
+            **{"num_chains": 1, "num_warmup": 50, "num_samples": 20, "max_tree_depth": 1},
+        )

@@ -48,7 +48,7 @@ FUNCTIONS = {
     "alpha of sub": lambda x: torch.sub(x, x * x, alpha=0.5),
     "alpha of rsub": lambda x: torch.rsub(x, x * x, alpha=2),
     "alpha and beta of addmm": lambda x: torch.addmm(x, x, x.T @ x, beta=0.5, alpha=0.1),
-    "truth values that are added": lambda x: x + (x > 0).to(x.dtype) + (x > 0.1).to(x.dtype),
+    "truth values that are added": lambda x: ((x > 0).to(x.dtype) + (x > 0.1).to(x.dtype)) * x,
     "numbers cut to whole ones": lambda x: x * (3.0 * x.detach()).to(torch.int64),
 }
 CASES: dict[str, tuple[nn.Module, Tensor, dict[str, Any]]] = {
