@@ -111,6 +111,7 @@ def test_the_distances_of_a_table_are_those_of_the_stored_predictions() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*had the greatest length:UserWarning")  # of 4 steps
 def test_the_referee_resumes_after_the_chains_that_it_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
