@@ -335,3 +335,12 @@ def test_errors(case: str) -> None:
     action, message = ERRORS[case]
     with pytest.raises(ValueError, match=message):
         action()
+
+
+def test_equal_scores_count_as_equal_in_spite_of_rounding() -> None:
+    """Rows of categories are the same again and again; their scores differ by the last bits."""
+    p = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64)
+    found = bf.ConformalSets.of(p.expand(19, 3), torch.tensor([0] * 14 + [1] * 5))
+    for shift in (-1e-16, 0.0, 1e-16, 2e-16):
+        moved = p + torch.tensor([[shift, 0.0, -shift]], dtype=torch.float64)
+        assert found.sets(moved, 0.9).tolist() == [[True, True, False]]

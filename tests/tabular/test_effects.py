@@ -218,3 +218,17 @@ def test_intervals_and_spreads_are_quantiles() -> None:
 def test_an_effect_needs_a_row_and_a_value(rows: int, grid: list[float]) -> None:
     with pytest.raises(ValueError, match="at least one value and one row"):
         partial_dependence(linear(1.0), torch.zeros(rows, 1), [0], grid)
+
+
+def test_frames_of_polars_are_taken() -> None:
+    polars = pytest.importorskip("polars")
+    x = torch.linspace(-1.0, 1.0, 40).reshape(20, 2)
+
+    def predict(rows: Any) -> Predictive:
+        numbers = torch.tensor(rows.to_numpy())
+        return GaussianPredictive(3.0 * numbers[:, :1].T, torch.tensor(1.0))
+
+    frame = polars.DataFrame(x.numpy(), schema=["a", "b"])
+    columns = {"a": ["a"], "b": ["b"]}
+    found = permutation_importance(predict, frame, 3.0 * x[:, 0], columns)
+    assert [each.nll.rise > 0.5 for each in found] == [True, False]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.utils.estimator_checks import (
     check_sample_weight_equivalence_on_dense_data,
@@ -87,3 +88,13 @@ def test_sums_of_weights_do_not_depend_on_the_order_of_rows() -> None:
     order = rng.permutation(100)
     x, y = np.zeros((100, 1)), np.zeros((100, 1))
     assert DistinctRows.of(x, y, weights).weights == DistinctRows.of(x, y, weights[order]).weights
+
+
+@pytest.mark.parametrize("kind", ["object", "string"])
+def test_labels_that_are_missing_are_counted(kind: str) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    labels = pd.Series(np.where(x[:, 0] > 0, "b", "a")).astype(kind)
+    labels[x[:, 0] > 1.0] = None
+    count = int((x[:, 0] > 1.0).sum())
+    with pytest.raises(ValueError, match=f"got {count} of 60 rows without one; leave these rows"):
+        BayesianMLPClassifier(steps=2).fit(x, labels)

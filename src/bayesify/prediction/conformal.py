@@ -265,7 +265,8 @@ class ConformalSets(Conformal):
         # In how many comparisons a class is less plausible than a calibration example's own.
         behind = torch.zeros_like(parts[0], dtype=torch.int64)
         for scores, part in zip(self.scores, parts, strict=True):
-            behind += torch.searchsorted(scores.sort().values, _mass_before(part).contiguous())
+            mass = _mass_before(part) - _rounding(part)
+            behind += torch.searchsorted(scores.sort().values, mass.contiguous())
         best = torch.stack(list(parts)).mean(0).argmax(1, keepdim=True)
         return (behind < rank).scatter(1, best, True)
 
@@ -287,6 +288,15 @@ def smallest_sets(probabilities: Tensor, level: float) -> Tensor:
     """
     _check_level(level)
     return _mass_before(probabilities) < level
+
+
+def _rounding(numbers: Tensor) -> float:
+    """A bound on the rounding by which equal scores differ, as of one row in two batches.
+
+    Scores are equal where rows are, as in tables of categories; sets are widened by it, so that an
+    equal score counts as one.
+    """
+    return 64.0 * torch.finfo(numbers.dtype).eps
 
 
 def _mass_before(probabilities: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
@@ -152,6 +153,12 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         classes: Any = None,
     ) -> Self:
         first = not (further and hasattr(self, "bnn_"))
+        missing = np.asarray(pd.isna(np.asarray(y, dtype=object)))
+        if y is not None and missing.any():
+            raise ValueError(
+                f"labels must all be there, got {int(missing.sum())} of {missing.size} rows "
+                "without one; leave these rows out"
+            )
         table, labels = self._checked(X, y, first=first, sample_weight=sample_weight)
         labels = column_or_1d(labels, warn=True)
         check_classification_targets(labels)

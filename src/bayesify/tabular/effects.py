@@ -105,6 +105,7 @@ def permutation_importance(
         >>> [(each.column, each.nll.rise > 0.5) for each in found]
         [('a', True), ('b', False)]
     """
+    inputs = _rows_of(inputs)
     count = len(inputs)
     if not 1 <= repeats < count:
         raise ValueError(
@@ -245,6 +246,7 @@ def partial_dependence(
         >>> effect.mean, effect.samples[:, 1], effect.rows[:, 0]
         (tensor([0., 2.]), tensor([1., 3.]), tensor([-1.,  1.]))
     """
+    inputs = _rows_of(inputs)
     if not len(grid) or not len(inputs):
         raise ValueError(
             f"grid and inputs must hold at least one value and one row, got {len(grid)} and "
@@ -261,6 +263,11 @@ def partial_dependence(
         samples.append(drawn.mean(1))
         rows.append(drawn.mean(0))
     return PartialDependence(torch.stack(samples, 1), torch.stack(rows, 1))
+
+
+def _rows_of(table: Any) -> Any:
+    """Return a table that can be indexed: pandas' for another data frame, such as polars'."""
+    return table.to_pandas() if hasattr(table, "to_pandas") else table
 
 
 def _is_frame(rows: Any) -> bool:
