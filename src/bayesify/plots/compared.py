@@ -218,7 +218,9 @@ def _drawn(panels: Mapping[str, Sequence[Curve]], placed: _Placed) -> tuple[Figu
         ax.set_title(title)
     flat = np.concatenate(shown)
     scale_y(axes[0], flat[np.isfinite(flat)])
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    # Three columns fit a single panel's width where labels are short.
+    columns = 3 if len(axes) > 1 or max(map(len, handles), default=0) <= 24 else 2
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
     return figure, axes
 
 
