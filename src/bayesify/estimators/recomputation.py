@@ -116,6 +116,7 @@ class _Wrapping:
         self._lock = threading.Lock()
         self._depth = 0
         self._originals: tuple[Any, Any] | None = None
+        self._wrappers: tuple[Any, Any] | None = None
 
     def enter(self) -> None:
         with self._lock:
@@ -124,18 +125,14 @@ class _Wrapping:
                 return
             generator = torch_checkpoint._checkpoint_without_reentrant_generator
             reentrant = torch_checkpoint.CheckpointFunction
-            self._originals = generator, reentrant
-
-            def wrapped(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                return generator(_resumed(fn), *args, **kwargs)
-
-            class Reentrant:
-                @staticmethod
-                def apply(function: Callable[..., Any], *args: Any) -> Any:
-                    return reentrant.apply(_refused(function), *args)
-
+            # Made once, because to make a class takes longer than a pass of a small layer; anew
+            # where another library has wrapped them since.
+            if self._wrappers is None or self._originals != (generator, reentrant):
+                self._originals = generator, reentrant
+                self._wrappers = _wrapped(generator), _wrapped_class(reentrant)
+            wrapped, wrapped_class = self._wrappers
             torch_checkpoint._checkpoint_without_reentrant_generator = wrapped
-            torch_checkpoint.CheckpointFunction = Reentrant  # type: ignore[assignment,misc]
+            torch_checkpoint.CheckpointFunction = wrapped_class  # type: ignore[misc]
 
     def exit(self) -> None:
         with self._lock:
@@ -144,6 +141,22 @@ class _Wrapping:
                 generator, reentrant = self._originals
                 torch_checkpoint._checkpoint_without_reentrant_generator = generator
                 torch_checkpoint.CheckpointFunction = reentrant  # type: ignore[misc]
+
+
+def _wrapped(generator: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return generator(_resumed(fn), *args, **kwargs)
+
+    return wrapped
+
+
+def _wrapped_class(reentrant: Any) -> Any:
+    class Reentrant:
+        @staticmethod
+        def apply(function: Callable[..., Any], *args: Any) -> Any:
+            return reentrant.apply(_refused(function), *args)
+
+    return Reentrant
 
 
 _wrapping = _Wrapping()

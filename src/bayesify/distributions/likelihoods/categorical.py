@@ -124,7 +124,7 @@ class CategoricalLikelihood(Likelihood):
         counted = self._counted(targets) if on_cpu else None
         classes = targets if counted is None else targets[counted]
         if on_cpu and classes.numel():
-            low, high = int(classes.min()), int(classes.max())
+            low, high = map(int, classes.aminmax())
             if low < 0 or high >= num_classes:
                 got = low if low < 0 else high
                 hint = (
