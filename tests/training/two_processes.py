@@ -126,6 +126,12 @@ FITS: dict[str, tuple[dict[str, Any], Callable[[], Any], dict[str, Any]]] = {
     "own, fused": ({}, of_tensors, {"optimizer": partial(torch.optim.AdamW, lr=0.02), "lr": None}),
     "local": ({"estimator": bf.LocalReparameterization()}, of_tensors, {}),
     "pruned": ({}, of_tensors, {"pruning": bf.PruningSchedule(0.5, 1, 2)}),
+    "point, accumulated": (
+        {"posterior": bf.Delta, "init_std": None},
+        of_tensors,
+        {"accumulate_batches": 2},
+    ),
+    "own, accumulated": ({}, of_tensors, {"accumulate_batches": 3}),
 }
 
 

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.estimators import Estimator
 from bayesify.module.inputs import check_names, check_not_copied
+from bayesify.training.accumulation import Accumulation
 from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import Backend, BackendName, check_backend, make_backend
 from bayesify.training.checkpoint import Position
@@ -42,6 +43,7 @@ def fit(
     rho_lr_scale: float = 1.0,
     kl_warmup_epochs: float = 0,
     kl_warmup_power: float = 1.0,
+    accumulate_batches: int = 1,
     pruning: PruningSchedule | None = None,
     estimator: Estimator | None = None,
     backend: BackendName = "auto",
@@ -79,11 +81,15 @@ def fit(
         optimizer: an optimiser, or a function of parameter groups that builds one; None is
             ``torch.optim.Adam``.
         scheduler: a scheduler, or a function of optimiser and total number of steps, as in
-            ``bayesify.training.schedules``. It is stepped after every minibatch.
+            ``bayesify.training.schedules``. It is stepped after every step of the optimiser.
         rho_lr_scale: learning rate of rho as a multiple of the others'.
         kl_warmup_epochs: epochs over which the KL's weight rises from 0 to 1; from then on the
             objective is the ELBO.
         kl_warmup_power: the power of a straight line in which it rises: above 1 late and steeply.
+        accumulate_batches: minibatches for one step of the optimiser, with the mean of their
+            gradients, where a large one does not fit into memory. Each has weight samples of its
+            own. The last step of an epoch has those that are left. Above 1 the compiled and the
+            closed-form backend are not used.
         pruning: prunes the network as it is trained; None prunes nothing.
         estimator: the gradient estimator, such as ``Flipout()``; the network keeps it. None is
             the network's own.
@@ -147,6 +153,7 @@ def fit(
     """
     check_arguments(elbo, train_loader, validation_loader, epochs, pruning)
     batches = num_batches_of(train_loader, elbo.num_data)
+    accumulation = Accumulation.checked(accumulate_batches, batches)
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
     check_backend(backend)
     check_can_divide(elbo)
@@ -173,9 +180,15 @@ def fit(
         pruning=pruning,
         frozen=checkpoint_frozen,
         processes=processes,
+        accumulation=accumulation,
     )
     position = member.position
-    chosen = make_backend(elbo, made, backend, noise=position.noise, processes=processes)
+    chosen = make_backend(
+        *(elbo, made, backend),
+        noise=position.noise,
+        processes=processes,
+        accumulation=accumulation,
+    )
     processes.check_equal(
         {"position": f"epoch {position.epoch}, minibatch {position.batch}"},
         "put checkpoint_dir where all processes see it",

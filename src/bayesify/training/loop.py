@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from bayesify.module.inputs import Inputs
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.threads import one_thread_if_small, rows_of
+from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends import Noise, NonFiniteLossError
 from bayesify.training.checkpoint import (
     CHECKPOINT_NAME,
@@ -112,12 +113,13 @@ class Member:
     Args:
         elbo: the objective.
         optimizer: of its parameters.
-        schedule: of the learning rate, stepped after each minibatch.
+        schedule: of the learning rate, stepped after each step of the optimiser.
         settings: what a resumed run must share with the checkpoint.
         path: the checkpoint, or None.
         position: the epoch and minibatch that come next, and the history so far.
         frozen: which frozen parameters the checkpoint holds, as for ``bayesify.save``.
         processes: those that train together; the first writes the checkpoint.
+        accumulation: which minibatches share a step of the optimiser.
     """
 
     elbo: ELBO
@@ -128,6 +130,7 @@ class Member:
     position: Position
     frozen: bool | Sequence[str] = True
     processes: Processes = field(default_factory=Processes.alone)
+    accumulation: Accumulation = Accumulation()
 
     @classmethod
     def prepared(
@@ -144,6 +147,7 @@ class Member:
         pruning: PruningSchedule | None = None,
         frozen: bool | Sequence[str] = True,
         processes: Processes | None = None,
+        accumulation: Accumulation | None = None,
     ) -> Member:
         """A network at its start, or where its checkpoint in ``folder`` left it.
 
@@ -153,6 +157,7 @@ class Member:
             FileExistsError: there is a checkpoint and ``resume`` is False.
             StorageError: the checkpoint is damaged or of another run.
         """
+        accumulation = Accumulation(1, batches) if accumulation is None else accumulation
         schedule = scheduler
         if not isinstance(schedule, LRScheduler):
             if not callable(schedule):
@@ -160,12 +165,14 @@ class Member:
                     "scheduler must be a scheduler of torch, or a function of optimiser and total "
                     f"number of steps as in bayesify.training.schedules, got {schedule!r}"
                 )
-            schedule = schedule(optimizer, max(1, epochs * batches))
+            schedule = schedule(optimizer, max(1, epochs * accumulation.steps))
         check_schedule(schedule, optimizer)
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         settings = {**warmup.settings, "lr": rates}
         if pruning is not None:
             settings |= pruning.settings
+        if accumulation.every > 1:
+            settings["accumulate_batches"] = accumulation.every
         path = None if folder is None else folder / CHECKPOINT_NAME
         position = Position()
         if path is not None and path.exists():
@@ -178,7 +185,9 @@ class Member:
             position.first_epoch = -(-elbo.step // batches)
         position.batches = batches
         processes = Processes.alone() if processes is None else processes
-        return cls(elbo, optimizer, schedule, settings, path, position, frozen, processes)
+        return cls(
+            *(elbo, optimizer, schedule, settings, path, position, frozen, processes, accumulation)
+        )
 
     def checkpoint(self, noise: Noise) -> None:
         """Write the checkpoint, if there is to be one."""
@@ -343,15 +352,17 @@ def run_epochs(
                 steps = run_steps(pruned_step, copied, options_of, members[0].elbo.bnn, passes)
                 for minibatch, terms in _located(steps, members, epoch, start.batch):
                     index, targets = minibatch.batch, minibatch.targets
+                    updated = members[0].accumulation.ends(index)
                     if epoch == index == 0 and processes.is_first:
                         likelihood = members[0].elbo.bnn.likelihood
                         warn_of_target_scale(likelihood, targets, stacklevel=3)
                     for k, (member, meter) in enumerate(zip(members, meters, strict=True)):
                         own = targets[k] if separate else targets
                         meter.add(terms[k], own, batch=index, share=minibatch.share)
-                        member.schedule.step()
+                        if updated:
+                            member.schedule.step()
                     callback.on_step(epoch=epoch, batch=index)
-                    if processes.stops and index + 1 < batches:
+                    if processes.stops and updated and index + 1 < batches:
                         for member in members:
                             check_parameters(member.elbo, epoch, member.path)
                         # All were checked before any is written, so that they are of one step.

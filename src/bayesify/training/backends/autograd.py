@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.module.inputs import Inputs
+from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends.backend import Noise, require_finite
 from bayesify.training.convergence import std_residual
 from bayesify.training.division import Share
@@ -29,6 +30,7 @@ class AutogradBackend:
         fused: whether the objective may use its kernel, whose noise is the counter-based
             generator's.
         processes: those that train together; None is this one alone.
+        accumulation: which minibatches share a step of the optimiser; None is one for each.
 
     Example:
         >>> import torch
@@ -50,8 +52,10 @@ class AutogradBackend:
         *,
         fused: bool = False,
         processes: Processes | None = None,
+        accumulation: Accumulation | None = None,
     ) -> None:
         self._elbo, self._optimizer, self._fused = elbo, optimizer, fused
+        self._accumulation = Accumulation() if accumulation is None else accumulation
         self._processes = Processes.alone() if processes is None else processes
         self.noise = "counter" if fused else "generator"
         name = "fused objective" if fused else "autograd"
@@ -68,8 +72,15 @@ class AutogradBackend:
         with_residual: bool = False,
         share: Share | None = None,
     ) -> ELBOTerms:
-        """Make one step; see ``Backend.step``. The value of the KL is always computed."""
-        elbo, processes = self._elbo, self._processes
+        """Make one step; see ``Backend.step``. The value of the KL is always computed.
+
+        Of minibatches that share a step of the optimiser, the last makes it, with the mean of
+        their gradients.
+        """
+        elbo, processes, accumulation = self._elbo, self._processes, self._accumulation
+        batch = batch_index or 0
+        begins, part = accumulation.begins(batch), 1.0 / accumulation.size(batch)
+        ends = accumulation.ends(batch)
         fused, elbo.fused = elbo.fused, self._fused
         options: dict[str, Any] = {"batch_index": batch_index, "kl_scale": kl_scale}
         if share is not None and elbo.kl_weighting == "geometric":
@@ -80,14 +91,14 @@ class AutogradBackend:
             elbo.fused = fused
         if processes.is_alone:
             require_finite(elbo, terms)
-            self._optimizer.zero_grad(set_to_none=True)
-            terms.loss.backward()
+            self._backward(terms.loss, part, begins=begins)
         else:
-            terms = self._add_up(terms, share)
+            terms = self._add_up(terms, share, part, begins=begins, ends=ends)
         posterior, residual = elbo.bnn.posterior, None
-        if with_residual and isinstance(posterior, MeanFieldGaussian):
-            residual = std_residual(posterior)  # before the optimiser changes rho
-        self._optimizer.step()
+        if ends:
+            if with_residual and isinstance(posterior, MeanFieldGaussian):
+                residual = std_residual(posterior)  # before the optimiser changes rho
+            self._optimizer.step()
         loss, nll, kl, penalty = (value.detach() for value in terms[:4])
         factor = terms.kl_factor
         if math.isnan(factor):  # a compiled objective
@@ -95,19 +106,30 @@ class AutogradBackend:
             factor = elbo.kl_factor(batch_size, batch_index=batch_index, kl_scale=kl_scale)
         return ELBOTerms(loss, nll, kl, penalty, terms.outputs, factor, residual)
 
-    def _add_up(self, terms: ELBOTerms, share: Share | None) -> ELBOTerms:
-        """Compute the gradients of all processes' losses; return the terms of all."""
+    def _backward(self, loss: Tensor, part: float, *, begins: bool) -> None:
+        """Add a part of the gradients of a loss to those of the minibatches before it."""
+        if begins:
+            self._optimizer.zero_grad(set_to_none=True)
+        (loss if part == 1.0 else part * loss).backward()
+
+    def _add_up(
+        self, terms: ELBOTerms, share: Share | None, of_step: float, *, begins: bool, ends: bool
+    ) -> ELBOTerms:
+        """Compute the gradients of all processes' losses; return the terms of all.
+
+        They are exchanged once a step of the optimiser.
+        """
         elbo, processes = self._elbo, self._processes
         part = 1.0 / processes.count
         weight = part if share is None else share.weight
         nll = weight * terms.nll
         loss = nll + part * (terms.loss - terms.nll)
         pending = processes.begin_sums([loss, nll, part * terms.kl, part * terms.penalty])
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        self._backward(loss, of_step, begins=begins)
         loss, nll, kl, penalty = pending.result().to(terms.nll).unbind()
         terms = terms._replace(loss=loss, nll=nll, kl=kl, penalty=penalty)
         require_finite(elbo, terms)
-        held = [each for group in self._optimizer.param_groups for each in group["params"]]
-        processes.add_up_gradients(held)
+        if ends:
+            held = [each for group in self._optimizer.param_groups for each in group["params"]]
+            processes.add_up_gradients(held)
         return terms

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from bayesify.estimators.stateless import snapshot
 from bayesify.module.inputs import Inputs
+from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends.autograd import AutogradBackend
 from bayesify.training.backends.backend import Backend, BackendName, Noise
 from bayesify.training.backends.closed_form import ClosedFormBackend
@@ -51,6 +52,7 @@ def make_backend(
     *,
     noise: Noise | None = None,
     processes: Processes | None = None,
+    accumulation: Accumulation | None = None,
 ) -> Backend:
     """The backend that was asked for, or with ``"auto"`` the fastest that supports the run.
 
@@ -60,6 +62,7 @@ def make_backend(
         backend: ``"compiled"``, ``"closed-form"``, ``"autograd"``, or ``"auto"``.
         noise: of the run that is resumed; None for a new one.
         processes: those that train together; None is this one alone.
+        accumulation: which minibatches share a step of the optimiser; None is one for each.
 
     Raises:
         ValueError: ``backend`` is unknown, does not support the run, or has another noise than
@@ -77,8 +80,9 @@ def make_backend(
     processes = Processes.alone() if processes is None else processes
     if isinstance(optimizer, IVON):
         optimizer.check(elbo)
+    accumulates = accumulation is not None and accumulation.every > 1
     if processes.shared_noise:
-        check_shared_noise(elbo, backend)
+        check_shared_noise(elbo, "autograd" if accumulates else backend)
     elbo.bnn.estimator.check_num_samples(elbo.num_samples)
     if noise is not None and NOISE_OF.get(backend, noise) != noise:
         fitting = " or ".join(f'"{name}"' for name in NOISE_OF if NOISE_OF[name] == noise)
@@ -87,7 +91,15 @@ def make_backend(
             f'backend="auto", got backend="{backend}"'
         )
     if backend == "autograd":
-        return AutogradBackend(elbo, optimizer, processes=processes)
+        return AutogradBackend(elbo, optimizer, processes=processes, accumulation=accumulation)
+    if accumulates:
+        shared = "several minibatches share a step"
+        if backend != "auto":
+            require(backend, shared)
+        fused = noise != "generator" and _has_fused_objective(elbo)
+        return AutogradBackend(
+            elbo, optimizer, shared, fused=fused, processes=processes, accumulation=accumulation
+        )
     if backend == "closed-form":
         return _closed_form(elbo, optimizer, processes, insist=True)
     if noise == "generator":
