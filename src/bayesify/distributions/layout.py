@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
 from glob import escape
 from itertools import accumulate
 from math import prod
@@ -121,17 +120,17 @@ class ParameterLayout:
             dtype=next(iter(chosen.values())).dtype,
         )
 
-    @cached_property
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Number of weights of each parameter."""
         return tuple(prod(shape) for shape in self.shapes)
 
-    @cached_property
+    @property
     def num_weights(self) -> int:
         """D, the length of the flat vector."""
         return sum(self.sizes)
 
-    @cached_property
+    @property
     def starts(self) -> tuple[int, ...]:
         """Start of each parameter in the flat vector, followed by D."""
         return tuple(accumulate(self.sizes, initial=0))

@@ -130,7 +130,7 @@ class Member:
     position: Position
     frozen: bool | Sequence[str] = True
     processes: Processes = field(default_factory=Processes.alone)
-    accumulation: Accumulation = Accumulation()
+    accumulation: Accumulation = field(default_factory=Accumulation)
 
     @classmethod
     def prepared(
