@@ -18,6 +18,7 @@ from bayesify.estimators.recomputation import recomputable
 __all__ = [
     "copy_network",
     "evaluation_mode",
+    "frozen_in_evaluation",
     "is_out_of_memory",
     "modules_of",
     "non_padding_mask",
@@ -218,6 +219,32 @@ def _set_training(module: nn.Module, training: bool) -> None:
         object.__setattr__(module, "training", training)
     else:
         module.training = training
+
+
+def frozen_in_evaluation(net: nn.Module, layout: ParameterLayout) -> list[nn.Module]:
+    """Return the parts that were set to evaluation mode within a network in training mode.
+
+    They have neither random nor trained parameters, such as the frozen body of a pretrained
+    network. A network that is in evaluation mode as a whole, as it may come from a hub, has none.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 3).requires_grad_(False).eval(), nn.Linear(3, 2))
+        >>> layout = ParameterLayout.of(net)
+        >>> frozen_in_evaluation(net, layout)
+        [Linear(in_features=3, out_features=3, bias=True)]
+    """
+    random = [name for names in layout.ties for name in names]
+    found, open_ones = [], [("", net)] if net.training else []
+    for prefix, module in open_ones:  # which grows
+        for name, child in module.named_children():
+            path = f"{prefix}{name}."
+            if child.training:
+                open_ones.append((path, child))
+                continue
+            trained = any(parameter.requires_grad for parameter in child.parameters())
+            if not trained and not any(each.startswith(path) for each in random):
+                found.append(child)
+    return found
 
 
 def snapshot(net: nn.Module) -> Callable[[], None]:

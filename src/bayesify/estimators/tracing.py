@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from bayesify.estimators.estimator import ParameterUse
 from bayesify.estimators.interception import WeightInterceptor, tensors_in
@@ -165,8 +166,10 @@ def _uses(
     compiled: bool,
 ) -> tuple[ParameterUses, bool]:
     """Return the uses in one pass, and whether the first axis of an output is the examples."""
-    # Copies, as a pass may edit weights in place, and the tracer needs a separate tensor for each.
+    # Copies, as a pass may edit weights in place, and the tracer needs a separate tensor for each;
+    # and of the inputs, which the passes to come need as they are.
     weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    args, kwargs = tree_map_only(Tensor, torch.clone, (args, dict(kwargs)))
     tracer = _Tracer(weights, batch_size, compiled=compiled)
     with tracer:
         outputs = forward(weights, *args, **kwargs)

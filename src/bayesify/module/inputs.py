@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
@@ -18,8 +18,8 @@ from torch.utils.data import (
 )
 
 __all__ = [
-    *("WHOLE", "Inputs", "arguments_of", "batches_of", "check_names", "check_not_copied"),
-    *("check_rows", "count_examples", "inputs_of"),
+    *("WHOLE", "Inputs", "Repeated", "arguments_of", "batches_of", "check_names"),
+    *("check_not_copied", "check_rows", "count_examples", "inputs_of"),
 ]
 
 #: The batch size of inputs that are not divided, and whose lengths may differ.
@@ -28,6 +28,8 @@ WHOLE = sys.maxsize
 #: One tensor, or the network's positional or keyword arguments; the first axis is N examples. A
 #: keyword argument may also be None, a number, a flag or text, the same for all examples.
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+_T = TypeVar("_T")
 
 #: What a keyword argument may be besides a tensor.
 _PLAIN = (bool, int, float, str, type(None))
@@ -244,6 +246,44 @@ def batches_of(
         part = slice(start, start + batch_size)
         named = {n: k[part] if isinstance(k, Tensor) else k for n, k in kwargs.items()}
         yield tuple(a[part] for a in args), named
+
+
+class Repeated(Generic[_T]):
+    """The inputs of several passes, the same in each, although a network may edit them in place.
+
+    The first pass gets copies. Where it leaves these as they were, later ones get the inputs
+    themselves.
+
+    Args:
+        inputs: tensors, in any structure of tuples, lists and dictionaries.
+
+    Example:
+        >>> import torch
+        >>> passes = Repeated(torch.ones(2))
+        >>> passes.take().mul_(3.0), passes.take().mul_(3.0)
+        (tensor([3., 3.]), tensor([3., 3.]))
+    """
+
+    def __init__(self, inputs: _T) -> None:
+        self._inputs = inputs
+        self._first: _T | None = None
+        self._is_edited: bool | None = None
+
+    def take(self) -> _T:
+        """Return the inputs of the next pass; call it when the pass before is done."""
+        if torch.compiler.is_compiling():
+            return self._inputs
+        if self._first is not None:
+            copies = [each for each in tree_leaves(self._first) if isinstance(each, Tensor)]
+            # An inference tensor does not count its edits.
+            self._is_edited = any(each.is_inference() or each._version for each in copies)
+            self._first = None
+        if self._is_edited is False:
+            return self._inputs
+        copied: _T = tree_map_only(Tensor, torch.clone, self._inputs)
+        if self._is_edited is None:
+            self._first = copied
+        return copied
 
 
 def check_rows(outputs: Tensor, num_examples: int) -> None:

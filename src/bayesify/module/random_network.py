@@ -24,7 +24,7 @@ from bayesify.estimators import (
     stateless,
 )
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
-from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.module.inputs import Inputs, Repeated, arguments_of
 from bayesify.module.outputs import Output, check_output, tensor_of, warn_of_own_loss
 from bayesify.module.pretrained import RelativeStd, init_std_of
 from bayesify.module.summary import ModuleSummary
@@ -238,7 +238,7 @@ class RandomNetwork(nn.Module):
                 f"got {type(estimator).__name__}"
             )
         args, kwargs = arguments_of(inputs)
-        forward_pass = self._forward_pass(args, kwargs)
+        forward_pass = self._forward_pass(args, kwargs, len(samples))
         found = estimator.run_moments(forward_pass, self.posterior, key, samples)
         means = [self.tensor_of(result) for result, _ in found]
         last = [each for _, each in found]
@@ -307,11 +307,18 @@ class RandomNetwork(nn.Module):
         samples: range,
         posterior: Posterior,
     ) -> tuple[list[Any], WeightDraw | None]:
-        forward_pass = self._forward_pass(args, kwargs)
+        forward_pass = self._forward_pass(args, kwargs, len(samples))
         return self._effective_estimator().run(forward_pass, posterior, key, samples)
 
-    def _forward_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPass:
+    def _forward_pass(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int
+    ) -> ForwardPass:
         refuse_in_backward()
+        passes = Repeated((args, kwargs)) if num_samples > 1 else None
+
+        def forward(tensors: Mapping[str, Tensor]) -> Any:
+            positional, named = (args, kwargs) if passes is None else passes.take()
+            return self.run_with_named(tensors, *positional, **named)
 
         def integrated() -> Sequence[str]:
             if not self.integrates_outputs:
@@ -320,7 +327,7 @@ class RandomNetwork(nn.Module):
 
         return ForwardPass(
             layout=self.layout,
-            forward=lambda tensors: self.run_with_named(tensors, *args, **kwargs),
+            forward=forward,
             batch_size=minibatch_size(args, kwargs),
             local_names=lambda: self._local_names(torch.compiler.is_compiling(), *args, **kwargs),
             snapshot=lambda: stateless.snapshot(self.net),

@@ -15,6 +15,7 @@ from bayesify.module.batching import MIN_GROUP, Batching, shared_group
 from bayesify.module.inputs import (
     WHOLE,
     Inputs,
+    Repeated,
     arguments_of,
     batches_of,
     check_rows,
@@ -89,14 +90,15 @@ class SampledOutputs:
 
     def _outputs(self) -> Iterator[Tensor]:
         batch_size, group, first = self._batching.batch_size, self._batching.group, 0
+        passes = Repeated(self._inputs)
         while first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
             weights = self._draw(samples)
             if len(samples) == 1:
-                outputs = run_in_batches(self._network, weights[0], self._inputs, batch_size)
+                outputs = run_in_batches(self._network, weights[0], passes.take(), batch_size)
                 yield outputs.unsqueeze(0)
             else:
-                block = self._run_group(weights, *arguments_of(self._inputs))
+                block = self._run_group(weights, *arguments_of(passes.take()))
                 if block is None:
                     group = 1  # the weights are drawn again, as the network may have edited them
                     continue
@@ -150,10 +152,12 @@ class SampledOutputs:
         measured then, and shared by the samples that follow where that is faster.
         """
         network, first, group = self._network, 0, 1
+        passes = Repeated((args, kwargs))
         while first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
             weights, left = draw(samples), self._num_samples - samples.stop
             begin()
+            args, kwargs = passes.take()
             if len(samples) > 1:
                 block = self._run_group(weights, args, kwargs)
                 if block is None:

@@ -19,7 +19,7 @@ from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs, batches_of, check_rows, inputs_of
+from bayesify.module.inputs import Inputs, Repeated, batches_of, check_rows, inputs_of
 from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.noise.keys import Stream, derived_seed, seed_global_generators
@@ -320,10 +320,11 @@ class _DropoutOutputs:
         return self._num_samples
 
     def __iter__(self) -> Iterator[Tensor]:
+        passes = Repeated(self._inputs)
         for sample in range(self._num_samples):
             seed_global_generators(self._seed, Stream.PREDICTION, sample)
             parts = []
-            for args, kwargs in batches_of(self._inputs, self._batch_size):
+            for args, kwargs in batches_of(passes.take(), self._batch_size):
                 # The fused kernel of transformer layers has no dropout.
                 with UnfusedAttention():
                     part = tensor_of(self._run(*args, **kwargs), self._output)

@@ -69,6 +69,9 @@ def fit(
     The processes end with the same weights; the first prints and writes. See
     docs/several-processes.md.
 
+    The network is set to training mode, but for parts without random or trained parameters that
+    are in evaluation mode within a network in training mode, such as a frozen body.
+
     Args:
         elbo: the objective; its network is trained in place.
         train_loader: minibatches (inputs, targets), or mappings with the targets under "labels";

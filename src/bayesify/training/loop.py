@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map_only
 
+from bayesify.estimators.stateless import frozen_in_evaluation
 from bayesify.module.inputs import Inputs
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.threads import one_thread_if_small, rows_of
@@ -300,6 +301,8 @@ def run_epochs(
             member.path.parent.mkdir(parents=True, exist_ok=True)
         if start.epoch < epochs:  # the last epoch is another now
             member.position.sums.pop(_LACKS_COMPARISON, None)
+    # Those that a user has frozen and set to evaluation mode stay there.
+    kept = [frozen_in_evaluation(each.elbo.bnn.net, each.elbo.bnn.layout) for each in members]
     passes = 1 if separate else sum(member.elbo.num_samples for member in members)
     with deferred_interrupt() as interrupt:
         processes.asked_to_stop = lambda: interrupt.requested
@@ -322,8 +325,10 @@ def run_epochs(
             if not processes.is_first:  # the first has what all measured before a resume
                 start.sums.pop("error", None)
             meters = [EpochMeter(each.elbo, batches, each.position.sums) for each in members]
-            for member in members:
+            for member, parts in zip(members, kept, strict=True):
                 member.elbo.train()  # a callback may have measured in evaluation mode
+                for part in parts:
+                    part.eval()
                 rate = member.optimizer.param_groups[0]["lr"]
                 member.position.sums.setdefault("learning_rate", rate)
 

@@ -1,0 +1,99 @@
+"""Networks that edit their inputs in place: every pass sees the inputs as they were."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from tests.loops import loop_over
+from torch import Tensor, nn
+
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    Delta,
+    Flipout,
+    GaussianLikelihood,
+    LocalReparameterization,
+    MCDropout,
+    WeightSampling,
+    make_step,
+)
+
+
+class Scaled(nn.Module):
+    """Divides its input by 255 in place; a linear function of weight 1 then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.linear.weight)
+
+    def forward(self, x: Tensor, *, half: Tensor | None = None) -> Tensor:
+        if half is not None:
+            x = x.add_(half.div_(2.0))
+        outputs: Tensor = self.linear(x.div_(255.0))
+        return outputs
+
+
+def bayesian(estimator: Any = None, **options: Any) -> BayesianModule:
+    noise = GaussianLikelihood(std=1.0)
+    estimator = WeightSampling() if estimator is None else estimator
+    return BayesianModule(Scaled(), likelihood=noise, init_std=1e-6, estimator=estimator, **options)
+
+
+@loop_over("rows", [8, 5000])
+def test_predictions_see_the_inputs_as_they_were(rows: int) -> None:
+    for inputs in (torch.full((rows, 1), 255.0), torch.full((rows, 1), 255.0)[:, :]):
+        mean = bayesian().predict(inputs, 100).mean
+        torch.testing.assert_close(mean, torch.ones(rows, 1), atol=1e-4, rtol=0.0)
+        assert torch.equal(inputs, torch.full((rows, 1), 255.0)), "the caller's inputs are changed"
+    named = {"x": torch.full((rows, 1), 205.0), "half": torch.full((rows, 1), 100.0)}
+    mean = bayesian().predict(named, 10).mean
+    torch.testing.assert_close(mean, torch.ones(rows, 1), atol=1e-4, rtol=0.0)
+    with torch.inference_mode():  # whose tensors do not count their edits
+        inputs = torch.full((rows, 1), 255.0)
+        mean = bayesian().predict(inputs, 100).mean
+    torch.testing.assert_close(mean, torch.ones(rows, 1), atol=1e-4, rtol=0.0)
+
+
+@loop_over("estimator", [WeightSampling(), LocalReparameterization(), Flipout()])
+@loop_over("backend", ["auto", "closed-form", "autograd"])
+def test_every_sample_of_a_step_sees_them(estimator: Any, backend: Any) -> None:
+    for samples in (1, 2, 3):
+        elbo = ELBO(bayesian(estimator), num_data=8, num_samples=samples)
+        step = make_step(elbo, torch.optim.SGD(elbo.parameters(), lr=1e-9), backend=backend)
+        for _ in range(2):
+            terms = step(torch.full((8, 1), 255.0), torch.ones(8, 1))
+            expected = torch.ones(samples, 8, 1)
+            torch.testing.assert_close(terms.outputs, expected, atol=1e-4, rtol=0.0)
+
+
+@loop_over("estimator", [LocalReparameterization(), Flipout()])
+def test_the_pass_after_a_traced_one_sees_them(estimator: Any) -> None:
+    bnn = bayesian(estimator)
+    bnn.summary(shown := torch.full((4, 1), 255.0))
+    assert torch.equal(shown, torch.full((4, 1), 255.0))
+    outputs = bayesian(estimator)(torch.full((4, 1), 255.0))
+    torch.testing.assert_close(outputs, torch.ones(4, 1), atol=1e-4, rtol=0.0)
+
+
+def test_dropout_in_place_on_the_inputs() -> None:
+    linear = nn.Linear(50, 1, bias=False)
+    nn.init.ones_(linear.weight)
+    net = nn.Sequential(nn.Dropout(0.2, inplace=True), linear)
+    plain = BayesianModule(net, posterior=Delta, likelihood=GaussianLikelihood(std=1.0))
+    inputs = torch.full((5, 50), 0.08)
+    mean = MCDropout(plain).predict(inputs, 100).mean
+    assert bool(((mean - 4.0).abs() < 0.5).all())
+    assert torch.equal(inputs, torch.full((5, 50), 0.08))
+
+
+def test_parts_that_are_run_once_see_them() -> None:
+    net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(1, 1, bias=False))
+    bnn = BayesianModule(net, likelihood=GaussianLikelihood(std=1.0), init_std=0.5, seed=3)
+    inputs = torch.tensor([[-1.0], [2.0]])
+    predict = partial(bnn.predict, inputs, 40, keep_samples=True)
+    torch.testing.assert_close(predict(once="0").samples, predict().samples)
+    assert torch.equal(inputs, torch.tensor([[-1.0], [2.0]]))
