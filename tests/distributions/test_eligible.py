@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -311,3 +312,26 @@ def test_parametrized_layers_are_ordinary(
     assert torch.allclose(bnn.to_module().eval()(x), bnn.mean_outputs(x))
     narrow = BayesianModule(net, init_std=1e-9).eval()
     assert torch.allclose(narrow(x), net.eval()(x), atol=1e-5)
+
+
+@loop_over("hold", [lambda w: [w], lambda w: (w, 3), lambda w: {"w": w}])
+def test_parameters_that_a_network_also_keeps_in_a_list_are_refused(hold: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 2))
+            self.other = nn.Parameter(torch.ones(2))
+            self.held = hold(self.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight + self.other
+
+    wanted = "'held' of the network holds 'weight' too; read the module's own attribute in forward"
+    with pytest.raises(TypeError, match=wanted):
+        BayesianModule(Net())
+    bnn = BayesianModule(Net(), exclude=("weight",))  # it is deterministic
+    assert bnn.layout.names == ("other",)
+
+
+def test_recurrent_layers_keep_their_own_list() -> None:
+    assert BayesianModule(nn.LSTM(3, 2), output=lambda found: found[0]).layout.num_weights

@@ -120,3 +120,25 @@ def test_outputs_that_are_changed_in_place_are_no_outputs_of_the_layer(
         assert {row.treatment for row in bnn.summary(x)} == {"sampled"}
         with pytest.raises(ValueError, match="output is that of a linear layer"):
             ELBO(bnn, num_data=4)(x, torch.zeros_like(bnn(x)))
+
+
+def test_a_bias_before_its_weight_is_not_integrated_under_full_covariance() -> None:
+    class BiasFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(normals(2, seed=1))
+            self.weight = nn.Parameter(normals(2, 3, seed=2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.weight, self.bias)
+
+    bnn = BayesianModule(
+        BiasFirst(),
+        likelihood=GaussianLikelihood(std=1.0),
+        posterior=FullGaussian(),
+        estimator=ClosedFormLastLayer(),
+    )
+    rows = bnn.summary(normals(4, 3))
+    assert [(row.treatment, row.reason) for row in rows] == [
+        ("sampled", "has its bias before its weight")
+    ] * 2

@@ -12,6 +12,7 @@ import torch
 from tests.cases import normals
 from tests.loops import loop_over
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from bayesify import (
@@ -317,3 +318,76 @@ def test_a_pass_run_again_has_the_noise_of_one_that_was_foreseen(estimator: Esti
     unforeseen, _ = bnn.sample_outputs(-X.abs(), key, range(1))
     foreseen, _ = bnn.sample_outputs(-X.abs(), key, range(1))
     assert torch.equal(unforeseen, foreseen)
+
+
+# ------------------------------------------------------------- uses that are not seen at once
+
+
+def filled(layer: nn.Linear, x: Tensor) -> Tensor:
+    square = x.new_zeros(3, 3)
+    square[:2, :] = layer.weight
+    return layer(x @ square)
+
+
+def in_list(layer: nn.Linear, x: Tensor) -> Tensor:
+    square = [x.new_zeros(2, 3)]
+    torch._foreach_copy_(square, [layer.weight])
+    return layer(x) + (x @ square[0].T)
+
+
+def tangent(layer: nn.Linear, x: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        dual = layer(forward_ad.make_dual(x, torch.ones_like(x)))
+        return forward_ad.unpack_dual(dual).tangent
+
+
+@loop_over("run", [filled, in_list, tangent])
+@each_local
+def test_weights_that_are_copied_or_differentiated_are_sampled(run: Any, estimator: Any) -> None:
+    net = Net(run)
+    bnn = bayesian(net, estimator, seed=5)
+    outputs = torch.stack([bnn(X).detach() for _ in range(1500)])
+    assert bool(outputs.isfinite().all())
+    weight = {row.name: row.treatment for row in bnn.summary()}["linear.weight"]
+    assert weight == "sampled"
+    other = bayesian(net, WeightSampling(), seed=6)
+    expected = torch.stack([other(X).detach() for _ in range(1500)]).std(0)
+    ratio = outputs.std(0) / expected
+    assert bool(((ratio > 0.8) & (ratio < 1.25)).all())
+
+
+@each_estimator
+def test_cached_parametrizations_are_those_of_the_pass(estimator: Any) -> None:
+    net = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
+    bnn = bayesian(net, estimator, seed=3)
+
+    def run(samples: int = 3) -> list[Tensor]:
+        key = NoiseKey(1, Stream.TRAINING, 0)
+        return list(bnn.sample_outputs(X, key, range(samples))[0])
+
+    expected = run()
+    with nn.utils.parametrize.cached():
+        first = run()
+        again = run()
+    assert not torch.equal(first[0], first[1])
+    for got in (first, again, run()):
+        assert all(map(torch.equal, got, expected))
+
+
+class Groups(nn.Module):
+    """One kernel for inputs of two groups and of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(normals(4, 2, 1, seed=2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(len(x), 1, 3).expand(-1, 4, -1)
+        return F.conv1d(x, self.weight, groups=2) + F.conv1d(x[:, :2], self.weight)
+
+
+@each_estimator
+def test_one_kernel_for_several_numbers_of_groups(estimator: Any) -> None:
+    outputs = bayesian(Groups(), estimator)(X)
+    assert outputs.shape == (8, 4, 3)
+    assert bool(outputs.isfinite().all())

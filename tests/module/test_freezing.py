@@ -296,3 +296,20 @@ def test_a_layer_that_mixes_examples_gets_weight_samples() -> None:
         bf.freeze(bnn, 4, estimator=bf.LocalReparameterization())
     x = torch.randn(6, 3)
     torch.testing.assert_close(bf.freeze(bnn, 4)(x).mean, bnn.predict(x, 4).mean)
+
+
+def test_classes_that_a_network_masks_have_no_uncertainty() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.linear(x)
+            return outputs.masked_fill(torch.tensor([False, False, True]), -torch.inf)
+
+    bnn, x = bf.BayesianModule(Masked(), init_std=0.5), torch.ones(2, 4)
+    expected, found = bnn.predict(x, 8), bf.freeze(bnn, num_samples=8)(x)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.total, expected.total)
+    torch.testing.assert_close(found.epistemic, expected.epistemic)

@@ -21,6 +21,7 @@ from bayesify import (
     ELBO,
     BayesianModule,
     Callback,
+    CategoricalLikelihood,
     fit,
     fit_replicas,
     kl_divergence,
@@ -362,3 +363,27 @@ def test_a_body_that_is_trained_later_is_the_networks_own() -> None:
         assert not torch.equal(bnn.net[0].weight, before)
         assert torch.equal(net[0].weight, before)
     assert not torch.equal(one.net[0].weight, two.net[0].weight)
+
+
+def test_errors_are_averaged_over_the_positions_that_have_a_class() -> None:
+    texts = torch.full((8, 4), -100)
+    texts[:6, :] = 1
+    texts[6, 0] = 0  # 25 positions in all, one of them wrong, and a text of padding alone
+    inputs = torch.zeros(8, 4, 3)
+
+    class Ones(nn.Module):
+        """Says class 1 of every position."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * 0.0 + torch.tensor([0.0, 5.0])
+
+    for size in (1, 4, 8):
+        likelihood = CategoricalLikelihood(ignore_index=-100)
+        elbo = ELBO(BayesianModule(Ones(), likelihood=likelihood), num_data=8)
+        data = TensorLoader(inputs, texts, size, shuffle=False)
+        [row] = fit(elbo, data, data, epochs=1, lr=1e-9)
+        assert row["train_error"] == row["validation_error"] == pytest.approx(4.0)

@@ -12,6 +12,7 @@ import torch
 from tests.cases import mlp
 from tests.loops import loop_over
 from tests.training.test_fit import CASE, N, Recorder, flat_sgd, loader
+from torch import Tensor
 from torch.optim import LBFGS, SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
@@ -209,3 +210,34 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         checkpoint_dir=tmp_path,
     )
     assert (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_a_loader_of_ready_minibatches_does_not_tell_the_number_of_data() -> None:
+    class Ready(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.ones(20, 3) * index, torch.arange(20) % 2
+
+    loader = torch.utils.data.DataLoader(Ready(), batch_size=None)
+    elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=100)
+    [row] = fit(elbo, loader, epochs=1, progress=False)
+    assert row["data_per_second"] is not None
+    assert elbo.step == 5
+
+
+def test_the_default_optimizer_takes_complex_parameters() -> None:
+    class Complex(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 2)
+            self.factor = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.linear(x) * self.factor).real
+
+    elbo = ELBO(BayesianModule(Complex(), exclude=("factor",)), num_data=20)
+    before = elbo.bnn.net.factor.detach().clone()  # type: ignore[union-attr,operator]
+    fit(elbo, [(torch.ones(20, 3), torch.arange(20) % 2)], epochs=1, progress=False)
+    assert not torch.equal(elbo.bnn.net.factor.detach(), before)  # type: ignore[union-attr,operator]

@@ -111,6 +111,7 @@ class ParameterLayout:
                 "frozen parameters (requires_grad=False) do not count, nor do those of "
                 "normalisation layers unless include names them or exclude=()"
             )
+        _check_not_held_elsewhere(net, {key: aliases[key][0] for key in chosen})
         check_uniform("dtype", "convert the network with net.to(torch.float32)", aliases, chosen)
         check_uniform("device", "move the network to one with net.to(device)", aliases, chosen)
         return cls(
@@ -216,6 +217,35 @@ class ParameterLayout:
             name: part.view((*lead, *shape))
             for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }
+
+
+def _check_not_held_elsewhere(net: nn.Module, names: Mapping[int, str]) -> None:
+    """Check that no module keeps a random parameter in a list or dictionary of its own.
+
+    A pass that reads it there would not see the weights that it is given.
+
+    Args:
+        net: the network.
+        names: the name of each random parameter, by the parameter's id.
+
+    Raises:
+        TypeError: a module does.
+    """
+    for prefix, module in net.named_modules():
+        for attribute, value in vars(module).items():
+            # Recurrent layers keep such a list, which is filled anew in each pass.
+            own = attribute.startswith("_flat_weight") or attribute in ("_parameters", "_buffers")
+            if own or not isinstance(value, list | tuple | dict):
+                continue
+            parts = value.values() if isinstance(value, dict) else value
+            held = next((names[id(part)] for part in parts if id(part) in names), None)
+            if held is not None:
+                place = f"the module {prefix!r}" if prefix else "the network"
+                raise TypeError(
+                    "random parameters must be read from the modules that hold them, but "
+                    f"{attribute!r} of {place} holds {held!r} too; read the module's own attribute "
+                    "in forward, or use nn.ParameterList or nn.ParameterDict"
+                )
 
 
 def _keys_within(net: nn.Module, kinds: type | tuple[type, ...]) -> set[int]:

@@ -110,6 +110,8 @@ def _signs(
     for axis in axes:
         size = shape[1] if signs is None else mean.shape[axis]
         key = f"{parameter.name} axis {axis}"
+        if key in state.drawn and state.drawn[key].shape[1] != size:
+            key += f" of {size}"  # a convolution with another number of groups
         if key not in state.drawn:
             state.drawn[key] = state.noise.signs((shape[0], size), mean.dtype, mean.device)
         drawn = state.drawn[key]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -21,12 +22,13 @@ from bayesify.estimators.views import Views, shape_before_folding, transposition
 __all__ = ["WeightInterceptor", "tensors_in"]
 
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
-# Functions that read a tensor's values but return no tensor. All others that return no tensor read
-# metadata only, such as shape and dtype.
+# Functions that read a tensor's values but return no tensor, besides those that work on lists of
+# tensors in place. All others that return no tensor read metadata only, such as shape and dtype.
 _READERS = frozenset(
     {
         *("allclose", "equal", "is_nonzero", "item", "numpy", "tolist", "__array__"),
         *("__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__"),
+        "__setitem__",
     }
 )
 
@@ -55,7 +57,7 @@ class WeightInterceptor(TorchFunctionMode):
         self._compiling = torch.compiler.is_compiling()
         # Compiled code has no ids; there ``_name_of`` compares with each tensor.
         self._by_id = {} if self._compiling else {id(tensors[name]): name for name in tensors}
-        self._level = 0 if self._compiling else maybe_current_level()
+        self._level = None if self._compiling else _transforms()
         self._views = Views(compiling=self._compiling)
         self.last = LastOutputs()
 
@@ -107,7 +109,7 @@ class WeightInterceptor(TorchFunctionMode):
         derivative = func in _DERIVATIVES
         names = self._names if derivative else self._names_in([args, kwargs])
         function = getattr(func, "__name__", str(func))
-        if names and (derivative or function in _READERS or tensors_in(result)):
+        if names and (derivative or _reads(function) or tensors_in(result)):
             for name in names:
                 self.on_other(name, function)
         return result
@@ -161,10 +163,11 @@ class WeightInterceptor(TorchFunctionMode):
 
     def _in_forward_pass(self) -> bool:
         # False in a user's autograd.Function, where gradients are off and whose backward uses the
-        # weight itself, and in a torch.func transform, which differentiates the outputs.
+        # weight itself, and in a torch.func transform or in forward mode, which differentiate the
+        # outputs.
         if torch.is_grad_enabled() != self._grad_mode:
             return False
-        return self._compiling or maybe_current_level() == self._level
+        return self._compiling or _transforms() == self._level
 
     def _names_in(self, value: object) -> list[str]:
         parts = _parts(value)
@@ -204,6 +207,16 @@ def tensors_in(value: object) -> list[Tensor]:
     for part in parts:
         found += tensors_in(part)
     return found
+
+
+def _reads(function: str) -> bool:
+    """Return whether a function that returns no tensor reads the values of its arguments."""
+    return function in _READERS or function.startswith("_foreach")
+
+
+def _transforms() -> tuple[int | None, int]:
+    """The levels of the transforms of ``torch.func`` and of forward-mode derivatives around."""
+    return maybe_current_level(), forward_ad._current_level
 
 
 def _parts(value: object) -> list[object] | None:

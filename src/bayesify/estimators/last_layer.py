@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from bayesify.distributions.correlations import Kronecker
 from bayesify.distributions.posteriors import Posterior, WeightDraw
 from bayesify.distributions.structured import Group, StructuredGaussian
 from bayesify.estimators.estimator import Estimator, ForwardPass, ParameterUse, Treatment
@@ -39,7 +40,10 @@ class ClosedFormLastLayer(Estimator):
     must be those of the network, apart from views such as ``squeeze(-1)``; it must use its weights
     once. Under ``MeanFieldGaussian``, ``LowRankGaussian``, and ``MatrixGaussian`` (whose layers
     have one correlation of the inputs for all outputs) it may be any layer; under ``FullGaussian``
-    it must be a group of its own: ``PosteriorByGroup({"last.*": FullGaussian(), ...})``.
+    it must be a group of its own, its weight before its bias:
+    ``PosteriorByGroup({"last.*": FullGaussian(), ...})``. Under ``LowRankGaussian`` the normals
+    that weights share are drawn; mean and variances are those given them, so that the objective
+    keeps their noise.
 
     Args:
         below: the estimator of the layers below: ``WeightSampling()``,
@@ -113,6 +117,10 @@ class ClosedFormLastLayer(Estimator):
         layers = [set(use.layer) for name in group.names for use in uses[name]]
         if not all(are_last) or not all(set(group.names) <= layer for layer in layers):
             return "depends on weights that are not of one layer x W^T + b"
+        layer = next(use.layer for name in group.names for use in uses[name])
+        in_order = group.names == tuple(name for name in layer if name in group.names)
+        if not (in_order or isinstance(group.correlation, Kronecker)):
+            return "has its bias before its weight"
         if posterior.is_pruned(group.names) and not group.correlation.scale_is_own:
             return "some weights of its layer are pruned"
         return ""

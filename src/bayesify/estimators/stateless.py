@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils import parametrize
 
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.estimators.recomputation import recomputable
@@ -19,6 +20,7 @@ __all__ = [
     "copy_network",
     "evaluation_mode",
     "frozen_in_evaluation",
+    "has_own_code",
     "is_out_of_memory",
     "modules_of",
     "non_padding_mask",
@@ -160,7 +162,7 @@ def _installed(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         for owner, leaf in _owners(net, (name,))
     ]
     before = [held[leaf] for held, leaf, _ in owners]
-    with _without_flat_weights(net):
+    with _without_flat_weights(net), _without_cached_parametrizations():
         for held, leaf, tensor in owners:
             held[leaf] = tensor
         try:
@@ -186,6 +188,17 @@ def modules_of(net: nn.Module) -> list[nn.Module]:
                 seen.add(each)
                 found.append(each)
     return found
+
+
+def has_own_code(net: nn.Module) -> bool:
+    """Return whether a module of the network is of a class that is not PyTorch's.
+
+    Example:
+        >>> class Own(nn.Linear): ...
+        >>> has_own_code(nn.Sequential(nn.ReLU())), has_own_code(nn.Sequential(Own(2, 2)))
+        (False, True)
+    """
+    return not all(type(module).__module__.startswith("torch.nn.") for module in modules_of(net))
 
 
 @contextmanager
@@ -309,6 +322,19 @@ def _without_flat_weights(net: nn.Module) -> Iterator[None]:
     finally:
         for module in recurrent:
             _forget_flat_weights(module)
+
+
+@contextmanager
+def _without_cached_parametrizations() -> Iterator[None]:
+    """Within ``parametrize.cached()``, compute them anew for the weights of this pass."""
+    if not parametrize._cache_enabled:
+        yield
+        return
+    before, parametrize._cache = parametrize._cache, {}
+    try:
+        yield
+    finally:
+        parametrize._cache = before
 
 
 def _forget_flat_weights(module: nn.RNNBase) -> None:

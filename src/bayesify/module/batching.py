@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from math import ceil
+from numbers import Integral
 from typing import Literal, NamedTuple
 
 import torch
@@ -135,6 +136,8 @@ class Batching(NamedTuple):
             if max_memory is not None:
                 raise ValueError('max_memory divides the inputs; leave out batch_size="all", or it')
             return cls(WHOLE, 1)
+        if not isinstance(batch_size, Integral | None) or isinstance(batch_size, bool):
+            raise TypeError(f'batch_size must be a whole number, "all" or None, got {batch_size!r}')
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         wanted: int | None = batch_size

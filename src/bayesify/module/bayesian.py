@@ -355,7 +355,8 @@ class BayesianModule(RandomNetwork):
                 max_memory=max_memory,
             )
             mean = self.posterior.masked_mean.detach()
-            if batching.may_edit_weights:
+            # What edits its weights for some inputs only would edit the posterior.
+            if batching.may_edit_weights or stateless.has_own_code(self.net):
                 mean = mean.clone()
             rows = rows_in_pass(inputs, batching.batch_size)
             with one_thread_if_small(self, rows):

@@ -32,8 +32,8 @@ class ClassOutputs(NamedTuple):
 
     Args:
         mean: averaged probabilities, shape (N, K); of binary labels the probability of 1, (N, ...).
-        total: entropy of the averaged probabilities, in nats, shape (N,).
-        epistemic: mutual information of class and weights, in nats, shape (N,).
+        total: entropy of the averaged probabilities, in nats, shape (N,), of binary labels (N, ...).
+        epistemic: mutual information of class and weights, in nats, shape as ``total``.
     """
 
     mean: Tensor
@@ -75,8 +75,10 @@ class _ClassHead(nn.Module):
         mean = log_mean.exp()
         # KL(sample || average), averaged: exact where the samples nearly agree, as a difference of
         # two entropies is not.
-        divergence = (log_probs.exp() * (log_probs - log_mean)).sum(-1).mean(0)
-        total = -(mean * log_mean).sum(-1)
+        # A class of probability 0, as where a network masks its logits, adds nothing.
+        excess = torch.where(log_probs > -torch.inf, log_probs - log_mean, 0.0)
+        divergence = (log_probs.exp() * excess).sum(-1).mean(0)
+        total = -(mean * torch.where(mean > 0.0, log_mean, 0.0)).sum(-1)
         return ClassOutputs(
             mean[..., 1] if self.is_binary else mean,
             total.clamp_min(0.0),

@@ -316,10 +316,6 @@ class RandomNetwork(nn.Module):
         refuse_in_backward()
         passes = Repeated((args, kwargs)) if num_samples > 1 else None
 
-        def forward(tensors: Mapping[str, Tensor]) -> Any:
-            positional, named = (args, kwargs) if passes is None else passes.take()
-            return self.run_with_named(tensors, *positional, **named)
-
         def integrated() -> Sequence[str]:
             if not self.integrates_outputs:
                 return ()
@@ -327,13 +323,21 @@ class RandomNetwork(nn.Module):
 
         return ForwardPass(
             layout=self.layout,
-            forward=forward,
+            forward=(
+                (lambda tensors: self.run_with_named(tensors, *args, **kwargs))
+                if passes is None
+                else (lambda tensors: self._run_again(tensors, passes))
+            ),
             batch_size=minibatch_size(args, kwargs),
             local_names=lambda: self._local_names(torch.compiler.is_compiling(), *args, **kwargs),
             snapshot=lambda: stateless.snapshot(self.net),
             on_unexpected_use=self._traces.add_use,
             integrated_names=integrated,
         )
+
+    def _run_again(self, tensors: Mapping[str, Tensor], passes: Repeated[Any]) -> Any:
+        args, kwargs = passes.take()
+        return self.run_with_named(tensors, *args, **kwargs)
 
     def _effective_estimator(self) -> Estimator:
         # A point estimate has no noise, so that the simplest estimator is exact.

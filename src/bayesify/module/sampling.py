@@ -152,7 +152,8 @@ class SampledOutputs:
         measured then, and shared by the samples that follow where that is faster.
         """
         network, first, group = self._network, 0, 1
-        passes = Repeated((args, kwargs))
+        # What a part is given must lie in memory alike in every pass, to be compared.
+        passes = Repeated(Repeated((args, kwargs)).take())
         while first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
             weights, left = draw(samples), self._num_samples - samples.stop

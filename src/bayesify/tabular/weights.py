@@ -89,6 +89,10 @@ class WeightedLikelihood(Likelihood):
         """Return that of the inner likelihood, each row once."""
         return self.likelihood.error(outputs, self._unpacked(targets)[0])
 
+    def error_count(self, targets: Tensor) -> int:
+        """Return that of the inner likelihood, each row once."""
+        return self.likelihood.error_count(self._unpacked(targets)[0])
+
     def config(self) -> dict[str, float | int | bool]:
         """Return that of the inner likelihood."""
         return self.likelihood.config()

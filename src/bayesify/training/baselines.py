@@ -368,5 +368,8 @@ def _check_counts(num_samples: int, batch_size: int | None) -> None:
         raise TypeError(f"num_samples must be a whole number, got {num_samples!r}")
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    size: Any = batch_size
+    if not isinstance(size, Integral | None):
+        raise TypeError(f"batch_size must be a whole number or None, got {batch_size!r}")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,8 @@ class EpochMeter:
         self._elbo = elbo
         self._batches = batches
         self._sums = sums
+        if "error" in sums:  # of a run that counted examples, not positions
+            sums.setdefault("error_count", sums["count"])
         self._residual = ResidualMeter(sums)
 
     def wants_residual(self, batch: int) -> bool:
@@ -50,18 +54,19 @@ class EpochMeter:
         Of several processes each adds the error of its own part only, see :meth:`add_up`.
         """
         size = len(targets) if share is None else share.batch_size
-        own = size if share is None else share.weight * size
         factor = terms.kl_factor
-        samples = len(terms.outputs)
+        likelihood, samples = self._elbo.bnn.likelihood, len(terms.outputs)
+        counted = likelihood.error_count(targets) if share is None or share.weight else 0
         if samples > 1:
             targets = targets.repeat(samples, *[1] * (targets.dim() - 1))
         outputs = _widened(terms.outputs.flatten(0, 1))
-        error = self._elbo.bnn.likelihood.error(outputs, targets)
         nll = float(terms.nll)
         self._add("count", size)
         self._add("nll", nll * size)
         self._add("loss", nll * size)
-        self._add("error", float(error) * own)
+        if counted:
+            self._add("error", float(likelihood.error(outputs, targets)) * counted)
+            self._add("error_count", counted)
         if terms.has_kl:
             self._add_complexity(terms.kl, terms.penalty, factor * size)
         else:
@@ -72,7 +77,8 @@ class EpochMeter:
     def add_up(self, processes: Processes) -> None:
         """Add up over the processes what each has measured alone."""
         device = self._elbo.bnn.posterior.mean.device
-        self._sums["error"] = processes.total(self._sums.get("error", 0.0), device)
+        for name in ("error", "error_count"):
+            self._sums[name] = processes.total(self._sums.get(name, 0.0), device)
 
     def row(
         self, *, epoch: int, learning_rate: float, seconds: float, total_seconds: float
@@ -95,7 +101,7 @@ class EpochMeter:
             "kl": sums["kl"],
             "penalty": sums["penalty"],
             "free_energy": self._free_energy(sums["nll"] / count),
-            "train_error": sums["error"] / count,
+            "train_error": sums["error"] / (sums["error_count"] or math.nan),
             "fraction_pruned": _fraction_pruned(posterior),
             "std_median": _std_median(posterior),
             **self._residual.row(),
@@ -164,7 +170,7 @@ def validation_row(elbo: ELBO, division: Division | None, processes: Processes) 
     if division is None:
         return {"validation_error": None, "validation_nll": None}
     torch.clear_autocast_cache()
-    bnn, count, error, nll = elbo.bnn, 0, 0.0, 0.0
+    bnn, count, counted, error, nll = elbo.bnn, 0, 0, 0.0, 0.0
     device = bnn.posterior.mean.device
     if not processes.is_alone:  # a loader that shuffles has the same order in all
         torch.manual_seed(derived_seed(elbo.bnn.seed, Stream.SHUFFLE, elbo.step))
@@ -176,10 +182,14 @@ def validation_row(elbo: ELBO, division: Division | None, processes: Processes) 
                 continue
         inputs, targets = pair_of((inputs, targets), device)
         outputs = _widened(bnn.mean_outputs(inputs))
-        error += float(bnn.likelihood.error(outputs, targets)) * len(targets)
+        own = bnn.likelihood.error_count(targets)
+        if own:
+            error += float(bnn.likelihood.error(outputs, targets)) * own
+        counted += own
         nll -= float(bnn.likelihood.log_prob(outputs.unsqueeze(0), targets).sum())
         count += len(targets)
-    error, nll, whole = (processes.total(each, device) for each in (error, nll, float(count)))
+    own_sums = error, float(counted), nll, float(count)
+    error, known, nll, whole = (processes.total(each, device) for each in own_sums)
     if not whole:
         raise ValueError("the validation loader must bring at least one minibatch, got none")
-    return {"validation_error": error / whole, "validation_nll": nll / whole}
+    return {"validation_error": error / (known or math.nan), "validation_nll": nll / whole}

@@ -323,7 +323,8 @@ def run_epochs(
             if last and is_resumed:
                 _add_first(examples, minibatches(epoch, 0), separate=separate)
             if not processes.is_first:  # the first has what all measured before a resume
-                start.sums.pop("error", None)
+                for name in ("error", "error_count"):
+                    start.sums.pop(name, None)
             meters = [EpochMeter(each.elbo, batches, each.position.sums) for each in members]
             for member, parts in zip(members, kept, strict=True):
                 member.elbo.train()  # a callback may have measured in evaluation mode

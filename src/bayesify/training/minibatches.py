@@ -177,6 +177,8 @@ def num_data_of(loader: Loader) -> set[int]:
     """The possible numbers of examples in an epoch; empty if the loader does not tell."""
     if hasattr(loader, "num_data"):
         return {loader.num_data}
+    if getattr(loader, "batch_sampler", "") is None:  # its data set brings whole minibatches
+        return set()
     # A sampler may draw a part of the data set, as a split does, or repeat some of it; one of
     # several processes draws a part of what all draw.
     if isinstance(getattr(loader, "sampler", None), DistributedSampler):

@@ -107,8 +107,10 @@ def make_optimizer(
         check_takes_steps(optimizer)
         return optimizer
     groups = parameter_groups(elbo)
-    if optimizer is None:  # fused: one pass over the flat vectors a step
-        optimizer = partial(torch.optim.Adam, lr=1e-3 if lr is None else float(lr), fused=True)
+    if optimizer is None:
+        # Fused: one pass over the flat vectors a step. PyTorch has it for real numbers only.
+        fused = all(each.is_floating_point() for group in groups for each in group["params"])
+        optimizer = partial(torch.optim.Adam, lr=1e-3 if lr is None else float(lr), fused=fused)
     made = optimizer(groups)
     check_takes_steps(made)
     check_decay(elbo, made)

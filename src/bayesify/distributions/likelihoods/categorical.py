@@ -94,6 +94,16 @@ class CategoricalLikelihood(Likelihood):
         is_wrong, counted = outputs.argmax(-1) != targets, self._counted(targets)
         return 100.0 * (is_wrong if counted is None else is_wrong[counted]).to(torch.float64).mean()
 
+    def error_count(self, targets: Tensor) -> int:
+        """Return the number of positions that have a class.
+
+        Example:
+            >>> CategoricalLikelihood(ignore_index=-100).error_count(torch.tensor([[0, 3, -100]]))
+            2
+        """
+        counted = self._counted(targets)
+        return targets.numel() if counted is None else int(counted.sum())
+
     def config(self) -> dict[str, float | int | bool]:
         """Return ``ignore_index``, if there is one."""
         return {} if self.ignore_index is None else {"ignore_index": self.ignore_index}

@@ -86,6 +86,14 @@ class Likelihood(WideModule, ABC):
             ValueError: shape, dtype or values of the targets do not fit the outputs.
         """
 
+    def error_count(self, targets: Tensor) -> int:
+        """Return how many errors :meth:`error` averages over: of examples, or of their positions.
+
+        Args:
+            targets: as for :meth:`error`.
+        """
+        return len(targets)
+
     @abstractmethod
     def config(self) -> dict[str, float | int | bool]:
         """Return the arguments of the constructor, from which a file restores the likelihood."""
