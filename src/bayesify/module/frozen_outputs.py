@@ -32,7 +32,7 @@ class ClassOutputs(NamedTuple):
 
     Args:
         mean: averaged probabilities, shape (N, K); of binary labels the probability of 1, (N, ...).
-        total: entropy of the averaged probabilities, in nats, shape (N,), of binary labels (N, ...).
+        total: entropy of the averaged probabilities, in nats, (N,), of binary labels (N, ...).
         epistemic: mutual information of class and weights, in nats, shape as ``total``.
     """
 

@@ -92,7 +92,7 @@ METHODS: Mapping[str, Method] = {
             **{"prior_std": 0.05, "init_std": 0.05, "lr": 4e-3},
         },
         [{"temperature": 0.3}, {"temperature": 0.1}, {"temperature": 0.03}],
-        chosen=1,
+        chosen=2,
         few=_LONGER,
         seconds=900.0,
     ),
