@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("export_parity", "export.md", "table", ()),
         ("freeze", "export.md", "table", ()),
         ("large_tables", "large-tables.md", "table", ()),
+        ("posterior_prices", "which-posterior.md", "table", ()),
         ("release", "release.md", "table", ()),
         ("table_recipe", "adr/0008-recipe-for-tables.md", "table", ()),
     ],

@@ -33,7 +33,7 @@ from bayesify.reproduce.papers.referee.problems import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "REFEREE", "R_HAT_LIMIT"]
+__all__ = ["EXPERIMENT", "MEAN_FIELDS", "REFEREE", "R_HAT_LIMIT", "by_contestant"]
 
 #: Name of the referee's jobs, files and rows.
 REFEREE = "hmc"
@@ -175,14 +175,23 @@ def _distances(
 
 
 #: One posterior by two estimators, whose nearer one is what others are compared with.
-_MEAN_FIELDS = "mean-field-sampling", "mean-field-local"
+MEAN_FIELDS = "mean-field-sampling", "mean-field-local"
 _AGAINST = "distance, against the nearer mean field"
 
 
-def _by_contestant(
+def by_contestant(
     results: Sequence[Result], problem: str
 ) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """Return the metrics of a problem by contestant and seed, with distances where known."""
+    """Return the metrics of a problem by contestant and seed, with distances where known.
+
+    Args:
+        results: stored results of the experiment.
+        problem: one of ``PROBLEMS``.
+
+    Example:
+        >>> by_contestant([], "toy")
+        {}
+    """
     own = [result for result in results if result["config"]["problem"] == problem]
     numeric = PROBLEMS[problem]["noise_std"] is not None
     referees = {
@@ -226,7 +235,7 @@ def table(results: Sequence[Result]) -> str:
     ]
     for problem, settings in PROBLEMS.items():
         columns = _CLASSES if settings["noise_std"] is None else _NUMBERS
-        found = _by_contestant(results, problem)
+        found = by_contestant(results, problem)
         if not found:
             continue
         units = "x".join(map(str, settings["hidden"]))
@@ -251,7 +260,7 @@ def _changes(found: Mapping[str, Mapping[int, Mapping[str, Any]]], key: str) -> 
         for name, by_seed in found.items()
         if name != REFEREE and any(key in each for each in by_seed.values())
     }
-    known = [distances[name] for name in _MEAN_FIELDS if name in distances]
+    known = [distances[name] for name in MEAN_FIELDS if name in distances]
     if not known:
         return {}
     return {name: f"{100.0 * (own / min(known) - 1.0):+.0f} %" for name, own in distances.items()}
@@ -280,7 +289,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
         key = "wasserstein" if numeric else "total_variation"
         found = {
             name: [each[key] for each in by_seed.values() if key in each]
-            for name, by_seed in _by_contestant(results, problem).items()
+            for name, by_seed in by_contestant(results, problem).items()
         }
         floor = found.pop(REFEREE, [])
         shown = {name: values for name, values in found.items() if values}
