@@ -273,10 +273,10 @@ class LeafBackend(ABC):
 class EditedInPlaceError(RuntimeError):
     """A network changes its weights in its forward pass, where they are leaves of the graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, why: str = 'under this backend; use backend="auto"') -> None:
         super().__init__(
-            "the network must not edit its weights in place under this backend; use "
-            'backend="autograd"'
+            f"the network must not edit its weights in place {why}, or compute new ones, as "
+            "weight.clamp(-1, 1) instead of weight.clamp_(-1, 1)"
         )
 
 
@@ -306,6 +306,9 @@ class Leaves:
         layout, mean = elbo.bnn.layout, elbo.bnn.posterior.mean
         self._first = _views(layout, leaf if kind == "weights" else mean)
         self._second = {} if kind == "weights" else _views(layout, leaf)
+        self._leaves = [*self._first.values(), *self._second.values()]
+        self._addresses = [each.data_ptr() for each in self._leaves]
+        self._vector, self._is_first_pass = leaf, True
         self._stand_in = None
         if kind != "weights":
             self._stand_in = LeafPosterior(
@@ -318,15 +321,22 @@ class Leaves:
         Raises:
             EditedInPlaceError: the network changes its weights in its pass.
         """
-        leaves = [*self._first.values(), *self._second.values()]
-        versions = [leaf._version for leaf in leaves]
+        versions = [leaf._version for leaf in self._leaves]
+        # Edits of .data change no version. Later passes compare no values: that takes as long as a
+        # pass over all weights.
+        before = self._vector.clone() if self._is_first_pass else None
+        self._is_first_pass = False
         try:
             outputs = self._run(inputs)
         except RuntimeError as error:
             if "a leaf Variable that requires grad" not in str(error):
                 raise
             raise EditedInPlaceError from error
-        if versions != [leaf._version for leaf in leaves]:
+        if (
+            versions != [leaf._version for leaf in self._leaves]
+            or self._addresses != [leaf.data_ptr() for leaf in self._leaves]
+            or (before is not None and not _is_same(before, self._vector))
+        ):
             raise EditedInPlaceError
         return outputs
 
@@ -407,6 +417,11 @@ class _CounterKey(NoiseKey):
 def _views(layout: ParameterLayout, vector: Tensor) -> dict[str, Tensor]:
     parts = layout.unflatten(vector.detach())
     return {name: part.detach().requires_grad_() for name, part in parts.items()}
+
+
+def _is_same(one: Tensor, two: Tensor) -> bool:
+    """Return whether all bits are equal, those of NaN too."""
+    return torch.equal(one.view(torch.uint8), two.view(torch.uint8))
 
 
 def gather(flat: Tensor, starts: Sequence[int], parts: Gradients) -> None:
