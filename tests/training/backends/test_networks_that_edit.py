@@ -104,3 +104,65 @@ def test_weights_that_are_nan_are_not_edited(backend: Any) -> None:
         each.bnn.posterior.mean[0] = torch.nan
     with pytest.raises(NonFiniteLossError):
         trained(each, lambda *args: make_backend(*args, backend))
+
+
+@needs_compiler
+@loop_over("prior", [bf.Gaussian(0.3), bf.ScaleMixture(std2=0.05)])
+def test_auto_trains_such_a_network_by_the_fused_objective(prior: bf.Prior) -> None:
+    """An edit that autograd sees is a factor; any other is one that has no gradient."""
+    made = {run: trained(elbo(run, prior=prior), make_backend) for run in EDITS}
+    expected = trained(elbo(halved, prior=prior), make_backend)
+    torch.testing.assert_close(made[with_grad], expected, rtol=1e-5, atol=1e-6)
+    for run in (detached, of_data, new_data):
+        torch.testing.assert_close(made[run], made[without_grad], rtol=1e-6, atol=1e-7)
+
+
+def backend_of(run: Run, noise: Any, **options: Any) -> Backend:
+    """The backend after the first step."""
+    each = elbo(run, **options)
+    backend = make_backend(each, SGD(each.parameters(), lr=0.1), noise=noise)
+    backend.step(X, Y, batch_index=0)
+    return backend
+
+
+@needs_compiler
+@loop_over("noise", [None, "counter"])
+def test_its_noise_is_that_of_the_compiled_backend(noise: Any) -> None:
+    backend = backend_of(without_grad, noise)
+    assert backend.description == "fused objective (the network edits its weights in place)"
+    assert backend.noise == "counter"
+
+
+def test_a_run_with_pytorchs_noise_keeps_it() -> None:
+    """PyTorch's operations allow only edits that they do not see."""
+    backend = backend_of(of_data, "generator")
+    assert backend.description.startswith("autograd (the network edits")
+    assert backend.noise == "generator"
+    found = trained(elbo(of_data), lambda *args: make_backend(*args, noise="generator"))
+    assert torch.equal(found, trained(elbo(of_data), AutogradBackend))
+
+
+@loop_over(
+    "run, prior",
+    [(without_grad, bf.Gaussian()), (with_grad, bf.Gaussian()), (of_data, bf.ScaleMixture())],
+)
+def test_what_pytorchs_operations_do_not_allow_is_one_clear_error(run: Run, prior: Any) -> None:
+    with pytest.raises(
+        RuntimeError, match="where no C.. kernel samples them; begin a run on a CPU"
+    ):
+        backend_of(run, "generator", prior=prior)
+
+
+@needs_compiler
+def test_such_a_run_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    def fit(epochs: int, folder: Path) -> dict[str, Tensor]:
+        each = elbo(without_grad)
+        loader, options = TensorLoader(X, Y, 20), {"checkpoint_dir": folder, "resume": True}
+        with pytest.warns(bf.training.ConvergenceWarning):
+            bf.fit(each, loader, epochs=epochs, progress=False, **options)
+        return dict(each.bnn.state_dict())
+
+    whole = fit(4, tmp_path / "whole")
+    fit(2, tmp_path / "part")
+    resumed = fit(4, tmp_path / "part")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)

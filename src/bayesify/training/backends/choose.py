@@ -25,7 +25,7 @@ from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.ivon import IVON
 from bayesify.training.kernel.compiler import CompilerError
-from bayesify.training.kernel.formulas import leaf_kind
+from bayesify.training.kernel.formulas import leaf_kind, prior_blocks
 from bayesify.training.processes import Processes
 
 __all__ = ["NOISE_OF", "check_backend", "check_shared_noise", "make_backend"]
@@ -101,9 +101,9 @@ def make_backend(
             elbo, optimizer, shared, fused=fused, processes=processes, accumulation=accumulation
         )
     if backend == "closed-form":
-        return _closed_form(elbo, optimizer, processes, insist=True)
+        return _closed_form(elbo, optimizer, processes, noise, insist=True)
     if noise == "generator":
-        return _closed_form(elbo, optimizer, processes, insist=False)
+        return _closed_form(elbo, optimizer, processes, noise, insist=False)
     insist = backend == "compiled"
     reason = why_not_compiled(elbo, optimizer)
     fits = not insist and not processes.shared_noise
@@ -119,14 +119,16 @@ def make_backend(
     if reason is None:
         try:
             compiled = _compiled(elbo, optimizer, processes)
-            return compiled if insist else _WithFallback(compiled, elbo, optimizer, processes)
+            return (
+                compiled if insist else _WithFallback(compiled, elbo, optimizer, processes, noise)
+            )
         except CompilerError as error:
             if noise is not None:  # the same numbers, slowly
                 return CompiledBackend(elbo, optimizer, compiled=False, processes=processes)
             if insist:
                 raise
             reason = str(error)
-    made = _closed_form(elbo, optimizer, processes, insist=False)
+    made = _closed_form(elbo, optimizer, processes, noise, insist=False)
     if reason != why_no_closed_forms(elbo):
         made.description += f"; not compiled: {reason}"
     return made
@@ -158,7 +160,12 @@ def _compiled(elbo: ELBO, optimizer: Optimizer, processes: Processes) -> LeafBac
 
 
 def _closed_form(
-    elbo: ELBO, optimizer: Optimizer, processes: Processes, *, insist: bool
+    elbo: ELBO,
+    optimizer: Optimizer,
+    processes: Processes,
+    noise: Noise | None,
+    *,
+    insist: bool,
 ) -> Backend:
     reason = why_no_closed_forms(elbo)
     if insist:
@@ -166,18 +173,26 @@ def _closed_form(
     if reason is not None:
         return AutogradBackend(elbo, optimizer, reason, processes=processes)
     made = ClosedFormBackend(elbo, optimizer, processes=processes)
-    return made if insist else _WithFallback(made, elbo, optimizer, processes)
+    return made if insist else _WithFallback(made, elbo, optimizer, processes, noise)
 
 
 class _WithFallback:
-    """A backend on leaves that autograd replaces if the first pass edits its weights in place."""
+    """A backend on leaves that is replaced if the first pass edits its weights in place.
+
+    The fused objective replaces it, whose weights may be edited, where the run's noise allows it.
+    """
 
     def __init__(
-        self, backend: LeafBackend, elbo: ELBO, optimizer: Optimizer, processes: Processes
+        self,
+        backend: LeafBackend,
+        elbo: ELBO,
+        optimizer: Optimizer,
+        processes: Processes,
+        noise: Noise | None,
     ) -> None:
         self._backend: Backend = backend
         self._elbo, self._optimizer, self._processes = elbo, optimizer, processes
-        self._first = True
+        self._first, self._edits, self._began_with = True, False, noise
         self.noise = backend.noise
 
     @property
@@ -214,17 +229,36 @@ class _WithFallback:
                     with_residual=with_residual,
                     share=share,
                 )
-            except EditedInPlaceError:
+            except EditedInPlaceError as error:
                 if self._processes.shared_noise:
                     raise ValueError(
                         "shared_noise needs a network that does not edit its weights in place; "
                         "leave it out"
                     ) from None
                 if undo is None:
-                    raise
+                    why = "in a later step than the first; do so from the first step on"
+                    raise EditedInPlaceError(why) from error
                 undo()
-                reason = "the network edits its weights in place"
-                self._backend = AutogradBackend(
-                    self._elbo, self._optimizer, reason, processes=self._processes
-                )
-                self.noise = self._backend.noise
+                self._replace(error)
+            except RuntimeError as error:
+                if not self._edits or "modified inplace" not in str(error):
+                    raise
+                raise EditedInPlaceError(_NO_KERNEL) from error
+
+    def _replace(self, error: EditedInPlaceError) -> None:
+        """Have autograd compute the gradients of a network that edits its weights in place."""
+        elbo, noise = self._elbo, self._began_with
+        fused = noise != "generator" and _has_fused_objective(elbo)
+        prior = prior_blocks(elbo.bnn.weight_prior, elbo.kl)
+        # PyTorch's operations would estimate the KL at the edited weights.
+        if not fused and (noise == "counter" or prior is None or not prior.exact):
+            raise EditedInPlaceError(_NO_KERNEL) from error
+        reason = "the network edits its weights in place"
+        self._backend = AutogradBackend(
+            elbo, self._optimizer, reason, fused=fused, processes=self._processes
+        )
+        self._edits, self.noise = True, self._backend.noise
+
+
+#: Why a network cannot be trained.
+_NO_KERNEL = "where no C++ kernel samples them; begin a run on a CPU with a C++ compiler"
