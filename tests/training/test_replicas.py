@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.loops import loop_over
 from torch import Tensor, nn
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader
+from bayesify.module.pruning import prune_in_place
 from bayesify.training import fit_replicas
 from bayesify.training.history import EpochRow, History
 from bayesify.training.kernel import compiler
@@ -290,6 +292,71 @@ class Stopping(Silent):
         self.left -= 1
         if self.left == 0:
             signal.raise_signal(signal.SIGINT)
+
+
+class Changing(Silent):
+    """Changes each objective after the first epoch."""
+
+    def __init__(self, change: Callable[[bf.ELBO], object], made: list[bf.ELBO]) -> None:
+        self.change, self.made = change, made
+
+    def on_epoch(self, row: EpochRow) -> None:
+        if row["epoch"] == 1:
+            for elbo in self.made:
+                self.change(elbo)
+
+
+def another_prior(elbo: bf.ELBO) -> None:
+    elbo.bnn.prior = bf.ScaleMixture(std1=0.1, std2=0.02)
+
+
+def another_seed(elbo: bf.ELBO) -> None:
+    elbo.bnn.seed += 10
+
+
+def pruned(elbo: bf.ELBO) -> None:
+    prune_in_place(elbo.bnn, 0.5)
+
+
+def monte_carlo(elbo: bf.ELBO) -> None:
+    elbo.bnn.prior, elbo.kl = bf.Gaussian(0.1), "monte-carlo"
+
+
+def another_tensor(elbo: bf.ELBO) -> None:
+    mean = elbo.bnn.posterior.mean
+    mean.data = 0.5 * mean.data
+
+
+@loop_over("change", [another_prior, another_seed, pruned, monte_carlo, another_tensor])
+def test_networks_that_change_between_epochs_are_what_they_become_alone(
+    change: Callable[[bf.ELBO], object],
+) -> None:
+    joint, settings = elbos(mlp), {"epochs": 3, "optimizer": OPTIMIZERS["adam"][0]}
+    histories = fit_replicas(joint, loader(), callback=Changing(change, joint), **settings)
+    for k, alone in enumerate(elbos(mlp)):
+        callback = Changing(change, [alone])
+        own = bf.fit(alone, loader(), backend="compiled", callback=callback, **settings)
+        assert_same(joint[k], histories[k], alone, own)
+
+
+def student_t(elbo: bf.ELBO) -> None:
+    elbo.bnn.prior = bf.StudentT()
+
+
+@loop_over(
+    "change, estimator, message",
+    [
+        (student_t, None, r"network 0 .* any more: the prior is StudentT; undo"),
+        (pruned, bf.Flipout(), r"network 0 must not be pruned .* Flipout"),
+        (another_tensor, bf.Flipout(), r"network 0 must not get another tensor"),
+    ],
+)
+def test_a_change_that_cannot_be_trained_is_one_error(
+    change: Callable[[bf.ELBO], object], estimator: Any, message: str
+) -> None:
+    made = of_estimator(estimator or bf.WeightSampling(), bf.Gaussian(0.3))
+    with pytest.raises(ValueError, match=message):
+        fit_replicas(made, loader(), epochs=2, callback=Changing(change, made))
 
 
 @pytest.mark.parametrize("backend", ["compiled", "autograd"])

@@ -147,9 +147,7 @@ def test_a_run_with_pytorchs_noise_keeps_it() -> None:
     [(without_grad, bf.Gaussian()), (with_grad, bf.Gaussian()), (of_data, bf.ScaleMixture())],
 )
 def test_what_pytorchs_operations_do_not_allow_is_one_clear_error(run: Run, prior: Any) -> None:
-    with pytest.raises(
-        RuntimeError, match="where no C.. kernel samples them; begin a run on a CPU"
-    ):
+    with pytest.raises(RuntimeError, match=r"where no C\+\+ kernel samples them; begin"):
         backend_of(run, "generator", prior=prior)
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.training.backends.leaf import Gradients
+from bayesify.training.backends.requirements import signature, why_not_compiled
 from bayesify.training.convergence import StdResidual, std_residual
 from bayesify.training.elbo import ELBO
 from bayesify.training.kernel.formulas import leaf_kind
@@ -58,14 +59,33 @@ class KernelUpdates:
     def __init__(
         self, elbos: Sequence[ELBO], optimizers: Sequence[Optimizer], leaf: Tensor
     ) -> None:
-        each = zip(elbos, optimizers, leaf, strict=True)
-        self._each = [PosteriorUpdate(*parts, [(0, False)]) for parts in each]
+        self._parts = list(zip(elbos, optimizers, leaf, strict=True))
+        self._estimator = elbos[0].bnn.estimator
+        self._each = [PosteriorUpdate(*parts, [(0, False)]) for parts in self._parts]
+        self._prepared_for = [signature(*parts[:2]) for parts in self._parts]
         self.description = self._each[0].description
 
     def begin(self) -> None:
-        """See ``ReplicaUpdates``."""
-        for update in self._each:
-            update.begin()
+        """See ``ReplicaUpdates``; an update is prepared again where its network changed.
+
+        Raises:
+            ValueError: there is no kernel for a network any more.
+        """
+        for k, (elbo, optimizer, leaf) in enumerate(self._parts):
+            if self._prepared_for[k] != signature(elbo, optimizer):
+                reason = why_not_compiled(elbo, optimizer)
+                if elbo.num_samples > 1:
+                    reason = f"its step takes {elbo.num_samples} weight samples, not one"
+                elif elbo.bnn.estimator != self._estimator:
+                    reason = "its estimator is another one"
+                if reason is not None:
+                    raise ValueError(
+                        f"network {k} was changed and cannot be trained by the compiled backend "
+                        f'any more: {reason}; undo the change, or use backend="autograd"'
+                    )
+                self._each[k] = PosteriorUpdate(elbo, optimizer, leaf, [(0, False)])
+                self._prepared_for[k] = signature(elbo, optimizer)
+            self._each[k].begin()
 
     def draw(self, k: int) -> WeightDraw | None:
         """See ``ReplicaUpdates``."""

@@ -75,6 +75,7 @@ class ReplicaBackend:
         if self._kind != "weights":
             means = _stacked([{"mean": elbo.bnn.posterior.mean} for elbo in elbos])["mean"]
             self._means = _leaves(first, means)
+        self._addresses = [elbo.bnn.posterior.mean.data_ptr() for elbo in elbos]
         leaf = torch.stack([torch.empty_like(elbo.bnn.posterior.mean.detach()) for elbo in elbos])
         updater: ReplicaUpdates | None = None
         if reason is None:
@@ -125,6 +126,7 @@ class ReplicaBackend:
             with_kl: whether to compute the value of the KL.
             with_residual: whether to measure ``std_residual``.
         """
+        self._check_moments()
         self._updater.begin()
         outputs = self._outputs(inputs, separate=separate)
         nlls, found = [], []
@@ -157,6 +159,18 @@ class ReplicaBackend:
             net, mean = elbo.bnn.net, elbo.bnn.posterior.mean
             for tensor in (mean, *net.parameters(), *net.buffers()):
                 tensor.data = tensor.data.clone()
+
+    def _check_moments(self) -> None:
+        """Raise ValueError where the leaves, views of the means, are not what a pass needs."""
+        for k, (elbo, address) in enumerate(zip(self._elbos, self._addresses, strict=True)):
+            q = elbo.bnn.posterior
+            if self._means and (q.mask is not None or q.mean.data_ptr() != address):
+                what = "be pruned" if q.mask is not None else "get another tensor as its mean"
+                name = type(elbo.bnn.estimator).__name__
+                raise ValueError(
+                    f"network {k} must not {what} while networks train at once under {name}; "
+                    "train it by fit, or change its mean in place"
+                )
 
     def _backward(self, nll: Tensor) -> tuple[Gradients, Gradients]:
         self._updater.forget_gradients()
