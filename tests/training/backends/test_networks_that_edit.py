@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader
-from bayesify.training import NonFiniteLossError
+from bayesify.training import NonFiniteLossError, fit_replicas
 from bayesify.training.backends import AutogradBackend, Backend, make_backend
 
 X, Y = torch.randn(40, 4), torch.randint(3, (40,))
@@ -104,6 +104,13 @@ def test_weights_that_are_nan_are_not_edited(backend: Any) -> None:
         each.bnn.posterior.mean[0] = torch.nan
     with pytest.raises(NonFiniteLossError):
         trained(each, lambda *args: make_backend(*args, backend))
+
+
+@loop_over("run, backend", [(r, b) for r in (without_grad, detached) for b in ("auto", "autograd")])
+def test_an_edit_is_found_where_networks_train_at_once(run: Run, backend: Any) -> None:
+    made = [elbo(run, seed=seed) for seed in range(2)]
+    with pytest.raises(RuntimeError, match="where networks train at once; train each by fit"):
+        fit_replicas(made, TensorLoader(X, Y, 20), epochs=1, backend=backend, progress=False)
 
 
 @needs_compiler

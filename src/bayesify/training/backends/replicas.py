@@ -23,7 +23,7 @@ from bayesify.training.backends.backend import (
     NonFiniteLossError,
     require_finite,
 )
-from bayesify.training.backends.leaf import Gradients, LeafPosterior
+from bayesify.training.backends.leaf import EditedInPlaceError, Gradients, LeafPosterior
 from bayesify.training.backends.replica_updates import (
     AutogradUpdates,
     KernelUpdates,
@@ -128,7 +128,11 @@ class ReplicaBackend:
         """
         self._check_moments()
         self._updater.begin()
+        leaves = [*self._leaves.values(), *self._means.values()]
+        versions = [leaf._version for leaf in leaves]
         outputs = self._outputs(inputs, separate=separate)
+        if versions != [leaf._version for leaf in leaves]:
+            raise EditedInPlaceError("where networks train at once; train each by fit")
         nlls, found = [], []
         for k, elbo in enumerate(self._elbos):
             own = outputs[k].unsqueeze(0)
