@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior
 from bayesify.distributions.priors import BlockPrior
@@ -18,7 +20,18 @@ from bayesify.training.kernel.formulas import leaf_kind, prior_blocks, prior_for
 from bayesify.training.optimizers import group_of
 from bayesify.training.pac_bayes import PACBayesObjective
 
-__all__ = ["require", "signature", "why_no_closed_forms", "why_not_compiled", "why_own_code"]
+__all__ = [
+    "UnsupportedRunError",
+    "require",
+    "signature",
+    "why_no_closed_forms",
+    "why_not_compiled",
+    "why_own_code",
+]
+
+
+class UnsupportedRunError(ValueError):
+    """A backend does not support an objective or its optimiser."""
 
 
 def why_own_code(
@@ -47,7 +60,7 @@ def why_own_code(
     for role, owner, kinds in owners:
         if type(owner) not in kinds:
             return f"the {role} is a {type(owner).__name__}"
-        if any(getattr(owner, name) for name in _HOOKS):
+        if _has_hooks(owner):
             return f"the {role} has hooks"
         if "forward" in vars(owner):
             return f"the {role} has a forward of its own"
@@ -83,7 +96,7 @@ def why_no_closed_forms(elbo: ELBO) -> str | None:
         return "mean or rho is not trained"
     for name in ("mean", "rho"):
         parameter = getattr(q, name)
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        if _has_gradient_hooks(parameter):
             return f"{name} has hooks"
     if q.mean.dtype not in (torch.float32, torch.float64):
         return f"the weights are {str(q.mean.dtype).removeprefix('torch.')}"
@@ -110,7 +123,7 @@ def why_not_compiled(elbo: ELBO, optimizer: Optimizer) -> str | None:
         return reason
     if type(optimizer) not in _PLAIN_SETTINGS:
         return f"the optimizer is {type(optimizer).__name__}"
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if _has_step_hooks(optimizer):
         return "the optimizer has hooks"
     posterior = elbo.bnn.posterior
     if posterior.mean.device.type not in ("cpu", "cuda"):
@@ -138,22 +151,27 @@ def signature(elbo: ELBO, optimizer: Optimizer | None = None) -> tuple[object, .
     tensors = (*parameters, q.mask, bnn.prior_mean)
     held: list[object] = []
     if optimizer is not None:
+        held.append(_has_step_hooks(optimizer))
         names = ("momentum", *_PLAIN_SETTINGS.get(type(optimizer), ()))
         for group in optimizer.param_groups:
             held += [id(group), len(group["params"]), *(bool(group.get(name)) for name in names)]
         held += [id(each) for p in parameters for each in optimizer.state.get(p, {}).values()]
     return (
         *((t.data_ptr(), t.dtype, t.requires_grad) for t in tensors if t is not None),
-        *(id(bnn.weight_prior), bnn.estimator, bnn.seed, elbo.kl, elbo.num_samples),
-        bnn.layout.dtype,
+        # A bound method holds its object, and equals that of the same object only: an id alone
+        # passes to another prior once the first is gone.
+        bnn.weight_prior.log_prob,
+        *(bnn.estimator, bnn.seed, elbo.kl, elbo.num_samples, bnn.layout.dtype),
+        _has_hooks(elbo) or _has_hooks(bnn) or _has_hooks(q),
+        any(map(_has_gradient_hooks, parameters)),
         *held,
     )
 
 
 def require(backend: str, reason: str | None) -> None:
-    """Raise ValueError where there is a reason against a backend."""
+    """Raise UnsupportedRunError where there is a reason against a backend."""
     if reason is not None:
-        raise ValueError(
+        raise UnsupportedRunError(
             f'backend="{backend}" does not support this run: {reason}; use backend="auto"'
         )
 
@@ -171,13 +189,34 @@ def _why_no_prior(bnn: BayesianModule, kl: str) -> str:
     return f"the prior is {name}"
 
 
+def _has_hooks(owner: nn.Module) -> bool:
+    return bool(
+        owner._forward_hooks
+        or owner._forward_pre_hooks
+        or owner._backward_hooks
+        or owner._backward_pre_hooks
+    )
+
+
+def _has_gradient_hooks(parameter: Tensor) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def _has_step_hooks(optimizer: Optimizer) -> bool:
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+    )
+
+
 def _groups(elbo: ELBO, optimizer: Optimizer) -> list[dict[str, Any]]:
     posterior = elbo.bnn.posterior
     found = [group_of(optimizer, getattr(posterior, name)) for name in ("mean", "rho")]
     return [group for group in found if group is not None]
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 #: Settings of the optimiser that the kernel does not implement: they must be off.
 _PLAIN_SETTINGS: dict[type[Optimizer], tuple[str, ...]] = {
     Adam: ("weight_decay", "amsgrad", "maximize", "differentiable"),
