@@ -17,9 +17,11 @@ from bayesify.training.backends.compiled import CompiledBackend
 from bayesify.training.backends.graph import GraphBackend
 from bayesify.training.backends.leaf import EditedInPlaceError, LeafBackend
 from bayesify.training.backends.requirements import (
+    UnsupportedRunError,
     require,
     why_no_closed_forms,
     why_not_compiled,
+    why_own_code,
 )
 from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
@@ -177,9 +179,10 @@ def _closed_form(
 
 
 class _WithFallback:
-    """A backend on leaves that is replaced if the first pass edits its weights in place.
+    """A backend on leaves that is replaced where it does not support the run after all.
 
-    The fused objective replaces it, whose weights may be edited, where the run's noise allows it.
+    The reason is a first pass that edits its weights in place, or a change between steps. The fused
+    objective replaces the compiled backend, since it has the same noise.
     """
 
     def __init__(
@@ -229,6 +232,8 @@ class _WithFallback:
                     with_residual=with_residual,
                     share=share,
                 )
+            except UnsupportedRunError as error:
+                self._choose_anew(error)
             except EditedInPlaceError as error:
                 if self._processes.shared_noise:
                     raise ValueError(
@@ -244,6 +249,22 @@ class _WithFallback:
                 if not self._edits or "modified inplace" not in str(error):
                     raise
                 raise EditedInPlaceError(_NO_KERNEL) from error
+
+    def _choose_anew(self, error: UnsupportedRunError) -> None:
+        """Choose a backend, with the same noise, for a run that was changed between steps."""
+        elbo, optimizer, processes = self._elbo, self._optimizer, self._processes
+        reason = why_not_compiled(elbo, optimizer) or str(error)
+        if self.noise == "generator":
+            self._backend = make_backend(elbo, optimizer, noise="generator", processes=processes)
+            return
+        fused = why_own_code(elbo) is None and elbo.uses_kernel() and not processes.shared_noise
+        # Adam allocates what amsgrad needs in its first step only.
+        if not fused or "amsgrad" in reason:
+            raise ValueError(
+                f"the run cannot go on after this change between its steps: {reason}; undo the "
+                "change, or begin a run with it"
+            ) from error
+        self._backend = AutogradBackend(elbo, optimizer, reason, fused=True, processes=processes)
 
     def _replace(self, error: EditedInPlaceError) -> None:
         """Have autograd compute the gradients of a network that edits its weights in place."""
