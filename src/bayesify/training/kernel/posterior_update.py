@@ -94,7 +94,7 @@ class PosteriorUpdate:
         self._others = [p for p in held if p is not posterior.mean and p is not posterior.rho]
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._optimizer_called = False
-        self._leaf_is_for: tuple[int, int, int] | None = None
+        self._leaf_is_for: tuple[int, ...] | None = None
 
     @property
     def kernel(self) -> Kernel:
@@ -192,10 +192,12 @@ class PosteriorUpdate:
             raise TypeError("a graph captures PyTorch's operations, not compiled C++")
         return self._kernel
 
-    def _state(self) -> tuple[int, int, int]:
-        """The step and versions that the leaf is for; the kernel's writes change no version."""
-        posterior = self._posterior
-        return self._elbo.step, posterior.mean._version, posterior.rho._version
+    def _state(self) -> tuple[int, ...]:
+        """The step that the leaf is for, and the versions of mean, rho and mask."""
+        q = self._posterior
+        # A tensor made in inference mode has no version.
+        pruned = () if q.mask is None or q.mask.is_inference() else (q.mask._version,)
+        return self._elbo.step, q.mean._version, q.rho._version, *pruned
 
 
 class OptimizerState:
