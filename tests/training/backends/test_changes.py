@@ -10,7 +10,7 @@ import torch
 from tests.backend_cases import has_compiler, needs_compiler
 from tests.cases import mlp, normals
 from tests.loops import loop_over
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -188,3 +188,35 @@ def test_a_run_with_pytorchs_noise_goes_on_by_autograd(change: Change) -> None:
         run(backend)
     assert auto.noise == "generator"
     assert torch.allclose(state(found), state(expected), rtol=1e-9, atol=1e-12)
+
+
+@loop_over("backend", EACH)
+def test_a_mask_edited_in_place_holds_from_the_next_step_on(backend: Any) -> None:
+    seen: list[Tensor] = []
+
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(self.weight.detach().clone())
+            return super().forward(x)
+
+    each = bf.ELBO(bf.prune(bf.BayesianModule(Net(3, 4).double()), 0.2), num_data=N)
+    made = make_backend(each, SGD(each.parameters(), lr=0.1), backend)
+    run(made)
+    assert each.bnn.posterior.mask is not None
+    each.bnn.posterior.mask[:] = False
+    run(made, 1)
+    assert bool((seen[-2] != 0.0).any())
+    assert bool((seen[-1] == 0.0).all())
+
+
+@loop_over("backend", EACH)
+def test_autograd_notices_a_step_between_a_graph_and_its_backward_pass(backend: Any) -> None:
+    each = elbo()
+    q = each.bnn.posterior
+    made = make_backend(each, SGD(each.parameters(), lr=0.1), backend)
+    run(made)
+    losses = q.mean.square().sum(), q.get_parameter("rho").square().sum()
+    run(made, 1)
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim import Adam, Optimizer
 
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
@@ -185,6 +186,9 @@ class PosteriorUpdate:
             # schedulers ask for it.
             self._optimizer.step()
             self._optimizer_called = True
+        # Else autograd would not notice that a graph of before needs the old values.
+        increment_version(self._posterior.mean)
+        increment_version(self._posterior.rho)
         self._leaf_is_for = self._state()
 
     def _on_device(self) -> TensorKernel:
