@@ -220,3 +220,23 @@ def test_autograd_notices_a_step_between_a_graph_and_its_backward_pass(backend: 
     for loss in losses:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+@loop_over("num_samples", [1, 3])
+def test_gradients_that_are_kept_stay_as_they_are(num_samples: int) -> None:
+    """As by an optimiser that compares the gradients of two steps."""
+    kept: list[Tensor] = []
+    copies: list[Tensor] = []
+
+    class Keeping(SGD):
+        def step(self, *_: Any) -> None:  # type: ignore[override]
+            (mean, rho) = (p.grad for p in self.param_groups[0]["params"])
+            kept.extend((mean, rho.view(-1), rho.detach()))
+            copies.extend((mean.clone(), rho.clone(), rho.clone()))
+
+    each = elbo()
+    each.num_samples = num_samples
+    q = each.bnn.posterior
+    run(make_backend(each, Keeping([q.mean, q.get_parameter("rho")], lr=0.1), "closed-form"), 3)
+    assert all(map(torch.equal, kept, copies))
+    assert not torch.equal(kept[0], kept[3])

@@ -119,12 +119,15 @@ class ClosedFormBackend(LeafBackend):
             self._processes.add_up([self._in_mean, self._in_rho])
             if residual is not None:
                 self._processes.add_up([residual[0]])  # row 1 holds the counts, equal in all
-        self._posterior.mean.grad, self._posterior.rho.grad = self._in_mean, self._in_rho
+        self._posterior.mean.grad = self._in_mean.detach()
+        self._posterior.rho.grad = self._in_rho.detach()
         self._optimizer.step()
         return None if residual is None else StdResidual.of(residual)
 
     def _forget_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
+        self._posterior.mean.grad = self._posterior.rho.grad = None
+        self._in_mean, self._in_rho = _unshared(self._in_mean), _unshared(self._in_rho)
 
     @torch.no_grad()
     def _accumulate(self, in_mean: Gradients, sample: int, factor: float) -> None:
@@ -219,6 +222,12 @@ class ClosedFormBackend(LeafBackend):
         in_mean.mul_(mask)
         in_rho.mul_(mask)
         return made.in_log_std.mul_(mask)
+
+
+def _unshared(vector: Tensor) -> Tensor:
+    """Return a vector whose memory nobody else holds, as an optimiser that keeps gradients does."""
+    holders = torch._C._storage_Use_Count(vector.untyped_storage()._cdata)
+    return vector if holders <= 2 else torch.empty_like(vector)  # the vector and its storage here
 
 
 def _divided(prior: PriorBlocks, vector: Tensor) -> list[tuple[slice, PriorForm]]:
