@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.backend_cases import needs_compiler
 from tests.cases import normals
+from tests.loops import loop_over
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -122,6 +125,30 @@ def test_geometric_weights_need_the_place_in_the_epoch(backend: BackendName) -> 
         step(X[:BATCH], Y[:BATCH])
     factors = [step(X[:BATCH], Y[:BATCH], batch_index=n).kl_factor for n in range(5)]
     assert factors == sorted(factors, reverse=True)
+
+
+@loop_over(
+    "name, value, backend",
+    [
+        (name, value, backend)
+        for backend in ("auto", "closed-form", "autograd")
+        for name, values in (
+            ("kl_scale", (float("nan"), -1, float("inf"), "1")),
+            ("batch_index", (2.5, True, -1, "1")),
+        )
+        for value in values
+    ],
+)
+def test_a_place_that_is_none_is_refused(name: str, value: Any, backend: BackendName) -> None:
+    elbo = objective()
+    before = [each.clone() for each in weights_of(elbo)]
+    step = bf.make_step(elbo, Adam(elbo.parameters()), backend=backend)
+    with pytest.raises(
+        ValueError, match=f"{name} must be a .* number of at least 0, got {value!r}"
+    ):
+        step(X[:BATCH], Y[:BATCH], **{name: value})
+    assert all(map(torch.equal, before, weights_of(elbo)))
+    step(X[:BATCH], Y[:BATCH], kl_scale=np.float32(0.5), batch_index=np.int64(3))  # type: ignore[arg-type]
 
 
 def test_it_refuses_what_fit_refuses() -> None:

@@ -32,7 +32,7 @@ from bayesify.noise.keys import (
 from bayesify.training.convergence import StdResidual
 from bayesify.training.kernel.drawn_weights import DrawnWeights
 
-__all__ = ["ELBO", "ELBOTerms", "detached"]
+__all__ = ["ELBO", "ELBOTerms", "check_place", "detached"]
 
 
 class ELBOTerms(NamedTuple):
@@ -176,7 +176,8 @@ class ELBO(nn.Module):
             Loss and nll in nats per example; kl and penalty in nats, summed over the weights.
 
         Raises:
-            ValueError: targets do not fit, or a geometric weight lacks its index.
+            ValueError: targets do not fit, ``batch_index`` or ``kl_scale`` is out of its range, or
+                a geometric weight lacks its index.
         """
         bnn = self.bnn
         bnn.estimator.check_num_samples(self.num_samples)
@@ -256,8 +257,10 @@ class ELBO(nn.Module):
         """The factor on KL and penalty in the loss of a minibatch of B_i examples.
 
         Raises:
-            ValueError: a geometric weight lacks its index.
+            ValueError: ``batch_index`` or ``kl_scale`` is out of its range, or a geometric weight
+                lacks its index.
         """
+        check_place(batch_index, kl_scale)
         weight = minibatch_weight(
             self.kl_weighting,
             batch_index=batch_index,
@@ -340,6 +343,23 @@ class ELBO(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the step counter."""
         self.step = int(state)
+
+
+def check_place(batch_index: Any, kl_scale: Any) -> None:
+    """Raise ValueError where a minibatch's index or the factor on its KL is out of its range.
+
+    Example:
+        >>> check_place(0, float("nan"))
+        Traceback (most recent call last):
+        ValueError: kl_scale must be a finite number of at least 0, got nan
+    """
+    if torch.compiler.is_compiling():  # numbers may be symbols there
+        return
+    if not (isinstance(kl_scale, Real) and 0.0 <= float(kl_scale) < math.inf):
+        raise ValueError(f"kl_scale must be a finite number of at least 0, got {kl_scale!r}")
+    is_index = isinstance(batch_index, Integral) and not isinstance(batch_index, bool)
+    if batch_index is not None and not (is_index and batch_index >= 0):
+        raise ValueError(f"batch_index must be a whole number of at least 0, got {batch_index!r}")
 
 
 def detached(outputs: Tensor) -> Tensor:

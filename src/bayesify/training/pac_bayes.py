@@ -13,7 +13,7 @@ from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.priors import BlockPrior
 from bayesify.module.bayesian import BayesianModule
-from bayesify.training.elbo import ELBO
+from bayesify.training.elbo import ELBO, check_place
 
 __all__ = ["PACBayesForm", "PACBayesObjective", "best_lambda", "check_certifiable", "risk_bound"]
 
@@ -119,10 +119,11 @@ class PACBayesObjective(ELBO):
         self,
         batch_size: int,
         *,
-        batch_index: int | None = None,  # noqa: ARG002
+        batch_index: int | None = None,
         kl_scale: float = 1.0,
     ) -> float:
         """The derivative of f in the KL, divided by that in the nll."""
+        check_place(batch_index, kl_scale)
         if self.step % _KL_EVERY == 0:
             self._kl = self._current_kl()
         loss, r = float(self._loss), self._complexity_of(self._kl)
