@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from tests.loops import loop_over
+from torch import Tensor, nn
 
 import bayesify as bf
 from bayesify.training.backends import Backend, CompiledBackend, GraphBackend
@@ -77,6 +79,42 @@ def test_a_network_that_cannot_be_recorded_goes_on_without() -> None:
     )
     assert said == again
     assert torch.equal(parameters, others)
+
+
+class Switched(nn.Linear):
+    """Takes its inputs by name, and a factor that need be no tensor."""
+
+    def forward(self, x: Tensor, other: Tensor | None = None, factor: object = None) -> Tensor:
+        x = x if other is None else x - 2.0 * other
+        return super().forward(x.float()) * (1.0 if factor is None else factor)
+
+
+ONES, LARGE = torch.ones(4, 6), torch.full((4, 6), 2**24 + 1)
+
+
+@loop_over(
+    "before, after",
+    [
+        # Of the order of names, a structure within, dtypes that a copy would round.
+        ({"x": ONES, "other": 2 * ONES}, {"other": ONES, "x": 2 * ONES}),
+        ({"x": ONES, "other": ONES}, {"x": ONES, "factor": ONES[0, :5]}),
+        ({"x": ONES}, {"x": LARGE.double()}),
+        ({"x": ONES, "factor": 2.0}, {"x": ONES, "factor": 3.0}),
+        ({"x": ONES, "factor": None}, {"x": ONES, "factor": None}),
+        ({"x": ONES}, {"x": ONES, "factor": 3.0}),
+    ],
+)
+def test_a_minibatch_of_another_structure_is_no_replay(before: Any, after: Any) -> None:
+    nlls = []
+    for make in (CompiledBackend, partial(GraphBackend, record=same_again)):
+        torch.manual_seed(0)
+        elbo = bf.ELBO(bf.BayesianModule(Switched(6, 5), init_std=0.1), num_data=100)
+        backend = make(elbo, torch.optim.SGD(elbo.parameters(), lr=1e-3), compiled=False)
+        targets = torch.arange(4)
+        for inputs in (*[before] * 5, after, before):
+            terms = backend.step(inputs, targets, batch_index=0)
+            nlls.append(float(terms.nll))
+    assert nlls[:7] == nlls[7:]
 
 
 def test_the_minibatch_is_not_written() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -64,12 +64,20 @@ def _leave_capture(stream: torch.cuda.Stream) -> None:
     generator.graphsafe_set_state(generator.clone_state())
 
 
+def _shape_of(parts: Sequence[object], structure: TreeSpec) -> object:
+    """What two minibatches share that one graph can take; None where a part is no tensor."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if len(tensors) < len(parts):
+        return None
+    return structure, [(part.shape, part.dtype) for part in tensors]
+
+
 class GraphBackend(CompiledBackend):
     """Launch forward pass, backward pass and kernel as one graph.
 
     The first steps are ordinary ones; so is every step with several weight samples, every step that
-    computes the value of the KL, and every minibatch of another shape than the captured one, such
-    as the last of an epoch. A captured graph always takes the same path: a network that branches
+    computes the value of the KL, and every minibatch of another shape, dtype or structure than the
+    captured one, such as the last of an epoch, or with arguments that are no tensors. A captured graph always takes the same path: a network that branches
     on the data must not be captured.
 
     The returned terms are overwritten by the next step. Where the loss is not finite, the
@@ -93,7 +101,7 @@ class GraphBackend(CompiledBackend):
         device = elbo.bnn.posterior.mean.device
         self._record = CudaRecorder(device) if record is None else record
         self._replay: Callable[[], None] | None
-        self._shapes: list[torch.Size] = []
+        self._shape: object = None
         self._failed = False
         super().__init__(elbo, optimizer, compiled=compiled)
 
@@ -111,12 +119,12 @@ class GraphBackend(CompiledBackend):
         """Make one step; see ``Backend.step``."""
         self._keep_up()
         parts, structure = tree_flatten((inputs, targets))
-        shapes = [part.shape for part in parts]
+        shape = _shape_of(parts, structure)
         ready = self._ordinary_steps >= _WARM_UP and not with_kl and not self._failed
-        ready = ready and len(self._sources) == 1
+        ready = ready and len(self._sources) == 1 and shape is not None
         if self._replay is None and ready:
             self._capture(parts, structure)
-        if self._replay is None or not ready or shapes != self._shapes:
+        if self._replay is None or not ready or shape != self._shape:
             self._ordinary_steps += 1
             return super().step(
                 inputs,
@@ -148,7 +156,7 @@ class GraphBackend(CompiledBackend):
     def _capture(self, parts: list[Tensor], structure: TreeSpec) -> None:
         # A minibatch may be a view of the data, which must not be written.
         self._parts = [part.clone() for part in parts]
-        self._shapes = [part.shape for part in parts]
+        self._shape = _shape_of(parts, structure)
         inputs, targets = tree_unflatten(self._parts, structure)
 
         def passes() -> None:
