@@ -328,13 +328,16 @@ class ELBO(nn.Module):
 
     def uses_kernel(self) -> bool:
         """Return whether :meth:`forward` samples by the kernel, as everything is now."""
-        return (
+        if torch.compiler.is_compiling():
+            return False
+        if (
             self.fused
-            and not torch.compiler.is_compiling()
             and type(self).complexity is ELBO.complexity
             and "complexity" not in vars(self)
-            and self._drawn_weights.prepare(self.bnn, self.kl)
-        )
+        ):
+            return self._drawn_weights.prepare(self.bnn, self.kl)
+        self._drawn_weights.free()
+        return False
 
     def get_extra_state(self) -> Tensor:
         """The step counter, so that ``state_dict`` resumes the noise."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.backend_cases import Task, needs_compiler
+from tests.loops import loop_over
 from tests.training.kernel.test_drawn_weights import X, Y, pair
 from torch import Tensor
 
@@ -81,12 +82,15 @@ def test_a_network_made_in_inference_mode_is_left_to_autograd() -> None:
         assert bool(elbo(X, Y).loss.isfinite())
 
 
-def test_memory_is_freed_once_autograd_samples_the_weights() -> None:
+@loop_over("change", [own_module, own_complexity, unfused])
+def test_memory_is_freed_once_autograd_samples_the_weights(
+    change: Callable[[bf.ELBO], object],
+) -> None:
     elbo, _ = pair()
     elbo(X, Y).loss.backward()
     buffers = [weakref.ref(each) for each in elbo._drawn_weights._memory._buffers]
     assert len(buffers) == 3
-    own_module(elbo)
+    change(elbo)
     elbo.zero_grad()
     elbo(X, Y)
     gc.collect()

@@ -67,8 +67,12 @@ class DrawnWeights:
         is_supported = _is_plain(bnn) and not _is_transformed()
         kernel = self._kernel_of(bnn, kl) if is_supported else None
         if kernel is None:
-            self._memory.clear()
+            self.free()
         return kernel is not None
+
+    def free(self) -> None:
+        """Free the memory of earlier samples."""
+        self._memory.clear()
 
     def _kernel_of(self, bnn: BayesianModule, kl: KLMethod) -> NativeSample | None:
         dtype = bnn.posterior.mean.dtype
