@@ -77,8 +77,8 @@ class GraphBackend(CompiledBackend):
 
     The first steps are ordinary ones; so is every step with several weight samples, every step that
     computes the value of the KL, and every minibatch of another shape, dtype or structure than the
-    captured one, such as the last of an epoch, or with arguments that are no tensors. A captured graph always takes the same path: a network that branches
-    on the data must not be captured.
+    captured one, such as the last of an epoch, or with arguments that are no tensors. A captured
+    graph always takes the same path: a network that branches on the data must not be captured.
 
     The returned terms are overwritten by the next step. Where the loss is not finite, the
     parameters have been updated by the time it is seen.
