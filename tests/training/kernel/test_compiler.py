@@ -82,8 +82,10 @@ def test_the_compiler_may_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     named = script(tmp_path / "my-compiler", "")
     monkeypatch.setenv("CXX", str(named))
     assert compiler.find_compiler() == str(named)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    check_done_without("none was found")
+    for missing in ("no-such-compiler", "g++ '"):
+        compiler.compiled_library.cache_clear()
+        monkeypatch.setenv("CXX", missing)
+        check_done_without(f"none was found under CXX={missing}")
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,17 @@ class CompilerError(RuntimeError):
 
 def find_compiler() -> str | None:
     """The C++ compiler: the one that ``$CXX`` names, else the first of c++, g++ and clang++."""
-    chosen = shlex.split(os.environ.get("CXX", ""))[:1]
+    chosen = _named_command()[:1]
     return next(filter(None, map(shutil.which, chosen or ["c++", "g++", "clang++"])), None)
+
+
+def _named_command() -> list[str]:
+    """Split ``$CXX`` into words."""
+    command = os.environ.get("CXX", "")
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quotation mark without its partner: no program has this name
+        return [command]
 
 
 @cache
@@ -67,7 +76,7 @@ def compiled_library(
             + (f" under CXX={os.environ['CXX']}" if os.environ.get("CXX") else "")
             + "; install one (such as g++), name it in CXX, or use the backend closed-form"
         )
-    command = [compiler, *shlex.split(os.environ.get("CXX", ""))[1:]]
+    command = [compiler, *_named_command()[1:]]
     macros = (
         f"-DREAL={'double' if dtype == torch.float64 else 'float'}",
         f"-DPRIOR={_PRIORS.index(prior)}",
