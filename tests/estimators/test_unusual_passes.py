@@ -105,6 +105,15 @@ def test_max_norm_is_refused() -> None:
         BayesianModule(nn.Sequential(nn.Embedding(5, 4, max_norm=0.5)))
 
 
+@loop_over("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_of_random_weights_are_refused(kind: Any) -> None:
+    net = nn.Sequential(kind(5, 4, sparse=True), nn.Linear(4, 2))
+    with pytest.raises(TypeError, match=r"the module '0' has sparse=True; set it to False, or"):
+        BayesianModule(net)
+    deterministic = BayesianModule(net, exclude=("0.*",))
+    assert deterministic.layout.names == ("1.weight", "1.bias")
+
+
 @loop_over("exclude", [None, ("1.*",)])
 def test_a_bayesian_network_inside_another_is_refused(exclude: tuple[str, ...] | None) -> None:
     net = nn.Sequential(nn.Linear(3, 3), BayesianModule(nn.Linear(3, 2)))

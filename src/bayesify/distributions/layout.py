@@ -78,9 +78,10 @@ class ParameterLayout:
         Raises:
             ValueError: a pattern or a type matches no parameter, or no weight is left.
             TypeError: an option is not a sequence of patterns and module types; a selected
-                parameter is lazy, quantised, scripted, on the meta device, sparse or not real
-                floating point; the selected parameters have several dtypes or devices; the network
-                cannot be copied, or is wrapped for parallel training.
+                parameter is lazy, quantised, scripted, on the meta device, sparse, not real
+                floating point or the table of an embedding with sparse gradients; the selected
+                parameters have several dtypes or devices; the network cannot be copied, or is
+                wrapped for parallel training.
         """
         check_network(net)
         aliases: dict[int, list[str]] = {}
@@ -102,6 +103,7 @@ class ParameterLayout:
             for key, weight in weights.items()
             if key in wanted and not is_frozen(weight)
         }
+        _refuse_sparse(net, chosen)
         if not any(parameter.numel() for parameter in chosen.values()):
             every_name = [name for names in aliases.values() for name in names]
             raise ValueError(
@@ -246,6 +248,17 @@ def _check_not_held_elsewhere(net: nn.Module, names: Mapping[int, str]) -> None:
                     f"{attribute!r} of {place} holds {held!r} too; read the module's own attribute "
                     "in forward, or use nn.ParameterList or nn.ParameterDict"
                 )
+
+
+def _refuse_sparse(net: nn.Module, chosen: Collection[int]) -> None:
+    """Raise TypeError where a random parameter is a table whose gradients are sparse."""
+    for prefix, module in net.named_modules():
+        if isinstance(module, _EMBEDDINGS) and module.sparse and id(module.weight) in chosen:
+            place = f"the module {prefix!r}" if prefix else "the network"
+            raise TypeError(
+                f"every weight of a random parameter has a gradient, but {place} has sparse=True; "
+                "set it to False, or exclude its parameter"
+            )
 
 
 def _keys_within(net: nn.Module, kinds: type | tuple[type, ...]) -> set[int]:
