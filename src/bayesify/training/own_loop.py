@@ -13,7 +13,7 @@ from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import BackendName, make_backend
 from bayesify.training.checks import check_can_divide, check_objective
-from bayesify.training.elbo import ELBO, ELBOTerms, check_place
+from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.optimizers import check_decay, check_holds, check_takes_steps
 from bayesify.training.processes import Processes
 
@@ -116,7 +116,6 @@ def make_step(
         kl_scale: float = 1.0,
         with_kl: bool = False,
     ) -> ELBOTerms:
-        check_place(batch_index, kl_scale)  # before the pass, which changes buffers
         if elbo.step == 0:
             check_not_copied(inputs, targets)
         torch.clear_autocast_cache()  # of casts of the parameters before the last update

@@ -14,7 +14,7 @@ from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends.backend import Noise, require_finite
 from bayesify.training.convergence import std_residual
 from bayesify.training.division import Share
-from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.elbo import ELBO, ELBOTerms, check_place
 from bayesify.training.processes import Processes
 
 __all__ = ["AutogradBackend"]
@@ -77,6 +77,7 @@ class AutogradBackend:
         Of minibatches that share a step of the optimiser, the last makes it, with the mean of
         their gradients.
         """
+        check_place(batch_index, kl_scale)
         elbo, processes, accumulation = self._elbo, self._processes, self._accumulation
         batch = batch_index or 0
         begins, part = accumulation.begins(batch), 1.0 / accumulation.size(batch)

@@ -146,8 +146,9 @@ def signature(elbo: ELBO, optimizer: Optimizer | None = None) -> tuple[object, .
 
     Edits of ``mean.data`` or ``rho.data`` do not change it: PyTorch does not count them.
     """
-    bnn, q = elbo.bnn, elbo.bnn.posterior
-    parameters = [q.mean, *([q.rho] if isinstance(q, MeanFieldGaussian) else [])]
+    bnn = elbo.bnn
+    q = bnn.posterior
+    parameters = [each for each in q._parameters.values() if each is not None]
     tensors = (*parameters, q.mask, bnn.prior_mean)
     held: list[object] = []
     if optimizer is not None:

@@ -58,6 +58,7 @@ class PosteriorUpdate:
         assert prior is not None
         self._elbo, self._optimizer = elbo, optimizer
         self._posterior, self._leaf = posterior, leaf
+        self._mean, self._rho = posterior.mean, posterior.rho
         self._states = (
             OptimizerState(optimizer, posterior.mean),
             OptimizerState(optimizer, posterior.rho),
@@ -180,15 +181,15 @@ class PosteriorUpdate:
         return self._states[0].next_rates(), self._states[1].next_rates()
 
     def _finish(self) -> None:
-        self._posterior.mean.grad = self._posterior.rho.grad = None
+        for parameter in (self._mean, self._rho):
+            parameter.grad = None
+            # Else autograd would not notice that a graph of before needs the old values.
+            increment_version(parameter)
         if self._others or not self._optimizer_called:
             # For the other parameters: mean and rho have no gradient. At least once, because
             # schedulers ask for it.
             self._optimizer.step()
             self._optimizer_called = True
-        # Else autograd would not notice that a graph of before needs the old values.
-        increment_version(self._posterior.mean)
-        increment_version(self._posterior.rho)
         self._leaf_is_for = self._state()
 
     def _on_device(self) -> TensorKernel:
@@ -199,9 +200,10 @@ class PosteriorUpdate:
     def _state(self) -> tuple[int, ...]:
         """The step that the leaf is for, and the versions of mean, rho and mask."""
         q = self._posterior
-        # A tensor made in inference mode has no version.
-        pruned = () if q.mask is None or q.mask.is_inference() else (q.mask._version,)
-        return self._elbo.step, q.mean._version, q.rho._version, *pruned
+        tensors = (*q._parameters.values(), *q._buffers.values())  # in less time than by name
+        # A mask made in inference mode has no version.
+        versions = [t._version for t in tensors if t is not None and not t.is_inference()]
+        return self._elbo.step, *versions
 
 
 class OptimizerState:
