@@ -20,6 +20,7 @@ __all__ = [
     "atomic_write",
     "digest_of",
     "encoded_size",
+    "named_file",
     "read_tensors",
     "write_tensors",
 ]
@@ -119,14 +120,18 @@ def _with_current_names(entries: dict[str, Any]) -> dict[str, Any]:
 def atomic_write(path: Path, payload: bytes | str) -> None:
     """Write a file atomically: under a temporary name that then replaces the file.
 
+    Where the path is a symbolic link, the file that it points to is replaced.
+
     Raises:
         OSError: the disk is full or the folder is not writable; the temporary file is removed.
+        StorageError: the path is that of a device or a pipe.
     """
     if isinstance(payload, str):
         # A path in the text may hold bytes that the locale could not decode.
         payload = payload.encode(errors="surrogateescape")
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    path = named_file(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -140,6 +145,23 @@ def atomic_write(path: Path, payload: bytes | str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def named_file(path: Path) -> Path:
+    """Return the file that a path names, whether it exists or not, after all symbolic links.
+
+    Raises:
+        StorageError: it is a device, a pipe or a socket, which a rename would replace.
+
+    Example:
+        >>> named_file(Path("/dev/null"))
+        Traceback (most recent call last):
+        bayesify.io.files.StorageError: /dev/null must be a file, got a device or pipe; name a file
+    """
+    # Of the path itself: that of /dev/stdout resolves to a name that does not exist.
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise StorageError(f"{path} must be a file, got a device or pipe; name a file")
+    return path.resolve()
 
 
 def digest_of(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from bayesify.app.runs.folder import Run, RunData, RunError
 from bayesify.app.runs.measure import RowMetrics, in_units, predict_rows
 from bayesify.distributions.posteriors import Delta
+from bayesify.io.files import StorageError, named_file
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive, CountPredictive, Predictive
 from bayesify.prediction.conformal import Conformal, ConformalIntervals, ConformalSets
@@ -390,6 +391,7 @@ def _write_parquet(out: Path, table: NewTable, predictions: Predictions) -> None
 @contextmanager
 def _completed(out: Path) -> Iterator[Path]:
     """Yield a temporary name for a file, which gets its own if nothing fails."""
+    out = named_file(out)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -407,15 +409,19 @@ def check_can_be_written(out: Path, *, overwrite: bool | None = False) -> None:
         overwrite: whether it may be there; None for a command that has no ``--force``.
 
     Raises:
-        RunError: the file exists and is not to be overwritten, or is a folder, or its folder does
-            not exist or cannot be written to.
+        RunError: the file exists and is not to be overwritten, or is a folder, a device or a pipe,
+            or its folder does not exist or cannot be written to.
     """
     if out.is_dir():
         raise RunError(f"{out} is a folder; choose a file with --out")
+    try:
+        place = named_file(out)
+    except StorageError as error:
+        raise RunError(f"--out must be a file, got a device or pipe: {out}; name a file") from error
     if out.exists() and not overwrite:
         force = "" if overwrite is None else ", or overwrite it with --force"
         raise RunError(f"{out} exists already; choose a new file with --out{force}")
-    folder = out.absolute().parent
+    folder = place.parent
     if not folder.is_dir():
         raise RunError(f"{out} cannot be written: there is no folder {folder}")
     if not os.access(folder, os.W_OK):

@@ -1,0 +1,93 @@
+"""The file of --out: links are followed, devices and pipes are refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from tests.app.cli.test_cli import bayesify
+from tests.app.cli.test_errors import check_refused
+from tests.app.cli.test_tables import QUICK
+
+import bayesify as bf
+from bayesify.io import StorageError
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``table.csv`` and its run, which no test changes."""
+    place = tmp_path_factory.mktemp("outs")
+    rows = "".join(f"{i % 13},{(i * i) % 17}\n" for i in range(60))
+    (place / "table.csv").write_text("x,y\n" + rows)
+    said = bayesify(
+        *("train", place / "table.csv", "--target", "y", "--out", place / "run"),
+        *(*QUICK, "--task", "regression"),
+    )
+    assert said.code == 0, said.err
+    return place
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+def is_fifo(path: Path) -> bool:
+    return stat.S_ISFIFO(path.lstat().st_mode)
+
+
+@pytest.mark.parametrize(
+    "command", ["predict {run} {table} --force", "prune {run}", "compress {run}"]
+)
+def test_a_pipe_is_refused_and_stays(command: str, trained: Path, fifo: Path) -> None:
+    words = command.format(run=trained / "run", table=trained / "table.csv").split()
+    said = bayesify(*words, "--out", fifo)
+    check_refused(said, f"--out must be a file, got a device or pipe: {fifo}; name a file")
+    assert is_fifo(fifo)
+
+
+def test_a_link_to_a_pipe_is_refused(trained: Path, fifo: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.csv"
+    link.symlink_to(fifo)
+    said = bayesify("predict", trained / "run", trained / "table.csv", "--out", link, "--force")
+    check_refused(said, "--out must be a file, got a device or pipe")
+    assert link.is_symlink()
+    assert is_fifo(fifo)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_the_file_behind_a_link_is_replaced(trained: Path, tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    file, link = tmp_path / "elsewhere" / f"p{suffix}", tmp_path / f"link{suffix}"
+    file.write_text("old")
+    link.symlink_to(file)
+    said = bayesify("predict", trained / "run", trained / "table.csv", "--out", link, "--force")
+    assert said.code == 0, said.err
+    assert link.is_symlink()
+    assert len(file.read_bytes()) > 100
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == [file.name]
+
+
+def test_the_report_behind_a_link_is_replaced(trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained / "run", tmp_path / "run"))
+    page = tmp_path / "page.html"
+    (run / "report.html").rename(page)
+    (run / "report.html").symlink_to(page)
+    page.write_text("old")
+    assert bayesify("report", run).code == 0
+    assert (run / "report.html").is_symlink()
+    assert "</html>" in page.read_text()
+
+
+def test_the_library_saves_to_no_pipe(fifo: Path) -> None:
+    with pytest.raises(StorageError, match=r"must be a file, got a device or pipe; name a file"):
+        bf.save(bf.BayesianModule(torch.nn.Linear(2, 1)), fifo)
+    assert is_fifo(fifo)
