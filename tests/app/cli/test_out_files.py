@@ -91,3 +91,27 @@ def test_the_library_saves_to_no_pipe(fifo: Path) -> None:
     with pytest.raises(StorageError, match=r"must be a file, got a device or pipe; name a file"):
         bf.save(bf.BayesianModule(torch.nn.Linear(2, 1)), fifo)
     assert is_fifo(fifo)
+
+
+def test_standard_output_is_no_file(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = bayesify("predict", trained / "run", trained / "table.csv", "--out", "-")
+    check_refused(said, "--out must be a file, got -")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command", ["train {} --target y", "predict {run} {}", "evaluate {run} {}"]
+)
+@pytest.mark.parametrize("source", ["pipe", "-"])
+def test_a_pipe_is_no_table(
+    command: str, source: str, trained: Path, fifo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(fifo.parent)
+    words = command.format(fifo if source == "pipe" else "-", run=trained / "run").split()
+    out = [] if words[0] == "evaluate" else ["--out", fifo.parent / "out"]
+    got = "a device or pipe" if source == "pipe" else "standard input"
+    check_refused(bayesify(*words, *out), f"read more than once, got {got}", "save it as a file")
+    assert not (fifo.parent / "out").exists()

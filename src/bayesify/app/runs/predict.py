@@ -412,6 +412,8 @@ def check_can_be_written(out: Path, *, overwrite: bool | None = False) -> None:
         RunError: the file exists and is not to be overwritten, or is a folder, a device or a pipe,
             or its folder does not exist or cannot be written to.
     """
+    if str(out) == "-":
+        raise RunError("--out must be a file, got -, and nothing is written to standard output")
     if out.is_dir():
         raise RunError(f"{out} is a folder; choose a file with --out")
     try:

@@ -29,8 +29,8 @@ def open_table(path: Path, *, headless: bool = False) -> TableFile:
         headless: whether a first row of numbers is data instead of names.
 
     Raises:
-        TableError: the file is missing, empty, neither text nor Parquet, or its header cannot be
-            used.
+        TableError: the file is missing, empty, a pipe, neither text nor Parquet, or its header
+            cannot be used.
 
     Example:
         >>> import tempfile
@@ -44,6 +44,13 @@ def open_table(path: Path, *, headless: bool = False) -> TableFile:
     if _is_several(path):
         files = [open_table(each) for each in table_paths(path)]
         return files[0] if len(files) == 1 else as_one_table(path, files)
+    is_stdin = path.name == "-" and not path.exists()
+    if is_stdin or (path.exists() and not path.is_file()):
+        raise TableError(
+            f"a table must be a file, since it is read more than once, got "
+            f"{'standard input' if is_stdin else f'a device or pipe, {path}'}; save it as a file "
+            "first"
+        )
     if not path.exists():
         raise TableError(f"there is no file {path}")
     if path.suffix.lower() == ".parquet":
