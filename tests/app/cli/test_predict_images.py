@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.app.cli.test_cli import as_json, bayesify, quick_runs
+from tests.app.cli.test_errors import check_refused
 from tests.app.cli.test_tables import rows_of
 
 from bayesify.app.runs import Run
@@ -51,3 +52,8 @@ def images_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with quick_runs():
         assert bayesify("train", "mnist", "--out", place, *tiny).code == 0
     return place
+
+
+def test_a_folder_is_no_file_of_digits(tmp_path: Path, images_run: Path) -> None:
+    said = bayesify("predict", images_run, tmp_path, "--out", tmp_path / "p.csv")
+    check_refused(said, f"{tmp_path} is a folder; name a file of it, .npy, .csv or IDX")

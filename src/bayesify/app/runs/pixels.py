@@ -41,6 +41,8 @@ def read_pixels(path: Path, shape: Sequence[int], scale: float) -> Tensor:
         ...     read_pixels(Path(folder, "a.npy"), (28, 28), 126.0).mean(-1)
         tensor([1., 1., 1.])
     """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file of it, .npy, .csv or IDX")
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     try:
@@ -96,5 +98,7 @@ def _from_csv(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     numbers = pd.concat(chunks).apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
     if np.isnan(numbers).any():
         row, column = np.argwhere(np.isnan(numbers))[0].tolist()
-        raise DataError(f"{path} must hold numbers, but row {row + 1} has none in column {column}")
+        raise DataError(
+            f"{path} must hold numbers, but row {row + 1} has none in column {columns[column] + 1}"
+        )
     return np.asarray(numbers)
