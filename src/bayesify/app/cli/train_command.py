@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -29,6 +29,7 @@ from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs import ConfigError, Run, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
 from bayesify.app.runs.folder import new_folder, num_train
+from bayesify.app.runs.folder_lock import locked_folder
 from bayesify.app.runs.memory import peak_memory
 from bayesify.app.runs.settings import declarations
 from bayesify.app.runs.train import seconds_per_epoch, use_threads
@@ -173,47 +174,52 @@ def train(
     console = Console(stderr=True, quiet=not launch.is_first)
     if launch.waits_for is not None:
         typer.echo(f"connecting with the first machine at {launch.waits_for}", err=True)
-    try:
-        with launch.joined() as joined:
-            # One reads and decides for all; the others open the run that it made.
-            with joined.all_succeed():
-                if launch.is_first:
-                    run, data = _begin(
-                        *(console, dataset, out, settings, data_dir, search, launch),
-                        resume=resume or was_restarted(),
+    with ExitStack() as held:  # the lock of the folder, until all is written
+        try:
+            with launch.joined() as joined:
+                # One reads and decides for all; the others open the run that it made.
+                with joined.all_succeed():
+                    if launch.is_first:
+                        run, data = _begin(
+                            *(console, dataset, out, settings, data_dir, search, launch, held),
+                            resume=resume or was_restarted(),
+                        )
+                with joined.all_succeed():
+                    if not launch.is_first:
+                        run = _opened(out, data_dir)
+                        data = run.load_data()
+                use_threads(run)  # Fabric has a number of its own
+                table = EpochTable(
+                    console, run.config.task, prunes=run.config.make_pruning() is not None
+                )
+                callback = HistoryWriter(run, table) if launch.is_first else NoTable()
+                with _resumable(console, run, launch), closing(table):
+                    trained = train_run(
+                        run, data, callback, joined.device, shared_noise=shared_noise
                     )
-            with joined.all_succeed():
-                if not launch.is_first:
-                    run = _opened(out, data_dir)
-                    data = run.load_data()
-            use_threads(run)  # Fabric has a number of its own
-            table = EpochTable(
-                console, run.config.task, prunes=run.config.make_pruning() is not None
-            )
-            callback = HistoryWriter(run, table) if launch.is_first else NoTable()
-            with _resumable(console, run, launch), closing(table):
-                trained = train_run(run, data, callback, joined.device, shared_noise=shared_noise)
-    except (KeyboardInterrupt, NonFiniteLossError, OtherProcessError):
-        if launch.is_first or launch.waits_for is not None:
-            raise
-        return  # the first process of this machine, or of torchrun's, reports it
-    if not launch.is_first:
-        return
-    stream = _stream_of(data)
-    with console.status("measuring and drawing ..."):
-        metrics, report = finish(run, data, trained)
-    if stream is not None:
-        stream.path.unlink(missing_ok=True)
-        metrics["peak_memory_bytes"] = peak_memory()
-        run.write_metrics(metrics)
-    if as_json:
-        typer.echo(json.dumps(metrics))
-        return
-    summarise(console, run, metrics, [note for note in trained.notes if note not in table.notes])
-    if stream is not None:
-        peak = f"largest memory of the process: {metrics['peak_memory_bytes'] / 1e9:.2f} GB"
-        console.print(Text(peak), soft_wrap=True)
-    typer.echo(f"report: {report}")
+        except (KeyboardInterrupt, NonFiniteLossError, OtherProcessError):
+            if launch.is_first or launch.waits_for is not None:
+                raise
+            return  # the first process of this machine, or of torchrun's, reports it
+        if not launch.is_first:
+            return
+        stream = _stream_of(data)
+        with console.status("measuring and drawing ..."):
+            metrics, report = finish(run, data, trained)
+        if stream is not None:
+            stream.path.unlink(missing_ok=True)
+            metrics["peak_memory_bytes"] = peak_memory()
+            run.write_metrics(metrics)
+        if as_json:
+            typer.echo(json.dumps(metrics))
+            return
+        summarise(
+            console, run, metrics, [note for note in trained.notes if note not in table.notes]
+        )
+        if stream is not None:
+            peak = f"largest memory of the process: {metrics['peak_memory_bytes'] / 1e9:.2f} GB"
+            console.print(Text(peak), soft_wrap=True)
+        typer.echo(f"report: {report}")
 
 
 class _Search(NamedTuple):
@@ -232,10 +238,17 @@ def _begin(
     data_dir: str | None,
     search: _Search | None,
     launch: Launch,
+    held: ExitStack,
     *,
     resume: bool,
 ) -> tuple[Run, RunData]:
-    """Return a run that is ready to be trained and its data; say what training will cost."""
+    """Return a run that is ready to be trained and its data; say what training will cost.
+
+    From here on ``held`` holds the lock of the run's folder.
+    """
+    is_there = resume and out.is_dir()
+    if is_there:
+        held.enter_context(locked_folder(out))
     run, data, is_new = prepare(
         console,
         dataset,
@@ -251,11 +264,16 @@ def _begin(
         raise ConfigError(f"objective {run.config.objective} is trained in one process; {_ALONE}")
     use_threads(run)
     if search is not None and is_new:
+        if not is_there:
+            held.enter_context(locked_folder(out))
+            is_there = True
         run = _tuned(console, run, data, given, search)
     # Before the folder is created, so that an error here leaves no folder.
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
     announcement = _announcement(run, bnn, data, launch)
     if is_new:
+        if not is_there:
+            held.enter_context(locked_folder(out))
         run = create_folder(run, data, launch.device, launch.count)
     console.print(Text(announcement), soft_wrap=True)
     stream = _stream_of(data)

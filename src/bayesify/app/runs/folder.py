@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.schema import TableSchema
 
 __all__ = [
+    "LOCK_NAME",
     "TUNING_STUDY",
     "TUNING_SUMMARY",
     "Run",
@@ -54,6 +55,8 @@ __all__ = [
 _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
 #: Written by a search of settings, before there is a run: an Optuna study, and what it chose.
 TUNING_STUDY, TUNING_SUMMARY = "tuning.db", "tuning.json"
+#: Held by the process that trains the run; one that was killed leaves the file.
+LOCK_NAME = ".lock"
 
 
 class RunData(Protocol):
@@ -416,7 +419,9 @@ def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
     """
     if after_tuning and is_tuning(folder):
         return
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+    if folder.is_file() or (
+        folder.is_dir() and any(each.name != LOCK_NAME for each in folder.iterdir())
+    ):
         held, mend = "other files", ""
         if (folder / _CONFIG).exists():
             held, mend = "another run", ", or continue that run with --resume"

@@ -1,0 +1,55 @@
+"""Lock on the folder of a run, so that one process at a time trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from bayesify.app.runs.folder import LOCK_NAME, RunError
+
+__all__ = ["locked_folder"]
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if it is not there.
+
+    A folder that was made is removed again if nothing was written into it. The operating system
+    releases the lock of a process that is killed.
+
+    Raises:
+        RunError: another process holds it.
+        OSError: the folder cannot be made or written to.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as parent:
+        ...     with locked_folder(Path(parent, "run")), locked_folder(Path(parent, "run")):
+        ...         pass
+        Traceback (most recent call last):
+        bayesify.app.runs.folder.RunError: another process is training the run in ...
+    """
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK_NAME
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RunError(
+            f"another process is training the run in {folder}; wait for it, stop it, or choose "
+            "another --out"
+        ) from error
+    try:
+        yield
+    finally:
+        # While it is held, so that no other process has it under the name that is removed.
+        with suppress(OSError):
+            path.unlink()
+        lock.release()
+        if is_new:
+            with suppress(OSError):  # not empty: the run
+                folder.rmdir()
