@@ -155,7 +155,7 @@ def test_no_rows_held_out(place: Path, tmp_path: Path) -> None:
     assert "training" in said.out
     assert "test" not in said.out
     assert "no rows are held out" in said.err
-    for words in (["prune"], ["inspect"], ["report"], ["report", "--compare", place / "run"]):
+    for words in (["prune"], ["inspect"], ["report"], ["report", "--compare", run]):
         assert bayesify(words[0], run, *words[1:]).code == 0, words
     found = as_json("predict", run, table, "--out", tmp_path / "p.csv")
     assert found["metrics"].keys() == metrics["train"].keys()

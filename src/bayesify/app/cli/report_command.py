@@ -20,7 +20,7 @@ def report(
     compare: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Another finished run to compare with; may be repeated.",
+            help="Another finished run on the same data to compare with; may be repeated.",
             metavar="DIR",
             show_default=False,
         ),

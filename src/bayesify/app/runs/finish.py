@@ -21,6 +21,7 @@ from bayesify.app.report.table_parts import (
     result_part,
 )
 from bayesify.app.report.tuning_text import tuning_note
+from bayesify.app.runs.comparison import check_comparable, kind_of_run, labels_of
 from bayesify.app.runs.folder import Run, RunData, as_test_row
 from bayesify.app.runs.measure import FRACTIONS, evaluate, prune_table, shown
 from bayesify.app.runs.one_column import one_column
@@ -102,8 +103,9 @@ def rewrite_report(
             were.
 
     Raises:
-        RunError: a run is not finished.
+        RunError: a run is not finished, or another one was measured by other data.
     """
+    check_comparable(run, others)
     bnn = run.load_module()
     metrics = run.metrics()
     if run.table is not None:
@@ -135,13 +137,17 @@ def _report(
         run.write_json("pruning.json", pruning)
     inputs, targets = shown(data)
     rows = [as_test_row(row) for row in history]
-    baselines = {_label(other): other.history() for other in others}
+    labels = labels_of(others)
+    baselines = [other.history() for other in others]
     truth, error = _truth(run, data), None
     if truth is not None and isinstance(data, TableData):
         # Training standardises the target; a reader has its own unit.
         rows = _in_units(rows, data.scale)
         pruning = _in_units(pruning, data.scale)
-        baselines = {name: _in_units(each, data.scale) for name, each in baselines.items()}
+        scales = [
+            data.scale if other.table is None else other.table.target.scale for other in others
+        ]
+        baselines = [_in_units(*each) for each in zip(baselines, scales, strict=True)]
         measured = metrics["test"] or metrics["train"]
         error = f"RMSE of {truth[0]}", measured["rmse_mean_weights"]
     figures = build_figures(
@@ -154,8 +160,11 @@ def _report(
         class_names=data.class_names,
         image_shape=data.image_shape,
         pictures=_pictures(run, data),
-        baselines=baselines,
-        baseline_weights={_label(other): other.load_module().posterior.mean for other in others},
+        baselines=dict(zip(labels, baselines, strict=True)),
+        baseline_weights={
+            label: other.load_module().posterior.mean
+            for label, other in zip(labels, others, strict=True)
+        },
         outside=_outside(run, data, bnn, data_dir or run.data_dir),
         truth=truth,
         error=error,
@@ -180,7 +189,7 @@ def _report(
         pruning=pruning,
         figures=figures,
         notes=[*metrics.get("notes", []), *_table_notes(run), *_image_notes(run)],
-        others={_label(other): other.metrics() for other in others},
+        others={label: other.metrics() for label, other in zip(labels, others, strict=True)},
         texts=_example_tables(run, data, predictive),
         parts=parts,
     )
@@ -336,7 +345,7 @@ def _example_rows(data: TableData, predictive: Predictive, chosen: Tensor) -> li
 
 def _title(run: Run, data: RunData) -> str:
     of = f": {run.config.target}" if run.config.target is not None else ""
-    return f"{_kind(run)} on {data.name}{of}"
+    return f"{kind_of_run(run)} on {data.name}{of}"
 
 
 def _table_notes(run: Run) -> list[str]:
@@ -379,14 +388,3 @@ def _image_notes(run: Run) -> list[str]:
         f"{split['seed']}: these are the test data",
         *run.images.remarks,
     ]
-
-
-def _label(run: Run) -> str:
-    return f"{_kind(run)} ({run.folder.name})"
-
-
-def _kind(run: Run) -> str:
-    config = run.config
-    kinds = {None: "Bayes by Backprop", "sgd": "Plain network", "dropout": "Dropout network"}
-    drops = config.baseline is None and (config.dropout_input or config.dropout_hidden)
-    return f"{kinds[config.baseline]}, dropout" if drops else kinds[config.baseline]
