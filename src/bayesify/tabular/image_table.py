@@ -221,7 +221,7 @@ def new_table_file(path: Path, schema: TableSchema, *, labelled: bool = False) -
     """
     names = [column.name for column in schema.columns if isinstance(column, ImageColumn)]
     if not names or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()):
-        return open_table(path)
+        return open_table(path, latin1=schema.is_latin1)
     if labelled:
         found = find_labelled_images(path)
         return _FolderFile(path, (names[0], schema.target.name), "", found.remarks, found)

@@ -117,7 +117,7 @@ class NewTable:
             TableError: it cannot be read, lacks columns, or has a column that cannot be read
                 surely.
         """
-        file = open_table(table) if isinstance(table, Path) else table
+        file = open_table(table, latin1=schema.is_latin1) if isinstance(table, Path) else table
         schema.check_columns(file.columns, file.path)
         check_images(file, schema.columns)
         has_target = schema.target.name in file.columns

@@ -28,7 +28,7 @@ from bayesify.tabular.columns import (
     RangedColumn,
     column_from_json,
 )
-from bayesify.tabular.files import TableError
+from bayesify.tabular.files import TableError, TableFile
 from bayesify.tabular.likelihoods import COUNTS, number_likelihood
 from bayesify.tabular.number_form import NumberForm
 from bayesify.tabular.rows import TableRows
@@ -42,6 +42,7 @@ __all__ = [
     "TableSchema",
     "Target",
     "label_of",
+    "source_of",
     "tail_of",
     "values_of",
 ]
@@ -177,6 +178,28 @@ class Target:
             raise TableError(f"the stored target cannot be read: {error}") from error
 
 
+def source_of(file: TableFile) -> dict[str, Any]:
+    r"""Return what a schema stores of the file of a training table.
+
+    ``windows_1252`` tells that text which is not UTF-8 was read as Windows-1252 where it can be.
+
+    Example:
+        >>> import tempfile
+        >>> from bayesify.tabular.files import open_table
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "a.csv")
+        ...     _ = path.write_text("x,y\n1,2\n")
+        ...     list(source_of(open_table(path)))
+        ['path', 'sha256', 'columns', 'windows_1252']
+    """
+    return {
+        "path": str(file.path),
+        "sha256": file.sha256,
+        "columns": list(file.columns),
+        "windows_1252": True,
+    }
+
+
 @dataclass(frozen=True)
 class TableSchema:
     """Input columns and target of a table, and the file and rows that they were fitted to.
@@ -186,7 +209,7 @@ class TableSchema:
         target: the target column.
         dropped: the names of columns that are not used, with the reason.
         carried: those among the unused that identify rows; predictions repeat them.
-        source: the file of the training table: ``path``, ``sha256`` and ``columns``.
+        source: the file of the training table, as :func:`source_of` describes it.
         split: ``seed``, ``fraction`` and ``limit``, from which the held-out part follows; and how
             many rows are for ``train`` and ``test``.
         remarks: notes for the user on how the table was read.
@@ -214,6 +237,16 @@ class TableSchema:
     def features(self) -> tuple[str, ...]:
         """Names of the inputs of the network."""
         return tuple(name for column in self.columns for name in column.features)
+
+    @property
+    def is_latin1(self) -> bool:
+        """Whether an earlier version read the training table, not UTF-8, as Latin-1 in any case.
+
+        New tables are then read so too: their cells must be those of the columns' levels.
+        """
+        return "windows_1252" not in self.source and any(
+            "was read as Latin-1" in remark for remark in self.remarks
+        )
 
     @property
     def least_rate(self) -> float:

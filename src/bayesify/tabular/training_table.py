@@ -18,7 +18,7 @@ from bayesify.tabular.detect import ColumnScan, find_target
 from bayesify.tabular.files import CellError, TableError, TableFile, open_table
 from bayesify.tabular.held_out import Places, split_rows
 from bayesify.tabular.image_table import check_images
-from bayesify.tabular.schema import TableSchema, tail_of, values_of
+from bayesify.tabular.schema import TableSchema, source_of, tail_of, values_of
 from bayesify.tabular.stored_table import stored_table
 from bayesify.tabular.table_data import TableData
 from bayesify.tabular.table_memory import check_memory
@@ -120,7 +120,7 @@ def fit_table(
     )
     remarks = [*file.remarks, *more]
     check_memory(path, rows, columns, len(found.classes))
-    source = {"path": str(path), "sha256": file.sha256, "columns": list(file.columns)}
+    source = source_of(file)
     if images:
         source["images"] = check_images(file, columns, limit)
     draft = TableSchema(
@@ -161,7 +161,7 @@ def load_table(
     Raises:
         TableError: the file is missing, or it or an image has changed.
     """
-    file = open_table(table) if isinstance(table, Path) else table
+    file = open_table(table, latin1=schema.is_latin1) if isinstance(table, Path) else table
     path = file.path
     if file.sha256 != schema.source["sha256"]:
         raise TableError(

@@ -28,6 +28,8 @@ __all__ = ["open_csv"]
 
 _SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _SAMPLE, _BLOCK = 1 << 18, 1 << 20
+#: Bytes that are no character of Windows-1252.
+_NOT_WINDOWS = b"\x81\x8d\x8f\x90\x9d"
 
 
 @dataclass(frozen=True)
@@ -73,17 +75,18 @@ class _CsvFile(TableFile):
             raise TableError(f"{self.path} cannot be read: {error}") from error
 
 
-def open_csv(path: Path, *, headless: bool) -> TableFile:
+def open_csv(path: Path, *, headless: bool, latin1: bool = False) -> TableFile:
     """Open a file of text, whose encoding and separator are found.
 
     Args:
         path: path of the file.
         headless: whether a first row of numbers is data instead of names.
+        latin1: as for ``open_table``.
 
     Raises:
         TableError: it cannot be read, is empty or no text, or its first rows are not alike.
     """
-    encoding, sha256, remarks = _examined(path)
+    encoding, sha256, remarks = _examined(path, latin1=latin1)
     with _opened(path) as file:
         text = file.read(_SAMPLE).decode(encoding, errors="replace")
         whole = not file.read(1)
@@ -142,11 +145,12 @@ def _opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path)) if _is_gzip(path) else path.open("rb")
 
 
-def _examined(path: Path) -> tuple[str, str, list[str]]:
+def _examined(path: Path, *, latin1: bool) -> tuple[str, str, list[str]]:
     """Return encoding and digest of a file's text, and remarks."""
     digest = hashlib.sha256()
     decoder: codecs.IncrementalDecoder | None = None
     utf16 = valid = True
+    windows = not latin1
     size = 0
     try:
         with _opened(path) as file:
@@ -159,6 +163,7 @@ def _examined(path: Path) -> tuple[str, str, list[str]]:
                 if not utf16 and b"\0" in block:
                     raise TableError(f"{path} is not text: byte {size + block.index(0)} is zero")
                 size += len(block)
+                windows = windows and not any(byte in block for byte in _NOT_WINDOWS)
                 if valid:
                     try:
                         decoder.decode(block)
@@ -177,12 +182,10 @@ def _examined(path: Path) -> tuple[str, str, list[str]]:
         return "utf-16", digest.hexdigest(), []
     if valid:
         return "utf-8-sig", digest.hexdigest(), []
-    # Latin-1 decodes every byte, and equals Windows-1252 for the letters of Western languages.
-    return (
-        "latin-1",
-        digest.hexdigest(),
-        ["the file is not UTF-8 and was read as Latin-1; if names look wrong, save it as UTF-8"],
-    )
+    # Latin-1 decodes every byte, but those of the euro sign, curly quotes and dashes to controls.
+    encoding, name = ("cp1252", "Windows-1252") if windows else ("latin-1", "Latin-1")
+    remark = f"the file is not UTF-8 and was read as {name}; if names look wrong, save it as UTF-8"
+    return encoding, digest.hexdigest(), [remark]
 
 
 def _check_is_text(path: Path, block: bytes) -> None:

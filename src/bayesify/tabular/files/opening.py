@@ -16,7 +16,7 @@ from bayesify.tabular.suffixes import TABLE_SUFFIXES
 __all__ = ["open_table", "table_paths"]
 
 
-def open_table(path: Path, *, headless: bool = False) -> TableFile:
+def open_table(path: Path, *, headless: bool = False, latin1: bool = False) -> TableFile:
     r"""Open a table: a file, or all files of a folder or a pattern, one below the other.
 
     A suffix ``.parquet`` tells a Parquet file, any other file is text. All bytes are read once, and
@@ -27,6 +27,8 @@ def open_table(path: Path, *, headless: bool = False) -> TableFile:
         path: path of a file or a folder, or a pattern such as ``sales/*.parquet``; text may be
             compressed by gzip.
         headless: whether a first row of numbers is data instead of names.
+        latin1: whether text that is not UTF-8 is Latin-1 in any case, as earlier versions read
+            it, instead of Windows-1252 where it can be.
 
     Raises:
         TableError: the file is missing, empty, a pipe, neither text nor Parquet, or its header
@@ -42,7 +44,7 @@ def open_table(path: Path, *, headless: bool = False) -> TableFile:
         ('x', 'y') [1]
     """
     if _is_several(path):
-        files = [open_table(each) for each in table_paths(path)]
+        files = [open_table(each, latin1=latin1) for each in table_paths(path)]
         return files[0] if len(files) == 1 else as_one_table(path, files)
     is_stdin = path.name == "-" and not path.exists()
     if is_stdin or (path.exists() and not path.is_file()):
@@ -55,7 +57,7 @@ def open_table(path: Path, *, headless: bool = False) -> TableFile:
         raise TableError(f"there is no file {path}")
     if path.suffix.lower() == ".parquet":
         return open_parquet(path)
-    return open_csv(path, headless=headless)
+    return open_csv(path, headless=headless, latin1=latin1)
 
 
 def table_paths(path: Path) -> list[Path]:

@@ -29,7 +29,7 @@ from bayesify.tabular.detect import find_target
 from bayesify.tabular.files import TableError, TableFile, open_table
 from bayesify.tabular.held_out import MOST_TEST_ROWS, check_enough
 from bayesify.tabular.likelihoods import LARGEST_COUNT
-from bayesify.tabular.schema import LARGEST_TARGET, TableSchema, Target
+from bayesify.tabular.schema import LARGEST_TARGET, TableSchema, Target, source_of
 from bayesify.tabular.stored_table import STORED_NAME, stored_table
 from bayesify.tabular.streaming.encoded import STREAM_NAME, EncodedRows, write_encoded
 from bayesify.tabular.streaming.memory import TrainingMemory, gigabytes
@@ -154,7 +154,7 @@ def fit_stream(
         found,
         dropped,
         tuple(carried),
-        {"path": str(path), "sha256": file.sha256, "columns": list(file.columns)},
+        source_of(file),
         {"seed": seed, "fraction": test_fraction, "limit": limit},
         (),
     )
@@ -241,7 +241,7 @@ def write_stream(
     """
     if stream.is_there():
         return
-    file = open_table(path) if isinstance(path, Path) else path
+    file = open_table(path, latin1=schema.is_latin1) if isinstance(path, Path) else path
     if file.sha256 != schema.source["sha256"]:
         raise TableError(
             f"{file.path} was changed after the run was made: its SHA-256 must be "
