@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from bayesify.tabular.files.column_names import numbered
 from bayesify.tabular.files.errors import TableError, one_line
+from bayesify.tabular.files.short_rows import SeparatorCount, short_rows_remark
 from bayesify.tabular.files.table_file import TableFile
 from bayesify.tabular.rows import TableRows
 
@@ -86,7 +87,7 @@ def open_csv(path: Path, *, headless: bool, latin1: bool = False) -> TableFile:
     Raises:
         TableError: it cannot be read, is empty or no text, or its first rows are not alike.
     """
-    encoding, sha256, remarks = _examined(path, latin1=latin1)
+    encoding, sha256, remarks, counts = _examined(path, latin1=latin1)
     with _opened(path) as file:
         text = file.read(_SAMPLE).decode(encoding, errors="replace")
         whole = not file.read(1)
@@ -107,6 +108,9 @@ def open_csv(path: Path, *, headless: bool, latin1: bool = False) -> TableFile:
                 f"{len(header)}, but row {number} has {len(record)}; put quotes around values "
                 "that hold the separator"
             )
+    if not counts.agree(separator, len(header)):
+        with io.TextIOWrapper(_opened(path), encoding, "replace", newline="") as lines:
+            remarks += short_rows_remark(lines, separator, len(header))
     columns = tuple(
         (name.strip() if has_header else "") or f"column {place}"
         for place, name in enumerate(header, start=1)
@@ -145,8 +149,8 @@ def _opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path)) if _is_gzip(path) else path.open("rb")
 
 
-def _examined(path: Path, *, latin1: bool) -> tuple[str, str, list[str]]:
-    """Return encoding and digest of a file's text, and remarks."""
+def _examined(path: Path, *, latin1: bool) -> tuple[str, str, list[str], SeparatorCount]:
+    """Return encoding and digest of a file's text, remarks, and the number of its separators."""
     digest = hashlib.sha256()
     decoder: codecs.IncrementalDecoder | None = None
     utf16 = valid = True
@@ -160,9 +164,11 @@ def _examined(path: Path, *, latin1: bool) -> tuple[str, str, list[str]]:
                     utf16 = block[:2] in (b"\xff\xfe", b"\xfe\xff")
                     decoder = codecs.getincrementaldecoder("utf-8")()
                     _check_is_text(path, block)
+                    counts = SeparatorCount(_SEPARATORS, utf16=utf16)
                 if not utf16 and b"\0" in block:
                     raise TableError(f"{path} is not text: byte {size + block.index(0)} is zero")
                 size += len(block)
+                counts.update(block)
                 windows = windows and not any(byte in block for byte in _NOT_WINDOWS)
                 if valid:
                     try:
@@ -179,13 +185,13 @@ def _examined(path: Path, *, latin1: bool) -> tuple[str, str, list[str]]:
     except (OSError, EOFError) as error:
         raise TableError(f"{path} cannot be read: {error}") from error
     if utf16:
-        return "utf-16", digest.hexdigest(), []
+        return "utf-16", digest.hexdigest(), [], counts
     if valid:
-        return "utf-8-sig", digest.hexdigest(), []
+        return "utf-8-sig", digest.hexdigest(), [], counts
     # Latin-1 decodes every byte, but those of the euro sign, curly quotes and dashes to controls.
     encoding, name = ("cp1252", "Windows-1252") if windows else ("latin-1", "Latin-1")
     remark = f"the file is not UTF-8 and was read as {name}; if names look wrong, save it as UTF-8"
-    return encoding, digest.hexdigest(), [remark]
+    return encoding, digest.hexdigest(), [remark], counts
 
 
 def _check_is_text(path: Path, block: bytes) -> None:

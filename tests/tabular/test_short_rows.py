@@ -1,0 +1,88 @@
+"""Rows of a CSV file with fewer values than its header: read, with a remark."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from tests.app.cli.test_cli import bayesify, quick_runs
+from tests.app.cli.test_tables import QUICK
+
+from bayesify.tabular.files import open_table
+
+HEADER = "x,note,z,y\n"
+WHOLE = "".join(f'{i % 13},"a, {i % 3}\n""b""",{i % 5},{i % 7}\n' for i in range(60))
+SHORT = "".join(f"{i % 13},c\n" for i in range(30))
+
+
+def remarks(path: Path, content: bytes | str) -> list[str]:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return [each for each in open_table(path).remarks if "fewer values" in each]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        str.encode,
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: text.encode("utf-16"),
+        lambda text: gzip.compress(text.encode()),
+        lambda text: text.replace("a", "é").encode("cp1252"),
+        lambda text: text.rstrip("\n").encode(),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_short_rows_are_counted(tmp_path: Path, change: object, first: bool) -> None:
+    text = HEADER + (SHORT + WHOLE if first else WHOLE + SHORT)
+    found = remarks(tmp_path / "a.csv", change(text))  # type: ignore[operator]
+    row = 2 if first else 62
+    assert found == [
+        f"30 rows have fewer values than the header, the first is row {row}; what lacks is read as "
+        "missing"
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEADER + WHOLE,
+        HEADER + WHOLE + "\n\n  \n",
+        HEADER + WHOLE + '1,5" pipe,2,3\n',
+        HEADER + WHOLE + "1,,,\n,,,\n",
+        HEADER + WHOLE.replace(",", ";").replace("\n", "\r"),
+        "x\n1\n\n2\n",
+    ],
+)
+def test_whole_rows_have_no_remark(tmp_path: Path, text: str) -> None:
+    text = (
+        text.replace(HEADER, HEADER.replace(",", ";").replace("\n", "\r")) if ";" in text else text
+    )
+    assert remarks(tmp_path / "a.csv", text) == []
+
+
+def test_quotes_across_two_blocks(tmp_path: Path) -> None:
+    """The text is read a megabyte at a time."""
+    text = "x,note,y\n" + "".join(f'{i},"{"a," * 40_000}\n",4\n' for i in range(30))
+    assert remarks(tmp_path / "a.csv", text) == []
+    assert "row 32;" in remarks(tmp_path / "a.csv", text + "1,2\n")[0]
+
+
+def test_one_row_is_named(tmp_path: Path) -> None:
+    found = remarks(tmp_path / "a.csv", "x,y\n1,2\n3\n4,5\n")
+    assert found == ["1 row has fewer values than the header, row 3; what lacks is read as missing"]
+
+
+def test_training_and_predicting_tell(tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text("x,z,y\n" + "".join(f"{i % 13},{i % 7},{i % 5}\n" for i in range(60)) + "1\n")
+    with quick_runs():
+        said = bayesify(
+            *("train", table, "--target", "y", "--task", "regression"),
+            *("--out", tmp_path / "run", *QUICK),
+        )
+    note = "note: 1 row has fewer values than the header, row 62; what lacks is read as missing"
+    assert note in said.err
+    said = bayesify("predict", tmp_path / "run", table, "--out", tmp_path / "p.csv")
+    assert said.code == 0, said.err
+    assert note in said.err
