@@ -67,6 +67,11 @@ def test_options_and_errors(place: Path) -> None:
     frame = pd.read_csv(place / "table.csv")
     with pytest.raises(RunError, match="samples must be at least 1"):
         run.predict(frame, samples=0)
+    if run.run.class_names:
+        with pytest.raises(RunError, match=r"level would do nothing here.*; leave it out$"):
+            run.predict(frame, level=0.5)
+    else:
+        assert "lower_50" in run.predict(frame, level=0.5).columns
     frame["size"] = "much"
     with pytest.raises(TableError, match="the column 'size' must hold numbers with a decimal"):
         run.predict(frame)

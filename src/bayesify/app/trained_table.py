@@ -32,7 +32,7 @@ class TrainedTable:
         self,
         table: Any,
         *,
-        level: float = 0.95,
+        level: float | None = None,
         samples: int | None = None,
         lenient: bool = False,
     ) -> pd.DataFrame:
@@ -43,18 +43,24 @@ class TrainedTable:
         Args:
             table: a pandas data frame, whose index the predictions have; another frame that has
                 ``to_pandas``, such as polars'; or the path of a file.
-            level: probability of a regression's intervals.
+            level: probability of a regression's intervals; None is 0.95.
             samples: weight samples to average over; None for as many as in training.
             lenient: whether to read columns as in training even where their cells look otherwise.
 
         Raises:
             TypeError: ``table`` is neither a data frame nor a path.
             TableError: the table cannot be read surely.
-            RunError: ``level`` or ``samples`` is out of range, or a prediction is not finite.
+            RunError: ``level`` or ``samples`` is out of range, ``level`` is given for classes, or a
+                prediction is not finite.
         """
         import pandas as pd
 
-        from bayesify.app.runs.predict import TEXT_COLUMNS, Predictions, table_predictions
+        from bayesify.app.runs.predict import (
+            TEXT_COLUMNS,
+            Predictions,
+            chosen_level,
+            table_predictions,
+        )
         from bayesify.tabular.files import table_of
         from bayesify.tabular.image_table import new_table_file
         from bayesify.tabular.new_table import NewTable
@@ -72,7 +78,7 @@ class TrainedTable:
         predictions = Predictions.of(
             run,
             self.bnn,
-            level=level,
+            level=chosen_level(level, run.class_names),
             samples=run.config.test_samples if samples is None else samples,
             class_names=run.class_names,
         )

@@ -228,9 +228,16 @@ def test_rows_outside_are_predicted_with_less_trust(finished: Path, tmp_path: Pa
 
 
 def test_a_level_of_one_half(finished: Path, tmp_path: Path) -> None:
-    new = finished / "table.csv"
-    said = as_json("predict", finished / "run", new, "--out", tmp_path / "p", "--level", "0.5")
-    assert ("lower_50" in rows_of(tmp_path / "p")[0]) == ("level" in said)
+    command = ("predict", finished / "run", finished / "table.csv", "--out", tmp_path / "p")
+    assert as_json(*command).get("level", 0.95) == 0.95
+    options = ("--force", "--level", "0.5")
+    if Run.open(finished / "run").class_names:
+        said = bayesify(*command, *options)
+        check_refused(said, "level would do nothing here: classes have no intervals", "--conformal")
+        assert as_json(*command, *options, "--conformal")["level"] == 0.5
+        return
+    assert as_json(*command, *options)["level"] == 0.5
+    assert "lower_50" in rows_of(tmp_path / "p")[0]
 
 
 def test_the_command_in_the_report_makes_the_same_run(finished: Path, tmp_path: Path) -> None:

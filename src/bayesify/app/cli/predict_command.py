@@ -28,6 +28,7 @@ from bayesify.app.runs.pixels import read_pixels
 from bayesify.app.runs.predict import (
     Predictions,
     check_can_be_written,
+    chosen_level,
     write_predictions,
     write_table,
 )
@@ -66,8 +67,12 @@ def predict(
         bool, typer.Option("--force", help="Overwrite the file of --out if it exists.")
     ] = False,
     level: Annotated[
-        float, typer.Option(help="Probability of a regression's intervals, or of --conformal.")
-    ] = 0.95,
+        float | None,
+        typer.Option(
+            help=r"Probability of a regression's intervals, or of --conformal. \[default: 0.95]",
+            show_default=False,
+        ),
+    ] = None,
     conformal: Annotated[
         bool,
         typer.Option(
@@ -146,6 +151,7 @@ def predict(
             f"{out} would be one of the files of the table in {data}; choose another folder with "
             "--out"
         )
+    level = chosen_level(level, run.class_names, conformal=conformal)
     predictions = Predictions.of(
         run,
         run.load_module() if pruned is None else run.load_pruned(pruned),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # pandas takes its time to load
 __all__ = [
     "TEXT_COLUMNS",
     "Predictions",
+    "chosen_level",
     "check_can_be_written",
     "table_predictions",
     "write_predictions",
@@ -284,6 +285,31 @@ class Predictions:
             "calibration_rows": self.conformal.num_scores,
             "guaranteed_level": self.conformal.guarantee(self.level),
         }
+
+
+def chosen_level(
+    level: float | None, class_names: Sequence[str], *, conformal: bool | None = None
+) -> float:
+    """Return the probability of intervals or sets: the one that was asked for, or 0.95.
+
+    Args:
+        level: the one that was asked for, or None.
+        class_names: of a classification.
+        conformal: whether sets of classes are calibrated; None where they cannot be.
+
+    Raises:
+        RunError: it would do nothing, as classes have no intervals.
+
+    Example:
+        >>> chosen_level(None, ["a", "b"]), chosen_level(0.5, [])
+        (0.95, 0.5)
+    """
+    if level is not None and class_names and not conformal:
+        more = "" if conformal is None else ", or add --conformal for sets of classes"
+        raise RunError(
+            f"level would do nothing here: classes have no intervals; leave it out{more}"
+        )
+    return 0.95 if level is None else level
 
 
 def table_predictions(
