@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # pandas takes its time to load
 __all__ = [
     "TEXT_COLUMNS",
     "Predictions",
-    "chosen_level",
     "check_can_be_written",
+    "chosen_level",
     "table_predictions",
     "write_predictions",
     "write_table",
