@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -136,7 +137,8 @@ def test_bad_settings_are_refused_and_nothing_is_written(options: str, tmp_path:
         ("data lost", "No such command 'lost'"),
         ("train mnist --out other", "other holds other files; choose a new folder with --out"),
         ("train mnist --out file", "file holds other files"),
-        ("train mnist --out file/run", "file/run"),
+        ("train mnist --out file/run", "file is a file; choose another folder with --out"),
+        ("train mnist --out file/run/deeper", "file is a file; choose another folder with --out"),
         ("train mnist --out ''", ". holds other files"),
     ],
 )
@@ -185,6 +187,23 @@ def test_what_a_run_refuses_leaves_it_unchanged(arguments: str, part: str, run: 
     before = contents(run)
     check_refused(bayesify(*shlex.split(arguments.format(run=run))), part)
     assert contents(run) == before
+
+
+@pytest.mark.parametrize("out", ["locked", "locked/run", "locked/run/deeper"])
+def test_a_folder_without_permission_is_found_before_the_data_are_read(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "locked").mkdir()
+    allowed = os.access
+
+    def access(path: Path, mode: int) -> bool:  # root may write anywhere
+        return allowed(path, mode) and not (path == tmp_path / "locked" and mode & os.W_OK)
+
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr("bayesify.app.runs.folder.load_images", None)
+    said = bayesify("train", "mnist", "--out", tmp_path / out, *SMALL)
+    check_refused(said, f"but {tmp_path / 'locked'} cannot; choose another folder with --out")
+    assert list((tmp_path / "locked").iterdir()) == []
 
 
 def test_a_baseline_cannot_be_pruned(baseline: Whole, tmp_path: Path) -> None:

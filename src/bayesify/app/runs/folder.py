@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -415,8 +416,20 @@ def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
         after_tuning: whether it may hold a search of settings.
 
     Raises:
-        RunError: it holds something already.
+        RunError: it holds something already, or cannot be made or written to.
     """
+    # access() is False, where Path.exists() raises, for what lies in a folder that cannot be read.
+    there = next(each for each in (folder, *folder.absolute().parents) if os.access(each, os.F_OK))
+    if there != folder and not there.is_dir():
+        raise RunError(
+            f"{folder} must be a new or empty folder, but {there} is a file; choose another folder "
+            "with --out"
+        )
+    if there.is_dir() and not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(
+            f"{folder} must be a folder that can be written to, but {there} cannot; choose another "
+            "folder with --out, or change its permissions"
+        )
     if after_tuning and is_tuning(folder):
         return
     if folder.is_file() or (
