@@ -26,6 +26,7 @@ from bayesify.app.cli.epoch_table import EpochTable
 from bayesify.app.runs import RunConfig
 from bayesify.app.runs.environment import commit
 from bayesify.datasets import known_datasets
+from bayesify.training import NonFiniteLossError
 from bayesify.training.kernel.compiler import compiled_library
 
 MNIST = Path(__file__).parents[3] / "datasets" / "mnist"
@@ -129,13 +130,41 @@ def test_a_finished_run_is_resumed_and_reported_without_change(run: Path) -> Non
     assert (text.code, text.out) == (0, f"report: {place / 'report.html'}\n")
 
 
-def test_divergence_is_one_line_and_not_success(tmp_path: Path) -> None:
+def test_ctrl_c_while_measuring_says_how_to_go_on(
+    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("bayesify.app.cli.train_command.finish", interrupted)
+        said = bayesify("train", "mnist", "--out", place, *TINY)
+    assert said.code == 130
+    words = shlex.split(re.findall(r"^stopped; resume with: (.*)$", said.err, re.MULTILINE)[0])
+    check_goes_on(place, words[1:], finished)
+
+
+def test_divergence_is_one_line_and_not_success(tmp_path: Path, finished: Path) -> None:
     place = tmp_path / "run"
     said = bayesify("train", "mnist", "--out", place, *TINY, "--lr", "1e38")
     assert said.code == 1
     last = said.err.splitlines()[-1]
     assert re.match(r"bayesify: .* at step 2 \(epoch 1, minibatch 2\) is NaN or infinite", last)
-    assert set(contents(place)) == {"config.json"}
+    assert not place.exists()
+    assert "delete" not in said.err
+    check_goes_on(place, ["train", "mnist", "--out", str(place), *TINY], finished)
+
+
+def test_divergence_after_a_checkpoint_keeps_it(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+
+    def diverge() -> None:
+        raise NonFiniteLossError("the loss at step 5 is NaN")
+
+    with pytest.MonkeyPatch.context() as patch:
+        after_step(5, diverge, patch)
+        said = bayesify("train", "mnist", "--out", place, *TINY)
+    assert said.code == 1
+    assert f"begin anew in another folder, --out, or delete {place} first" in said.err
+    assert {"config.json", "checkpoint.safetensors"} <= set(contents(place))
 
 
 # ------------------------------------------------------------------------------ help, real process

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from bayesify.app.runs.folder import new_folder, num_train
 from bayesify.app.runs.folder_lock import locked_folder
 from bayesify.app.runs.memory import peak_memory
 from bayesify.app.runs.settings import declarations
-from bayesify.app.runs.train import seconds_per_epoch, use_threads
+from bayesify.app.runs.train import PRIOR_NAME, seconds_per_epoch, use_threads
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.table_data import TableData
 from bayesify.training.backends import NonFiniteLossError
@@ -204,7 +205,7 @@ def train(
         if not launch.is_first:
             return
         stream = _stream_of(data)
-        with console.status("measuring and drawing ..."):
+        with _resumable(console, run, launch), console.status("measuring and drawing ..."):
             metrics, report = finish(run, data, trained)
         if stream is not None:
             stream.path.unlink(missing_ok=True)
@@ -271,16 +272,38 @@ def _begin(
     # Before the folder is created, so that an error here leaves no folder.
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
     announcement = _announcement(run, bnn, data, launch)
+    stream = _stream_of(data)
     if is_new:
         if not is_there:
             held.enter_context(locked_folder(out))
+        before = set(out.iterdir())
         run = create_folder(run, data, launch.device, launch.count)
+        written = [*(set(out.iterdir()) - before), out / PRIOR_NAME]
+        written += [] if stream is None else [stream.path]
+        held.enter_context(_removed_if_diverged(run, written))
     console.print(Text(announcement), soft_wrap=True)
-    stream = _stream_of(data)
     if stream is not None:
         with _resumable(console, run, launch):
             write_rows(console, run, stream)
     return run, data
+
+
+@contextmanager
+def _removed_if_diverged(run: Run, written: Sequence[Path]) -> Iterator[None]:
+    """Remove what was written if training diverges before the first checkpoint.
+
+    So that it can begin anew with other settings in the same folder.
+    """
+    try:
+        yield
+    except NonFiniteLossError:
+        if not run.checkpoint.exists():
+            for path in written:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        raise
 
 
 def _opened(out: Path, data_dir: str | None) -> Run:
@@ -299,9 +322,14 @@ def _stream_of(data: RunData) -> EncodedRows | None:
 
 @contextmanager
 def _resumable(console: Console, run: Run, launch: Launch) -> Iterator[None]:
-    """Say how to resume after Ctrl-C."""
+    """Say how to resume after Ctrl-C, or where to begin anew after training diverged."""
     try:
         yield
+    except NonFiniteLossError:
+        if run.checkpoint.exists():
+            note = Text(f"begin anew in another folder, --out, or delete {run.folder} first")
+            console.print(note, soft_wrap=True)
+        raise
     except KeyboardInterrupt:
         # Text, because Rich would read [brackets] and :colons: in a path as markup.
         note = Text(f"stopped; resume with: {run.command}{launch.command} --resume")

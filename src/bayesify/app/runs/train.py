@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.streaming.encoded import EncodedRowsLoader
 
 __all__ = [
+    "PRIOR_NAME",
     "Trained",
     "fit_network",
     "make_elbo",
@@ -59,6 +60,8 @@ _GPU_SHARE = 0.25
 _TIMED_STEPS = 8
 #: Learning rate of Adam for the network at the centre of a PAC-Bayes run's prior.
 _PRIOR_LR = 1e-3
+#: Folder, in that of the run, with the checkpoint of that network.
+PRIOR_NAME = "prior"
 
 
 class Trained(NamedTuple):
@@ -199,7 +202,7 @@ def _at_start(run: Run, data: RunData, callback: Callback) -> BayesianModule:
         optimizer=partial(torch.optim.Adam, lr=_PRIOR_LR, fused=True),
         scheduler=cosine,
         seed=config.seed,
-        checkpoint_dir=run.folder / "prior",
+        checkpoint_dir=run.folder / PRIOR_NAME,
         resume=True,
         callback=_PriorNotes(callback, config.prior_epochs),
     )
