@@ -213,7 +213,8 @@ class EncodedRowsLoader:
                     end = stop
                 places = torch.randperm(end, generator=generator)
                 full = end - end % self.batch_size
-                for part in places[:full].split(self.batch_size):
+                # Split makes one part of no rows.
+                for part in places[:full].split(self.batch_size) if full else ():
                     yield inputs.index_select(0, part), targets.index_select(0, part)
                 rest = places[full:]
                 left = len(rest)
