@@ -275,6 +275,11 @@ def test_minibatches_of_a_sorted_table_vary_as_the_documentation_says(tmp_path: 
     assert np.var(means) / full == pytest.approx(expected, rel=0.25)
 
 
+def test_a_minibatch_may_be_larger_than_the_table(tmp_path: Path) -> None:
+    loader = sorted_rows(tmp_path, 40, 40).loader(100, seed=0)
+    assert [len(y) for _, y in loader] == [40]
+
+
 def test_a_buffer_for_all_rows_is_a_permutation_of_all(tmp_path: Path) -> None:
     batch, count = 128, 40_000
     rows = sorted_rows(tmp_path, count, count)

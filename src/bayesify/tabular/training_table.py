@@ -31,7 +31,7 @@ from bayesify.tabular.targets import (
     without_target,
 )
 
-__all__ = ["fit_table", "fitted", "load_table", "table_data"]
+__all__ = ["check_source", "fit_table", "fitted", "load_table", "table_data"]
 
 #: Rows whose texts or images are read before the progress is shown.
 _TEXTS_AT_ONCE, _IMAGES_AT_ONCE = 1000, 64
@@ -163,11 +163,7 @@ def load_table(
     """
     file = open_table(table, latin1=schema.is_latin1) if isinstance(table, Path) else table
     path = file.path
-    if file.sha256 != schema.source["sha256"]:
-        raise TableError(
-            f"{path} was changed after the run was made: its SHA-256 must be "
-            f"{schema.source['sha256']}, got {file.sha256}; use the file as it was, or train again"
-        )
+    check_source(file, schema)
     images = check_images(file, schema.columns, schema.split["limit"])
     if images != schema.source.get("images", ""):
         raise TableError(
@@ -184,6 +180,19 @@ def load_table(
         targets, ~np.isnan(targets), schema.target.task, split["fraction"], split["seed"], path
     )
     return table_data(path, schema, values, targets, texts, train, test)
+
+
+def check_source(file: TableFile, schema: TableSchema) -> None:
+    """Check that a table is the one that a schema was fitted to.
+
+    Raises:
+        TableError: its content is another.
+    """
+    if file.sha256 != schema.source["sha256"]:
+        raise TableError(
+            f"{file.path} was changed after the run was made: its SHA-256 must be "
+            f"{schema.source['sha256']}, got {file.sha256}; use the file as it was, or train again"
+        )
 
 
 def _values(

@@ -91,15 +91,28 @@ def prepare(
             return (*_read_images(console, out, config), True)
         return (*_read_table(console, out, config, given, processes, tuned=tuned), True)
     run = Run.open(out)
+    is_own = run.table is not None or run.images is not None
     for name, value in {"dataset": dataset, **given}.items():
         stored = getattr(run.config, name)
-        if value != stored:
+        if name == "dataset" and is_own and not (dataset in IMAGE_DATASETS or value == stored):
+            run = _moved(run, dataset)
+        elif value != stored:
             raise RunError(
                 f"--resume continues the run in {out}, whose {option(name)} is {stored}, but "
                 f"{value} was asked for; leave it out, or choose a new folder"
             )
     run = replace(run, data_dir=data_dir or run.data_dir)
     return run, read_data(run), False
+
+
+def _moved(run: Run, dataset: str) -> Run:
+    """Return a run whose own data have moved to another path; reading them checks their digest."""
+    if run.table is not None and "streamed" in run.table.split:  # which may not be read again
+        from bayesify.tabular.files import open_table
+        from bayesify.tabular.training_table import check_source
+
+        check_source(open_table(Path(dataset)), run.table)
+    return replace(run, config=replace(run.config, dataset=dataset))
 
 
 def _read_images(console: Console, out: Path, config: RunConfig) -> tuple[Run, RunData]:

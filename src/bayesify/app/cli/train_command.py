@@ -61,7 +61,11 @@ def train(
         typer.Option(help="Look for the data only in this folder.", show_default=False),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume from the last checkpoint in --out.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Resume from the last checkpoint in --out. Your own data may have another path.",
+        ),
     ] = False,
     tune: Annotated[
         str | None,
@@ -264,6 +268,8 @@ def _begin(
     if launch.count > 1 and run.config.objective != "elbo":
         raise ConfigError(f"objective {run.config.objective} is trained in one process; {_ALONE}")
     use_threads(run)
+    if not is_new:
+        run.store_dataset()
     if search is not None and is_new:
         if not is_there:
             held.enter_context(locked_folder(out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import io
 import json
 import os
@@ -248,6 +249,7 @@ class Run:
                 from bayesify.tabular.streaming.fit import load_stream
 
                 return load_stream(path, self.table, self.folder)
+            self._check_data_are_there()
             source: Path | TableFile = path
             if self.config.target is None:
                 from bayesify.tabular.image_table import folder_table
@@ -259,10 +261,28 @@ class Run:
                 raise RunError(
                     "data-dir is for mnist and fashion-mnist; the path of images is in their run"
                 )
+            self._check_data_are_there()
             return load_labelled_images(self._find_images(), self.images, **options)
         return load_images(
             self.config.dataset, data_dir or self.data_dir, limit=self.config.limit, **options
         )
+
+    def _check_data_are_there(self) -> None:
+        path = self.config.dataset
+        # A pattern names no file itself.
+        if not (Path(path).exists() or glob.glob(path, recursive=True)):  # noqa: PTH207
+            command = shlex.join(["bayesify", "train", "NEWPATH", "--out", str(self.folder)])
+            raise RunError(
+                f"there is no file or folder {path}, the data of the run in {self.folder}; put "
+                f"them back there, or tell their new path: {command} --resume"
+            )
+
+    def store_dataset(self) -> None:
+        """Store where the data are, if they were moved."""
+        document = self.document
+        if document["settings"]["dataset"] != self.config.dataset:
+            document["settings"]["dataset"] = self.config.dataset
+            self.write_json(_CONFIG, {**document, "command": self.command})
 
     def _find_images(self) -> LabelledImages:
         assert self.images is not None

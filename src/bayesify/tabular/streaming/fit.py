@@ -43,7 +43,7 @@ from bayesify.tabular.targets import (
     with_likelihood,
     without_target,
 )
-from bayesify.tabular.training_table import fitted, table_data
+from bayesify.tabular.training_table import check_source, fitted, table_data
 
 __all__ = ["fit_stream", "load_stream", "write_stream"]
 
@@ -242,11 +242,7 @@ def write_stream(
     if stream.is_there():
         return
     file = open_table(path, latin1=schema.is_latin1) if isinstance(path, Path) else path
-    if file.sha256 != schema.source["sha256"]:
-        raise TableError(
-            f"{file.path} was changed after the run was made: its SHA-256 must be "
-            f"{schema.source['sha256']}, got {file.sha256}; use it as it was, or train again"
-        )
+    check_source(file, schema)
     _check_room(stream)
     write_encoded(stream, _encoded(file, schema, on_rows))
 
