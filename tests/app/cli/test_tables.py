@@ -112,6 +112,22 @@ def test_every_command_works_on_it(finished: Path, tmp_path: Path, command: str)
         assert "linear.weight" in [row["name"] for row in found["parameters"]]
 
 
+def test_pruning_shows_errors_in_the_unit_of_the_target(finished: Path) -> None:
+    run = Run.open(finished / "run")
+    assert run.table is not None
+    row = as_json("prune", finished / "run", "--fractions", "0", "--samples", "3")["rows"][0]
+    said = bayesify("prune", finished / "run", "--fractions", "0", "--samples", "3")
+    if run.class_names:
+        assert "error, averaged %" in said.out
+        assert "rmse" not in row
+        return
+    metrics = run.metrics()["test"]
+    assert row["rmse_mean_weights"] == pytest.approx(metrics["rmse_mean_weights"], rel=1e-4)
+    assert row["rmse"] == pytest.approx(run.table.target.scale * row["error_predictive"] ** 0.5)
+    assert "RMSE, averaged" in said.out
+    assert f"{row['rmse_mean_weights']:.5g}" in said.out
+
+
 def test_predictions_row_by_row(finished: Path, tmp_path: Path) -> None:
     """They agree with the library's own, and need nothing but the folder."""
     table = tmp_path / "new.csv"

@@ -40,7 +40,11 @@ def prune(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the weights with the lowest signal-to-noise ratio, and measure the rest."""
+    """Remove the weights with the lowest signal-to-noise ratio, and measure the rest.
+
+    For a regression the error is the RMSE, in the unit of the target. With --json error_predictive
+    and error_mean_weights are mean squares of the standardised target.
+    """
     wanted = _fractions(fractions)
     run = opened(folder)
     if samples < 1:
@@ -56,6 +60,18 @@ def prune(
     data = read_data(run, data_dir)
     with Console(stderr=True).status("pruning ..."):
         rows = prune_table(bnn, data, wanted, num_samples=samples)
+    scale = 1.0 if run.table is None else run.table.target.scale
+    regression = run.config.task == "regression"
+    if regression:
+        # The errors are mean squares of the standardised target; a reader has its own unit.
+        rows = [
+            {
+                **row,
+                "rmse": scale * row["error_predictive"] ** 0.5,
+                "rmse_mean_weights": scale * row["error_mean_weights"] ** 0.5,
+            }
+            for row in rows
+        ]
     written: dict[str, Any] = {}
     if out is not None:
         bayesify_io.save(pruned(bnn, max(wanted)), out)
@@ -68,17 +84,17 @@ def prune(
     if as_json:
         typer.echo(json.dumps({"rows": rows, "written": written or None}))
         return
-    regression = run.config.task == "regression"
-    unit, places = ("mse", ".4f") if regression else ("%", ".2f")
-    table = plain_table(
-        "removed %", "weights left", f"error, averaged {unit}", f"mean weights {unit}", "file, kB"
-    )
+    names, places = ("error_predictive", "error_mean_weights"), ".2f"
+    labels = ["error, averaged %", "mean weights %"]
+    if regression:
+        names, places = ("rmse", "rmse_mean_weights"), ".5g"
+        labels = ["RMSE, averaged", "RMSE, mean weights"]
+    table = plain_table("removed %", "weights left", *labels, "file, kB")
     for row in rows:
         table.add_row(
             f"{100 * row['fraction']:.4g}",
             f"{row['weights_left']:,}",
-            format(row["error_predictive"], places),
-            format(row["error_mean_weights"], places),
+            *(format(row[name], places) for name in names),
             f"{row['file_bytes'] / 1000:,.0f}",
         )
     console = Console()
