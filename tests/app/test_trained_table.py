@@ -106,7 +106,7 @@ def test_a_pruned_network_predicts(place: Path, tmp_path: Path) -> None:
     alone = Path(shutil.copytree(place / "run", tmp_path / "run"))
     (alone / "checkpoint.safetensors").unlink()
     pd.testing.assert_frame_equal(bf.open_run(alone, pruned=small).predict(table), found)
-    with pytest.raises(RunError, match="has no checkpoint yet"):
+    with pytest.raises(RunError, match=r"is finished, but its .* predict with --pruned FILE"):
         bf.open_run(alone)
 
 

@@ -240,7 +240,11 @@ def restore_model(
             if name in state:
                 wide = tensor.dtype if name.startswith("posterior.") else state[name].dtype
                 tensor.data = tensor.data.to(torch.promote_types(wide, state[name].dtype))
-        bnn.load_state_dict(state)
+        try:
+            bnn.load_state_dict(state)
+        except RuntimeError:  # whose text is of PyTorch's classes
+            _check_state(bnn, state, source)
+            raise
     except StorageError:
         raise
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -249,6 +253,25 @@ def restore_model(
             f"{source} does not describe a network that can be restored: {reason}"
         ) from error
     return bnn
+
+
+def _check_state(bnn: BayesianModule, state: Mapping[str, Tensor], source: str) -> None:
+    """Raise StorageError where the parts that are not random are those of another network."""
+    own = {name: tuple(tensor.shape) for name, tensor in bnn.state_dict().items()}
+    for name in sorted(own.keys() ^ state.keys()):
+        if not name.startswith("net."):
+            continue
+        has = "lacks" if name in own else "has"
+        raise StorageError(
+            f"{source} is of another architecture: it {has} {name.removeprefix('net.')!r}, which "
+            f"the given network {'has' if name in own else 'lacks'}"
+        )
+    for name, shape in own.items():
+        if name.startswith("net.") and tuple(state[name].shape) != shape:
+            raise StorageError(
+                f"{source} is of another architecture: its {name.removeprefix('net.')!r} has shape "
+                f"{tuple(state[name].shape)}, that of the given network {shape}"
+            )
 
 
 def _frozen_tensors(net: nn.Module, but: Sequence[str]) -> dict[str, Tensor]:

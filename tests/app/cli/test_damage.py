@@ -207,4 +207,8 @@ def test_a_run_without_a_checkpoint_says_how_to_go_on(run: Path) -> None:
     (run / "checkpoint.safetensors").unlink()
     for command in READERS:
         said = bayesify(*shlex.split(command.format(run=run)))
+        check_refused(said, f"{run} is finished, but its checkpoint.safetensors is not there")
+    (run / "metrics.json").unlink()
+    for command in set(READERS) - {"report {run}"}:
+        said = bayesify(*shlex.split(command.format(run=run)))
         check_refused(said, "has no checkpoint yet", "resume it with bayesify train ... --resume")

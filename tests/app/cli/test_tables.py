@@ -112,6 +112,13 @@ def test_every_command_works_on_it(finished: Path, tmp_path: Path, command: str)
         assert "linear.weight" in [row["name"] for row in found["parameters"]]
 
 
+def test_one_row_is_no_rows(finished: Path, tmp_path: Path) -> None:
+    lines = (finished / "table.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "new.csv").write_text("".join(lines[:2]))
+    said = bayesify("predict", finished / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    assert "\n1 row predicted\n" in f"\n{said.err}"
+
+
 def test_pruning_shows_errors_in_the_unit_of_the_target(finished: Path) -> None:
     run = Run.open(finished / "run")
     assert run.table is not None

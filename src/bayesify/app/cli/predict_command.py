@@ -214,7 +214,9 @@ def predict(
         typer.echo(json.dumps(summary))
         return
     print_outside(console, summary)
-    console.print(Text(f"{summary['rows']:,} rows predicted"), soft_wrap=True)
+    count = summary["rows"]
+    rows = f"{count:,} row{'' if count == 1 else 's'} predicted"
+    console.print(Text(rows), soft_wrap=True)
     if conformal:
         console.print(
             Text(

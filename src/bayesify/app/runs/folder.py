@@ -321,6 +321,11 @@ class Run:
             StorageError: the file is missing, damaged or of another architecture.
             RunError: there is no checkpoint yet, or it is of another kind than the settings.
         """
+        if not self.checkpoint.exists() and (self.folder / _METRICS).exists():
+            raise RunError(
+                f"{self.folder} is finished, but its {self.checkpoint.name} is not there; put it "
+                "back, predict with --pruned FILE of prune --out, or train again"
+            )
         if not self.checkpoint.exists():
             raise RunError(
                 f"{self.folder} has no checkpoint yet: its training stopped within the first "
