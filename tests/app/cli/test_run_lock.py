@@ -18,6 +18,7 @@ from tests.app.cli.test_errors import check_refused
 from tests.training.test_resume import timeless
 
 from bayesify.app.cli.epoch_table import EpochTable
+from bayesify.app.runs import RunError
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -75,6 +76,24 @@ def test_two_new_runs_do_not_share_a_folder(tmp_path: Path) -> None:
         said = bayesify("train", "mnist", "--out", tmp_path / "run", *TINY)
         check_refused(said, "another process is training the run in")
         assert set(contents(tmp_path / "run")) == {".lock"}
+
+
+def test_two_runs_without_a_name_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = []
+
+    def reading(*_: object, **__: object) -> None:  # the first has not written anything yet
+        found.append(sorted(path.name for path in Path("runs").iterdir()))
+        if len(found) == 1:
+            bayesify("train", "mnist", *TINY)
+        raise RunError("that is all")
+
+    monkeypatch.setattr("bayesify.app.cli.train_command.prepare", reading)
+    check_refused(bayesify("train", "mnist", *TINY), "that is all")
+    assert found == [["mnist"], ["mnist", "mnist-2"]]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_lock_is_held_from_training_to_the_report(

@@ -29,8 +29,8 @@ from bayesify.app.launch import (
 from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs import ConfigError, Run, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
-from bayesify.app.runs.folder import new_folder, num_train
-from bayesify.app.runs.folder_lock import locked_folder
+from bayesify.app.runs.folder import num_train
+from bayesify.app.runs.folder_lock import claimed_folder, locked_folder
 from bayesify.app.runs.memory import peak_memory
 from bayesify.app.runs.settings import declarations
 from bayesify.app.runs.train import PRIOR_NAME, seconds_per_epoch, use_threads
@@ -169,17 +169,18 @@ def train(
             "a search trains its trials in one process each; give several processes the same "
             f"--tune-storage instead, and {_ALONE}"
         )
-    if out is None:
-        if resume or launch.by_torchrun or launch.count > 1 or tune_storage is not None:
-            raise ConfigError(
-                "a run that is resumed, or shared by several processes, needs its folder; name it "
-                "with --out"
-            )
-        out = new_folder(dataset)
+    is_shared = launch.by_torchrun or launch.count > 1 or tune_storage is not None
+    if out is None and (resume or is_shared):
+        raise ConfigError(
+            "a run that is resumed, or shared by several processes, needs its folder; name it "
+            "with --out"
+        )
     console = Console(stderr=True, quiet=not launch.is_first)
     if launch.waits_for is not None:
         typer.echo(f"connecting with the first machine at {launch.waits_for}", err=True)
     with ExitStack() as held:  # the lock of the folder, until all is written
+        if out is None:
+            out = held.enter_context(claimed_folder(dataset))
         try:
             with launch.joined() as joined:
                 # One reads and decides for all; the others open the run that it made.

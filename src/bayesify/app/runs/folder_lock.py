@@ -8,9 +8,33 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bayesify.app.runs.folder import LOCK_NAME, RunError
+from bayesify.app.runs.folder import LOCK_NAME, RunError, new_folder
 
-__all__ = ["locked_folder"]
+__all__ = ["claimed_folder", "locked_folder"]
+
+
+@contextmanager
+def claimed_folder(dataset: str) -> Iterator[Path]:
+    """Make a folder below ``runs`` that no other process has, as :func:`new_folder` names it.
+
+    It is removed again if nothing was written into it.
+    """
+    while True:
+        folder = new_folder(dataset)
+        has_parent = folder.parent.exists()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir()
+        except FileExistsError:  # another process has just made it
+            continue
+        break
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # not empty: the run, or other runs
+            folder.rmdir()
+            if not has_parent:
+                folder.parent.rmdir()
 
 
 @contextmanager
