@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -245,6 +246,24 @@ def test_other_runs_are_compared_on_the_test_data(tmp_path):
     assert "comparison" in page.ids()
     for shown in ("SGD", "0.2500", "own", "1.5000"):
         assert f"{shown}\n" in page.text
+
+
+def test_characters_that_the_font_lacks_are_one_note(tmp_path):
+    figures = {"x": tiny_figure(), "y": tiny_figure()}
+    for figure in figures.values():
+        figure.axes[0].set_xlabel("\u4ef7\u683c, \u4ef7")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        page = Page(write(tmp_path, figures=figures))
+    note = "figures show boxes for \u4ef7\u683c, which their font lacks"
+    assert page.text.count(note) == 1
+
+
+def test_other_warnings_of_a_figure_are_passed_on(tmp_path, monkeypatch):
+    figure = tiny_figure()
+    monkeypatch.setattr(figure, "savefig", lambda *_, **__: warnings.warn("odd", stacklevel=1))
+    with pytest.warns(UserWarning, match="odd"):
+        write(tmp_path, figures={"x": figure})
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "", "x.png", "a\n"])

@@ -6,6 +6,7 @@ import base64
 import io
 import re
 import shlex
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -191,7 +192,12 @@ def write_report(
                 f"_, got {name!r}"
             )
     # All in memory first: if drawing raises, no file has changed.
-    images = {name: _png(figure) for name, figure in figures.items()}
+    images, lacking = _drawn(figures)
+    if lacking:
+        notes = [
+            *notes,
+            f"figures show boxes for {lacking}, which their font lacks; the tables show them",
+        ]
     report = PageContent(
         title=title,
         summary=_summary(metrics, history),
@@ -256,6 +262,21 @@ class PageContent(NamedTuple):
     parts: Sequence[EmbeddedPart]
     command: str
     settings: Sequence[tuple[str, str]]
+
+
+def _drawn(figures: Mapping[str, Figure]) -> tuple[dict[str, bytes], str]:
+    """Return the figures as PNG, and the characters that their font lacks."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        images = {name: _png(figure) for name, figure in figures.items()}
+    lacking = dict[str, None]()
+    for each in caught:
+        found = re.match(r"Glyph (\d+) .* missing from font", str(each.message))
+        if found:
+            lacking[chr(int(found[1]))] = None
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return images, "".join(lacking)
 
 
 def _png(figure: Figure) -> bytes:
