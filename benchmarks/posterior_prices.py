@@ -67,8 +67,8 @@ FAMILIES = {
     "ensemble of 5 plain networks": Family("ensemble", None, networks=5),
     "mean field": Family("mean-field-sampling"),
     "mean field, local reparametrisation": Family("mean-field-local", _LOCAL),
-    "mean field by IVON, the same": Family("mean-field-ivon", _LOCAL, ivon=True),
-    "low rank 10, the same": Family("low-rank", _LOW_RANK),
+    "IVON, local reparametrisation": Family("mean-field-ivon", _LOCAL, ivon=True),
+    "low rank 10, local reparametrisation": Family("low-rank", _LOW_RANK),
     "by layer": Family("matrix", _BY_LAYER),
     "full covariance": Family("full", {"posterior": bf.FullGaussian()}, most=3000),
     "mixture of 5 mean fields, local reparametrisation": Family(
@@ -206,11 +206,19 @@ def _sentences(
             f"{100.0 * (1.0 - mean[best]):.0f} % nearer than the mean field, at "
             f"{ratios[small, best]:.1f} times a step of the plain network ({small})."
         )
+    points = [label for label, each in FAMILIES.items() if each.options is None and far[label]]
+    if points:
+        best = min(points, key=lambda label: statistics.geometric_mean(far[label]))
+        share = statistics.geometric_mean(far[best])
+        parts.append(
+            f"Without a posterior, *{best}* is {100.0 * (1.0 - share):.0f} % nearer, at "
+            f"{ratios[small, best]:.1f} times."
+        )
     worse = [label for label in mean if mean[label] > 1.0]
     if worse:
-        parts.append(f"Farther than the nearer mean field: {', '.join(worse)}.")
+        parts.append(f"Farther than the nearer mean field: {'; '.join(worse)}.")
     cheap = min(one, key=lambda label: ratios[small, label])
-    parts.append(f"The cheapest is *{cheap}*.")
+    parts.append(f"The cheapest posterior is *{cheap}*.")
     return " ".join(parts)
 
 
