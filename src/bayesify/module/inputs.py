@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -248,41 +248,40 @@ def batches_of(
         yield tuple(a[part] for a in args), named
 
 
-class Repeated(Generic[_T]):
-    """The inputs of several passes, the same in each, although a network may edit them in place.
+class Repeated:
+    """Gives several passes the same inputs, although a network may edit its inputs in place.
 
     The first pass gets copies. Where it leaves these as they were, later ones get the inputs
     themselves.
 
-    Args:
-        inputs: tensors, in any structure of tuples, lists and dictionaries.
-
     Example:
         >>> import torch
-        >>> passes = Repeated(torch.ones(2))
-        >>> passes.take().mul_(3.0), passes.take().mul_(3.0)
+        >>> passes, x = Repeated(), torch.ones(2)
+        >>> passes.take(x).mul_(3.0), passes.take(x).mul_(3.0)
         (tensor([3., 3.]), tensor([3., 3.]))
     """
 
-    def __init__(self, inputs: _T) -> None:
-        self._inputs = inputs
-        self._first: _T | None = None
+    def __init__(self) -> None:
+        self._first: list[Tensor] = []
         self._is_edited: bool | None = None
 
-    def take(self) -> _T:
-        """Return the inputs of the next pass; call it when the pass before is done."""
+    def take(self, inputs: _T) -> _T:
+        """Return the inputs of the next pass; call it when the pass before is done.
+
+        Args:
+            inputs: tensors, in any structure of tuples, lists and dictionaries.
+        """
         if torch.compiler.is_compiling():
-            return self._inputs
-        if self._first is not None:
-            copies = [each for each in tree_leaves(self._first) if isinstance(each, Tensor)]
+            return inputs
+        if self._first:
             # An inference tensor does not count its edits.
-            self._is_edited = any(each.is_inference() or each._version for each in copies)
-            self._first = None
+            self._is_edited = any(each.is_inference() or each._version for each in self._first)
+            self._first = []
         if self._is_edited is False:
-            return self._inputs
-        copied: _T = tree_map_only(Tensor, torch.clone, self._inputs)
+            return inputs
+        copied: _T = tree_map_only(Tensor, torch.clone, inputs)
         if self._is_edited is None:
-            self._first = copied
+            self._first = [each for each in tree_leaves(copied) if isinstance(each, Tensor)]
         return copied
 
 

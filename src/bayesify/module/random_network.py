@@ -314,7 +314,7 @@ class RandomNetwork(nn.Module):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int
     ) -> ForwardPass:
         refuse_in_backward()
-        passes = Repeated((args, kwargs)) if num_samples > 1 else None
+        passes = Repeated() if num_samples > 1 else None
 
         def integrated() -> Sequence[str]:
             if not self.integrates_outputs:
@@ -326,7 +326,7 @@ class RandomNetwork(nn.Module):
             forward=(
                 (lambda tensors: self.run_with_named(tensors, *args, **kwargs))
                 if passes is None
-                else (lambda tensors: self._run_again(tensors, passes))
+                else (lambda tensors: self._run_again(tensors, *passes.take((args, kwargs))))
             ),
             batch_size=minibatch_size(args, kwargs),
             local_names=lambda: self._local_names(torch.compiler.is_compiling(), *args, **kwargs),
@@ -335,8 +335,9 @@ class RandomNetwork(nn.Module):
             integrated_names=integrated,
         )
 
-    def _run_again(self, tensors: Mapping[str, Tensor], passes: Repeated[Any]) -> Any:
-        args, kwargs = passes.take()
+    def _run_again(
+        self, tensors: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         return self.run_with_named(tensors, *args, **kwargs)
 
     def _effective_estimator(self) -> Estimator:

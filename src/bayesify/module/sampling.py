@@ -90,15 +90,17 @@ class SampledOutputs:
 
     def _outputs(self) -> Iterator[Tensor]:
         batch_size, group, first = self._batching.batch_size, self._batching.group, 0
-        passes = Repeated(self._inputs)
+        passes = Repeated()
         while first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
             weights = self._draw(samples)
             if len(samples) == 1:
-                outputs = run_in_batches(self._network, weights[0], passes.take(), batch_size)
+                outputs = run_in_batches(
+                    *(self._network, weights[0], self._inputs, batch_size), passes
+                )
                 yield outputs.unsqueeze(0)
             else:
-                block = self._run_group(weights, *arguments_of(passes.take()))
+                block = self._run_group(weights, *passes.take(arguments_of(self._inputs)))
                 if block is None:
                     group = 1  # the weights are drawn again, as the network may have edited them
                     continue
@@ -153,12 +155,12 @@ class SampledOutputs:
         """
         network, first, group = self._network, 0, 1
         # What a part is given must lie in memory alike in every pass, to be compared.
-        passes = Repeated(Repeated((args, kwargs)).take())
+        own, passes = Repeated().take((args, dict(kwargs))), Repeated()
         while first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
             weights, left = draw(samples), self._num_samples - samples.stop
             begin()
-            args, kwargs = passes.take()
+            args, kwargs = passes.take(own)
             if len(samples) > 1:
                 block = self._run_group(weights, args, kwargs)
                 if block is None:
@@ -221,9 +223,20 @@ def _with_progress(blocks: Iterator[Tensor], total: int) -> Iterator[Tensor]:
 
 
 def run_in_batches(
-    network: RandomNetwork, weights: Tensor, inputs: Inputs, batch_size: int
+    network: RandomNetwork,
+    weights: Tensor,
+    inputs: Inputs,
+    batch_size: int,
+    passes: Repeated | None = None,
 ) -> Tensor:
     """Return the outputs (N, ...) under one weight vector, ``batch_size`` examples at a time.
+
+    Args:
+        network: the network, in evaluation mode.
+        weights: shape (D,).
+        inputs: as for ``BayesianModule.predict``.
+        batch_size: the number of examples in one pass.
+        passes: of all weight vectors with these inputs, if there are several.
 
     Raises:
         ValueError: the outputs of a batch are not rows of examples.
@@ -238,6 +251,8 @@ def run_in_batches(
     num_examples, start = WHOLE if batch_size == WHOLE else count_examples(inputs), 0
     outputs: Tensor | None = None
     for args, kwargs in batches_of(inputs, batch_size):
+        if passes is not None:
+            args, kwargs = passes.take((args, kwargs))
         is_last = start + batch_size >= num_examples
         own = weights if is_last else weights.clone()  # the network may edit its weights in place
         part = network.tensor_of(network.run_with(own, *args, **kwargs))

@@ -320,11 +320,12 @@ class _DropoutOutputs:
         return self._num_samples
 
     def __iter__(self) -> Iterator[Tensor]:
-        passes = Repeated(self._inputs)
+        passes = Repeated()
         for sample in range(self._num_samples):
             seed_global_generators(self._seed, Stream.PREDICTION, sample)
             parts = []
-            for args, kwargs in batches_of(passes.take(), self._batch_size):
+            for args, kwargs in batches_of(self._inputs, self._batch_size):
+                args, kwargs = passes.take((args, kwargs))
                 # The fused kernel of transformer layers has no dropout.
                 with UnfusedAttention():
                     part = tensor_of(self._run(*args, **kwargs), self._output)

@@ -120,12 +120,12 @@ class LeafBackend(ABC):
         others = self._other_parameters() if count > 1 else []
         gradients: list[Tensor | None] = [None] * len(others)
         nlls, outputs, values = [], [], []
-        passes = Repeated(inputs) if count > 1 else None
+        passes = Repeated() if count > 1 else None
         for sample in range(count):
             last = sample == count - 1
             if sample:  # drop autocast's casts of the sample before
                 torch.clear_autocast_cache()
-            found = self._leaves.outputs(inputs if passes is None else passes.take())
+            found = self._leaves.outputs(inputs if passes is None else passes.take(inputs))
             nll = elbo.nll(found, targets)
             size = found.shape[1] * processes.count if share is None else share.batch_size
             factor = elbo.kl_factor(size, batch_index=batch_index, kl_scale=kl_scale)
