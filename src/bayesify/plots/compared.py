@@ -19,7 +19,7 @@ __all__ = ["Curve", "comparison", "curves_compared", "pruning_compared"]
 
 _OURS = (
     *(("blue", "o"), ("vermillion", "s"), ("green", "^")),
-    *(("orange", "D"), ("purple", "v"), ("sky", "P")),
+    *(("orange", "D"), ("purple", "v"), ("sky", "P"), ("ink", "*"), ("grey", "X")),
 )
 _REPORTED = (("ink", "--"), ("grey", ":"), ("sky", "-."))
 _MOST_MARKERS = 15
