@@ -158,9 +158,8 @@ def _prices(key: str) -> dict[tuple[str, str], float]:
     found = dict(own)
     for name in CASES:
         for label, family in FAMILIES.items():
-            alike = (o for o, e in FAMILIES.items() if e.networks == 1 and _is_alike(e, family))
-            one = next(alike, PLAIN)
-            if (name, label) not in own and (name, one) in own and family.most is None:
+            one = next(o for o, e in FAMILIES.items() if e.networks == 1 and _is_alike(e, family))
+            if (name, label) not in own and (name, one) in own:
                 found[name, label] = own[name, one] * (family.networks if key == "ratio" else 1)
     return found
 

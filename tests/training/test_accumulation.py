@@ -162,3 +162,25 @@ def test_the_standard_deviations_derivative_is_that_of_the_mean_loss() -> None:
             backend="autograd",
         )
     assert rows[5]["std_residual"] == pytest.approx(rows[1]["std_residual"], abs=1e-6)
+
+
+class Short:
+    """Says that it brings 5 minibatches, and brings fewer."""
+
+    def __init__(self, brought: int) -> None:
+        self.brought = brought
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Any:
+        return iter(list(SMALL())[: self.brought])
+
+
+def test_a_loader_that_brings_too_few_for_its_last_step_is_refused() -> None:
+    for brought, every in ((4, 2), (3, 3), (4, 1)):
+        fit(ELBO(CASE.bnn(), num_data=N), Short(brought), epochs=1, accumulate_batches=every)
+    for brought, every in ((4, 3), (3, 2), (1, 5)):
+        elbo = ELBO(CASE.bnn(), num_data=N)
+        with pytest.raises(ValueError, match=f"length, or num_data, says, 5, got {brought},"):
+            fit(elbo, Short(brought), epochs=1, accumulate_batches=every)

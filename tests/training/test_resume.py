@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR, SequentialLR
 from bayesify import ELBO, PruningSchedule, StreamingELBO, fit, fit_replicas, prune
 from bayesify.datasets import TensorLoader
 from bayesify.io import StorageError, read_tensors
-from bayesify.training import loop
+from bayesify.training import member
 from bayesify.training.history import History
 from bayesify.training.schedules import cosine
 
@@ -194,7 +194,7 @@ def test_a_run_killed_after_its_last_epoch_is_completed(
         def killed(*_: object) -> None:
             raise SystemExit
 
-        patch.setattr("bayesify.training.loop.untrained_free_energy", killed)
+        patch.setattr("bayesify.training.member.untrained_free_energy", killed)
         with pytest.raises(SystemExit):
             setup.run(tmp_path / "killed")
     with pytest.raises(CrashError):  # the callback is told of the last epoch
@@ -220,7 +220,7 @@ def test_each_replica_killed_after_its_last_epoch_is_completed(
     whole = train(tmp_path / "whole")
     measured = [history[-1]["free_energy_untrained"] for history in whole]
     assert None not in measured
-    compared = loop.untrained_free_energy
+    compared = member.untrained_free_energy
     calls = []
 
     def killed_at_second(*arguments: Any) -> Any:
@@ -230,7 +230,7 @@ def test_each_replica_killed_after_its_last_epoch_is_completed(
         return compared(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bayesify.training.loop.untrained_free_energy", killed_at_second)
+        patch.setattr("bayesify.training.member.untrained_free_energy", killed_at_second)
         with pytest.raises(SystemExit):
             train(tmp_path / "killed")
     assert timeless(train(tmp_path / "killed")) == timeless(whole)

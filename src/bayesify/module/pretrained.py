@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from bayesify.distributions.layout import ParameterLayout, is_frozen, named_weights
+from bayesify.distributions.eligible import is_frozen, named_weights
+from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.normalization import is_affine
 
 __all__ = ["PriorMean", "RelativeStd", "init_std_of", "last_layer", "prior_mean_of"]

@@ -316,6 +316,10 @@ class RandomNetwork(nn.Module):
         refuse_in_backward()
         passes = Repeated() if num_samples > 1 else None
 
+        def forward(tensors: Mapping[str, Tensor]) -> Any:
+            own = (args, kwargs) if passes is None else passes.take((args, kwargs))
+            return self.run_with_named(tensors, *own[0], **own[1])
+
         def integrated() -> Sequence[str]:
             if not self.integrates_outputs:
                 return ()
@@ -323,22 +327,13 @@ class RandomNetwork(nn.Module):
 
         return ForwardPass(
             layout=self.layout,
-            forward=(
-                (lambda tensors: self.run_with_named(tensors, *args, **kwargs))
-                if passes is None
-                else (lambda tensors: self._run_again(tensors, *passes.take((args, kwargs))))
-            ),
+            forward=forward,
             batch_size=minibatch_size(args, kwargs),
             local_names=lambda: self._local_names(torch.compiler.is_compiling(), *args, **kwargs),
             snapshot=lambda: stateless.snapshot(self.net),
             on_unexpected_use=self._traces.add_use,
             integrated_names=integrated,
         )
-
-    def _run_again(
-        self, tensors: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return self.run_with_named(tensors, *args, **kwargs)
 
     def _effective_estimator(self) -> Estimator:
         # A point estimate has no noise, so that the simplest estimator is exact.

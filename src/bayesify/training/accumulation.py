@@ -41,6 +41,28 @@ class Accumulation(NamedTuple):
             )
         return cls(count, batches)
 
+    def check_brought(self, count: int) -> None:
+        """Check that the last step of an epoch was made.
+
+        Args:
+            count: the minibatches that the loader brought.
+
+        Raises:
+            ValueError: it brought fewer than an epoch has, and some gradients wait for the rest.
+
+        Example:
+            >>> Accumulation(every=2, batches=5).check_brought(3)
+            Traceback (most recent call last):
+            ValueError: with accumulate_batches=2 the loader must bring as many minibatches as ...
+        """
+        if count and not self.ends(count - 1):
+            raise ValueError(
+                f"with accumulate_batches={self.every} the loader must bring as many minibatches "
+                f"as its length, or num_data, says, {self.batches}, got {count}, so that the last "
+                "step of the epoch waits for more; correct the length, or leave accumulate_batches "
+                "out"
+            )
+
     @property
     def steps(self) -> int:
         """Steps of the optimiser in an epoch."""

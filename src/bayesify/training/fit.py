@@ -20,7 +20,8 @@ from bayesify.training.checks import check_arguments, check_can_divide, warn_of_
 from bayesify.training.division import Division
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
-from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
+from bayesify.training.loop import Minibatch, StepOptions, run_epochs
+from bayesify.training.member import Member
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.processes import Processes
@@ -91,8 +92,8 @@ def fit(
         kl_warmup_power: the power of a straight line in which it rises: above 1 late and steeply.
         accumulate_batches: minibatches for one step of the optimiser, with the mean of their
             gradients, where a large one does not fit into memory. Each has weight samples of its
-            own. The last step of an epoch has those that are left. Above 1 the compiled and the
-            closed-form backend are not used.
+            own. The last step of an epoch has those that are left, which the loader's length must
+            tell. Above 1 the compiled and the closed-form backend are not used.
         pruning: prunes the network as it is trained; None prunes nothing.
         estimator: the gradient estimator, such as ``Flipout()``; the network keeps it. None is
             the network's own.
@@ -230,6 +231,7 @@ def fit(
                     division.check_order(inputs, targets)
                 inputs, targets, share = division.share(index, inputs, targets)
                 yield Minibatch(index, *pair_of((inputs, targets), device), share)
+        accumulation.check_brought(index + 1)
         if epoch == 0 and processes.is_alone and index >= 0:
             warn_of_short_stream(train_loader, elbo.num_data, index + 1)
 

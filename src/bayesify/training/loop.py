@@ -5,50 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map_only
 
 from bayesify.estimators.stateless import frozen_in_evaluation
 from bayesify.module.inputs import Inputs
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.threads import one_thread_if_small, rows_of
-from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends import Noise, NonFiniteLossError
-from bayesify.training.checkpoint import (
-    CHECKPOINT_NAME,
-    Position,
-    read_checkpoint,
-    write_checkpoint,
-)
 from bayesify.training.checks import check_parameters, diverged, warn_of_target_scale
 from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.division import Division, Share
-from bayesify.training.elbo import ELBO, ELBOTerms
-from bayesify.training.free_energy import (
-    FirstExamples,
-    free_energy_note,
-    untrained_columns,
-    untrained_free_energy,
-)
-from bayesify.training.history import EpochMeter, EpochRow, History, validation_row
+from bayesify.training.elbo import ELBOTerms
+from bayesify.training.free_energy import FirstExamples, free_energy_note
+from bayesify.training.history import EpochMeter, History
 from bayesify.training.interrupt import deferred_interrupt
-from bayesify.training.minibatches import Loader, kept_generators
-from bayesify.training.processes import Processes
+from bayesify.training.member import Member
+from bayesify.training.minibatches import Loader
 from bayesify.training.progress import Callback
 from bayesify.training.pruning_schedule import PruningSchedule
-from bayesify.training.schedules import KLWarmup, ScheduleFactory, check_schedule
+from bayesify.training.schedules import KLWarmup
 
-__all__ = ["Member", "Minibatch", "StepOptions", "TrainStep", "run_epochs", "run_steps"]
-
-#: Among the sums of a position: the last row of the history is still to be completed.
-_LACKS_COMPARISON = "lacks_comparison"
+__all__ = ["Minibatch", "StepOptions", "TrainStep", "run_epochs", "run_steps"]
 
 
 class Minibatch(NamedTuple):
@@ -107,158 +88,6 @@ def run_steps(
         yield minibatch, terms
 
 
-@dataclass
-class Member:
-    """One network of a run, with its optimiser, checkpoint and position.
-
-    Args:
-        elbo: the objective.
-        optimizer: of its parameters.
-        schedule: of the learning rate, stepped after each step of the optimiser.
-        settings: what a resumed run must share with the checkpoint.
-        path: the checkpoint, or None.
-        position: the epoch and minibatch that come next, and the history so far.
-        frozen: which frozen parameters the checkpoint holds, as for ``bayesify.save``.
-        processes: those that train together; the first writes the checkpoint.
-        accumulation: which minibatches share a step of the optimiser.
-    """
-
-    elbo: ELBO
-    optimizer: Optimizer
-    schedule: LRScheduler
-    settings: dict[str, Any]
-    path: Path | None
-    position: Position
-    frozen: bool | Sequence[str] = True
-    processes: Processes = field(default_factory=Processes.alone)
-    accumulation: Accumulation = field(default_factory=Accumulation)
-
-    @classmethod
-    def prepared(
-        cls,
-        elbo: ELBO,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | ScheduleFactory,
-        epochs: int,
-        batches: int,
-        warmup: KLWarmup,
-        folder: Path | None,
-        *,
-        resume: bool,
-        pruning: PruningSchedule | None = None,
-        frozen: bool | Sequence[str] = True,
-        processes: Processes | None = None,
-        accumulation: Accumulation | None = None,
-    ) -> Member:
-        """A network at its start, or where its checkpoint in ``folder`` left it.
-
-        Raises:
-            TypeError: ``scheduler`` is no scheduler and no function of one, or steps by a metric.
-            ValueError: it is the scheduler of another optimiser.
-            FileExistsError: there is a checkpoint and ``resume`` is False.
-            StorageError: the checkpoint is damaged or of another run.
-        """
-        accumulation = Accumulation(1, batches) if accumulation is None else accumulation
-        schedule = scheduler
-        if not isinstance(schedule, LRScheduler):
-            if not callable(schedule):
-                raise TypeError(
-                    "scheduler must be a scheduler of torch, or a function of optimiser and total "
-                    f"number of steps as in bayesify.training.schedules, got {schedule!r}"
-                )
-            schedule = schedule(optimizer, max(1, epochs * accumulation.steps))
-        check_schedule(schedule, optimizer)
-        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        settings = {**warmup.settings, "lr": rates}
-        if pruning is not None:
-            settings |= pruning.settings
-        if accumulation.every > 1:
-            settings["accumulate_batches"] = accumulation.every
-        path = None if folder is None else folder / CHECKPOINT_NAME
-        position = Position()
-        if path is not None and path.exists():
-            if not resume:
-                raise FileExistsError(
-                    f"{path} exists already; pass resume=True to resume it, or another folder"
-                )
-            position = read_checkpoint(path, elbo, optimizer, schedule, settings, batches)
-        else:
-            position.first_epoch = -(-elbo.step // batches)
-        position.batches = batches
-        processes = Processes.alone() if processes is None else processes
-        return cls(
-            *(elbo, optimizer, schedule, settings, path, position, frozen, processes, accumulation)
-        )
-
-    def checkpoint(self, noise: Noise) -> None:
-        """Write the checkpoint, if there is to be one."""
-        self.position.noise, self.position.processes = noise, self.processes.count
-        self.position.shared_noise = self.processes.shared_noise
-        if self.path is not None and self.processes.is_first:
-            write_checkpoint(
-                self.path,
-                self.elbo,
-                self.optimizer,
-                self.schedule,
-                self.settings,
-                self.position,
-                self.frozen,
-            )
-
-    def end_epoch(
-        self, meter: EpochMeter, epoch: int, seconds: float, validation: Division | None
-    ) -> None:
-        """Add the epoch's row to the history."""
-        position = self.position
-        position.seconds += seconds
-        meter.add_up(self.processes)
-        row = meter.row(
-            epoch=epoch,
-            learning_rate=position.sums["learning_rate"],
-            seconds=seconds,
-            total_seconds=position.seconds,
-        )
-        check_parameters(self.elbo, epoch, self.path)
-        with kept_generators():
-            self.processes.equalise_buffers(self.elbo.bnn.net)
-            row |= validation_row(self.elbo, validation, self.processes)
-        if position.history:  # of a finished run that is continued
-            position.history[-1] |= untrained_columns(None)
-        position.history.append(row | untrained_columns(None))
-        position.begin_epoch(epoch + 1)
-
-    @property
-    def lacks_comparison(self) -> bool:
-        """Whether the last epoch is done, and not yet its comparison with untrained means."""
-        return _LACKS_COMPARISON in self.position.sums
-
-    def compare_with_untrained(self, examples: FirstExamples) -> str | None:
-        """Add the free energy of untrained means to the last row; describe why it is missing.
-
-        Of several processes the first measures it, on its own examples.
-        """
-        found: tuple[EpochRow, str | None] = {}, None
-        if self.processes.is_first:
-            found = self._compare(examples)
-        found = self.processes.from_first(found)
-        self.position.history[-1] |= found[0]
-        return found[1]
-
-    def _compare(self, examples: FirstExamples) -> tuple[EpochRow, str | None]:
-        try:
-            rows = max((rows_of(inputs) for inputs, _ in examples.minibatches), default=0)
-            with kept_generators(), one_thread_if_small(self.elbo.bnn, rows):
-                found = untrained_free_energy(self.elbo, examples.minibatches)
-        except Exception as error:
-            # The network may fail with any error on a minibatch that was cut, or in evaluation
-            # mode, or memory may run out. The training is done and must not be lost.
-            return {}, (
-                "the free energy with untrained means could not be measured on the first examples: "
-                f"{type(error).__name__}: {error}"
-            )
-        return untrained_columns(found), None
-
-
 def run_epochs(
     members: Sequence[Member],
     step: TrainStep,
@@ -300,7 +129,7 @@ def run_epochs(
         if member.path is not None:
             member.path.parent.mkdir(parents=True, exist_ok=True)
         if start.epoch < epochs:  # the last epoch is another now
-            member.position.sums.pop(_LACKS_COMPARISON, None)
+            member.lacks_comparison = False
     # Those that a user has frozen and set to evaluation mode stay there.
     kept = [frozen_in_evaluation(each.elbo.bnn.net, each.elbo.bnn.layout) for each in members]
     passes = 1 if separate else sum(member.elbo.num_samples for member in members)
@@ -385,7 +214,7 @@ def run_epochs(
             for member, meter in zip(members, meters, strict=True):
                 member.end_epoch(meter, epoch, seconds, validation)
                 if last:
-                    member.position.sums[_LACKS_COMPARISON] = 1.0
+                    member.lacks_comparison = True
             for member in members:
                 member.checkpoint(noise())
             if last:  # after the checkpoint: nothing of the training can be lost
@@ -420,7 +249,7 @@ def _compare_with_untrained(
     for k, (member, first) in enumerate(zip(members, examples, strict=True)):
         if not member.lacks_comparison:
             continue
-        del member.position.sums[_LACKS_COMPARISON]
+        member.lacks_comparison = False
         failure = member.compare_with_untrained(first)
         if tell is not None and failure is not None:
             tell(_of_network(k, members, failure))

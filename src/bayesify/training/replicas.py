@@ -15,7 +15,8 @@ from bayesify.training.backends import BackendName, ReplicaBackend, check_backen
 from bayesify.training.checks import check_arguments, check_objective, check_one_process
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
-from bayesify.training.loop import Member, Minibatch, StepOptions, run_epochs
+from bayesify.training.loop import Minibatch, StepOptions, run_epochs
+from bayesify.training.member import Member
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.progress import Callback, watcher_of

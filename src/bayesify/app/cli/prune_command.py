@@ -14,7 +14,7 @@ from bayesify import io as bayesify_io
 from bayesify.app.cli.formatting import plain_table
 from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, opened, read_data
 from bayesify.app.runs import ConfigError, RunError
-from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table
+from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table, rows_in_units
 from bayesify.app.runs.predict import check_can_be_written
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.pruning import prune as pruned
@@ -22,6 +22,7 @@ from bayesify.module.pruning import prune as pruned
 __all__ = ["prune"]
 
 _FRACTIONS = ",".join(f"{fraction:g}" for fraction in FRACTIONS)
+_ERRORS = ("error_predictive", "error_mean_weights")
 
 
 def prune(
@@ -60,18 +61,12 @@ def prune(
     data = read_data(run, data_dir)
     with Console(stderr=True).status("pruning ..."):
         rows = prune_table(bnn, data, wanted, num_samples=samples)
-    scale = 1.0 if run.table is None else run.table.target.scale
     regression = run.config.task == "regression"
     if regression:
         # The errors are mean squares of the standardised target; a reader has its own unit.
-        rows = [
-            {
-                **row,
-                "rmse": scale * row["error_predictive"] ** 0.5,
-                "rmse_mean_weights": scale * row["error_mean_weights"] ** 0.5,
-            }
-            for row in rows
-        ]
+        scale = 1.0 if run.table is None else run.table.target.scale
+        for row, own in zip(rows, rows_in_units(rows, scale), strict=True):
+            row["rmse"], row["rmse_mean_weights"] = (own[name] for name in _ERRORS)
     written: dict[str, Any] = {}
     if out is not None:
         bayesify_io.save(pruned(bnn, max(wanted)), out)
@@ -84,7 +79,7 @@ def prune(
     if as_json:
         typer.echo(json.dumps({"rows": rows, "written": written or None}))
         return
-    names, places = ("error_predictive", "error_mean_weights"), ".2f"
+    names, places = _ERRORS, ".2f"
     labels = ["error, averaged %", "mean weights %"]
     if regression:
         names, places = ("rmse", "rmse_mean_weights"), ".5g"

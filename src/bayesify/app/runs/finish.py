@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from bayesify.app.report.table_parts import (
 from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs.comparison import check_comparable, kind_of_run, labels_of
 from bayesify.app.runs.folder import Run, RunData, as_test_row
-from bayesify.app.runs.measure import FRACTIONS, evaluate, prune_table, shown
+from bayesify.app.runs.measure import FRACTIONS, evaluate, prune_table, rows_in_units, shown
 from bayesify.app.runs.one_column import one_column
 from bayesify.app.runs.table_effects import (
     baseline,
@@ -50,8 +50,6 @@ _MOST_OUTSIDE = 2000
 _MOST_TEXTS = 12
 #: Height and width of an image of a table in the report, in pixels.
 _PICTURE = 96
-#: Errors in a history and a pruning table, which for numbers are those of standardised targets.
-_ERRORS = ("train_error", "test_error", "error_mean_weights", "error_predictive")
 #: Metrics that are those of the last epoch.
 _LAST_EPOCH = (
     "fraction_pruned",
@@ -142,12 +140,12 @@ def _report(
     truth, error = _truth(run, data), None
     if truth is not None and isinstance(data, TableData):
         # Training standardises the target; a reader has its own unit.
-        rows = _in_units(rows, data.scale)
-        pruning = _in_units(pruning, data.scale)
+        rows = rows_in_units(rows, data.scale)
+        pruning = rows_in_units(pruning, data.scale)
         scales = [
             data.scale if other.table is None else other.table.target.scale for other in others
         ]
-        baselines = [_in_units(*each) for each in zip(baselines, scales, strict=True)]
+        baselines = [rows_in_units(*each) for each in zip(baselines, scales, strict=True)]
         measured = metrics["test"] or metrics["train"]
         error = f"RMSE of {truth[0]}", measured["rmse_mean_weights"]
     figures = build_figures(
@@ -236,17 +234,6 @@ def _table_parts(
             part, drawn = effect_part(effects, target, data.class_names, counts)
             parts, figures = [*parts, part], figures | drawn
     return parts, figures
-
-
-def _in_units(rows: Sequence[Mapping[str, Any]], scale: float) -> list[dict[str, Any]]:
-    """Return rows with roots of mean squared errors in the target's unit for its variances."""
-    return [
-        {
-            name: value**0.5 * scale if name in _ERRORS and value is not None else value
-            for name, value in row.items()
-        }
-        for row in rows
-    ]
 
 
 def _outside(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +44,7 @@ __all__ = [
     "predict_rows",
     "prune_table",
     "recorded",
+    "rows_in_units",
     "shown",
     "weights_left",
 ]
@@ -53,6 +54,8 @@ FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
 #: Averaging over more samples changes neither a train error nor a pruning curve visibly.
 FEW_SAMPLES = 5
 _MOST_SHOWN = 50_000
+#: Errors in a history and a pruning table, which for numbers are those of standardised targets.
+_ERRORS = ("train_error", "test_error", "error_mean_weights", "error_predictive")
 #: Metrics that are roots of means over rows.
 _ROOTS = ("rmse", "rmse_mean_weights", "mean_std")
 
@@ -251,6 +254,26 @@ def in_units(predictive: Predictive, shift: float, scale: float) -> Predictive:
         return predictive
     # In float64, because a target may be far from 0 in units of its spread.
     return replace(predictive, means=predictive.means.double()).rescaled(shift, scale)
+
+
+def rows_in_units(rows: Sequence[Mapping[str, Any]], scale: float) -> list[dict[str, Any]]:
+    """Return rows of numbers with roots of mean squares, in the target's unit, for its errors.
+
+    Args:
+        rows: of a history or of a pruning table, whose errors are those of standardised targets.
+        scale: the standard deviation of the target.
+
+    Example:
+        >>> rows_in_units([{"fraction": 0.5, "error_predictive": 0.25, "test_error": None}], 10.0)
+        [{'fraction': 0.5, 'error_predictive': 5.0, 'test_error': None}]
+    """
+    return [
+        {
+            name: value**0.5 * scale if name in _ERRORS and value is not None else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
 
 
 def recorded(predictive: Predictive, data: RunData) -> Predictive:

@@ -38,6 +38,8 @@ NOISE_OF: dict[str, Noise] = {
     "closed-form": "generator",
     "autograd": "generator",
 }
+#: Why a network that edits its weights in place cannot be trained, as in EditedInPlaceError.
+_NO_KERNEL = "where no C++ kernel samples them; begin a run on a CPU with a C++ compiler"
 
 
 def check_backend(backend: str) -> None:
@@ -279,7 +281,3 @@ class _WithFallback:
             elbo, self._optimizer, reason, fused=fused, processes=self._processes
         )
         self._edits, self.noise = True, self._backend.noise
-
-
-#: Why a network cannot be trained.
-_NO_KERNEL = "where no C++ kernel samples them; begin a run on a CPU with a C++ compiler"
