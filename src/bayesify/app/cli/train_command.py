@@ -29,9 +29,9 @@ from bayesify.app.launch import (
 from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs import ConfigError, Run, RunData, RunError, finish
 from bayesify.app.runs import train as train_run
-from bayesify.app.runs.folder import num_train
 from bayesify.app.runs.folder_lock import claimed_folder, locked_folder
 from bayesify.app.runs.memory import peak_memory
+from bayesify.app.runs.run_data import num_train
 from bayesify.app.runs.settings import declarations
 from bayesify.app.runs.train import PRIOR_NAME, seconds_per_epoch, use_threads
 from bayesify.module.bayesian import BayesianModule

@@ -2,8 +2,9 @@
 
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.finish import finish, rewrite_report
-from bayesify.app.runs.folder import Run, RunData, RunError
+from bayesify.app.runs.folder import Run, RunError
 from bayesify.app.runs.run_config import RunConfig
+from bayesify.app.runs.run_data import RunData
 from bayesify.app.runs.stored_settings import renamed_settings
 from bayesify.app.runs.train import Trained, train
 

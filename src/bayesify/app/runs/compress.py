@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bayesify.app.runs.folder import Run, RunData, RunError
+from bayesify.app.runs.folder import Run, RunError
 from bayesify.app.runs.measure import evaluate, evaluate_mean, shown, weights_left
+from bayesify.app.runs.run_data import RunData
 from bayesify.datasets import IMAGE_DATASETS, load_images
 from bayesify.io import encoded_size, model_meta, model_tensors
 from bayesify.io.compression import Compressed, compressed, decompressed

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs.declarations import ConfigError
-from bayesify.app.runs.folder import Run, RunData, RunError
+from bayesify.app.runs.folder import Run, RunError
+from bayesify.app.runs.run_data import RunData
 from bayesify.datasets import ImageData
 from bayesify.distributions.posteriors import Delta
 from bayesify.export import (

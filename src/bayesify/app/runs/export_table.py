@@ -9,8 +9,9 @@ import torch
 
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.export import COVERAGE
-from bayesify.app.runs.folder import Run, RunData, RunError
+from bayesify.app.runs.folder import Run, RunError
 from bayesify.app.runs.measure import in_units
+from bayesify.app.runs.run_data import RunData
 from bayesify.distributions.posteriors import Delta
 from bayesify.export import export_table
 from bayesify.module.bayesian import BayesianModule

@@ -22,9 +22,10 @@ from bayesify.app.report.table_parts import (
 )
 from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs.comparison import check_comparable, kind_of_run, labels_of
-from bayesify.app.runs.folder import Run, RunData, as_test_row
+from bayesify.app.runs.folder import Run, as_test_row
 from bayesify.app.runs.measure import FRACTIONS, evaluate, prune_table, rows_in_units, shown
 from bayesify.app.runs.one_column import one_column
+from bayesify.app.runs.run_data import RunData
 from bayesify.app.runs.table_effects import (
     baseline,
     column_effects,

@@ -12,15 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from bayesify import io as bayesify_io
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.environment import commit, hardware, versions
 from bayesify.app.runs.network import bayesian_network, plain_network
 from bayesify.app.runs.run_config import RunConfig
+from bayesify.app.runs.run_data import RunData
 from bayesify.app.runs.stored_settings import FORMAT
 from bayesify.datasets import (
     IMAGE_DATASETS,
@@ -32,7 +33,6 @@ from bayesify.datasets import (
 )
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
-from bayesify.tabular.table_data import TableData
 from bayesify.training.checkpoint import CHECKPOINT_NAME
 from bayesify.training.history import History
 
@@ -45,13 +45,10 @@ __all__ = [
     "TUNING_STUDY",
     "TUNING_SUMMARY",
     "Run",
-    "RunData",
     "RunError",
     "as_test_row",
     "check_is_free",
     "is_tuning",
-    "new_folder",
-    "num_train",
 ]
 
 _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
@@ -59,50 +56,6 @@ _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
 TUNING_STUDY, TUNING_SUMMARY = "tuning.db", "tuning.json"
 #: Held by the process that trains the run; one that was killed leaves the file.
 LOCK_NAME = ".lock"
-
-
-class RunData(Protocol):
-    """Training and test data of a run (``ImageData``, ``FolderData``, ``TableData``)."""
-
-    @property
-    def name(self) -> str:
-        """Name of the data in reports."""
-
-    @property
-    def train_inputs(self) -> Tensor:
-        """(N, D) float32."""
-
-    @property
-    def train_targets(self) -> Tensor:
-        """(N,) int64 class indices, or numbers as in ``TableData``."""
-
-    @property
-    def test_inputs(self) -> Tensor:
-        """(N_test, D) float32."""
-
-    @property
-    def test_targets(self) -> Tensor:
-        """As ``train_targets``."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; none for numbers."""
-
-    @property
-    def image_shape(self) -> Sequence[int] | None:
-        """Height and width of an image, or channels, height and width; None for tables."""
-
-
-def num_train(data: RunData) -> int:
-    """Return the number of examples that a run is trained on; a streamed table has few in memory.
-
-    Example:
-        >>> import torch
-        >>> no, x, y = torch.zeros(0), torch.zeros(3, 2), torch.zeros(3, 1)
-        >>> num_train(TableData("t.csv", x, y, no, no, no, no, ()))
-        3
-    """
-    return data.num_train if isinstance(data, TableData) else len(data.train_targets)
 
 
 class RunError(ValueError):
@@ -467,25 +420,6 @@ def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
             held = "an unfinished search of settings"
             mend = ", or continue that search with the same command and --resume"
         raise RunError(f"{folder} holds {held}; choose a new folder with --out{mend}")
-
-
-def new_folder(dataset: str) -> Path:
-    """Return a folder below ``runs`` that does not exist, named after the data of a run.
-
-    Args:
-        dataset: a name, a path or a pattern.
-
-    Example:
-        >>> print(new_folder("somewhere/sales-2026/*.parquet").name)
-        sales-2026
-    """
-    parts = [part for part in Path(dataset).parts if not set("*?[") & set(part)]
-    name = (Path(parts[-1]).stem if parts else "") or "run"
-    folder, count = Path("runs", name), 1
-    while folder.exists():
-        count += 1
-        folder = Path("runs", f"{name}-{count}")
-    return folder
 
 
 def as_test_row(row: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""Lock on the folder of a run, so that one process at a time trains it."""
+"""Folders of runs, claimed and locked, so that one process at a time trains in each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,28 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bayesify.app.runs.folder import LOCK_NAME, RunError, new_folder
+from bayesify.app.runs.folder import LOCK_NAME, RunError
 
-__all__ = ["claimed_folder", "locked_folder"]
+__all__ = ["claimed_folder", "locked_folder", "new_folder"]
+
+
+def new_folder(dataset: str) -> Path:
+    """Return a folder below ``runs`` that does not exist, named after the data of a run.
+
+    Args:
+        dataset: a name, a path or a pattern.
+
+    Example:
+        >>> print(new_folder("somewhere/sales-2026/*.parquet").name)
+        sales-2026
+    """
+    parts = [part for part in Path(dataset).parts if not set("*?[") & set(part)]
+    name = (Path(parts[-1]).stem if parts else "") or "run"
+    folder, count = Path("runs", name), 1
+    while folder.exists():
+        count += 1
+        folder = Path("runs", f"{name}-{count}")
+    return folder
 
 
 @contextmanager

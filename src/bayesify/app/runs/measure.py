@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.app.runs.folder import RunData
+from bayesify.app.runs.run_data import RunData
 from bayesify.distributions.posteriors import Delta
 from bayesify.io import encoded_size, model_meta, model_tensors
 from bayesify.metrics import (

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from bayesify.app.runs.folder import Run, RunData
+from bayesify.app.runs.folder import Run
 from bayesify.app.runs.measure import in_units, predict_rows
+from bayesify.app.runs.run_data import RunData
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.plots.bands import Band, bands

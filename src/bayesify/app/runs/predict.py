@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bayesify.app.runs.folder import Run, RunData, RunError
+from bayesify.app.runs.folder import Run, RunError
 from bayesify.app.runs.measure import RowMetrics, in_units, predict_rows
+from bayesify.app.runs.run_data import RunData
 from bayesify.distributions.posteriors import Delta
 from bayesify.io.files import StorageError, named_file
 from bayesify.module.bayesian import BayesianModule

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.app.runs.folder import Run, RunData, num_train
+from bayesify.app.runs.folder import Run
 from bayesify.app.runs.run_config import RunConfig
+from bayesify.app.runs.run_data import RunData, num_train
 from bayesify.datasets import Passes, TensorLoader
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood
 from bayesify.module.bayesian import BayesianModule
