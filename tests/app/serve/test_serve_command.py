@@ -124,6 +124,39 @@ def test_stopped_it_finishes_the_requests_in_progress(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["digits", "folder", "regression", "classification"])
+def test_requests_made_from_openapi(runs: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    """Schemathesis sends what the description allows and what it does not: no answer is a 500.
+
+    Each answer has a status and a schema of the description, and what it does not allow gets 4xx.
+    JSON schema cannot say that a text is an image file or a number, so 422 is allowed always.
+    """
+    with serving(runs[kind]) as service:
+        words = [
+            "run",
+            f"{service.url}/openapi.json",
+            "--max-examples",
+            "200",
+            "--seed",
+            "0",
+            "--generation-database",
+            "none",
+        ]
+        words += ["--continue-on-failure", "--exclude-checks", "positive_data_acceptance"]
+        found = subprocess.run(
+            [sys.executable, "-m", "schemathesis.cli", *words],
+            cwd=tmp_path,
+            text=True,
+            capture_output=True,
+        )
+        assert found.returncode == 0, found.stdout
+        assert "Tested: 4" in found.stdout
+        metrics = httpx.get(f"{service.url}/metrics").text
+        for status in (200, 422):
+            assert f'bayesify_requests_total{{status="{status}"}}' in metrics
+
+
+@pytest.mark.slow
 def test_bodies_of_a_gigabyte_and_a_million_rows_take_no_memory(runs: dict[str, Path]) -> None:
     def answer_to(service: Service, headers: str, chunks: Iterator[bytes]) -> bytes:
         """Send a body as far as the service reads it, and return what it answers."""

@@ -100,8 +100,11 @@ def _cell(column: Column) -> dict[str, Any]:
         "flag": ["boolean", "string", "null"],
     }
     schema: dict[str, Any] = {"type": kinds.get(column.kind, ["string", "null"])}
+    if column.kind == "flag":
+        schema = {"anyOf": [schema, {"enum": [0, 1]}]}
     if column.kind == "date":
-        schema["format"] = "date"
+        # Not "format": a text as in the training table is a date too, and "" a missing one.
+        schema["description"] = "A date such as 2024-12-31, or text as in the training table."
     if column.kind == "image":
         schema |= _file("any size") | {"type": schema["type"]}
     if column.longest is not None:
