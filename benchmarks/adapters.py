@@ -124,7 +124,7 @@ def prediction(rounds: int) -> list[dict[str, Any]]:
     calls: dict[str, Callable[[], object]] = {
         "one pass": lambda: net(**INPUTS),
         "adapter, 10 samples": lambda: adapter.predict(INPUTS, 10),
-        "last layer, 100 samples": lambda: last.predict(INPUTS, 100, once="bert"),
+        "last layer, 100 samples": lambda: last.predict(INPUTS, 100),
     }
     times = in_turn(calls, rounds)
     return [

@@ -34,6 +34,7 @@ OPERATIONS: list[Callable[[Tensor], Tensor]] = [
     lambda w: w.clone().add_(1.0).mul_(w).sub_(2.0).div_(3.0),
     lambda w: torch.cat([w.sum(0, keepdim=True), w.mean(0, keepdim=True), w[1:2]]),
     lambda w: torch.stack([part.squeeze(0) for part in w.split(1)]).permute(1, 0).transpose(0, 1),
+    lambda w: w[torch.tensor([0, 2])] + w[:, torch.tensor([0, 1, 2, 3])][torch.ones(4) > 0][:2],
     lambda w: torch.cat(w.split([1, 3])).unsqueeze(0).expand(2, 4, 4).contiguous().view(-1).t(),
 ]
 

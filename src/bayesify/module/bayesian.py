@@ -20,14 +20,15 @@ from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.distributions.structured import PosteriorFamily
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
-from bayesify.module.inputs import Inputs, inputs_of
+from bayesify.module.inputs import Inputs, Repeated, inputs_of
 from bayesify.module.kept_samples import KeptSamples, sampler_of
 from bayesify.module.outputs import Output
 from bayesify.module.pretrained import PriorMean, RelativeStd, prior_mean_of
 from bayesify.module.random_network import RandomNetwork
-from bayesify.module.run_once import parts_of
 from bayesify.module.sampling import SampledOutputs, run_in_batches
+from bayesify.module.summary import ModuleSummary
 from bayesify.module.threads import one_thread_if_small, rows_in_pass
+from bayesify.module.trunk import Trunk, may_have_trunk
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.prediction import Predictive, SizedIterable
 from bayesify.prediction.predictive import blocks_of
@@ -163,7 +164,6 @@ class BayesianModule(RandomNetwork):
         batch_size: int | Literal["all"] | None = None,
         max_memory: int | str | None = None,
         seed: int | None = None,
-        once: str | Sequence[str] = (),
     ) -> Predictive:
         """Predict with S weight samples from the posterior.
 
@@ -171,6 +171,10 @@ class BayesianModule(RandomNetwork):
         result, because the weight samples are a function of the seed. From the second call with
         the same posterior on, up to 256 MB of weight samples are kept and not drawn again, until
         ``train()`` or a change of the posterior; not so with ``max_memory``.
+
+        What does not depend on the random weights, such as a pretrained encoder under a random last
+        layer, is run once for all weight samples. The outputs of all samples of several batches
+        are then held at once, up to 1 GB, and up to 1 GB of weights; not so with ``max_memory``.
 
         Args:
             inputs: the network's inputs with N examples on the first axis: one tensor, or a
@@ -187,13 +191,6 @@ class BayesianModule(RandomNetwork):
             max_memory: the memory that the prediction may use, including its result: a number of
                 bytes, or text such as ``"64 MB"``. None only bounds the memory of a single pass.
             seed: a seed for other weight samples; None stands for the seed of the module.
-            once: name patterns of submodules without random parameters that are run once for all
-                weight samples, such as a pretrained encoder under a random last layer. In
-                evaluation mode their outputs must depend on their inputs only, and these not on
-                random parameters. The inputs are checked, and must be tensors, plain values or
-                containers of these; what a parent sets on a part is not checked. Weight samples
-                share what is left of a pass where that is faster. The outputs of all samples are
-                held at once, and up to 1 GB of weights.
 
         Returns:
             A :class:`Predictive` over N examples.
@@ -202,12 +199,11 @@ class BayesianModule(RandomNetwork):
             TypeError: ``num_samples`` is no whole number, the inputs are no tensors, or a mapping
                 has a name that is no argument of the network.
             ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no examples,
-                ``max_memory`` is too small or given together with ``once``, or ``once`` names what
-                is random or comes after it, or a part whose inputs or result are not as above.
+                or ``max_memory`` is too small.
         """
         reduction = partial(self.likelihood.predictive, keep_samples=keep_samples)
         predicted: Predictive = self._reduced(
-            inputs, num_samples, reduction, batch_size, max_memory, seed, once
+            inputs, num_samples, reduction, batch_size, max_memory, seed
         )
         return predicted
 
@@ -256,7 +252,7 @@ class BayesianModule(RandomNetwork):
             assert total is not None
             return total - math.log(num_samples)
 
-        return self._reduced(inputs, num_samples, averaged, batch_size, None, seed, ())
+        return self._reduced(inputs, num_samples, averaged, batch_size, None, seed)
 
     def _reduced(
         self,
@@ -266,7 +262,6 @@ class BayesianModule(RandomNetwork):
         batch_size: int | Literal["all"] | None,
         max_memory: int | str | None,
         seed: int | None,
-        once: str | Sequence[str],
     ) -> R:
         """Return the reduction of the outputs of S weight samples; see :meth:`predict`."""
         inputs = inputs_of(inputs, self.posterior.mean.device, self.net)
@@ -274,11 +269,12 @@ class BayesianModule(RandomNetwork):
             raise TypeError(f"num_samples must be a whole number, got {num_samples!r}")
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-        if once and max_memory is not None:
-            raise ValueError("once holds the outputs of all samples; leave out max_memory, or once")
-        parts = parts_of(self, once) if once else None
         key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
-        with stateless.evaluation_mode(self.net):
+        with (
+            torch.inference_mode(mode=False),  # whose tensors do not count their edits
+            torch.no_grad(),
+            stateless.evaluation_mode(self.net),
+        ):
             batching = Batching.of(
                 self,
                 inputs,
@@ -296,7 +292,10 @@ class BayesianModule(RandomNetwork):
                 draw = sampler_of(self.posterior, key)
             rows = batching.group * rows_in_pass(inputs, batching.batch_size)
             with one_thread_if_small(self, rows):
-                return reduction(SampledOutputs(self, inputs, draw, num_samples, batching, parts))
+                may_hold = max_memory is None
+                return reduction(
+                    SampledOutputs(self, inputs, draw, num_samples, batching, may_hold=may_hold)
+                )
 
     @torch.no_grad()
     def predict_mean(
@@ -401,6 +400,43 @@ class BayesianModule(RandomNetwork):
         key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
         (weights,) = sampler_of(self.posterior, key)(range(sample, sample + 1))
         return self.layout.unflatten(weights.to(self.layout.dtype, copy=True))
+
+    @torch.no_grad()
+    def summary(self, *args: Any, **kwargs: Any) -> ModuleSummary:
+        """Summarise how noise is added to each random parameter, from one traced forward pass.
+
+        Args:
+            args: example inputs, in the form in which the network is called. Without any, the
+                summary describes the last kind of pass, or is ``unknown`` before any pass.
+            kwargs: keyword inputs.
+
+        Returns:
+            A row for each random parameter: name, shape, treatment, reason; and the part of a pass
+            that ``predict`` runs once for all weight samples.
+
+        Example:
+            >>> net = nn.Sequential(nn.Linear(3, 50), nn.ReLU(), nn.Linear(50, 2))
+            >>> bnn = BayesianModule(net, include=("2.*",))
+            >>> bnn.summary(torch.zeros(5, 3))
+            parameter  shape   treatment  why
+            2.weight   2 x 50  sampled    weight sampling: one sample for the minibatch
+            2.bias     2       sampled    weight sampling: one sample for the minibatch
+            predict runs 67 % of a pass's operations once for all weight samples
+        """
+        found = super().summary(*args, **kwargs)
+        if (args or kwargs) and may_have_trunk(self.net):
+            trunk, undo = Trunk(self), stateless.snapshot(self.net)
+            args, kwargs = Repeated().take((args, kwargs))
+            evaluating = stateless.evaluation_mode(self.net)
+            try:
+                with torch.inference_mode(mode=False), torch.no_grad(), evaluating:
+                    trunk.first(self.posterior.masked_mean.detach().clone(), args, kwargs)
+                found.shared = trunk.share
+            except (TypeError, ValueError):
+                pass  # the likelihood cannot read the result of the network: nor will predict
+            finally:
+                undo()
+        return found
 
     def extra_repr(self) -> str:
         """Describe the components that are not modules, and count the treatments."""

@@ -28,11 +28,12 @@ _VECTORISED = frozenset({
     "_adaptive_avg_pool2d", "_log_softmax", "_prelu_kernel", "_softmax", "_to_copy",
     "_unsafe_view", "abs", "add", "add_", "addmm", "avg_pool2d", "baddbmm", "bmm", "cat",
     "clamp", "clone", "convolution", "cos", "div", "div_", "elu", "embedding", "empty", "exp",
-    "expand", "gelu", "hardtanh", "leaky_relu", "log", "masked_fill", "max_pool2d_with_indices",
-    "mean", "mm", "mul", "mul_", "native_batch_norm", "native_group_norm", "native_layer_norm",
-    "neg", "permute", "pow", "relu", "relu_", "rsub", "select", "sigmoid", "silu", "sin",
-    "slice", "softplus", "split", "split_with_sizes", "sqrt", "squeeze", "stack", "sub", "sub_",
-    "sum", "t", "tanh", "transpose", "unsqueeze", "view",
+    "expand", "gelu", "hardtanh", "index", "leaky_relu", "log", "masked_fill",
+    "max_pool2d_with_indices", "mean", "mm", "mul", "mul_", "native_batch_norm",
+    "native_group_norm", "native_layer_norm", "neg", "permute", "pow", "relu", "relu_", "rsub",
+    "select", "sigmoid", "silu", "sin", "slice", "softplus", "split", "split_with_sizes",
+    "sqrt", "squeeze", "stack", "sub", "sub_", "sum", "t", "tanh", "transpose", "unsqueeze",
+    "view",
 })  # fmt: skip
 
 

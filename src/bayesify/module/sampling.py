@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesify.estimators import stateless
 from bayesify.estimators.stateless import is_out_of_memory
@@ -23,13 +24,15 @@ from bayesify.module.inputs import (
 )
 from bayesify.module.pass_memory import MemoryTracker, UnfusedAttention
 from bayesify.module.random_network import RandomNetwork
-from bayesify.module.run_once import run_once
+from bayesify.module.trunk import Trunk, may_have_trunk
 
 __all__ = ["SampledOutputs", "run_in_batches"]
 
 _REFRESH_S = 0.2
 # Bytes of the weight samples that one prediction keeps for its next batch.
 _LARGEST_KEPT = 10**9
+# Bytes of the outputs of all batches and samples that are held at once.
+_LARGEST_HELD = 10**9
 # Bytes of outputs that are averaged at once, which takes some eight times as many.
 _BLOCK = 10**6
 
@@ -43,8 +46,8 @@ class SampledOutputs:
         draw: draws weight samples by index, shape (S, D).
         num_samples: S, the number of weight samples.
         batching: the number of examples and of weight samples in one pass.
-        once: parts of the network that are run once for all samples, see :func:`run_once`; the
-            outputs of all samples are then held at once.
+        may_hold: whether there is memory to run once for all samples what depends on no random
+            weight, see :class:`Trunk`.
 
     Example:
         >>> from torch import nn
@@ -67,14 +70,15 @@ class SampledOutputs:
         draw: Callable[[range], Tensor],
         num_samples: int,
         batching: Batching,
-        once: Mapping[str, nn.Module] | None = None,
+        *,
+        may_hold: bool = False,
     ) -> None:
         self._network = network
         self._inputs = inputs
         self._draw = draw
         self._num_samples = num_samples
         self._batching = batching
-        self._once = once
+        self._may_hold = may_hold
 
     def __len__(self) -> int:
         return self._num_samples
@@ -85,11 +89,19 @@ class SampledOutputs:
 
     def blocks(self) -> Iterator[Tensor]:
         """Yield the outputs of the samples that shared a pass, shape (S_i, N, ...)."""
-        outputs = self._outputs_by_batch() if self._once else self._outputs()
+        # Samples that share a pass compute once what depends on none of them.
+        has_trunk = (
+            self._may_hold
+            and self._batching.group == 1
+            and self._num_samples > 2
+            and may_have_trunk(self._network.net)
+        )
+        outputs = self._outputs_by_batch() if has_trunk else self._outputs()
         return _with_progress(outputs, self._num_samples)
 
-    def _outputs(self) -> Iterator[Tensor]:
-        batch_size, group, first = self._batching.batch_size, self._batching.group, 0
+    def _outputs(self, first: int = 0) -> Iterator[Tensor]:
+        """Yield the outputs from sample ``first`` on."""
+        batch_size, group = self._batching.batch_size, self._batching.group
         passes = Repeated()
         while first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
@@ -108,20 +120,35 @@ class SampledOutputs:
             first = samples.stop
 
     def _outputs_by_batch(self) -> Iterator[Tensor]:
-        """Yield the outputs of all samples, after all batches have seen all samples."""
+        """Yield the outputs of all samples, where each batch has its trunk.
+
+        Several batches are held until all have seen all samples. Where a network has no trunk, or
+        they would take too much memory, the samples that are left run as without.
+        """
         batch_size = self._batching.batch_size
         num_examples = WHOLE if batch_size == WHOLE else count_examples(self._inputs)
-        draw = self._draw if batch_size >= num_examples else self._drawn_once()
-        batches, at_once = [], 1
+        if batch_size >= num_examples:
+            first = 0
+            for block in self._outputs_of(self._draw, *arguments_of(self._inputs)):
+                yield block
+                first += len(block)
+            yield from self._outputs(first)
+            return
+        draw, batches, at_once = self._drawn_once(), [], 1
         for args, kwargs in batches_of(self._inputs, batch_size):
-            with run_once(self._once or {}) as begin:
-                blocks = list(self._outputs_of(draw, begin, args, kwargs))
-            if len(blocks) < self._num_samples:  # else averaged one by one too, as without parts
+            blocks = []
+            for block in self._outputs_of(draw, args, kwargs):
+                check_rows(block[0], count_examples(kwargs or args))
+                blocks.append(block)
+                if block[0].nbytes / batch_size * num_examples > _LARGEST_HELD / self._num_samples:
+                    break
+            if sum(map(len, blocks)) < self._num_samples:
+                yield from self._outputs()
+                return
+            if len(blocks) < self._num_samples:  # else averaged one by one too, as without a trunk
                 at_once = self._num_samples
             batches.append(torch.cat(blocks))
-            if batch_size < num_examples:
-                check_rows(batches[-1][0], count_examples(kwargs or args))
-        outputs = batches[0] if len(batches) == 1 else torch.cat(batches, dim=1)
+        outputs = torch.cat(batches, dim=1)
         yield from outputs.split(max(1, min(at_once, _BLOCK // max(1, outputs[0].nbytes))))
 
     def _drawn_once(self) -> Callable[[range], Tensor]:
@@ -131,10 +158,15 @@ class SampledOutputs:
         """
         vector = self._network.posterior.mean.nbytes
         kept = min(self._num_samples, _LARGEST_KEPT // max(1, vector))
-        rows = self._draw(range(kept)) if kept else None
+        rows: Tensor | None = None
 
         def draw(samples: range) -> Tensor:
-            if rows is None or samples.stop > kept:
+            nonlocal rows
+            if samples.stop > kept:
+                return self._draw(samples)
+            if rows is None and samples.start:  # a network without a trunk needs the first only
+                rows = self._draw(range(kept))
+            if rows is None:
                 return self._draw(samples)
             # The network may edit its weights in place.
             return rows[samples.start : samples.stop].clone()
@@ -144,53 +176,64 @@ class SampledOutputs:
     def _outputs_of(
         self,
         draw: Callable[[range], Tensor],
-        begin: Callable[[], None],
         args: tuple[Tensor, ...],
         kwargs: Mapping[str, Tensor],
     ) -> Iterator[Tensor]:
-        """Yield the outputs of a batch under all samples, shape (S_i, B, ...).
+        """Yield the outputs of a batch under each sample, shape (S_i, B, ...), by its trunk.
 
-        The parts that are run once answer from the second sample on: what is left of a pass is
-        measured then, and shared by the samples that follow where that is faster.
+        If it has none, or loses it, the samples that are left are not yielded.
+
+        What is left of a pass is measured with the second sample, and shared by the samples that
+        follow where that is faster.
         """
-        network, first, group = self._network, 0, 1
-        # What a part is given must lie in memory alike in every pass, to be compared.
-        own, passes = Repeated().take((args, dict(kwargs))), Repeated()
-        while first < self._num_samples:
+        trunk, passes = Trunk(self._network), Repeated()
+        outputs = trunk.first(draw(range(1))[0], *passes.take((args, dict(kwargs))))
+        yield outputs.clone().unsqueeze(0)
+        del outputs
+        first, group = 1, 1
+        while trunk.is_used and first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
             weights, left = draw(samples), self._num_samples - samples.stop
-            begin()
-            args, kwargs = passes.take(own)
-            if len(samples) > 1:
-                block = self._run_group(weights, args, kwargs)
-                if block is None:
-                    group = 1
-                    continue
-                yield block
-            elif first == 1 and left >= MIN_GROUP and not self._batching.may_edit_weights:
-                with MemoryTracker() as tracker, UnfusedAttention():
-                    result = network.tensor_of(network.run_with(weights[0], *args, **kwargs))
-                outputs = result.clone()
-                del result
-                if tracker.vectorises:
-                    group = shared_group(tracker.peak, weights[0], left)
-                yield outputs.unsqueeze(0)
-            else:
-                result = network.tensor_of(network.run_with(weights[0], *args, **kwargs))
-                yield result.clone().unsqueeze(0)
+            inputs = passes.take((args, dict(kwargs)))
+            is_measured = first == 1 and left >= MIN_GROUP and not self._batching.may_edit_weights
+            tracker = MemoryTracker()
+            try:
+                if len(samples) > 1:
+                    block = self._run_group(weights, *inputs, run=trunk.again)
+                else:
+                    with tracker if is_measured else nullcontext():
+                        outputs = trunk.again(weights[0], *inputs)
+                    block = outputs.clone().unsqueeze(0)
+                    del outputs
+            except Exception as error:  # the user's network may raise any kind of error
+                if is_out_of_memory(error):
+                    raise
+                return  # a pass without the trunk raises it again, if it is the network's
+            if not trunk.is_used:
+                return
+            if block is None:
+                group = 1
+                continue
+            if is_measured and tracker.vectorises:
+                group = shared_group(tracker.peak, weights[0], left)
+            yield block
             first = samples.stop
 
     def _run_group(
-        self, weights: Tensor, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
+        self,
+        weights: Tensor,
+        args: tuple[Tensor, ...],
+        kwargs: Mapping[str, Tensor],
+        *,
+        run: Callable[..., Tensor] | None = None,
     ) -> Tensor | None:
         """Return the outputs of several weight vectors in one pass, or None if vmap fails."""
         network = self._network
         undo = stateless.snapshot(network.net)
+        run = self._run if run is None else run
         try:
             with UnfusedAttention():
-                outputs: Tensor = torch.vmap(
-                    lambda row: network.tensor_of(network.run_with(row, *args, **kwargs))
-                )(weights)
+                outputs: Tensor = torch.vmap(lambda row: run(row, args, kwargs))(weights)
         except Exception as error:
             # The user's network may fail under vmap with any error; a loop then runs it without
             # vmap, and raises errors that are not due to vmap again.
@@ -199,6 +242,11 @@ class SampledOutputs:
                 raise
             return None
         return outputs
+
+    def _run(
+        self, weights: Tensor, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
+    ) -> Tensor:
+        return self._network.tensor_of(self._network.run_with(weights, *args, **kwargs))
 
 
 def _with_progress(blocks: Iterator[Tensor], total: int) -> Iterator[Tensor]:

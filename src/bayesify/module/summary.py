@@ -28,6 +28,10 @@ class ParameterSummary(NamedTuple):
 class ModuleSummary(tuple[ParameterSummary, ...]):
     """How noise is added to each random parameter in a forward pass; prints as a table.
 
+    Attributes:
+        shared: the part of a pass's operations that depend on no random weight, and that
+            ``predict`` therefore runs once for all weight samples, from 0 to 1; 0 before a pass.
+
     Example:
         >>> from torch import nn, zeros
         >>> from bayesify.module.bayesian import BayesianModule
@@ -39,7 +43,7 @@ class ModuleSummary(tuple[ParameterSummary, ...]):
         bias       2      exact      linear uses random signs for each example
     """
 
-    __slots__ = ()
+    shared: float = 0.0
 
     @classmethod
     def of(
@@ -73,12 +77,16 @@ class ModuleSummary(tuple[ParameterSummary, ...]):
             (r.name, " x ".join(map(str, r.shape)), r.treatment, r.reason) for r in self
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        return "\n".join(
+        lines = [
             "  ".join(
                 [*(text.ljust(width) for text, width in zip(row[:3], widths, strict=True)), row[3]]
             )
             for row in rows
-        )
+        ]
+        if self.shared:
+            share = f"{100.0 * self.shared:.0f} % of a pass's operations"
+            lines.append(f"predict runs {share} once for all weight samples")
+        return "\n".join(lines)
 
 
 _UNKNOWN = Treatment("unknown", "no forward pass yet; pass an example input to summary()")
