@@ -89,9 +89,10 @@ if TYPE_CHECKING:
     from bayesify.module.shrinking import shrink
     from bayesify.prediction import Predictive
     from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
-    from bayesify.training.baselines import DeepEnsemble, MCDropout
+    from bayesify.training.baselines import MCDropout
     from bayesify.training.certificate import Certificate, certify
     from bayesify.training.coreset import choose_coreset
+    from bayesify.training.deep_ensemble import DeepEnsemble
     from bayesify.training.elbo import ELBO, ELBOTerms
     from bayesify.training.fit import fit
     from bayesify.training.ivon import IVON
@@ -133,7 +134,8 @@ _MODULES = {
     "app.trained_table": ("open_run",),
     "io": ("compress", "decompress", "load", "save"),
     "module.acquire": ("acquire",),
-    "training.baselines": ("DeepEnsemble", "MCDropout"),
+    "training.baselines": ("MCDropout",),
+    "training.deep_ensemble": ("DeepEnsemble",),
     "training.certificate": ("Certificate", "certify"),
     "module.bayesian": ("BayesianModule",),
     "module.freezing": ("freeze",),

@@ -51,6 +51,12 @@ def classification(net: nn.Module) -> dict[str, Any]:
     }
 
 
+def mixtures() -> dict[str, Any]:
+    names = classification(Parts())
+    names["make_net"] = lambda: nn.Linear(4, 3)
+    return names | {"targets": names["y"]}
+
+
 def pruned_net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3))
 
@@ -83,7 +89,7 @@ PAGES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/backends.md": backends,
     "docs/ivon.md": lambda: classification(nn.Linear(4, 3)),
     "docs/which-prior.md": widths,
-    "docs/which-posterior.md": lambda: classification(Parts()),
+    "docs/which-posterior.md": mixtures,
     "docs/table-comparison.md": dict,
     "docs/export.md": lambda: classification(nn.Linear(4, 3)),
 }

@@ -65,6 +65,8 @@ def save(
         fix = "an ordinary network is saved by safetensors.torch.save_model(net, path)"
         if isinstance(getattr(bnn, "bnn", None), BayesianModule):
             fix = "save its network: save(elbo.bnn, path)"
+        elif hasattr(bnn, "members"):
+            fix = "an ensemble is saved by ensemble.save(path)"
         raise TypeError(f"save needs a BayesianModule, got {type(bnn).__name__}; {fix}")
     tensors, described = without_frozen(bnn, model_tensors(bnn), frozen)
     meta = {**model_meta(bnn), **described}
@@ -152,6 +154,8 @@ def load(
     if isinstance(net, BayesianModule):
         raise TypeError("net must be the plain network, got a BayesianModule; pass net.to_module()")
     tensors, meta = read_tensors(Path(path))
+    if meta.get("kind") == "ensemble":
+        raise StorageError(f"{path} holds an ensemble; use bayesify.DeepEnsemble.load(path, net)")
     return restore_model(
         net,
         tensors,

@@ -1,4 +1,4 @@
-"""Baselines: Monte Carlo dropout, deep ensembles and temperature scaling.
+"""Baselines: Monte Carlo dropout and temperature scaling.
 
 Plain training by SGD or Adam needs no class of its own. It is a ``Delta`` posterior whose penalty
 has weight 0: ``ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperature=0)``.
@@ -7,7 +7,7 @@ has weight 0: ``ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperatu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
 from typing import Any
 
@@ -22,11 +22,11 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, Repeated, batches_of, check_rows, inputs_of
 from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
-from bayesify.noise.keys import Stream, derived_seed, seed_global_generators
+from bayesify.noise.keys import Stream, seed_global_generators
 from bayesify.prediction import Predictive
 from bayesify.training.minibatches import kept_generators
 
-__all__ = ["DeepEnsemble", "MCDropout", "logit_temperature"]
+__all__ = ["MCDropout", "check_counts", "logit_temperature"]
 
 _BATCH_SIZE = 1024
 #: Halvings of an interval, after which it is below the rounding of float32.
@@ -125,7 +125,7 @@ class MCDropout:
         Raises:
             ValueError: ``num_samples`` or ``batch_size`` is below 1, or there are no examples.
         """
-        _check_counts(num_samples, batch_size)
+        check_counts(num_samples, batch_size)
         inputs = inputs_of(inputs, _device_of(self.net), self.net)
         net, run = self.net, self.net.__call__
         if isinstance(self.net, BayesianModule):
@@ -142,101 +142,6 @@ class MCDropout:
             for module in _dropout_modules(net):
                 module.training = True
             return self.likelihood.predictive(outputs, keep_samples=keep_samples)
-
-
-class DeepEnsemble:
-    """Networks trained separately from different initial values (Lakshminarayanan et al. 2017).
-
-    The prediction is the mixture of their predictions in equal shares. If all members have point
-    weights (``Delta``), each contributes one sample; otherwise each contributes ``num_samples``.
-
-    Args:
-        members: ``BayesianModule`` objects with likelihoods of one kind, each trained by ``fit``.
-
-    Raises:
-        TypeError: a member is not a ``BayesianModule``.
-        ValueError: there is no member, or their likelihoods differ in kind.
-
-    Example:
-        >>> import bayesify as bf
-        >>> members = []
-        >>> for seed in range(5):  # each with initial values of its own; then bf.fit each
-        ...     _ = torch.manual_seed(seed)
-        ...     members.append(bf.BayesianModule(nn.Linear(3, 2), posterior=bf.Delta, seed=seed))
-        >>> p = bf.DeepEnsemble(members).predict(torch.zeros(4, 3), keep_samples=True)
-        >>> p.mean.shape, p.samples.shape
-        (torch.Size([4, 2]), torch.Size([5, 4, 2]))
-    """
-
-    def __init__(self, members: Sequence[BayesianModule]) -> None:
-        if isinstance(members, nn.Module) and not isinstance(members, nn.ModuleList):
-            raise TypeError(
-                f"members must be a list of networks, got one {type(members).__name__}; pass "
-                "[member]"
-            )
-        self.members = list(members)
-        if not self.members:
-            raise ValueError("an ensemble needs at least one member, got none")
-        for member in self.members:
-            if not isinstance(member, BayesianModule):
-                raise TypeError(
-                    f"members must be BayesianModule objects, got {type(member).__name__}; wrap "
-                    "a plain network: BayesianModule(net, posterior=Delta, likelihood=...)"
-                )
-        kinds = {_kind(member.likelihood) for member in self.members}
-        if len(kinds) > 1:
-            raise ValueError(
-                f"members must have likelihoods of one kind, got {', '.join(sorted(kinds))}"
-            )
-
-    def predict(
-        self,
-        inputs: Inputs | Iterable[Any],
-        num_samples: int = 100,
-        *,
-        keep_samples: bool = False,
-        batch_size: int | None = None,
-        seed: int | None = None,
-    ) -> Predictive:
-        """Predict with the mixture of the members' predictions.
-
-        Args:
-            inputs: as for ``BayesianModule.predict``.
-            num_samples: number of weight samples of each member; ignored if all members have point
-                weights.
-            keep_samples: whether the result holds the prediction of every sample.
-            batch_size: the number of examples in one pass; None chooses a fast one.
-            seed: a seed for other weight samples; None stands for the members' seeds. Members never
-                share noise, even if their seeds are equal.
-
-        Raises:
-            ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no examples, or the
-                members' predictions have different shapes.
-        """
-        _check_counts(num_samples, batch_size)
-        net, device = self.members[0].net, self.members[0].posterior.mean.device
-        inputs = inputs_of(inputs, device, net)
-        points = all(isinstance(member.posterior, Delta) for member in self.members)
-        own = [member.seed for member in self.members]
-        seeds = [
-            # Seeds must differ, since members that share noise would not be independent.
-            derived_seed(first if seed is None else seed, Stream.PREDICTION, number)
-            if seed is not None or first in own[:number]
-            else first
-            for number, first in enumerate(own)
-        ]
-        parts: list[Any] = [
-            member.predict(
-                inputs,
-                1 if points else num_samples,
-                keep_samples=keep_samples,
-                batch_size=batch_size,
-                seed=member_seed,
-            )
-            for member, member_seed in zip(self.members, seeds, strict=True)
-        ]
-        joined: Predictive = type(parts[0]).joined(parts)
-        return joined
 
 
 def logit_temperature(logits: Tensor, targets: Tensor) -> float:
@@ -352,18 +257,24 @@ def _dropout_modules(net: nn.Module) -> list[nn.Module]:
     ]
 
 
-def _kind(likelihood: Likelihood) -> str:
-    noise = "input-dependent " if getattr(likelihood, "input_dependent", False) else ""
-    return noise + type(likelihood).__name__
-
-
 def _device_of(net: nn.Module) -> torch.device | None:
     """The device of the first parameter, or None of a network without any."""
     first = next(net.parameters(), None)
     return None if first is None else first.device
 
 
-def _check_counts(num_samples: int, batch_size: int | None) -> None:
+def check_counts(num_samples: int, batch_size: int | None) -> None:
+    """Check the counts of a prediction.
+
+    Raises:
+        TypeError: one is no whole number.
+        ValueError: one is below 1.
+
+    Example:
+        >>> check_counts(0, None)
+        Traceback (most recent call last):
+        ValueError: num_samples must be at least 1, got 0
+    """
     given: Any = num_samples
     if not isinstance(given, Integral):
         raise TypeError(f"num_samples must be a whole number, got {num_samples!r}")

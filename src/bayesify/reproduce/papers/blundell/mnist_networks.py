@@ -31,7 +31,7 @@ from bayesify.reproduce.harness.image_runs import (
     trained,
 )
 from bayesify.reproduce.papers.blundell.weight_average import TrajectoryMean
-from bayesify.training.baselines import DeepEnsemble
+from bayesify.training.deep_ensemble import DeepEnsemble
 from bayesify.training.history import History
 
 __all__ = [

@@ -31,7 +31,8 @@ from bayesify.reproduce.papers.clinc150.adapters import (
     timed,
 )
 from bayesify.reproduce.papers.clinc150.tuning import METHODS
-from bayesify.training.baselines import DeepEnsemble, MCDropout, logit_temperature
+from bayesify.training.baselines import MCDropout, logit_temperature
+from bayesify.training.deep_ensemble import DeepEnsemble
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
