@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -117,6 +118,52 @@ def test_the_weights_are_those_of_fit(warmup: dict[str, float], tmp_path: Path) 
     other = classifier()
     bf.fit(other, Batches(), epochs=2, optimizer=optimizer)
     assert not torch.allclose(found.rho, other.bnn.posterior.rho), "the options do something"
+
+
+def test_each_run_begins_with_a_new_objective_of_model_init(tmp_path: Path) -> None:
+    made: list[bf.ELBO] = []
+
+    def make(trial: Any) -> bf.ELBO:
+        del trial
+        made.append(classifier())
+        return made[-1]
+
+    trainer = ELBOTrainer(
+        args=arguments(tmp_path), model_init=make, train_dataset=Texts(), rho_lr_scale=3.0
+    )
+    expected = trained(tmp_path, rho_lr_scale=3.0).model.bnn.posterior
+    for _ in range(2):
+        trainer.train()
+        assert trainer.model is made[-1]
+        found = trainer.model.bnn.posterior
+        torch.testing.assert_close(found.mean, expected.mean)
+        torch.testing.assert_close(found.rho, expected.rho)
+    assert len(made) == 3
+    with pytest.raises(TypeError, match="the model must be an ELBO, got BayesianModule"):
+        ELBOTrainer(args=arguments(tmp_path), model_init=lambda: classifier().bnn)
+    with pytest.raises(TypeError, match="the model must be an ELBO, got NoneType"):
+        ELBOTrainer(args=arguments(tmp_path))
+
+
+def test_trials_of_a_search_have_settings_of_their_own(tmp_path: Path) -> None:
+    def make() -> bf.ELBO:
+        return classifier()
+
+    trainer = ELBOTrainer(
+        args=arguments(tmp_path, max_steps=2),
+        model_init=make,
+        train_dataset=Texts(),
+        eval_dataset=Texts(),
+    )
+    rates = iter([1e-3, 1e-1])
+    best = trainer.hyperparameter_search(
+        hp_space=lambda _: {"learning_rate": next(rates)},
+        n_trials=2,
+        backend="optuna",
+        direction="minimize",
+    )
+    assert best.run_id == "1", "the larger rate learns more in two steps"
+    assert best.objective < math.log(3.0)
 
 
 def test_the_loss_is_that_of_the_elbo(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
     ``bayesify.save(trainer.model.bnn, path)`` writes the network.
 
     Args:
-        model: the objective, whose ``num_data`` is the length of ``train_dataset``.
+        model: the objective, whose ``num_data`` is the length of ``train_dataset``. With
+            ``model_init=make``, a function of no argument or of a trial, it is left out: each run
+            of ``train``, and each trial of ``hyperparameter_search``, makes an objective anew.
         args: ``transformers.TrainingArguments``; its weight decay does not apply to rho.
         kl_warmup_epochs: epochs over which the KL's weight rises from 0 to 1, see ``bayesify.fit``.
         kl_warmup_power: the power of a straight line in which it rises.
@@ -72,7 +74,7 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: ELBO,
+        model: ELBO | None = None,
         args: Any = None,
         *,
         kl_warmup_epochs: float = 0.0,
@@ -81,27 +83,37 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         eval_samples: int = 0,
         **others: Any,
     ) -> None:
+        if eval_samples < 0:
+            raise ValueError(f"eval_samples must be at least 0, got {eval_samples}")
+        self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
+        self._rho_lr_scale, self._eval_samples = rho_lr_scale, eval_samples
+        self._trained_on = others.get("train_dataset")
+        if model is not None or others.get("model_init") is None:
+            self._use(model)
+        _check_arguments(args, others)
+        super().__init__(model, args, **others)
+        if self.optimizer is not None:
+            check_holds(self._elbo, self.optimizer)
+            check_decay(self._elbo, self.optimizer)
+        # The network's arguments, of which Trainer keeps the columns of the data.
+        names = list(inspect.signature(_base_of(self._elbo.bnn.net).forward).parameters)
+        self._signature_columns = [*names, *self.label_names, "label", "label_ids"]
+        self.can_return_loss = True
+
+    def call_model_init(self, trial: Any = None) -> ELBO:
+        """Return a new objective of ``model_init``."""
+        return self._use(super().call_model_init(trial))
+
+    def _use(self, model: object) -> ELBO:
         if not isinstance(model, ELBO):
             raise TypeError(
                 f"the model must be an ELBO, got {type(model).__name__}; pass "
                 "ELBO(bnn, num_data=N), since a loss of the network's own lacks the KL"
             )
-        if eval_samples < 0:
-            raise ValueError(f"eval_samples must be at least 0, got {eval_samples}")
-        self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
-        self._rho_lr_scale, self._eval_samples = rho_lr_scale, eval_samples
         self._elbo = model
         self._shifted_by = _ignored_target(model)
-        _check_num_data(model, others.get("train_dataset"))
-        _check_arguments(args, others)
-        super().__init__(model, args, **others)
-        if self.optimizer is not None:
-            check_holds(model, self.optimizer)
-            check_decay(model, self.optimizer)
-        # The network's arguments, of which Trainer keeps the columns of the data.
-        names = list(inspect.signature(_base_of(model.bnn.net).forward).parameters)
-        self._signature_columns = [*names, *self.label_names, "label", "label_ids"]
-        self.can_return_loss = True
+        _check_num_data(model, self._trained_on)
+        return model
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Create the Trainer's optimiser, with rho in a group of its own and without decay."""
