@@ -57,7 +57,13 @@ def test_problems_have_the_sizes_that_are_stated() -> None:
     "name",
     [
         *("yacht-plain", "toy-mc-dropout", "yacht-ensemble", "toy-mean-field-ivon", "toy-matrix"),
-        *("yacht-low-rank", "yacht-full", "toy-mean-field-mixture", "yacht-matrix-mixture"),
+        *(
+            "toy-full-4-samples",
+            "yacht-low-rank",
+            "yacht-full",
+            "toy-mean-field-mixture",
+            "yacht-matrix-mixture",
+        ),
     ],
 )
 def test_a_contestant_is_measured(name: str) -> None:

@@ -36,7 +36,7 @@ from bayesify.reproduce.harness.experiment import Context, EpochProgress
 from bayesify.reproduce.papers.referee.problems import Problem, make_network, random_network
 from bayesify.training.schedules import cosine
 
-__all__ = ["CONTESTANTS", "PROTOCOL", "Contestant"]
+__all__ = ["CONTESTANTS", "PROTOCOL", "SETTINGS", "Contestant"]
 
 #: The training of every contestant: all examples at each step.
 PROTOCOL: dict[str, Any] = {
@@ -73,7 +73,7 @@ def _train(
     inputs, targets = problem.train_inputs, problem.train_targets
     loader = TensorLoader(inputs, targets, len(inputs), shuffle=False)
     epochs = max(1, config["steps"] // _STEPS_AN_EPOCH)
-    elbo = ELBO(bnn, num_data=len(inputs))
+    elbo = ELBO(bnn, num_data=len(inputs), num_samples=config.get("num_samples", 1))
     fit(
         elbo,
         Passes(loader, min(_STEPS_AN_EPOCH, config["steps"])),
@@ -173,9 +173,17 @@ CONTESTANTS: Mapping[str, Contestant] = {
     ),
     "matrix": partial(_variational, posterior=MatrixGaussian()),
     "full": partial(_variational, posterior=FullGaussian()),
+    "matrix-4-samples": partial(_variational, posterior=MatrixGaussian()),
+    "full-4-samples": partial(_variational, posterior=FullGaussian()),
     "mean-field-mixture": partial(_mixture, estimator=LocalReparameterization),
     "matrix-mixture": partial(_mixture, posterior=MatrixGaussian()),
     "plain": _plain,
     "mc-dropout": _mc_dropout,
     "ensemble": _ensemble,
+}
+#: What a contestant has in addition to the protocol: weight samples in each step. With one the
+#: gradient is noisy for correlations.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "matrix-4-samples": {"num_samples": 4},
+    "full-4-samples": {"num_samples": 4},
 }

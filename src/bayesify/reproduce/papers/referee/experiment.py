@@ -20,7 +20,7 @@ from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predi
 from bayesify.referee import PosteriorDraws, hmc
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
-from bayesify.reproduce.papers.referee.contestants import CONTESTANTS, PROTOCOL
+from bayesify.reproduce.papers.referee.contestants import CONTESTANTS, PROTOCOL, SETTINGS
 from bayesify.reproduce.papers.referee.problems import (
     PRIOR_GAIN,
     PROBLEMS,
@@ -61,7 +61,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
             for name in (REFEREE, *(_QUICK_CONTESTANTS if quick else CONTESTANTS)):
                 own = _QUICK_SAMPLER if quick else _SAMPLER
                 if name != REFEREE:
-                    own = {**PROTOCOL, **(_QUICK if quick else {})}
+                    own = {**PROTOCOL, **SETTINGS.get(name, {}), **(_QUICK if quick else {})}
                 config = {
                     **{"problem": problem, "contestant": name, "prior_gain": PRIOR_GAIN},
                     **settings,
