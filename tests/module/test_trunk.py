@@ -248,6 +248,36 @@ def test_attention_and_recurrent_layers() -> None:
     assert set(found.values()) == {2}  # the layers of the encoder
 
 
+@pytest.mark.parametrize("place", ["list", "object"])
+def test_what_a_network_keeps_of_its_passes_is_whole(place: str) -> None:
+    class Store:
+        """Holds tensors where no module shows them."""
+
+        def __init__(self) -> None:
+            self.kept: list[Tensor] = []
+
+    class Keeps(Network):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other: Any = Store() if place == "object" else []
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.encoder(x).tanh()
+            (self.other.kept if place == "object" else self.other).append(hidden.exp())
+            result: Tensor = self.head(hidden)
+            return result
+
+    bnn = bf.BayesianModule(Keeps(), include=("head.*",))
+    bnn.predict(X, 1, batch_size=10)
+    kept = bnn.net.other.kept if place == "object" else bnn.net.other
+    kept.clear()
+    bnn.predict(X, S, batch_size=10)
+    expected = bnn.net.encoder(X).tanh().exp()
+    assert len(kept) == S
+    for each in kept:
+        assert torch.equal(each, expected)
+
+
 def test_hooks_run_at_every_pass() -> None:
     bnn, seen = made(), []
     bnn.net.encoder.register_forward_hook(lambda *_: seen.append(None))

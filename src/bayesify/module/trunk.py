@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -129,12 +130,12 @@ class Trunk:
         for place, tensor in zip(self._inputs, _tensors((args, kwargs)), strict=True):
             self._objects[place] = tensor
         outputs = self._run(_Replay(self._calls, self._objects), weights, args, kwargs)
-        # What the network keeps of a pass, it shall have of a whole one.
-        self.is_used = (
-            self.is_used
-            and all(_State.of(self._objects[place]) == state for place, state in self._states)
-            and not _keeps_forgotten(self._network.net)
+        is_edited = any(_State.of(self._objects[place]) != was for place, was in self._states)
+        # Besides the list, the loop and the call: what the network keeps, it shall have whole.
+        is_kept = any(
+            type(each) is _Forgotten and sys.getrefcount(each) > 3 for each in self._objects
         )
+        self.is_used = self.is_used and not is_edited and not is_kept
         return outputs
 
     def _run(
@@ -218,13 +219,22 @@ class _Recording(TorchFunctionMode):
         return self._answered / every if self._weights and every else 0.0
 
     def is_sound(self, outputs: Tensor) -> bool:
-        """Return whether a later pass may be answered from memory."""
+        """Return whether a later pass may be answered from memory.
+
+        Args:
+            outputs: of the pass, whose other results are gone by now, unless the network keeps any.
+        """
         for tensor in _tensors(outputs):
             if tensor in self._places:
                 self._use(tensor)
         ended = [_State.of(each) for each in self._outside if each is not None]
+        for each in [each for each in self.objects if each is not None and each._is_view()]:
+            if each._base in self._places:  # a view holds its memory anyway
+                self.objects[self._places[each._base]] = each._base
+        is_kept = any(self.objects[place] is None for place in self._places.values())
         return (
             self._is_sound
+            and not is_kept
             and ended == self._at_start
             and all(
                 torch.equal(*pair) for pair in zip(self._generators, _generators(), strict=True)
@@ -434,17 +444,6 @@ def _outside(net: nn.Module) -> list[Tensor]:
     ]
 
 
-def _keeps_forgotten(net: nn.Module) -> bool:
-    """Return whether a pass has put a stand-in into an attribute of a module."""
-    return any(
-        isinstance(each, _Forgotten)
-        for module in modules_of(net)
-        for name, value in vars(module).items()
-        if name not in _OF_EVERY_MODULE and isinstance(value, Tensor | list | tuple | dict)
-        for each in tree_iter(value)
-    )
-
-
 def _generators() -> list[Tensor]:
     """Return the states of PyTorch's generators."""
     used = torch.cuda.is_available() and torch.cuda.is_initialized()
@@ -459,7 +458,6 @@ def _made_like(value: Any, parts: list[Any]) -> Any:
 
 
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"_buffers"}
 _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, range, enum.Enum, type(...)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
