@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -10,10 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.module.test_trunk import S, X, outputs, without
+from tests.module.test_trunk import S, X, outputs, small_networks, without
 from torch import Tensor, nn
 
 import bayesify as bf
+from bayesify.module.trunk import Trunk
+
+__all__ = ["small_networks"]  # a fixture
 
 
 @dataclass
@@ -99,6 +104,79 @@ def signed_zero(s: Any, x: Tensor) -> Tensor:
     return s.head(s.part(zero).clamp(-1.0, 1.0) + x)
 
 
+def plain(layer: nn.Linear, x: Tensor) -> Tensor:
+    return layer(x)
+
+
+def by_gradients(s: Any, x: Tensor) -> Tensor:
+    """Use a derivative, whose block of gradients ends before the head."""
+    inputs = x.clone()
+    with torch.enable_grad():
+        inputs.requires_grad_()
+        (slope,) = torch.autograd.grad((s.part(inputs) * s.w).sum(), inputs)
+    assert not torch.is_grad_enabled()
+    return s.head(s.part(x) + slope)
+
+
+def by_backward(s: Any, x: Tensor) -> Tensor:
+    inputs = x.clone()
+    with torch.enable_grad():
+        inputs.requires_grad_()
+        (s.part(inputs) * s.w).sum().backward()
+    slope, inputs.grad = inputs.grad, None
+    return s.head(s.part(x) + slope)
+
+
+def assigned_data(s: Any, x: Tensor) -> Tensor:
+    inputs = torch.zeros_like(x)
+    inputs.data = x * s.w
+    return s.head(s.part(inputs))
+
+
+def within_inference(s: Any, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        inputs = x + 1.0
+        inputs.mul_(s.w)
+        hidden = s.part(inputs) + 0.0
+    return s.head(hidden.clone())
+
+
+def forked(s: Any, x: Tensor) -> Tensor:
+    """Draw random numbers from a seed that depends on a weight, and restore the generator."""
+    with torch.random.fork_rng():
+        torch.manual_seed(int(1e4 * s.w[0].abs()))
+        noise = torch.randn(4)
+    return s.head(s.part(x) + noise)
+
+
+def branch(s: Any, x: Tensor) -> Tensor:
+    """Use what is edited in place before the edit, or something else, by a random weight."""
+    hidden = s.part(x)
+    skip = s.head(hidden if float(s.w[0]) > 1.0 else x)
+    return s.head(hidden.relu_()) + skip
+
+
+def kept_by_branch(s: Any, x: Tensor) -> Tensor:
+    hidden = s.part(x)
+    if float(s.w[0]) > 1.0:
+        s.opaque.h = hidden * 2.0
+    return s.head(hidden + getattr(s.opaque, "h", x)[: len(x)].mean())
+
+
+def by_tangents(s: Any, x: Tensor) -> Tensor:
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        tangent = torch.autograd.forward_ad.unpack_dual(s.part(dual) * s.w).tangent
+    return s.head(s.part(x) + tangent)
+
+
+def by_identity(s: Any, x: Tensor) -> Tensor:
+    """Mark the input, which is another object in each pass."""
+    seen = hasattr(x, "seen")
+    x.seen = True
+    return s.head(s.part(x) + float(seen))
+
+
 COMPUTED: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
     "buffer": (lambda layer, b: layer(b), ahead),
     "attribute": (lambda layer, c: layer(c.extra), within("state")),
@@ -110,6 +188,14 @@ COMPUTED: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
         lambda s, x: s.head(s.part(x.clone())),
     ),
     "generator": (generated, lambda s, x: s.head(torch.stack(list(s.part(x))))),
+    "gradients": (plain, by_gradients),
+    "backward": (plain, by_backward),
+    "assigned data": (plain, assigned_data),
+    "inference": (plain, within_inference),
+    "forked generator": (plain, forked),
+    "branch": (plain, branch),
+    "tangents": (plain, by_tangents),
+    "identity": (plain, by_identity),
     "zero's sign": (lambda layer, zero: layer.bias / zero, signed_zero),
 }
 
@@ -178,6 +264,7 @@ SAME: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, with dual tensors
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("batch_size", [10, 4])
 @pytest.mark.parametrize("case", [*SAME, *COMPUTED])
@@ -190,6 +277,53 @@ def test_the_answers_are_those_of_whole_passes(case: str, batch_size: int, infer
         expected = outputs(without(bnn, X.clone(), S, **options))
         found = outputs(bnn.predict(X.clone(), S, **options))
     assert all(map(torch.equal, found, expected))
+
+
+def test_what_a_branch_keeps_is_whole() -> None:
+    bnn = whole(plain, kept_by_branch)
+    bnn.predict(X, 1, batch_size=10)
+    bnn.predict(X, 20, batch_size=10)
+    copied = copy.deepcopy(bnn)
+    assert bool(copied.net.opaque.h.isfinite().all())
+
+
+def test_nothing_of_a_prediction_outlives_it() -> None:
+    bnn = whole(plain, lambda s, x: s.head(s.part(x)))
+    bnn.predict(X, S, batch_size=4)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(each) is Trunk for each in gc.get_objects())
+        bnn.predict(X, S, batch_size=4)
+        assert sum(type(each) is Trunk for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padding_that_a_fused_encoder_sets_to_zero() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            hidden = self.encoder(x, src_key_padding_mask=mask)
+            result: Tensor = self.head(hidden.mean(1))
+            return result
+
+    bnn = bf.BayesianModule(Pooled(), include=("head.*",))
+    mask = torch.zeros(10, 5, dtype=torch.bool)
+    mask[3:, 2:] = True
+    inputs = {"x": torch.randn(10, 5, 4), "mask": mask}
+    for batch_size in (10, 4):
+        expected = without(bnn, inputs, S, batch_size=batch_size)
+        torch.testing.assert_close(
+            bnn.predict(inputs, S, batch_size=batch_size).mean, expected.mean
+        )
 
 
 def test_an_input_that_is_not_a_number_is_the_same() -> None:

@@ -19,12 +19,12 @@ from bayesify.estimators.operations import LinearOperation, linear_operation
 from bayesify.estimators.products import product
 from bayesify.estimators.views import Views, shape_before_folding, transposition
 
-__all__ = ["WeightInterceptor", "tensors_in"]
+__all__ = ["READERS", "WeightInterceptor", "tensors_in"]
 
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
-# Functions that read a tensor's values but return no tensor, besides those that work on lists of
+#: Functions that read a tensor's values but return no tensor, besides those that work on lists of
 # tensors in place. All others that return no tensor read metadata only, such as shape and dtype.
-_READERS = frozenset(
+READERS = frozenset(
     {
         *("allclose", "equal", "is_nonzero", "item", "numpy", "tolist", "__array__"),
         *("__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__"),
@@ -211,7 +211,7 @@ def tensors_in(value: object) -> list[Tensor]:
 
 def _reads(function: str) -> bool:
     """Return whether a function that returns no tensor reads the values of its arguments."""
-    return function in _READERS or function.startswith("_foreach")
+    return function in READERS or function.startswith("_foreach")
 
 
 def _transforms() -> tuple[int | None, int]:

@@ -18,7 +18,8 @@ from bayesify.module.random_network import RandomNetwork
 from bayesify.prediction import SizedIterable
 
 __all__ = [
-    *("MIN_GROUP", "Batching", "PassMemoryCache", "Reduction", "parse_bytes", "shared_group"),
+    *("MIN_GROUP", "Batching", "PassMemoryCache", "Reduction", "kind_of_pass"),
+    *("parse_bytes", "shared_group"),
 ]
 
 #: Reduces the outputs of all weight samples to a result, such as a predictive distribution.
@@ -200,16 +201,29 @@ def _kind(value: object) -> object:
     return (value.shape[1:], value.dtype) if isinstance(value, Tensor) else value
 
 
-def _cached_pass_memory(
-    network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache
-) -> PassMemory | None:
+def kind_of_pass(network: RandomNetwork, inputs: Inputs) -> object:
+    """Return a key of what passes of a network differ in, besides the number of examples.
+
+    Example:
+        >>> from torch import nn
+        >>> from bayesify import BayesianModule
+        >>> bnn, few, many = BayesianModule(nn.Linear(3, 2)), torch.zeros(2, 3), torch.zeros(9, 3)
+        >>> kind_of_pass(bnn, few) == kind_of_pass(bnn, many)
+        True
+    """
     args, kwargs = arguments_of(inputs)
-    mean, probe_size = network.posterior.mean, min(PROBE_SIZE, count_examples(inputs))
-    kind = (
-        (mean.dtype, mean.device, torch.is_autocast_enabled(mean.device.type), probe_size),
+    mean = network.posterior.mean
+    return (
+        (mean.dtype, mean.device, torch.is_autocast_enabled(mean.device.type)),
         tuple(map(_kind, args)),
         tuple((name, _kind(value)) for name, value in kwargs.items()),
     )
+
+
+def _cached_pass_memory(
+    network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache
+) -> PassMemory | None:
+    kind = kind_of_pass(network, inputs), min(PROBE_SIZE, count_examples(inputs))
     if kind not in cache:
         try:
             cache[kind], _ = PassMemory.of(network, inputs, _LARGEST_PASS)

@@ -124,6 +124,7 @@ class BayesianModule(RandomNetwork):
         )
         self.prior = Gaussian(std=0.3) if prior is None else prior
         self._pass_memory: PassMemoryCache = {}
+        self._checked_trunks: dict[object, bool] = {}
         self._kept_samples = KeptSamples()
 
     @property
@@ -174,7 +175,8 @@ class BayesianModule(RandomNetwork):
 
         What does not depend on the random weights, such as a pretrained encoder under a random last
         layer, is run once for all weight samples. The outputs of all samples of several batches
-        are then held at once, up to 1 GB, and up to 1 GB of weights; not so with ``max_memory``.
+        are then held at once, up to 500 MB, and up to 1 GB of weights; not so with
+        ``max_memory``. See docs/prediction.md for the networks with which it is not.
 
         Args:
             inputs: the network's inputs with N examples on the first axis: one tensor, or a
@@ -292,9 +294,9 @@ class BayesianModule(RandomNetwork):
                 draw = sampler_of(self.posterior, key)
             rows = batching.group * rows_in_pass(inputs, batching.batch_size)
             with one_thread_if_small(self, rows):
-                may_hold = max_memory is None
+                checked = self._checked_trunks if max_memory is None else None
                 return reduction(
-                    SampledOutputs(self, inputs, draw, num_samples, batching, may_hold=may_hold)
+                    SampledOutputs(self, inputs, draw, num_samples, batching, checked=checked)
                 )
 
     @torch.no_grad()
@@ -415,13 +417,13 @@ class BayesianModule(RandomNetwork):
             that ``predict`` runs once for all weight samples.
 
         Example:
-            >>> net = nn.Sequential(nn.Linear(3, 50), nn.ReLU(), nn.Linear(50, 2))
+            >>> net = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 2))
             >>> bnn = BayesianModule(net, include=("2.*",))
-            >>> bnn.summary(torch.zeros(5, 3))
-            parameter  shape   treatment  why
-            2.weight   2 x 50  sampled    weight sampling: one sample for the minibatch
-            2.bias     2       sampled    weight sampling: one sample for the minibatch
-            predict runs 67 % of a pass's operations once for all weight samples
+            >>> bnn.summary(torch.zeros(5, 300))
+            parameter  shape    treatment  why
+            2.weight   2 x 400  sampled    weight sampling: one sample for the minibatch
+            2.bias     2        sampled    weight sampling: one sample for the minibatch
+            predict runs 98 % of a pass's work once for all weight samples
         """
         found = super().summary(*args, **kwargs)
         if (args or kwargs) and may_have_trunk(self.net):

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
+from bayesify.estimators.interception import READERS
 from bayesify.estimators.stateless import modules_of
 
 __all__ = ["Call", "Forgotten", "Recording", "Replay", "State", "held_tensors"]
 __all__ += ["tensors_in_containers"]
 
-# Functions through which a tensor's values can change without a trace, and other ways to its
-# memory.
+# Ways to a tensor's memory, in which its values can change without a trace.
 _OPENED = frozenset({"numpy", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__"})
-
-
-class _Place(int):
-    """The number of a known tensor, in the description of a call."""
+_PRODUCTS = frozenset({
+    "__matmul__", "__rmatmul__", "addmm", "baddbmm", "bilinear", "bmm", "conv1d", "conv2d",
+    "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "einsum", "gru",
+    "linear", "lstm", "matmul", "mm", "multi_head_attention_forward", "mv", "rnn_relu",
+    "rnn_tanh", "scaled_dot_product_attention",
+})  # fmt: skip
+#: The price of calling a function, and of answering it, in multiplications.
+_CALL, _ANSWER = 10_000, 5_000
+#: Bytes of the results that are kept for calls that later passes compute.
+_MOST_KEPT = 256 * 10**6
 
 
 class Call(NamedTuple):
-    """A function, its arguments and its result, with places for tensors.
+    """A function, its arguments and its result, with places for the tensors that are known.
 
     Example:
         >>> with torch.no_grad(), Recording([torch.ones(2)], []) as recording:
@@ -68,14 +77,28 @@ class State(NamedTuple):
         return cls(version, (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
 
 
-class _UnknownError(Exception):
-    """A value of a call that cannot be described."""
+class _Place(int):
+    """The number of a known tensor, in the description of a call."""
+
+
+class _Mark(enum.Enum):
+    """A tensor that depends on random weights; a result that later passes compute."""
+
+    RANDOM = 0
+    COMPUTED = 1
+
+
+class _OpaqueError(Exception):
+    """A value that cannot be compared."""
 
 
 class Recording(TorchFunctionMode):
-    """Describes the calls of a pass whose arguments do not depend on random weights.
+    """Describes the calls of a pass, and which of them do not depend on random weights.
 
-    Known tensors are the inputs, those that the network holds, and results of described calls.
+    Known tensors are the inputs, those that the network holds, and results of calls whose tensors
+    are all known. A pass is not sound where a later one might differ in more than the values of
+    random tensors, or in a way that does not show: where values of random tensors become Python
+    numbers, with gradients, random numbers, opened memory, or arguments that cannot be compared.
 
     Args:
         inputs: tensors of the network's inputs.
@@ -85,18 +108,19 @@ class Recording(TorchFunctionMode):
         >>> x, frozen, random = torch.ones(2, 3), torch.ones(3, 3), torch.ones(3, 1)
         >>> with torch.no_grad(), Recording([x], [frozen]) as recording:
         ...     outputs = (x @ frozen).relu() @ random
-        >>> recording.share, recording.is_sound(outputs)
-        (0.6666666666666666, True)
+        >>> recording.is_sound(outputs), recording.share > 0.5
+        (True, True)
     """
 
     def __init__(self, inputs: list[Tensor], outside: list[Tensor]) -> None:
         super().__init__()
-        self.calls: list[Call | None] = []
+        self.calls: list[Call] = []
         self._places = WeakIdKeyDictionary()
         #: The tensors by place; None for those that a later pass does not need.
         self.objects: list[Tensor | None] = []
         self._states: list[State] = []
-        places = [self._place_of(tensor, add=True) for tensor in (*inputs, *outside)]
+        self._is_sound = True
+        places = [self._place_of(tensor) for tensor in (*inputs, *outside)]
         for place, tensor in zip(places, (*inputs, *outside), strict=True):
             self.objects[place] = tensor
         #: The places of the inputs.
@@ -104,15 +128,20 @@ class Recording(TorchFunctionMode):
         self._outside = self.objects.copy()
         self._at_start = self._states.copy()
         self._uses: dict[int, State] = {}
-        self._is_sound = all(state.version >= 0 for state in self._states)
+        self._dispatch_modes = torch._C._len_torch_dispatch_stack()
         self._generators = _generators()
-        self._answered, self._computed, self._weights = 0, 0, 0
+        self._answered = self._total = 0
 
     @property
     def share(self) -> float:
-        """The part of the operations that a later pass leaves out; 0 without a matrix product."""
-        every = self._answered + self._computed
-        return self._answered / every if self._weights and every else 0.0
+        """The part of the work, in multiplications, that a later pass leaves out."""
+        return self._answered / self._total if self._total else 0.0
+
+    @property
+    def saving(self) -> float:
+        """The part of the work that is saved, where each call that is compared costs some."""
+        answering = _ANSWER * len(self.calls)
+        return (self._answered - answering) / self._total if self._total else 0.0
 
     def is_sound(self, outputs: Tensor) -> bool:
         """Return whether a later pass may be answered from memory.
@@ -120,22 +149,20 @@ class Recording(TorchFunctionMode):
         Args:
             outputs: of the pass, whose other results are gone by now, unless the network keeps any.
         """
-        for tensor in tensors_in_containers(outputs):
-            if tensor in self._places:
-                self._use(tensor)
-        ended = [State.of(each) for each in self._outside if each is not None]
+        if not self._is_sound or outputs in self._places:
+            return False
         for each in [each for each in self.objects if each is not None and each._is_view()]:
             if each._base in self._places:  # a view holds its memory anyway
                 self.objects[self._places[each._base]] = each._base
         is_kept = any(self.objects[place] is None for place in self._places.values())
+        ended = [State.of(each) for each in self._outside if each is not None]
+        results = [each for each in self.objects[len(self._outside) :] if each is not None]
         return (
-            self._is_sound
-            and not is_kept
+            not is_kept
             and ended == self._at_start
-            and all(
-                torch.equal(*pair) for pair in zip(self._generators, _generators(), strict=True)
-            )
+            and _are_equal(self._generators, _generators())
             and all(State.of(self._object(place)) == use for place, use in self._uses.items())
+            and sum(each.nbytes for each in results) <= _MOST_KEPT
         )
 
     def __torch_function__(
@@ -145,73 +172,79 @@ class Recording(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function, and describe the call if all of its arguments are known."""
+        """Call a function, and describe the call."""
         args, kwargs = tuple(args), {} if kwargs is None else dict(kwargs)
+        if not self._is_sound:
+            return func(*args, **kwargs)
         tensors = tensors_in_containers((args, kwargs))
         known = [tensor for tensor in tensors if tensor in self._places]
-        self._check(func, kwargs, known)
+        self._is_sound = _is_plain() and self._is_closed(func, len(tensors) - len(known), known)
+        generator = torch.get_rng_state()
         result = func(*args, **kwargs)
-        call: Call | None = None
-        is_plain_pass = not torch.is_grad_enabled() and maybe_current_level() is None
-        if is_plain_pass and len(known) == len(tensors):
-            try:
-                given = self._described(args), self._described(kwargs)
-                call = Call(func, *given, self._described(result, add=True))
-            except _UnknownError:
-                pass
-        if call is None:
-            for tensor in known:
+        if not self._is_sound:
+            return result
+        self._is_sound = _is_plain() and torch.equal(generator, torch.get_rng_state())
+        made = tensors_in_containers(result)
+        self._is_sound &= not any(each.is_inference() for each in made)
+        self._is_sound &= torch._C._len_torch_dispatch_stack() == self._dispatch_modes
+        try:
+            given = self._described(args), self._described(kwargs)
+        except _OpaqueError:
+            self._is_sound = False
+            return result
+        answer: Any = _Mark.COMPUTED
+        # Without any tensor it may be called for what it does.
+        if len(known) == len(tensors) and (tensors or made) and _is_of_pytorch(func):
+            with contextlib.suppress(_OpaqueError):
+                answer = self._described(result, add=True)
+        self.calls.append(Call(func, *given, answer))
+        for tensor in known:
+            if answer is _Mark.COMPUTED:
                 self._use(tensor)
-        else:
-            for tensor in known:
+            else:
                 self._states[self._places[tensor]] = State.of(tensor)
-        self._count(call, known, result)
-        self.calls.append(call)
+        if made:
+            work = _CALL + _work(func, tensors, made)
+            self._total += work
+            self._answered += 0 if answer is _Mark.COMPUTED else work
         return result
 
-    def _check(
-        self, func: Callable[..., Any], kwargs: Mapping[str, Any], known: Sequence[Tensor]
-    ) -> None:
-        """Note what makes later passes differ without a trace."""
-        opened = known and (getattr(func, "__name__", "") in _OPENED or func == _DATA)
-        edited = any(State.of(each) != self._states[self._places[each]] for each in known)
-        if opened or edited or kwargs.get("generator") is not None:
-            self._is_sound = False
-
-    def _count(self, call: Call | None, known: Sequence[Tensor], result: Any) -> None:
-        if not tensors_in_containers(result):
-            return
-        if call is None:
-            self._computed += 1
-            return
-        self._answered += 1
-        held = [self._places[tensor] for tensor in known if tensor.dim() > 1]
-        self._weights += any(place < len(self._outside) for place in held)
+    def _is_closed(self, func: Callable[..., Any], random: int, known: Sequence[Tensor]) -> bool:
+        """Return whether a call shows all that later calls may depend on."""
+        name = getattr(func, "__name__", "")
+        # A branch on a random value may change what else is called, or kept.
+        if random and (name in READERS or name in _OPENED):
+            return False
+        if known and (name in _OPENED or func in _UNSEEN):
+            return False
+        return all(State.of(each) == self._states[self._places[each]] for each in known)
 
     def _described(self, value: Any, *, add: bool = False) -> Any:
         """Return a value with places for its tensors; ``add`` gives new tensors a place."""
+        kind = type(value)
         if isinstance(value, Tensor):
-            return self._place_of(value, add=add)
-        if isinstance(value, _PLAIN):
+            if add or value in self._places:
+                return self._place_of(value)
+            return _Mark.RANDOM
+        if kind in _PLAIN or isinstance(value, enum.Enum):
             return value
-        if isinstance(value, slice):
-            ends = (value.start, value.stop, value.step)
-            if all(isinstance(end, _PLAIN) for end in ends):
-                return value
-        if type(value) in (list, tuple) or (add and isinstance(value, tuple)):
+        if kind is slice:
+            if not {type(value.start), type(value.stop), type(value.step)} <= {int, type(None)}:
+                raise _OpaqueError
+            return value
+        if kind in (list, tuple) or (add and isinstance(value, tuple)):
             return _made_like(value, [self._described(each, add=add) for each in value])
-        if type(value) is dict:
+        if kind is dict:
             return {name: self._described(each, add=add) for name, each in value.items()}
-        raise _UnknownError
+        raise _OpaqueError
 
-    def _place_of(self, tensor: Tensor, *, add: bool) -> _Place:
+    def _place_of(self, tensor: Tensor) -> _Place:
         place: _Place | None = self._places.get(tensor)
         if place is None:
-            if not add:
-                raise _UnknownError
             place = self._places[tensor] = _Place(len(self.objects))
             self.objects.append(None)
             self._states.append(State.of(tensor))
+            self._is_sound &= not tensor.is_inference()
         return place
 
     def _use(self, tensor: Tensor) -> None:
@@ -227,25 +260,31 @@ class Recording(TorchFunctionMode):
 
 
 class Replay(TorchFunctionMode):
-    """Answers the described calls of a pass, and computes all others.
+    """Runs a pass in step with the first: answers what it can, and computes all other calls.
+
+    A call that differs from that of the first pass in more than the values of random tensors
+    raises an error, and ends the answers.
 
     Args:
-        calls: the calls of the first pass, None where one was not described.
+        calls: the calls of the first pass.
         objects: the known tensors by place.
+        answers: what answers the passes.
 
     Example:
+        >>> class Answers:
+        ...     is_used = True
         >>> x = torch.ones(2)
         >>> with torch.no_grad(), Recording([x], []) as recording:
         ...     y = x.exp()
-        >>> with torch.no_grad(), Replay(recording.calls, [x, y]):
+        >>> with torch.no_grad(), Replay(recording.calls, [x, y], Answers()):
         ...     again = x.exp()
         >>> again is y
         True
     """
 
-    def __init__(self, calls: Sequence[Call | None], objects: Sequence[Any]) -> None:
+    def __init__(self, calls: Sequence[Call], objects: Sequence[Any], answers: _Answers) -> None:
         super().__init__()
-        self._calls, self._objects, self._next = calls, objects, 0
+        self._calls, self._objects, self._answers, self._next = calls, objects, answers, 0
 
     def __torch_function__(
         self,
@@ -259,18 +298,23 @@ class Replay(TorchFunctionMode):
         call = self._calls[self._next] if self._next < len(self._calls) else None
         self._next += 1
         if (
-            call is not None
-            and call.function == func
-            and self._is(tuple(args), call.args)
-            and self._is(kwargs, call.kwargs)
+            call is None
+            or call.function != func
+            or not self._is(tuple(args), call.args)
+            or not self._is(kwargs, call.kwargs)
         ):
-            return self._filled(call.result)
-        return func(*args, **kwargs)
+            self._answers.is_used = False
+            raise RuntimeError("this pass of the prediction differs from the first; run it whole")
+        if call.result is _Mark.COMPUTED:
+            return func(*args, **kwargs)
+        return self._filled(call.result)
 
     def _is(self, value: Any, described: Any) -> bool:
         kind = type(described)
         if kind is _Place:
             return value is self._objects[described]
+        if described is _Mark.RANDOM:
+            return isinstance(value, Tensor)
         if kind is not type(value):
             return False
         if kind is tuple or kind is list:
@@ -301,7 +345,7 @@ class Forgotten(Tensor):
     """A stand-in for a tensor that was not kept: every use raises an error, and ends the trunk.
 
     Args:
-        trunk: what answers the passes.
+        answers: what answers the passes.
 
     Example:
         >>> class Answers:
@@ -314,12 +358,12 @@ class Forgotten(Tensor):
         False
     """
 
-    _trunk: _Answers
+    _answers: weakref.ref[_Answers]
 
-    def __new__(cls, trunk: _Answers) -> Forgotten:
+    def __new__(cls, answers: _Answers) -> Forgotten:
         """Make one without memory."""
         made: Forgotten = Tensor._make_wrapper_subclass(cls, (0,))
-        made._trunk = trunk
+        made._answers = weakref.ref(answers)  # which holds this
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -342,8 +386,9 @@ class Forgotten(Tensor):
     @classmethod
     def _refuse(cls, given: Any) -> NoReturn:
         for each in tree_iter(given):
-            if isinstance(each, cls):
-                each._trunk.is_used = False
+            answers = each._answers() if isinstance(each, cls) else None
+            if answers is not None:
+                answers.is_used = False
         raise RuntimeError("a prediction did not keep this tensor; run the network for it")
 
 
@@ -386,8 +431,41 @@ def _made_like(value: Any, parts: list[Any]) -> Any:
     return type(value)(parts)
 
 
-_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
-_PLAIN = (
-    *(type(None), bool, int, float, complex, str, bytes, range, enum.Enum, type(...)),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+def _is_plain() -> bool:
+    """Return whether no gradients are taken, and no transform of functions is at work."""
+    return (
+        not torch.is_grad_enabled()
+        and maybe_current_level() is None
+        and forward_ad._current_level < 0
+    )
+
+
+def _is_of_pytorch(func: Callable[..., Any]) -> bool:
+    """Return whether a function is PyTorch's own; others may have a state."""
+    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(func).startswith("aten")
+    return True
+
+
+def _work(func: Callable[..., Any], tensors: Sequence[Tensor], made: Sequence[Tensor]) -> int:
+    """Return about how many multiplications a function takes."""
+    numbers = sum(each.numel() for each in made)
+    if getattr(func, "__name__", "") not in _PRODUCTS:
+        return numbers
+    matrices = [each for each in tensors if each.dim() > 1 and each.numel()]
+    return numbers * min((each.numel() // each.shape[0] for each in matrices), default=1)
+
+
+def _are_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(torch.equal, some, others))
+
+
+_ATTRIBUTES: Any = Tensor
+_UNSEEN = (
+    *(_ATTRIBUTES.data.__get__, _ATTRIBUTES.data.__set__),
+    *(_ATTRIBUTES.grad.__get__, _ATTRIBUTES.grad.__set__),
 )
+_PLAIN = frozenset({
+    type(None), bool, int, float, complex, str, bytes, range, type(...), torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.Size,
+})  # fmt: skip

@@ -9,10 +9,11 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from bayesify.estimators import stateless
 from bayesify.estimators.stateless import is_out_of_memory
-from bayesify.module.batching import MIN_GROUP, Batching, shared_group
+from bayesify.module.batching import MIN_GROUP, Batching, kind_of_pass, shared_group
 from bayesify.module.inputs import (
     WHOLE,
     Inputs,
@@ -29,10 +30,12 @@ from bayesify.module.trunk import Trunk, may_have_trunk
 __all__ = ["SampledOutputs", "run_in_batches"]
 
 _REFRESH_S = 0.2
+# Fewer samples do not pay for the first pass of a trunk.
+_LEAST_SAMPLES = 5
 # Bytes of the weight samples that one prediction keeps for its next batch.
 _LARGEST_KEPT = 10**9
-# Bytes of the outputs of all batches and samples that are held at once.
-_LARGEST_HELD = 10**9
+# Bytes of the outputs of all batches and samples; they take twice as much while they are joined.
+_LARGEST_HELD = 5 * 10**8
 # Bytes of outputs that are averaged at once, which takes some eight times as many.
 _BLOCK = 10**6
 
@@ -46,8 +49,8 @@ class SampledOutputs:
         draw: draws weight samples by index, shape (S, D).
         num_samples: S, the number of weight samples.
         batching: the number of examples and of weight samples in one pass.
-        may_hold: whether there is memory to run once for all samples what depends on no random
-            weight, see :class:`Trunk`.
+        checked: which kinds of passes have been found right with a :class:`Trunk`, and which wrong,
+            to be kept for later predictions; None if no pass may have one.
 
     Example:
         >>> from torch import nn
@@ -71,14 +74,14 @@ class SampledOutputs:
         num_samples: int,
         batching: Batching,
         *,
-        may_hold: bool = False,
+        checked: dict[object, bool] | None = None,
     ) -> None:
         self._network = network
         self._inputs = inputs
         self._draw = draw
         self._num_samples = num_samples
         self._batching = batching
-        self._may_hold = may_hold
+        self._checked = checked
 
     def __len__(self) -> int:
         return self._num_samples
@@ -91,9 +94,9 @@ class SampledOutputs:
         """Yield the outputs of the samples that shared a pass, shape (S_i, N, ...)."""
         # Samples that share a pass compute once what depends on none of them.
         has_trunk = (
-            self._may_hold
+            self._checked is not None
             and self._batching.group == 1
-            and self._num_samples > 2
+            and self._num_samples >= _LEAST_SAMPLES
             and may_have_trunk(self._network.net)
         )
         outputs = self._outputs_by_batch() if has_trunk else self._outputs()
@@ -129,7 +132,7 @@ class SampledOutputs:
         num_examples = WHOLE if batch_size == WHOLE else count_examples(self._inputs)
         if batch_size >= num_examples:
             first = 0
-            for block in self._outputs_of(self._draw, *arguments_of(self._inputs)):
+            for block in self._outputs_of(self._draw, *arguments_of(self._inputs), is_part=False):
                 yield block
                 first += len(block)
             yield from self._outputs(first)
@@ -137,7 +140,7 @@ class SampledOutputs:
         draw, batches, at_once = self._drawn_once(), [], 1
         for args, kwargs in batches_of(self._inputs, batch_size):
             blocks = []
-            for block in self._outputs_of(draw, args, kwargs):
+            for block in self._outputs_of(draw, args, kwargs, is_part=True):
                 check_rows(block[0], count_examples(kwargs or args))
                 blocks.append(block)
                 if block[0].nbytes / batch_size * num_examples > _LARGEST_HELD / self._num_samples:
@@ -178,42 +181,74 @@ class SampledOutputs:
         draw: Callable[[range], Tensor],
         args: tuple[Tensor, ...],
         kwargs: Mapping[str, Tensor],
+        *,
+        is_part: bool,
     ) -> Iterator[Tensor]:
         """Yield the outputs of a batch under each sample, shape (S_i, B, ...), by its trunk.
 
         If it has none, or loses it, the samples that are left are not yielded.
 
         What is left of a pass is measured with the second sample, and shared by the samples that
-        follow where that is faster.
+        follow where that is faster. The second sample of the first batch of its kind runs whole,
+        too: where the outputs differ, no batch of that kind has a trunk from then on.
         """
-        trunk, passes = Trunk(self._network), Repeated()
-        outputs = trunk.first(draw(range(1))[0], *passes.take((args, dict(kwargs))))
-        yield outputs.clone().unsqueeze(0)
+        trunk, passes, checked = Trunk(self._network), Repeated(), self._checked
+        assert checked is not None
+        kind = kind_of_pass(self._network, self._inputs)
+
+        def inputs() -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+            # Other objects, which a network may mark or reshape.
+            taken = passes.take((args, dict(kwargs)))
+            detached: tuple[tuple[Tensor, ...], dict[str, Tensor]]
+            detached = tree_map_only(Tensor, torch.Tensor.detach, taken)
+            return detached
+
+        if checked.get(kind) is False:
+            return
+        undo = stateless.snapshot(self._network.net) if kind not in checked else None
+        try:
+            outputs = trunk.first(draw(range(1))[0], *inputs())
+        except Exception as error:  # the user's network may raise any kind of error
+            if is_out_of_memory(error):
+                raise
+            checked[kind] = False
+            return  # a whole pass raises it again, if it is the network's
+        if not trunk.is_used:
+            checked[kind] = False
+        if trunk.is_used or not is_part:
+            yield outputs.clone().unsqueeze(0)
+        elif undo is not None:
+            undo()  # all samples begin again
         del outputs
         first, group = 1, 1
         while trunk.is_used and first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
             weights, left = draw(samples), self._num_samples - samples.stop
-            inputs = passes.take((args, dict(kwargs)))
             is_measured = first == 1 and left >= MIN_GROUP and not self._batching.may_edit_weights
-            tracker = MemoryTracker()
+            tracker, taken = MemoryTracker(), inputs()
+            # The network may edit its weights in place.
+            again = None if kind in checked else weights[0].clone()
             try:
                 if len(samples) > 1:
-                    block = self._run_group(weights, *inputs, run=trunk.again)
+                    block = self._run_group(weights, *taken, run=trunk.again)
                 else:
                     with tracker if is_measured else nullcontext():
-                        outputs = trunk.again(weights[0], *inputs)
+                        outputs = trunk.again(weights[0], *taken)
                     block = outputs.clone().unsqueeze(0)
                     del outputs
-            except Exception as error:  # the user's network may raise any kind of error
+            except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                return  # a pass without the trunk raises it again, if it is the network's
+                return
             if not trunk.is_used:
                 return
             if block is None:
                 group = 1
                 continue
+            if again is not None:
+                checked[kind] = _are_close(self._run(again, *inputs()), block[0])
+                if not checked[kind]:
+                    return
             if is_measured and tracker.vectorises:
                 group = shared_group(tracker.peak, weights[0], left)
             yield block
@@ -247,6 +282,14 @@ class SampledOutputs:
         self, weights: Tensor, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
     ) -> Tensor:
         return self._network.tensor_of(self._network.run_with(weights, *args, **kwargs))
+
+
+def _are_close(some: Tensor, others: Tensor) -> bool:
+    """Return whether outputs are the same but for rounding."""
+    tolerance = 1e-3 if others.dtype in (torch.float32, torch.float64) else 3e-2
+    some, others = some.double(), others.double()
+    scale = float(some.abs().nan_to_num(posinf=0.0).max()) if some.numel() else 0.0
+    return torch.allclose(some, others, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def _with_progress(blocks: Iterator[Tensor], total: int) -> Iterator[Tensor]:

@@ -29,8 +29,8 @@ class ModuleSummary(tuple[ParameterSummary, ...]):
     """How noise is added to each random parameter in a forward pass; prints as a table.
 
     Attributes:
-        shared: the part of a pass's operations that depend on no random weight, and that
-            ``predict`` therefore runs once for all weight samples, from 0 to 1; 0 before a pass.
+        shared: the part of a pass's work, about as many multiplications, that depends on no random
+            weight, so that ``predict`` runs it once for all weight samples, from 0 to 1.
 
     Example:
         >>> from torch import nn, zeros
@@ -84,7 +84,7 @@ class ModuleSummary(tuple[ParameterSummary, ...]):
             for row in rows
         ]
         if self.shared:
-            share = f"{100.0 * self.shared:.0f} % of a pass's operations"
+            share = f"{100.0 * self.shared:.0f} % of a pass's work"
             lines.append(f"predict runs {share} once for all weight samples")
         return "\n".join(lines)
 
