@@ -31,7 +31,7 @@ from bayesify.app.bench.disturbance import is_unsteady
 from bayesify.app.bench.step_memory import built_with_peak
 from bayesify.app.bench.timing import Entrant, Turn, spread, take_turns
 from bayesify.reproduce import read_results
-from bayesify.reproduce.papers.referee.experiment import MEAN_FIELDS, by_contestant
+from bayesify.reproduce.papers.referee.experiment import by_contestant, relative_distances
 from bayesify.reproduce.papers.referee.problems import PROBLEMS
 
 NAME, SET, BATCH = "posterior-prices", "steps", 128
@@ -143,16 +143,10 @@ def distances() -> dict[str, list[float]]:
     found: dict[str, list[float]] = {label: [] for label in FAMILIES}
     for problem, settings in PROBLEMS.items():
         key = "total_variation" if settings["noise_std"] is None else "wasserstein"
-        of = {
-            name: statistics.fmean(each[key] for each in by_seed.values() if key in each)
-            for name, by_seed in by_contestant(results, problem).items()
-        }
-        if not all(name in of for name in MEAN_FIELDS):
-            continue
-        nearer = min(of[name] for name in MEAN_FIELDS)
+        ratios = relative_distances(by_contestant(results, problem), key)
         for label, family in FAMILIES.items():
-            if family.stored in of:
-                found[label].append(of[family.stored] / nearer)
+            if family.stored in ratios:
+                found[label].append(ratios[family.stored])
     return found
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["EXPERIMENT", "MEAN_FIELDS", "REFEREE", "R_HAT_LIMIT", "by_contestant"]
+__all__ += ["relative_distances"]
 
 #: Name of the referee's jobs, files and rows.
 REFEREE = "hmc"
@@ -231,7 +232,8 @@ def table(results: Sequence[Result]) -> str:
         "Predictive distributions of the test part compared with those of Hamiltonian Monte Carlo "
         "on the same model; +- is the standard error over seeds. Numbers are in the unit of the "
         "target. In the row of HMC the distance is between two halves of its chains: what is not "
-        "well above it is not distinguished from HMC.",
+        "well above it is not distinguished from HMC. The last column compares with the mean field "
+        "on the seeds that a contestant has.",
     ]
     for problem, settings in PROBLEMS.items():
         columns = _CLASSES if settings["noise_std"] is None else _NUMBERS
@@ -253,17 +255,41 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _changes(found: Mapping[str, Mapping[int, Mapping[str, Any]]], key: str) -> dict[str, str]:
-    """Return by how much each distance differs from the smaller one of the mean fields."""
+def relative_distances(
+    found: Mapping[str, Mapping[int, Mapping[str, Any]]], key: str
+) -> dict[str, float]:
+    """Return each contestant's distance, over that of the nearer mean field on the same seeds.
+
+    Args:
+        found: the metrics of a problem by contestant and seed, see :func:`by_contestant`.
+        key: name of the distance.
+
+    Example:
+        >>> found = {name: {0: {"d": 2.0}, 1: {"d": 4.0}} for name in MEAN_FIELDS}
+        >>> relative_distances({**found, "full": {1: {"d": 3.0}}}, "d")["full"]
+        0.75
+    """
     distances = {
-        name: mean(each[key] for each in by_seed.values() if key in each)
+        name: {seed: each[key] for seed, each in by_seed.items() if key in each}
         for name, by_seed in found.items()
-        if name != REFEREE and any(key in each for each in by_seed.values())
+        if name != REFEREE
     }
-    known = [distances[name] for name in MEAN_FIELDS if name in distances]
-    if not known:
-        return {}
-    return {name: f"{100.0 * (own / min(known) - 1.0):+.0f} %" for name, own in distances.items()}
+    ratios = {}
+    for name, own in distances.items():
+        known = [distances[each] for each in MEAN_FIELDS if each in distances]
+        nearer = [
+            mean(each[seed] for seed in own) for each in known if own and own.keys() <= each.keys()
+        ]
+        if nearer:
+            ratios[name] = mean(own.values()) / min(nearer)
+    return ratios
+
+
+def _changes(found: Mapping[str, Mapping[int, Mapping[str, Any]]], key: str) -> dict[str, str]:
+    return {
+        name: f"{100.0 * (ratio - 1.0):+.0f} %"
+        for name, ratio in relative_distances(found, key).items()
+    }
 
 
 def _convergence(referee: Mapping[int, Mapping[str, Any]]) -> str:
