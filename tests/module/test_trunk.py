@@ -284,6 +284,16 @@ def test_what_a_network_keeps_of_its_passes_is_whole(place: str) -> None:
         assert torch.equal(each, expected)
 
 
+def test_a_larger_batch_may_pay_where_a_smaller_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesify.module.trunk._LEAST_SAVING", 0.2)
+    net = nn.Sequential(nn.Linear(4, 60), nn.Tanh(), nn.Linear(60, 3))
+    bnn, x = bf.BayesianModule(net, include=("2.*",)), X.repeat(40, 1)
+    few = products(lambda: bnn.predict(x[:9], S, batch_size=5))
+    assert few[4, 60] >= 2 * S
+    many = products(lambda: bnn.predict(x, S, batch_size=200))
+    assert many[4, 60] <= 2 + 1  # a batch, and a whole pass to compare
+
+
 def test_hooks_run_at_every_pass() -> None:
     bnn, seen = made(), []
     bnn.net.encoder.register_forward_hook(lambda *_: seen.append(None))

@@ -213,7 +213,7 @@ class SampledOutputs:
                 raise
             checked[kind] = False
             return  # a whole pass raises it again, if it is the network's
-        if not trunk.is_used:
+        if not trunk.is_sound:  # else it may pay for a larger batch
             checked[kind] = False
         if trunk.is_used or not is_part:
             yield outputs.clone().unsqueeze(0)
@@ -239,8 +239,9 @@ class SampledOutputs:
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                return
+                trunk.is_used = False
             if not trunk.is_used:
+                checked[kind] = False
                 return
             if block is None:
                 group = 1

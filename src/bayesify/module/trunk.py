@@ -91,6 +91,8 @@ class Trunk:
         self._objects: list[Any] = []
         self._states: list[tuple[int, State]] = []
         self._inputs: Sequence[int] = ()
+        #: Whether later passes differ from the first in the values of random tensors only.
+        self.is_sound = False
         #: Whether later passes can be run by :meth:`again`, which saves a part of the work.
         self.is_used = False
         #: The part of a pass's work that depends on no random weight; 0 if it is not used.
@@ -107,7 +109,8 @@ class Trunk:
         inputs, held = tensors_in_containers((args, kwargs)), held_tensors(self._network.net)
         recording = Recording(inputs, held)
         outputs = self._run(recording, weights, args, kwargs)
-        self.is_used = recording.is_sound(outputs) and recording.saving >= _LEAST_SAVING
+        self.is_sound = recording.is_sound(outputs)
+        self.is_used = self.is_sound and recording.saving >= _LEAST_SAVING
         if self.is_used:
             self.share = recording.share
             self._calls, self._inputs = recording.calls, recording.inputs
