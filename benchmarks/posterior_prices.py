@@ -49,7 +49,6 @@ class Family:
         ivon: whether IVON trains it.
         networks: how many are trained, each at the price of one.
         most: the largest number of weights, or None.
-        num_samples: weight samples in a step.
     """
 
     stored: str | None
@@ -57,13 +56,11 @@ class Family:
     ivon: bool = False
     networks: int = 1
     most: int | None = None
-    num_samples: int = 1
 
 
 _LOCAL = {"estimator": bf.LocalReparameterization()}
 _LOW_RANK = {"posterior": bf.LowRankGaussian(10), **_LOCAL}
 _BY_LAYER = {"posterior": bf.MatrixGaussian()}
-_FULL = {"posterior": bf.FullGaussian()}
 FAMILIES = {
     PLAIN: Family("plain", None),
     "MC dropout": Family("mc-dropout", None),
@@ -73,9 +70,7 @@ FAMILIES = {
     "IVON, local reparametrisation": Family("mean-field-ivon", _LOCAL, ivon=True),
     "low rank 10, local reparametrisation": Family("low-rank", _LOW_RANK),
     "by layer": Family("matrix", _BY_LAYER),
-    "by layer, 4 samples a step": Family("matrix-4-samples", _BY_LAYER, num_samples=4),
-    "full covariance": Family("full", _FULL, most=3000),
-    "full covariance, 4 samples a step": Family("full-4-samples", _FULL, most=3000, num_samples=4),
+    "full covariance": Family("full", {"posterior": bf.FullGaussian()}, most=3000),
     "mixture of 5 mean fields, local reparametrisation": Family(
         "mean-field-mixture", _LOCAL, networks=5
     ),
@@ -96,7 +91,7 @@ def build(case: Case, family: Family) -> Step:
 
         return step
     bnn = bf.BayesianModule(net, prior=bf.Gaussian(0.1), **family.options)
-    elbo = bf.ELBO(bnn, num_data=NUM_DATA, num_samples=family.num_samples)
+    elbo = bf.ELBO(bnn, num_data=NUM_DATA)
     optimizer: Any = bf.IVON(elbo, lr=1e-6) if family.ivon else None
     made = optimizer or make_optimizer("adam", elbo.parameters())
     fused = bf.make_step(elbo, made)

@@ -403,7 +403,6 @@ class BayesianModule(RandomNetwork):
         (weights,) = sampler_of(self.posterior, key)(range(sample, sample + 1))
         return self.layout.unflatten(weights.to(self.layout.dtype, copy=True))
 
-    @torch.no_grad()
     def summary(self, *args: Any, **kwargs: Any) -> ModuleSummary:
         """Summarise how noise is added to each random parameter, from one traced forward pass.
 
