@@ -17,10 +17,7 @@ import bayesify as bf
 X, S = torch.linspace(-1.0, 1.0, 40).view(10, 4), 6
 
 
-@pytest.fixture(autouse=True)
-def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks that are too small to save time have a trunk too."""
-    monkeypatch.setattr("bayesify.module.trunk._LEAST_SAVING", -1e9)
+pytestmark = pytest.mark.usefixtures("trunks_of_small_networks")
 
 
 class Products(TorchDispatchMode):
@@ -292,6 +289,35 @@ def test_a_larger_batch_may_pay_where_a_smaller_did_not(monkeypatch: pytest.Monk
     assert few[4, 60] >= 2 * S
     many = products(lambda: bnn.predict(x, S, batch_size=200))
     assert many[4, 60] <= 2 + 1  # a batch, and a whole pass to compare
+
+
+def test_few_samples_have_whole_passes() -> None:
+    bnn = made()
+    bnn.predict(X, 4, batch_size=4)
+    assert products(lambda: bnn.predict(X, 4, batch_size=4)) == {(4, 5): 12, (5, 3): 12}
+
+
+def test_no_more_than_the_limit_is_kept_for_random_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = 4 * 5 * 10  # bytes of what the head reads
+    for most, passes in ((hidden - 1, S), (hidden, 1)):
+        bnn = made()
+        monkeypatch.setattr("bayesify.module.recorded_pass._MOST_KEPT", most)
+        bnn.predict(X, S, batch_size=10)
+        assert products(lambda: bnn.predict(X, S, batch_size=10))[4, 5] == passes  # noqa: B023
+
+
+@pytest.mark.parametrize("kind", ["plain", "data", "branch"])
+def test_the_summary_tells_how_much_runs_once(kind: str) -> None:
+    bnn = made(kind).train()
+    summary = bnn.summary(X)
+    if kind == "plain":
+        assert 0.4 < summary.shared < 0.6
+        assert repr(summary).endswith("% of a pass's work once for all weight samples")
+    else:
+        assert summary.shared == 0.0
+        assert "once for all" not in repr(summary)
+    assert bnn.net.training
+    assert made(kind).summary().shared == 0.0
 
 
 def test_hooks_run_at_every_pass() -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.module.test_trunk import S, X, outputs, small_networks, without
+from tests.module.test_trunk import S, X, outputs, without
 from torch import Tensor, nn
 
 import bayesify as bf
 from bayesify.module.trunk import Trunk
 
-__all__ = ["small_networks"]  # a fixture
+pytestmark = pytest.mark.usefixtures("trunks_of_small_networks")
 
 
 @dataclass
@@ -170,6 +170,13 @@ def by_tangents(s: Any, x: Tensor) -> Tensor:
     return s.head(s.part(x) + tangent)
 
 
+def by_another_view(s: Any, x: Tensor) -> Tensor:
+    """Edit memory through a tensor of which PyTorch does not know that it shares it."""
+    hidden = s.part(x)
+    torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(hidden)).mul_(s.w)
+    return s.head(hidden)
+
+
 def by_identity(s: Any, x: Tensor) -> Tensor:
     """Mark the input, which is another object in each pass."""
     seen = hasattr(x, "seen")
@@ -196,6 +203,7 @@ COMPUTED: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
     "branch": (plain, branch),
     "tangents": (plain, by_tangents),
     "identity": (plain, by_identity),
+    "another view": (plain, by_another_view),
     "zero's sign": (lambda layer, zero: layer.bias / zero, signed_zero),
 }
 

@@ -120,6 +120,10 @@ def test_wrong_files_and_networks(tmp_path: Path) -> None:
         bf.DeepEnsemble.load(several, nn.Linear(4, 1))
     with pytest.raises(TypeError, match="net must be the plain network"):
         bf.DeepEnsemble.load(several, member(0))
+    with pytest.raises(TypeError, match="load needs a path and a network"):
+        bf.DeepEnsemble.load(network(), several)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="priors"):
+        bf.DeepEnsemble.load(several, network(), priors=bf.Gaussian(1.0))
     with pytest.raises(TypeError, match=r"save needs a BayesianModule.*ensemble\.save"):
         bf.save(bf.DeepEnsemble([member(0)]), several)
     with pytest.raises(StorageError, match="there is no file"):

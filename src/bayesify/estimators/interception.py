@@ -23,7 +23,7 @@ __all__ = ["READERS", "WeightInterceptor", "tensors_in"]
 
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 #: Functions that read a tensor's values but return no tensor, besides those that work on lists of
-# tensors in place. All others that return no tensor read metadata only, such as shape and dtype.
+#: tensors in place. All others that return no tensor read metadata only, such as shape and dtype.
 READERS = frozenset(
     {
         *("allclose", "equal", "is_nonzero", "item", "numpy", "tolist", "__array__"),

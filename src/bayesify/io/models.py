@@ -27,7 +27,7 @@ from bayesify.module.outputs import Output
 
 __all__ = [
     *("frozen_of", "load", "model_meta", "model_tensors"),
-    *("restore_model", "save", "unpack_state", "without_frozen"),
+    *("read_model", "restore_model", "save", "unpack_state", "without_frozen"),
 ]
 
 _PRIOR_MEAN = "prior_mean"
@@ -146,14 +146,7 @@ def load(
         ...     load(f"{folder}/model.safetensors", nn.Linear(3, 2)).seed
         5
     """
-    if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
-        raise TypeError(
-            "load needs a path and a network of the same architecture, load(path, net), got "
-            f"{path!r} and {net!r}"
-        )
-    if isinstance(net, BayesianModule):
-        raise TypeError("net must be the plain network, got a BayesianModule; pass net.to_module()")
-    tensors, meta = read_tensors(Path(path))
+    tensors, meta = read_model(path, net)
     if meta.get("kind") == "ensemble":
         raise StorageError(f"{path} holds an ensemble; use bayesify.DeepEnsemble.load(path, net)")
     return restore_model(
@@ -167,6 +160,34 @@ def load(
         posterior=posterior,
         output=output,
     )
+
+
+def read_model(
+    path: str | os.PathLike[str], net: nn.Module
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the description in a file, for a plain network.
+
+    Args:
+        path: the file.
+        net: the network that is to be restored; only its type is checked.
+
+    Raises:
+        TypeError: ``path`` is no path, or ``net`` no plain network.
+        StorageError: the file is missing, truncated, altered or not written by bayesify.
+
+    Example:
+        >>> read_model("model.safetensors", BayesianModule(nn.Linear(3, 2)))
+        Traceback (most recent call last):
+        TypeError: net must be the plain network, got a BayesianModule; pass net.to_module()
+    """
+    if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
+        raise TypeError(
+            "load needs a path and a network of the same architecture, load(path, net), got "
+            f"{path!r} and {net!r}"
+        )
+    if isinstance(net, BayesianModule):
+        raise TypeError("net must be the plain network, got a BayesianModule; pass net.to_module()")
+    return read_tensors(Path(path))
 
 
 def model_tensors(bnn: BayesianModule) -> dict[str, Tensor]:

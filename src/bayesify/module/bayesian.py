@@ -20,15 +20,13 @@ from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.distributions.structured import PosteriorFamily
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
-from bayesify.module.inputs import Inputs, Repeated, inputs_of
+from bayesify.module.inputs import Inputs, inputs_of
 from bayesify.module.kept_samples import KeptSamples, sampler_of
 from bayesify.module.outputs import Output
 from bayesify.module.pretrained import PriorMean, RelativeStd, prior_mean_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.sampling import SampledOutputs, run_in_batches
-from bayesify.module.summary import ModuleSummary
 from bayesify.module.threads import one_thread_if_small, rows_in_pass
-from bayesify.module.trunk import Trunk, may_have_trunk
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.prediction import Predictive, SizedIterable
 from bayesify.prediction.predictive import blocks_of
@@ -402,42 +400,6 @@ class BayesianModule(RandomNetwork):
         key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
         (weights,) = sampler_of(self.posterior, key)(range(sample, sample + 1))
         return self.layout.unflatten(weights.to(self.layout.dtype, copy=True))
-
-    def summary(self, *args: Any, **kwargs: Any) -> ModuleSummary:
-        """Summarise how noise is added to each random parameter, from one traced forward pass.
-
-        Args:
-            args: example inputs, in the form in which the network is called. Without any, the
-                summary describes the last kind of pass, or is ``unknown`` before any pass.
-            kwargs: keyword inputs.
-
-        Returns:
-            A row for each random parameter: name, shape, treatment, reason; and the part of a pass
-            that ``predict`` runs once for all weight samples.
-
-        Example:
-            >>> net = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 2))
-            >>> bnn = BayesianModule(net, include=("2.*",))
-            >>> bnn.summary(torch.zeros(5, 300))
-            parameter  shape    treatment  why
-            2.weight   2 x 400  sampled    weight sampling: one sample for the minibatch
-            2.bias     2        sampled    weight sampling: one sample for the minibatch
-            predict runs 98 % of a pass's work once for all weight samples
-        """
-        found = super().summary(*args, **kwargs)
-        if (args or kwargs) and may_have_trunk(self.net):
-            trunk, undo = Trunk(self), stateless.snapshot(self.net)
-            args, kwargs = Repeated().take((args, kwargs))
-            evaluating = stateless.evaluation_mode(self.net)
-            try:
-                with torch.inference_mode(mode=False), torch.no_grad(), evaluating:
-                    trunk.first(self.posterior.masked_mean.detach().clone(), args, kwargs)
-                found.shared = trunk.share
-            except (TypeError, ValueError):
-                pass  # the likelihood cannot read the result of the network: nor will predict
-            finally:
-                undo()
-        return found
 
     def extra_repr(self) -> str:
         """Describe the components that are not modules, and count the treatments."""

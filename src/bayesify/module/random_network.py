@@ -28,6 +28,7 @@ from bayesify.module.inputs import Inputs, Repeated, arguments_of
 from bayesify.module.outputs import Output, check_output, tensor_of, warn_of_own_loss
 from bayesify.module.pretrained import RelativeStd, init_std_of
 from bayesify.module.summary import ModuleSummary
+from bayesify.module.trunk import shared_part
 from bayesify.noise.keys import (
     NoiseKey,
     Stream,
@@ -271,7 +272,8 @@ class RandomNetwork(nn.Module):
             kwargs: keyword inputs.
 
         Returns:
-            A row for each random parameter: name, shape, treatment, reason.
+            A row for each random parameter: name, shape, treatment, reason. With example inputs
+            also the part of a pass that ``predict`` runs once for all weight samples.
 
         Example:
             >>> from bayesify import BayesianModule, LocalReparameterization
@@ -297,7 +299,8 @@ class RandomNetwork(nn.Module):
         if not estimator.needs_trace:
             uses = dict.fromkeys(self.layout.names, ())
         treatments = None if uses is None else estimator.treatments(uses, self.posterior)
-        return ModuleSummary.of(self.layout, treatments, note)
+        shared = shared_part(self, args, kwargs) if args or kwargs else 0.0
+        return ModuleSummary.of(self.layout, treatments, note, shared)
 
     def _run_samples(
         self,

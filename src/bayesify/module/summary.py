@@ -51,6 +51,7 @@ class ModuleSummary(tuple[ParameterSummary, ...]):
         layout: ParameterLayout,
         treatments: Mapping[str, Treatment] | None,
         note: str = "",
+        shared: float = 0.0,
     ) -> ModuleSummary:
         """Summarise how an estimator treats parameters.
 
@@ -58,13 +59,16 @@ class ModuleSummary(tuple[ParameterSummary, ...]):
             layout: the layout of the random parameters.
             treatments: the treatment of each by its first name, or None if no pass was traced.
             note: appended to the reason of parameters with separate noise for each example.
+            shared: the part of a pass's work that ``predict`` runs once for all weight samples.
         """
         rows = []
         for name, shape in zip(layout.names, layout.shapes, strict=True):
             kind, reason = _UNKNOWN if treatments is None else treatments[name]
             reason += note if kind in ("exact", "per-position") else ""
             rows.append(ParameterSummary(name, tuple(shape), kind, reason))
-        return cls(rows)
+        summary = cls(rows)
+        summary.shared = shared
+        return summary
 
     @property
     def counts(self) -> Mapping[str, int]:

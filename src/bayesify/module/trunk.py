@@ -1,16 +1,18 @@
-"""The operations of a pass before the first random parameter: run once for all weight samples."""
+"""The part of a pass that no random weight reaches: it is run once for all weight samples."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from bayesify.estimators import stateless
 from bayesify.estimators.stateless import modules_of
-from bayesify.module.random_network import RandomNetwork
+from bayesify.module.inputs import Repeated
 from bayesify.module.recorded_pass import (
     Call,
     Forgotten,
@@ -21,10 +23,24 @@ from bayesify.module.recorded_pass import (
     tensors_in_containers,
 )
 
-__all__ = ["Trunk", "may_have_trunk"]
+__all__ = ["Trunk", "may_have_trunk", "shared_part"]
 
 #: The least part of a pass's work that must be saved.
 _LEAST_SAVING = 0.2
+
+
+class _Network(Protocol):
+    """What is used of a ``RandomNetwork``, which itself uses this module."""
+
+    net: Any
+    layout: Any
+    posterior: Any
+
+    def run_with_named(self, tensors: Mapping[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
+        """Run the network with one tensor for each random parameter."""
+
+    def tensor_of(self, result: Any) -> Tensor:
+        """Return what of a result the likelihood sees."""
 
 
 def may_have_trunk(net: nn.Module) -> bool:
@@ -63,16 +79,15 @@ def may_have_trunk(net: nn.Module) -> bool:
 class Trunk:
     """The results of a first pass that depend on no random weight, for use in later passes.
 
-    A later pass runs the same code, and calls the same functions. One whose tensors are the very
-    objects that they were in the first pass returns the result that it had there; all others are
-    computed. A pass that calls another function, or with another number, is none to be answered.
-    Results that only answered functions need are not kept.
+    A later pass runs the same code, and calls the same functions. A function whose tensors are the
+    very objects that they were in the first pass returns the result that it had there; all others
+    are computed. A pass that calls another function, or with another number, has to be run as a
+    whole. Results that only answered functions need are not kept.
 
     Args:
         network: the network, in evaluation mode.
 
     Example:
-        >>> import torch
         >>> from bayesify import BayesianModule
         >>> net = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 2))
         >>> bnn, x = BayesianModule(net, include=("2.*",)), torch.ones(5, 300)
@@ -85,7 +100,7 @@ class Trunk:
         True
     """
 
-    def __init__(self, network: RandomNetwork) -> None:
+    def __init__(self, network: _Network) -> None:
         self._network = network
         self._calls: list[Call] = []
         self._objects: list[Any] = []
@@ -144,7 +159,7 @@ class Trunk:
         ]
         outputs = self._run(Replay(self._calls, self._objects, self), weights, args, kwargs)
         is_edited = any(State.of(self._objects[place]) != was for place, was in states)
-        # Besides the list, the loop and the call: what the network keeps, it shall have whole.
+        # More references than those of the list, the loop and the call are the network's.
         is_kept = any(
             type(each) is Forgotten and sys.getrefcount(each) > 3 for each in self._objects
         )
@@ -161,3 +176,38 @@ class Trunk:
         tensors = self._network.layout.unflatten(weights)  # not an operation of the network
         with mode:
             return self._network.tensor_of(self._network.run_with_named(tensors, *args, **kwargs))
+
+
+def shared_part(network: _Network, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+    """Return the part of a pass's work that later passes leave out, from one pass at the mean.
+
+    Args:
+        network: the network; its modes, buffers and generator states are restored.
+        args: positional inputs.
+        kwargs: keyword inputs.
+
+    Returns:
+        From 0 to 1; 0 for a network that raises an error, as where the likelihood cannot read its
+        result.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> net = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 2))
+        >>> bnn = BayesianModule(net, include=("2.*",))
+        >>> round(shared_part(bnn, (torch.ones(5, 300),), {}), 2)
+        0.98
+    """
+    if not may_have_trunk(network.net):
+        return 0.0
+    trunk, undo = Trunk(network), stateless.snapshot(network.net)
+    args, kwargs = Repeated().take((args, dict(kwargs)))
+    evaluating = stateless.evaluation_mode(network.net)
+    try:
+        with torch.inference_mode(mode=False), torch.no_grad(), evaluating:
+            trunk.first(network.posterior.masked_mean.detach().clone(), args, kwargs)
+    except Exception as error:  # the user's network may raise any kind of error
+        if stateless.is_out_of_memory(error):
+            raise
+    finally:
+        undo()
+    return trunk.share

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
-from bayesify.io.files import StorageError, read_tensors, write_tensors
-from bayesify.io.models import model_meta, model_tensors, restore_model, without_frozen
+from bayesify.io.files import StorageError, write_tensors
+from bayesify.io.models import (
+    model_meta,
+    model_tensors,
+    read_model,
+    restore_model,
+    without_frozen,
+)
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, inputs_of
 from bayesify.noise.keys import Stream, derived_seed
@@ -166,15 +172,11 @@ class DeepEnsemble:
             The ensemble as it was saved, on the CPU.
 
         Raises:
-            TypeError: ``net`` is a ``BayesianModule``, or there is no such component.
+            TypeError: ``path`` is no path, ``net`` no plain network, or there is no such component.
             StorageError: the file is missing, truncated, altered, of another architecture or no
                 ensemble's.
         """
-        if isinstance(net, BayesianModule):
-            raise TypeError(
-                "net must be the plain network, got a BayesianModule; pass net.to_module()"
-            )
-        tensors, meta = read_tensors(Path(path))
+        tensors, meta = read_model(path, net)
         if meta.get("kind") != _KIND:
             raise StorageError(f"{path} holds no ensemble; use bayesify.load for a single network")
         by_member: list[dict[str, Tensor]] = [{} for _ in meta["members"]]
