@@ -127,6 +127,7 @@ KEPT += ("branch", "reads", "edits later", "a value", "signs", "autograd functio
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("kind", [*LEFT_OUT, *KEPT])
+@pytest.mark.usefixtures("compared")
 def test_the_answers_are_the_same(kind: str, batch_size: int | None, inference: bool) -> None:
     bnn = made(kind)
     options: dict[str, Any] = {"keep_samples": True, "batch_size": batch_size}

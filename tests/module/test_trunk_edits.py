@@ -276,9 +276,13 @@ SAME: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("batch_size", [10, 4])
 @pytest.mark.parametrize("case", [*SAME, *COMPUTED])
-def test_the_answers_are_those_of_whole_passes(case: str, batch_size: int, inference: bool) -> None:
+def test_the_answers_are_those_of_whole_passes(
+    case: str, batch_size: int, inference: bool, compared: bool
+) -> None:
     if case == "buffer" and batch_size == 4:
         pytest.skip("the buffer has the size of ten rows")
+    if case == "another view" and not compared:
+        pytest.skip("only a comparison tells")
     bnn = whole(*{**SAME, **COMPUTED}[case])
     options: dict[str, Any] = {"keep_samples": True, "batch_size": batch_size}
     with torch.inference_mode(inference):
@@ -296,7 +300,7 @@ def test_what_a_branch_keeps_is_whole() -> None:
 
 
 def test_nothing_of_a_prediction_outlives_it() -> None:
-    bnn = whole(plain, lambda s, x: s.head(s.part(x)))
+    bnn = whole(plain, lambda s, x: s.head(s.part(x).tanh()))
     bnn.predict(X, S, batch_size=4)
     gc.collect()
     gc.disable()
