@@ -178,8 +178,10 @@ class Recording(TorchFunctionMode):
         if not self._is_sound:
             return func(*args, **kwargs)
         tensors = tensors_in_containers((args, kwargs))
-        known = [tensor for tensor in tensors if tensor in self._places]
-        self._is_sound = _is_plain() and self._is_closed(func, len(tensors) - len(known), known)
+        found = [(tensor, self._places.get(tensor)) for tensor in tensors]
+        known = {place: tensor for tensor, place in found if place is not None}
+        random = [tensor for tensor, place in found if place is None]
+        self._is_sound = _is_plain() and self._is_closed(func, random, known)
         result = func(*args, **kwargs)
         if not self._is_sound:
             return result
@@ -193,22 +195,29 @@ class Recording(TorchFunctionMode):
             return result
         answer: Any = _Mark.COMPUTED
         # Without any tensor it may be called for what it does.
-        if len(known) == len(tensors) and (tensors or made) and _is_of_pytorch(func):
+        if not random and (tensors or made) and _is_of_pytorch(func):
             with contextlib.suppress(_OpaqueError):
                 answer = self._described(result, add=True)
         self.calls.append(Call(func, *given, answer))
-        for tensor in known:
+        for place, tensor in known.items():
             if answer is _Mark.COMPUTED:
-                self._use(tensor)
+                # Kept for later passes, which all see it in its last state.
+                self.objects[place] = tensor
+                self._uses.setdefault(place, self._states[place])
             else:
-                self._states[self._places[tensor]] = State.of(tensor)
+                self._states[place] = State.of(tensor)
         if made:
             work = _CALL + _work(func, tensors, made)
             self._total += work
             self._answered += 0 if answer is _Mark.COMPUTED else work
         return result
 
-    def _is_closed(self, func: Callable[..., Any], random: int, known: Sequence[Tensor]) -> bool:
+    def _is_closed(
+        self,
+        func: Callable[..., Any],
+        random: Sequence[Tensor],
+        known: Mapping[_Place, Tensor],
+    ) -> bool:
         """Return whether a call shows all that later calls may depend on."""
         name = getattr(func, "__name__", "")
         # A branch on a random value may change what else is called, or kept.
@@ -216,15 +225,16 @@ class Recording(TorchFunctionMode):
             return False
         if known and (name in _OPENED or func in _UNSEEN):
             return False
-        return all(State.of(each) == self._states[self._places[each]] for each in known)
+        return all(State.of(each) == self._states[place] for place, each in known.items())
 
     def _described(self, value: Any, *, add: bool = False) -> Any:
         """Return a value with places for its tensors; ``add`` gives new tensors a place."""
         kind = type(value)
         if isinstance(value, Tensor):
-            if add or value in self._places:
-                return self._place_of(value)
-            return _Mark.RANDOM
+            place = self._places.get(value)
+            if place is None:
+                return self._place_of(value) if add else _Mark.RANDOM
+            return place
         if kind in _PLAIN or isinstance(value, enum.Enum):
             return value
         if kind is slice:
@@ -245,12 +255,6 @@ class Recording(TorchFunctionMode):
             self._states.append(State.of(tensor))
             self._is_sound &= not tensor.is_inference()
         return place
-
-    def _use(self, tensor: Tensor) -> None:
-        """Keep a tensor for a call that later passes compute; all see it in its last state."""
-        place = self._places[tensor]
-        self.objects[place] = tensor
-        self._uses.setdefault(place, self._states[place])
 
     def _object(self, place: int) -> Tensor:
         found = self.objects[place]
