@@ -182,6 +182,35 @@ def test_a_certificate() -> None:
     seen = torch.arange(0)
     found = bf.certify(bnn, x.to(DEVICE), y.to(DEVICE), prior_indices=seen, num_samples=200)
     assert 0.0 < found.error_bound <= 100.0
+    assert bf.certify(bnn, x, y, prior_indices=seen, num_samples=200) == found  # data of a CPU
+
+
+def test_a_certificate_of_convolutions() -> None:
+    net = nn.Sequential(
+        nn.Unflatten(-1, (1, 6)), nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+    )
+    bnn = bf.BayesianModule(net, prior=bf.Gaussian(0.1), prior_mean="initial", init_std=0.1)
+    x, y = data()
+    found = bf.certify(bnn.to(DEVICE), x, y, prior_indices=torch.arange(0), num_samples=500)
+    assert 0.0 < found.error_bound <= 100.0
+
+
+def test_an_adapter() -> None:
+    peft = pytest.importorskip("peft")
+    from bayesify.adapters import bayesian_adapter, widen
+
+    def adapted() -> Any:
+        net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+        config = peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"])
+        return peft.get_peft_model(net, config).to(DEVICE)
+
+    bnn = bayesian_adapter(adapted(), output=None)
+    elbo = fitted(bnn, 20)
+    x, y = data()
+    assert float(elbo.bnn.log_prob(x, y.to(DEVICE), 5).mean()) > -1.2
+    wide = widen(bnn.to_module(), loader(), num_samples=5, output=None)
+    assert wide.posterior.std.device.type == DEVICE
+    assert wide.predict(x, 5).mean.shape == (240, 3)
 
 
 def test_a_closed_form_last_layer() -> None:

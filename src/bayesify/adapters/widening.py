@@ -148,6 +148,7 @@ def _nll(bnn: BayesianModule, loader: Iterable[Any], num_samples: int) -> float:
     total, count = 0.0, 0
     for batch in loader:
         inputs, targets = pair_of(batch)
+        targets = targets.to(bnn.posterior.mean.device)
         if num_samples:
             found = bnn.log_prob(inputs, targets, num_samples)
         else:

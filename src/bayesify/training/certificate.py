@@ -351,6 +351,9 @@ def _count_wrong(
     seed = bnn.seed if seed is None else seed
     generator = torch.Generator().manual_seed(derived_seed(seed, Stream.CERTIFICATE, 0))
     picks = rest[torch.randint(len(rest), (num_samples,), generator=generator)]
+    device = bnn.posterior.mean.device
+    inputs = tree_map_only(Tensor, lambda each: each.to(device), inputs)
+    picks, targets = picks.to(device), targets.to(device)
     before = bnn.estimator
     bnn.estimator = LocalReparameterization()
     try:
@@ -375,7 +378,7 @@ def _wrong_in_passes(
     assert isinstance(q, MeanFieldGaussian)
     means, stds = q.moments_of(bnn.layout)  # once, not at each pass
     moments, wrong = LeafPosterior(q.mean, means, stds, variances=False), 0
-    for step, some in enumerate(picks.to(targets.device).split(rows), start=1):
+    for step, some in enumerate(picks.split(rows), start=1):
         part = tree_map_only(Tensor, lambda each, some=some: each[some], inputs)
         key = NoiseKey(seed, Stream.CERTIFICATE, step)
         outputs, _ = bnn.sample_outputs(part, key, range(1), posterior=moments)
@@ -398,7 +401,7 @@ def _wrong_in_groups(
         return bnn.tensor_of(bnn.run_with(weights, *args, **kwargs)).squeeze(0)
 
     q, wrong = bnn.posterior, 0
-    for step, some in enumerate(picks.to(targets.device).split(group), start=1):
+    for step, some in enumerate(picks.split(group), start=1):
         part = tree_map_only(Tensor, lambda each, some=some: each[some], inputs)
         noise = q.noise(NoiseKey(seed, Stream.CERTIFICATE, step), range(len(some)))
         weights = q.draw(noise).weights

@@ -139,7 +139,7 @@ def _at_prior(
     config, seen = job.config, prior_indices
     part = context.part("prior", 0, 2)
     mean = learn_prior_mean(
-        _net(config, job.seed),
+        _net(config, job.seed).to(context.device),
         TensorLoader(
             data.train_inputs[seen], data.train_targets[seen], config["batch_size"], seed=job.seed
         ),
@@ -199,7 +199,7 @@ def _measured(
         **{name: config[name] for name in ("delta", "delta_sampling", "num_candidates")},
         num_samples=config["num_samples"],
     )
-    at_mean = bnn.predict_mean(data.test_inputs).mean
+    at_mean = bnn.predict_mean(data.test_inputs).mean.cpu()
     return {
         "certificate": dataclasses.asdict(certificate),
         "confidence": certificate.confidence,
@@ -303,4 +303,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=table,
     figures=figures,
+    on_gpu=True,
 )

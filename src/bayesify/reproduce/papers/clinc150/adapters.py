@@ -74,7 +74,8 @@ def data_of(context: Context, per_class: int | None, *, quick: bool = False) -> 
     """
     folder = encoder_folder()
     data = load_clinc150(context.data_dir, progress=context.on_download)
-    inside = [tokens_of(each, folder) for each in (data.train, data.validation, data.test)]
+    train = tokens_of(data.train, folder, one_length=context.device != "cpu")
+    inside = [train, *(tokens_of(each, folder) for each in (data.validation, data.test))]
     outside = [tokens_of(each, folder) for each in (data.outside_validation, data.outside_test)]
     if per_class is not None:
         inside[0] = inside[0].first(per_class)
@@ -107,7 +108,7 @@ def adapter_of(
             modules_to_save=["head"],
         )
         plain = Classifier(data.folder, _CLASSES, settings["dropout"])
-        net: Any = get_peft_model(plain, config)
+        net: Any = get_peft_model(plain, config).to(context.device)
     if settings["method"] == "variational":
         bnn = bayesian_adapter(
             net,
@@ -147,10 +148,14 @@ def last_layer_of(
     begun = time.perf_counter()
     with torch.random.fork_rng():
         torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
-        plain = Classifier(data.folder, _CLASSES).eval()
+        plain = Classifier(data.folder, _CLASSES).eval().to(context.device)
+
+    @torch.no_grad()
+    def features_of(rows: Mapping[str, Tensor]) -> Tensor:
+        return plain.features(**{name: each.to(context.device) for name, each in rows.items()})
+
     index = torch.arange(len(data.train.targets))
-    with torch.no_grad():
-        features = torch.cat([plain.features(**data.train.rows(part)) for part in index.split(256)])
+    features = torch.cat([features_of(data.train.rows(part)) for part in index.split(256)])
     bnn = BayesianModule(
         plain.head,
         prior=Gaussian(settings["prior_std"]),
@@ -158,7 +163,8 @@ def last_layer_of(
         estimator=LocalReparameterization(),
         seed=seed,
     )
-    loader = TensorLoader(features, data.train.targets, settings["batch_size"], seed=seed)
+    targets = data.train.targets.to(context.device)
+    loader = TensorLoader(features, targets, settings["batch_size"], seed=seed)
     fit(
         ELBO(bnn, num_data=len(index)),
         loader,
@@ -169,9 +175,8 @@ def last_layer_of(
     )
     seconds = time.perf_counter() - begun
 
-    @torch.no_grad()
     def predict(rows: Mapping[str, Tensor]) -> Predictive:
-        return bnn.predict(plain.features(**rows), SAMPLES)
+        return bnn.predict(features_of(rows), SAMPLES)
 
     return predict, seconds
 

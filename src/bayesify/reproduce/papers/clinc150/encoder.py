@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,14 @@ class Tokens:
         ids: shape (N, T), int64.
         mask: shape (N, T), 1 for a token and 0 for padding.
         targets: shape (N,), int64.
+        one_length: whether minibatches are as long as the longest query, not as their own longest:
+            a step on a GPU is captured for one shape.
     """
 
     ids: Tensor
     mask: Tensor
     targets: Tensor
+    one_length: bool = False
 
     def first(self, count: int) -> Tokens:
         """Return the first ``count`` of each target, in their order."""
@@ -83,19 +86,19 @@ class Tokens:
             seen[target] = seen.get(target, 0) + 1
             if seen[target] <= count:
                 kept.append(index)
-        return Tokens(self.ids[kept], self.mask[kept], self.targets[kept])
+        return replace(self, ids=self.ids[kept], mask=self.mask[kept], targets=self.targets[kept])
 
     def rows(self, index: Tensor) -> dict[str, Tensor]:
-        """Return the inputs of some queries, padded to the longest of them."""
-        longest = int(self.mask[index].sum(1).max())
+        """Return the inputs of some queries, padded to the longest of them or of all."""
+        longest = self.ids.shape[1] if self.one_length else int(self.mask[index].sum(1).max())
         return {
             "input_ids": self.ids[index, :longest],
             "attention_mask": self.mask[index, :longest],
         }
 
 
-def tokens_of(queries: Queries, folder: Path) -> Tokens:
-    """Split queries into tokens, at most 32 of each."""
+def tokens_of(queries: Queries, folder: Path, *, one_length: bool = False) -> Tokens:
+    """Split queries into tokens, at most 32 of each; ``one_length`` as in :class:`Tokens`."""
     from transformers import AutoTokenizer
 
     read: Any = AutoTokenizer.from_pretrained(str(folder))
@@ -106,7 +109,7 @@ def tokens_of(queries: Queries, folder: Path) -> Tokens:
         max_length=_LONGEST,
         return_tensors="pt",
     )
-    return Tokens(found["input_ids"], found["attention_mask"], queries.targets)
+    return Tokens(found["input_ids"], found["attention_mask"], queries.targets, one_length)
 
 
 class Classifier(nn.Module):
@@ -173,6 +176,8 @@ def predictions(
 ) -> tuple[Tensor, Tensor]:
     """Return log probabilities (N, K) and mutual information in nats (N,) of all queries.
 
+    They are on the CPU, wherever the network is.
+
     Args:
         predict: predicts some queries.
         tokens: the queries; those of similar length are predicted together.
@@ -183,7 +188,7 @@ def predictions(
     for index in order.split(batch_size):
         p = predict(tokens.rows(index))
         assert isinstance(p, CategoricalPredictive)
-        logs.append(p.log_mean)
-        information.append(p.epistemic)
+        logs.append(p.log_mean.cpu())
+        information.append(p.epistemic.cpu())
     back = order.argsort()
     return torch.cat(logs)[back], torch.cat(information)[back]

@@ -244,4 +244,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=table,
     figures=figures,
+    on_gpu=True,
 )

@@ -40,32 +40,101 @@ class Trial(NamedTuple):
         return made
 
 
-def _trials() -> dict[str, Trial]:
-    made = {name: Trial(name, "the recipe", {}) for name in RECIPES}
-    small, units, caffe = "lenet-300-100-weights", "lenet-300-100-units", "lenet-5-caffe-weights"
-    for name, what, changes in (
-        ("no-pixels", "no pixels dropped", {"dropout_input": 0.0}),
-        ("fast-rise", "KL rises over 30 %, as a straight line", _warmup(0.3, 1.0)),
-        ("low-rate", "learning rate .0015", {"bound": {"lr": 1.5e-3}}),
-        ("late", "weights pruned between 20 and 80 %", {"bound": {"prune_between": [0.2, 0.8]}}),
-        ("cold", "temperature .3", {"bound": {"temperature": 0.3}}),
-        ("tuned-at-1", "second phase at temperature 1", {"tuning": {"temperature": 1.0}}),
-        ("tuned-at-0", "second phase without KL", {"tuning": {"temperature": 0.0}}),
-        ("coarse", "steps of 1", {"step_size": 1.0}),
-    ):
-        made[f"{small}-{name}"] = Trial(small, what, changes)
-    for temperature in (0.1, 1.0):
-        at = {"temperature": temperature}
-        changes = {"bound": at, "tuning": at}
-        made[f"{units}-{temperature:g}"] = Trial(units, f"temperature {temperature:g}", changes)
-    for part in (0.1, 0.2):
-        changes = {"dropout_input": part}
-        made[f"{caffe}-{part:g}"] = Trial(caffe, f"{part:.0%} of the pixels dropped", changes)
-    return made
-
-
 def _warmup(part: float, power: float) -> dict[str, Any]:
     return {"bound": {"kl_warmup": part, "kl_warmup_power": power}}
+
+
+def _colder(temperature: float) -> dict[str, Any]:
+    return {phase: {"temperature": temperature} for phase in ("bound", "tuning")}
+
+
+#: A fraction of weights that the pruned units exceed.
+_WHOLE: dict[str, Any] = {"fraction": 0.9}
+
+
+def _late(pixels: float = 0.1, **more: Mapping[str, Any]) -> dict[str, Any]:
+    """Units pruned between 10 and 80 % at temperature .1, and a second phase of 80 epochs."""
+    bound = {**_WHOLE, "temperature": 0.1, "prune_between": [0.1, 0.8]}
+    tuning = {"temperature": 0.03, "epochs": 80, "dropout_input": pixels}
+    return {
+        "dropout_input": pixels,
+        "bound": {**bound, **more.get("bound", {})},
+        "tuning": {**tuning, **more.get("tuning", {})},
+    }
+
+
+#: What a trial is in words and what it changes, by the recipe and the end of the trial's name.
+_CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
+    "lenet-300-100-weights": {
+        "no-pixels": ("no pixels dropped", {"dropout_input": 0.0}),
+        "fast-rise": ("KL rises over 30 %, as a straight line", _warmup(0.3, 1.0)),
+        "low-rate": ("learning rate .0015", {"bound": {"lr": 1.5e-3}}),
+        "late": ("weights pruned between 20 and 80 %", {"bound": {"prune_between": [0.2, 0.8]}}),
+        "cold": ("temperature .3", {"bound": {"temperature": 0.3}}),
+        "tuned-at-1": ("second phase at temperature 1", {"tuning": {"temperature": 1.0}}),
+        "tuned-at-0": ("second phase without KL", {"tuning": {"temperature": 0.0}}),
+        "coarse": ("steps of 1", {"step_size": 1.0}),
+    },
+    "lenet-300-100-units": {
+        "0.1": ("temperature .1", _colder(0.1)),
+        "1": ("temperature 1", _colder(1.0)),
+        "whole": ("no weights pruned but those of units", {"bound": _WHOLE}),
+        "late": ("the same, late and cold", _late()),
+        "late-long": ("late and cold, 300 epochs", _late(bound={"epochs": 300})),
+        "late-no-pixels": ("late and cold, no pixels dropped", _late(0.0)),
+        "late-pixels": ("late and cold, 20 % of the pixels dropped", _late(0.2)),
+        "late-tuned-at-0": (
+            "late and cold, second phase without KL",
+            _late(tuning={"temperature": 0.0}),
+        ),
+        "late-tuned-long": (
+            "late and cold, second phase of 200 epochs at rate .003",
+            _late(tuning={"epochs": 200, "lr": 3e-3}),
+        ),
+    },
+    "lenet-5-caffe-weights": {
+        "0.1": ("10 % of the pixels dropped", {"dropout_input": 0.1}),
+        "0.2": ("20 % of the pixels dropped", {"dropout_input": 0.2}),
+        "long": ("300 epochs", {"bound": {"epochs": 300}}),
+        "late": ("weights pruned between 10 and 80 %", {"bound": {"prune_between": [0.1, 0.8]}}),
+        "cold": ("temperature .3", {"bound": {"temperature": 0.3}}),
+        "long-late-cold": (
+            "300 epochs, pruned between 10 and 80 %, temperature .3, second phase of 60 epochs",
+            {
+                "bound": {"epochs": 300, "prune_between": [0.1, 0.8], "temperature": 0.3},
+                "tuning": {"epochs": 60},
+            },
+        ),
+    },
+    "lenet-5-caffe-units": {
+        "late": (
+            "units pruned between 10 and 80 %, temperature .3",
+            {"bound": {"prune_between": [0.1, 0.8], "temperature": 0.3}},
+        ),
+    },
+    "2x1200": {
+        "long": ("200 epochs", {"bound": {"epochs": 200}}),
+        "cold": ("temperature .3", {"bound": {"temperature": 0.3}}),
+        "tuned-long": (
+            "second phase of 40 epochs at temperature .3",
+            {"tuning": {"epochs": 40, "temperature": 0.3}},
+        ),
+        "long-tuned-long": (
+            "200 epochs, second phase of 40 at temperature .3",
+            {"bound": {"epochs": 200}, "tuning": {"epochs": 40, "temperature": 0.3}},
+        ),
+    },
+}
+
+
+def _trials() -> dict[str, Trial]:
+    made = {name: Trial(name, "the recipe", {}) for name in RECIPES}
+    for recipe, trials in _CHANGES.items():
+        made |= {
+            f"{recipe}-{end}": Trial(recipe, what, changes)
+            for end, (what, changes) in trials.items()
+        }
+    return made
 
 
 #: All trials by the name of their job.
