@@ -64,6 +64,11 @@ def test_learns_from_minibatches_of_a_cpu() -> None:
     found = elbo.bnn.predict(x.to(DEVICE), num_samples=20)
     assert found.mean.device.type == DEVICE
     assert float((found.mean.argmax(-1).cpu() == y).double().mean()) > 0.75
+    from_cpu = elbo.bnn.predict(x, num_samples=20)
+    assert torch.equal(from_cpu.mean, found.mean)
+    assert torch.equal(
+        elbo.bnn.log_prob(x, y, 20), elbo.bnn.log_prob(x.to(DEVICE), y.to(DEVICE), 20)
+    )
     from_loader = elbo.bnn.predict(TensorLoader(x, y, 32, shuffle=False), num_samples=20)
     assert torch.allclose(from_loader.mean.cpu(), found.mean.cpu(), atol=1e-6)
 

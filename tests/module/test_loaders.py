@@ -118,3 +118,15 @@ def test_minibatches_of_different_lengths_are_named() -> None:
     loader = DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"one shape but .* got \(5, 4\) and \(6, 4\); pad all"):
         bf.BayesianModule(nn.Linear(4, 2)).predict(loader)
+
+
+def test_tensors_of_the_cpu_are_moved_and_others_stay() -> None:
+    there, elsewhere = torch.device("meta"), torch.zeros(3, 2, dtype=torch.float16)
+    moved: Any = inputs_of({"x": elsewhere, "flag": True, "z": None}, there)
+    assert moved["x"].device == there
+    assert moved["flag"] is True
+    assert moved["z"] is None
+    assert inputs_of(elsewhere, there).device == there  # type: ignore[union-attr]
+    assert inputs_of(elsewhere, torch.device("cpu")) is elsewhere
+    far = torch.zeros(3, 2, device="meta")
+    assert inputs_of(far, torch.device("cpu")) is far

@@ -18,9 +18,8 @@ from bayesify.reproduce.papers.compression.networks import (
     units_left,
     weights_left,
 )
-from bayesify.reproduce.papers.compression.recipes import RECIPES
+from bayesify.reproduce.papers.compression.recipes import CHOSEN, RECIPES, TRIALS
 from bayesify.reproduce.papers.compression.training import images
-from bayesify.reproduce.papers.compression.tuning import TRIALS
 from bayesify.reproduce.papers.compression.unit_pruning import (
     UnitPruning,
     prune_units,
@@ -176,7 +175,9 @@ def test_a_stopped_job_resumes(tmp_path: Path) -> None:
 
 
 def test_settings_are_chosen_on_images_that_are_held_out() -> None:
-    assert set(RECIPES) <= set(TRIALS)
+    assert {name: TRIALS[trial].recipe for name, trial in CHOSEN.items()} == {
+        name: name for name in RECIPES
+    }
     for job in TUNING.jobs((0,), False):
         assert job.config["held_out"] == 10_000
     [job] = [job for job in TUNING.jobs((0,), True) if job.name == "lenet-300-100-weights"]

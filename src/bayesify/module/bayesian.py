@@ -181,7 +181,7 @@ class BayesianModule(RandomNetwork):
                 sequence or mapping of tensors that become positional or keyword arguments; or a
                 loader that does not shuffle, whose inputs are joined in memory and whose targets
                 are left out. A keyword argument may also be None, a number, a flag or text, the
-                same for all examples.
+                same for all examples. Tensors of the CPU are moved to a GPU of the network.
             num_samples: S, the number of weight samples, at least 1.
             keep_samples: whether the result holds the prediction of every sample, which takes S
                 times the memory.
@@ -242,6 +242,7 @@ class BayesianModule(RandomNetwork):
             >>> torch.allclose(bnn.log_prob(x, y), bnn.predict(x).log_prob(y), atol=1e-5)
             True
         """
+        targets = targets.to(self.posterior.mean.device)
 
         def averaged(outputs: SizedIterable) -> Tensor:
             total: Tensor | None = None

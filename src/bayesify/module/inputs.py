@@ -43,13 +43,14 @@ def inputs_of(
     device: torch.device | None = None,
     net: nn.Module | None = None,
 ) -> Inputs:
-    """Return inputs as they are, or those of all minibatches of a loader, joined.
+    """Return inputs, or those of all minibatches of a loader, joined.
 
     Args:
         source: inputs, or a loader, which has a ``batch_size`` and is iterable, such as torch's
             ``DataLoader``. Its minibatches are inputs alone, pairs (inputs, targets), or mappings;
             targets and "labels" are left out.
-        device: where a loader's tensors are moved; None leaves them where they are.
+        device: where a loader's tensors are moved, and other tensors of the CPU; None leaves them
+            where they are.
         net: the network that they are for, by which the names of a mapping are checked.
 
     Raises:
@@ -66,7 +67,8 @@ def inputs_of(
     if isinstance(source, Tensor | Sequence | Mapping) or not hasattr(source, "batch_size"):
         if net is not None:
             check_names(net, source)
-        return source  # type: ignore[return-value]  # arguments_of reports what is neither
+        moved: Inputs = _moved(source, device)  # arguments_of reports what is neither
+        return moved
     batch_sampler = getattr(source, "batch_sampler", None)
     samplers = (getattr(owner, "sampler", None) for owner in (source, batch_sampler))
     if getattr(source, "shuffle", False) or any(isinstance(s, _REORDERING) for s in samplers):
@@ -100,6 +102,15 @@ def inputs_of(
 
     joined: Inputs = tree_map(join, parts[0], *parts[1:])
     return joined
+
+
+def _moved(source: Any, device: torch.device | None) -> Any:
+    """Return inputs with the CPU's on the device; others stay, for a network of several GPUs."""
+    if device is None or device.type == "cpu":
+        return source
+    return tree_map_only(
+        Tensor, lambda each: each.to(device) if each.device.type == "cpu" else each, source
+    )
 
 
 def _without_targets(minibatch: Any) -> Any:
