@@ -123,7 +123,7 @@ METHODS: Mapping[str, Method] = {
             {"prior_std": 1.0, "epochs": 100},
             {"prior_std": 1.0, "init_std": 0.3, "epochs": 100},
         ],
-        chosen=1,
+        chosen=5,
         few={"epochs": 200},
         seconds=120.0,
     ),

@@ -80,6 +80,12 @@ _TRIALS: dict[str, list[dict[str, Any]]] = {
         {"init_std": 0.01},
         {"init_std": 0.03},
         {"prior_std": 0.2},
+        {"init_std": 0.05},
+        {"init_std": 0.05, "epochs": 12},
+        {"init_std": 0.03, "epochs": 12},
+        {"init_std": 0.03, "rho_lr_scale": 0.1},
+        {"init_std": 0.05, "prior_std": 0.2},
+        {"init_std": 0.03, "batch_size": 256},
     ],
     "split": [
         {},
@@ -91,6 +97,9 @@ _TRIALS: dict[str, list[dict[str, Any]]] = {
         {"init_std": 0.02},
         {"prior_std": 0.02, "init_std": 0.02, "lr": 1e-3},
         {"prior_mean": None, "rho_lr_scale": 5.0},
+        {"init_std": 0.005},
+        {"epochs": 5},
+        {"batch_size": 128},
     ],
 }
 _HELD_OUT = {"held_out": 10_000}
