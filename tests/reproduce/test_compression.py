@@ -210,5 +210,14 @@ def test_the_table_has_the_literature_and_the_means_over_seeds() -> None:
     (figure,) = EXPERIMENT.figures(results).values()
     assert len(figure.axes) == 1
     assert EXPERIMENT.figures([]) == {}
-    tried = TUNING.table([made_up(f"{name}-coarse", 0, 1.8, 5000)])
+    trials = [made_up(name, 0, 2.0, 6000), made_up(f"{name}-coarse", 0, 1.8, 5000)]
+    tried = TUNING.table(trials)
     assert f"| {name} | steps of 1 | 1.80 | 1.80 | 100 | 2,666 |" in tried
+    assert f"| {name} | the first settings, chosen | 2.00 |" in tried
+    (drawn,) = TUNING.figures(trials).values()
+    [axes] = drawn.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        "the first settings",
+        "steps of 1",
+    ]
+    assert TUNING.figures(trials[:1]) == {}  # one trial is no comparison

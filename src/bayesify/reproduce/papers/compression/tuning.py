@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from bayesify.reproduce.harness.experiment import Experiment, Job, Result, of_job
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.compression import experiment
-from bayesify.reproduce.papers.compression.networks import NETWORKS
 from bayesify.reproduce.papers.compression.recipes import CHOSEN, TRIALS
 
 if TYPE_CHECKING:
@@ -58,21 +57,20 @@ def table(results: Sequence[Result]) -> str:
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
-    """Draw the held-out error by the size of the file, a panel for each network."""
-    from bayesify.plots.compared import Curve, curves_compared
+    """Draw the held-out error of each trial, a panel for each recipe with several."""
+    from bayesify.plots.rows import Panel, rows_figure
 
-    panels: dict[str, list[Curve]] = {}
+    errors: dict[str, dict[str, list[float]]] = {}
     for name, trial in TRIALS.items():
         if of := of_job(results, name):
-            sizes = [result["metrics"]["bytes"] / 1000.0 for result in of]
-            errors = [[result["metrics"]["error"] for result in of]]
-            title = NETWORKS[of[0]["config"]["network"]]
-            label = f"{trial.recipe.rpartition('-')[2]}, {trial.what}"
-            panels.setdefault(title, []).append(Curve(label, sizes, errors, points=True))
-    if not panels:
-        return {}
-    drawn = curves_compared(panels, xlabel="file (kB)", ylabel="held-out error (%)")
-    return {"compression-tuning": drawn}
+            found = [result["metrics"]["error"] for result in of]
+            errors.setdefault(trial.recipe, {})[trial.what] = found
+    panels = [
+        Panel(recipe, "held-out error (%)", found)
+        for recipe, found in errors.items()
+        if len(found) > 1
+    ]
+    return {"compression-tuning": rows_figure(panels)} if panels else {}
 
 
 EXPERIMENT: Experiment = replace(

@@ -306,8 +306,11 @@ def _convergence(referee: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
-    """Draw the distance of each contestant to the referee, a panel for each problem."""
-    from bayesify.reproduce.papers.referee.figure import Panel, distance_figure
+    """Draw the distance of each contestant to the referee, a panel for each problem.
+
+    The grey band ends at the distance between two halves of the referee's own draws.
+    """
+    from bayesify.plots.rows import Panel, rows_figure
 
     panels = []
     for problem, settings in PROBLEMS.items():
@@ -324,7 +327,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
                 "Wasserstein-1 to HMC (unit of the target)" if numeric else "total variation to HMC"
             )
             panels.append(Panel(problem, label, shown, sum(floor) / len(floor)))
-    return {"referee": distance_figure(panels)} if panels else {}
+    return {"referee": rows_figure(panels)} if panels else {}
 
 
 EXPERIMENT = Experiment(
