@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import bayesify as bf
-from bayesify.module.recorded_pass import Forgotten, Recording, Replay
+from bayesify.module.recorded_pass import Recording
+from bayesify.module.replayed_pass import Forgotten, Replay
 from bayesify.module.trunk import Trunk
 
 pytestmark = pytest.mark.usefixtures("trunks_of_small_networks")

@@ -1,4 +1,4 @@
-"""Description of a network's pass, and later passes that are answered from it."""
+"""Description of a network's pass, from which later passes can be answered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import enum
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,14 @@ from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
-from torch.utils.weak import WeakIdKeyDictionary
 
 from bayesify.estimators.interception import READERS
 from bayesify.estimators.stateless import modules_of
 
-__all__ = ["Call", "Forgotten", "Recording", "Replay", "State", "held_tensors"]
-__all__ += ["tensors_in_containers"]
+__all__ = [
+    *("Call", "Mark", "Place", "Recording"),
+    *("held_tensors", "made_like", "tensors_in_containers", "version_of"),
+]
 
 # Ways to a tensor's memory, in which its values can change without a trace.
 _OPENED = frozenset({"numpy", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__"})
@@ -52,36 +53,54 @@ class Call(NamedTuple):
     result: Any
 
 
-class State(NamedTuple):
-    """Version and layout of a tensor, which edits in place change.
+def version_of(tensor: Tensor) -> int:
+    """Return the number of edits in place of a tensor, of its layout too; -1 if it counts none.
 
     Example:
-        >>> x = torch.ones(2)
-        >>> before = State.of(x)
-        >>> _ = x.add_(1.0)
-        >>> State.of(x) == before
-        False
+        >>> x = torch.ones(2, 3)
+        >>> before = version_of(x)
+        >>> _ = x.add_(1.0), x.t_()
+        >>> version_of(x) - before
+        2
     """
-
-    version: int
-    layout: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> State:
-        """Return the state of a tensor; of an inference tensor the version is -1."""
-        version = -1 if tensor.is_inference() else tensor._version
-        if tensor.is_nested:
-            return cls(version, ())
-        if tensor.layout is not torch.strided:
-            return cls(version, tuple(tensor.shape))
-        return cls(version, (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+    return -1 if tensor.is_inference() else tensor._version
 
 
-class _Place(int):
+class Place(int):
     """The number of a known tensor, in the description of a call."""
 
 
-class _Mark(enum.Enum):
+class _Places:
+    """Numbers of tensors by identity, for as long as they live.
+
+    PyTorch's ``WeakIdKeyDictionary`` does the same, and takes five times as long.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[Place, weakref.ref[Tensor]]] = {}
+
+    def get(self, tensor: Tensor) -> Place | None:
+        """Return the number of a tensor, None if it has none."""
+        entry = self._entries.get(id(tensor))
+        return None if entry is None else entry[0]
+
+    def add(self, tensor: Tensor, place: Place) -> None:
+        """Give a tensor a number, which goes with it, before another can have its identity."""
+        key, places = id(tensor), weakref.ref(self)
+
+        def forget(_: weakref.ref[Tensor]) -> None:
+            owner = places()
+            if owner is not None:
+                del owner._entries[key]
+
+        self._entries[key] = place, weakref.ref(tensor, forget)
+
+    def alive(self) -> list[Place]:
+        """Return the numbers of the tensors that live."""
+        return [place for place, _ in list(self._entries.values())]
+
+
+class Mark(enum.Enum):
     """A tensor that depends on random weights; a result that later passes compute."""
 
     RANDOM = 0
@@ -115,10 +134,10 @@ class Recording(TorchFunctionMode):
     def __init__(self, inputs: list[Tensor], outside: list[Tensor]) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self._places = WeakIdKeyDictionary()
+        self._places = _Places()
         #: The tensors by place; None for those that a later pass does not need.
         self.objects: list[Tensor | None] = []
-        self._states: list[State] = []
+        self._versions: list[int] = []
         self._is_sound = True
         places = [self._place_of(tensor) for tensor in (*inputs, *outside)]
         for place, tensor in zip(places, (*inputs, *outside), strict=True):
@@ -126,8 +145,8 @@ class Recording(TorchFunctionMode):
         #: The places of the inputs.
         self.inputs = places[: len(inputs)]
         self._outside = self.objects.copy()
-        self._at_start = self._states.copy()
-        self._uses: dict[int, State] = {}
+        self._at_start = self._versions.copy()
+        self._uses: dict[int, int] = {}
         self._dispatch_modes = torch._C._len_torch_dispatch_stack()
         self._generators = _generators()
         self._generator = torch.get_rng_state()
@@ -150,19 +169,21 @@ class Recording(TorchFunctionMode):
         Args:
             outputs: of the pass, whose other results are gone by now, unless the network keeps any.
         """
-        if not self._is_sound or outputs in self._places:
+        if not self._is_sound or self._places.get(outputs) is not None:
             return False
         for each in [each for each in self.objects if each is not None and each._is_view()]:
-            if each._base in self._places:  # a view holds its memory anyway
-                self.objects[self._places[each._base]] = each._base
-        is_kept = any(self.objects[place] is None for place in self._places.values())
-        ended = [State.of(each) for each in self._outside if each is not None]
+            base = each._base
+            place = None if base is None else self._places.get(base)
+            if place is not None:  # a view holds its memory anyway
+                self.objects[place] = base
+        is_kept = any(self.objects[place] is None for place in self._places.alive())
+        ended = [version_of(each) for each in self._outside if each is not None]
         results = [each for each in self.objects[len(self._outside) :] if each is not None]
         return (
             not is_kept
             and ended == self._at_start
             and _are_equal(self._generators, _generators())
-            and all(State.of(self._object(place)) == use for place, use in self._uses.items())
+            and all(version_of(self._object(place)) == use for place, use in self._uses.items())
             and sum(each.nbytes for each in results) <= _MOST_KEPT
         )
 
@@ -193,30 +214,30 @@ class Recording(TorchFunctionMode):
         except _OpaqueError:
             self._is_sound = False
             return result
-        answer: Any = _Mark.COMPUTED
+        answer: Any = Mark.COMPUTED
         # Without any tensor it may be called for what it does.
         if not random and (tensors or made) and _is_of_pytorch(func):
             with contextlib.suppress(_OpaqueError):
                 answer = self._described(result, add=True)
         self.calls.append(Call(func, *given, answer))
         for place, tensor in known.items():
-            if answer is _Mark.COMPUTED:
+            if answer is Mark.COMPUTED:
                 # Kept for later passes, which all see it in its last state.
                 self.objects[place] = tensor
-                self._uses.setdefault(place, self._states[place])
+                self._uses.setdefault(place, self._versions[place])
             else:
-                self._states[place] = State.of(tensor)
+                self._versions[place] = version_of(tensor)
         if made:
             work = _CALL + _work(func, tensors, made)
             self._total += work
-            self._answered += 0 if answer is _Mark.COMPUTED else work
+            self._answered += 0 if answer is Mark.COMPUTED else work
         return result
 
     def _is_closed(
         self,
         func: Callable[..., Any],
         random: Sequence[Tensor],
-        known: Mapping[_Place, Tensor],
+        known: Mapping[Place, Tensor],
     ) -> bool:
         """Return whether a call shows all that later calls may depend on."""
         name = getattr(func, "__name__", "")
@@ -225,7 +246,7 @@ class Recording(TorchFunctionMode):
             return False
         if known and (name in _OPENED or func in _UNSEEN):
             return False
-        return all(State.of(each) == self._states[place] for place, each in known.items())
+        return all(version_of(each) == self._versions[place] for place, each in known.items())
 
     def _described(self, value: Any, *, add: bool = False) -> Any:
         """Return a value with places for its tensors; ``add`` gives new tensors a place."""
@@ -233,7 +254,7 @@ class Recording(TorchFunctionMode):
         if isinstance(value, Tensor):
             place = self._places.get(value)
             if place is None:
-                return self._place_of(value) if add else _Mark.RANDOM
+                return self._place_of(value) if add else Mark.RANDOM
             return place
         if kind in _PLAIN or isinstance(value, enum.Enum):
             return value
@@ -242,17 +263,18 @@ class Recording(TorchFunctionMode):
                 raise _OpaqueError
             return value
         if kind in (list, tuple) or (add and isinstance(value, tuple)):
-            return _made_like(value, [self._described(each, add=add) for each in value])
+            return made_like(value, [self._described(each, add=add) for each in value])
         if kind is dict:
             return {name: self._described(each, add=add) for name, each in value.items()}
         raise _OpaqueError
 
-    def _place_of(self, tensor: Tensor) -> _Place:
-        place: _Place | None = self._places.get(tensor)
+    def _place_of(self, tensor: Tensor) -> Place:
+        place = self._places.get(tensor)
         if place is None:
-            place = self._places[tensor] = _Place(len(self.objects))
+            place = Place(len(self.objects))
+            self._places.add(tensor, place)
             self.objects.append(None)
-            self._states.append(State.of(tensor))
+            self._versions.append(version_of(tensor))
             self._is_sound &= not tensor.is_inference()
         return place
 
@@ -260,139 +282,6 @@ class Recording(TorchFunctionMode):
         found = self.objects[place]
         assert found is not None
         return found
-
-
-class Replay(TorchFunctionMode):
-    """Runs a pass in step with the first: answers what it can, and computes all other calls.
-
-    A call that differs from that of the first pass in more than the values of random tensors
-    raises an error, and ends the answers.
-
-    Args:
-        calls: the calls of the first pass.
-        objects: the known tensors by place.
-        answers: what answers the passes.
-
-    Example:
-        >>> class Answers:
-        ...     is_used = True
-        >>> x = torch.ones(2)
-        >>> with torch.no_grad(), Recording([x], []) as recording:
-        ...     y = x.exp()
-        >>> with torch.no_grad(), Replay(recording.calls, [x, y], Answers()):
-        ...     again = x.exp()
-        >>> again is y
-        True
-    """
-
-    def __init__(self, calls: Sequence[Call], objects: Sequence[Any], answers: _Answers) -> None:
-        super().__init__()
-        self._calls, self._objects, self._answers, self._next = calls, objects, answers, 0
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Answer a call, or compute it."""
-        kwargs = {} if kwargs is None else kwargs
-        call = self._calls[self._next] if self._next < len(self._calls) else None
-        self._next += 1
-        if (
-            call is None
-            or call.function != func
-            or not self._is(tuple(args), call.args)
-            or not self._is(kwargs, call.kwargs)
-        ):
-            self._answers.is_used = False
-            raise RuntimeError("this pass of the prediction differs from the first; run it whole")
-        if call.result is _Mark.COMPUTED:
-            return func(*args, **kwargs)
-        return self._filled(call.result)
-
-    def _is(self, value: Any, described: Any) -> bool:
-        kind = type(described)
-        if kind is _Place:
-            return value is self._objects[described]
-        if described is _Mark.RANDOM:
-            return isinstance(value, Tensor)
-        if kind is not type(value):
-            return False
-        if kind is tuple or kind is list:
-            return len(value) == len(described) and all(map(self._is, value, described))
-        if kind is dict:
-            return value.keys() == described.keys() and all(
-                self._is(value[name], each) for name, each in described.items()
-            )
-        if kind is float or kind is complex:  # 0.0 and -0.0 differ
-            return repr(value) == repr(described)
-        return bool(value == described)
-
-    def _filled(self, result: Any) -> Any:
-        if type(result) is _Place:
-            return self._objects[result]
-        if type(result) is list or isinstance(result, tuple):
-            return _made_like(result, [self._filled(each) for each in result])
-        if type(result) is dict:
-            return {name: self._filled(each) for name, each in result.items()}
-        return result
-
-
-class _Answers(Protocol):
-    is_used: bool
-
-
-class Forgotten(Tensor):
-    """A stand-in for a tensor that was not kept: every use raises an error, and ends the trunk.
-
-    Args:
-        answers: what answers the passes.
-
-    Example:
-        >>> class Answers:
-        ...     is_used = True
-        >>> answers = Answers()
-        >>> Forgotten(answers).exp()
-        Traceback (most recent call last):
-        RuntimeError: a prediction did not keep this tensor; run the network for it
-        >>> answers.is_used
-        False
-    """
-
-    _answers: weakref.ref[_Answers]
-
-    def __new__(cls, answers: _Answers) -> Forgotten:
-        """Make one without memory."""
-        made: Forgotten = Tensor._make_wrapper_subclass(cls, (0,))
-        made._answers = weakref.ref(answers)  # which holds this
-        return made
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return "a tensor that was not kept"
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> NoReturn:
-        """Raise an error, from Python."""
-        cls._refuse((args, kwargs))
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> NoReturn:
-        """Raise an error, from PyTorch's C++ functions."""
-        cls._refuse((args, kwargs))
-
-    @classmethod
-    def _refuse(cls, given: Any) -> NoReturn:
-        for each in tree_iter(given):
-            answers = each._answers() if isinstance(each, cls) else None
-            if answers is not None:
-                answers.is_used = False
-        raise RuntimeError("a prediction did not keep this tensor; run the network for it")
 
 
 def tensors_in_containers(value: Any) -> list[Tensor]:
@@ -444,7 +333,7 @@ def _generators() -> list[Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if used else [])]
 
 
-def _made_like(value: Any, parts: list[Any]) -> Any:
+def made_like(value: Any, parts: list[Any]) -> Any:
     """Return parts in a list, a tuple, a named one or one of PyTorch's."""
     if hasattr(value, "_make"):
         return value._make(parts)

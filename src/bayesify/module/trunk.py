@@ -15,13 +15,12 @@ from bayesify.estimators.stateless import modules_of
 from bayesify.module.inputs import Repeated
 from bayesify.module.recorded_pass import (
     Call,
-    Forgotten,
     Recording,
-    Replay,
-    State,
     held_tensors,
     tensors_in_containers,
+    version_of,
 )
+from bayesify.module.replayed_pass import Forgotten, Replay
 
 __all__ = ["Trunk", "may_have_trunk", "shared_part"]
 
@@ -104,7 +103,7 @@ class Trunk:
         self._network = network
         self._calls: list[Call] = []
         self._objects: list[Any] = []
-        self._states: list[tuple[int, State]] = []
+        self._versions: list[tuple[int, int]] = []
         self._inputs: Sequence[int] = ()
         #: Whether later passes differ from the first in the values of random tensors only.
         self.is_sound = False
@@ -132,8 +131,8 @@ class Trunk:
             self._objects = [
                 Forgotten(self) if each is None else each for each in recording.objects
             ]
-            self._states = [
-                (place, State.of(each))
+            self._versions = [
+                (place, version_of(each))
                 for place, each in enumerate(recording.objects)
                 if each is not None and place not in recording.inputs
             ]
@@ -153,12 +152,12 @@ class Trunk:
         inputs = tensors_in_containers((args, kwargs))
         for place, tensor in zip(self._inputs, inputs, strict=True):
             self._objects[place] = tensor
-        states = [
-            *self._states,
-            *((place, State.of(self._objects[place])) for place in self._inputs),
+        versions = [
+            *self._versions,
+            *((place, version_of(self._objects[place])) for place in self._inputs),
         ]
         outputs = self._run(Replay(self._calls, self._objects, self), weights, args, kwargs)
-        is_edited = any(State.of(self._objects[place]) != was for place, was in states)
+        is_edited = any(version_of(self._objects[place]) != was for place, was in versions)
         # More references than those of the list, the loop and the call are the network's.
         is_kept = any(
             type(each) is Forgotten and sys.getrefcount(each) > 3 for each in self._objects
