@@ -169,8 +169,8 @@ def table(results: Sequence[Result]) -> str:
         f"MiniLM-L6 with 22.7 million weights, {SAMPLES} weight samples or dropout masks. Accuracy "
         "in percent, nll in nats, calibration error with 15 bins; AUROC of 1,000 queries outside "
         f"of all intents. Mean +- standard error over the seeds{one}. Seconds on one core, of "
-        f"training and of 5,500 predictions, under a mean load of {_load(results)}: no timings of "
-        "a quiet machine.\n"
+        f"training and of 5,500 predictions, under a mean load of {_load(_on_cpu(results))}: no "
+        "timings of a quiet machine; rows of a GPU have none.\n"
     ]
     heads = (
         *("method", "seeds", "accuracy", "nll", "ECE", "AUROC, mutual information"),
@@ -187,14 +187,19 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(parts) + REPORTED
 
 
+def _on_cpu(results: Sequence[Result]) -> list[Result]:
+    return [result for result in results if ";" not in result.get("hardware", "")]
+
+
 def _load(results: Sequence[Result]) -> str:
     loads = [result["load"] for result in results if result.get("load") is not None]
     return f"{mean(loads):.1f}" if loads else "unknown size"
 
 
 def _of_size(results: Sequence[Result], size: str, name: str) -> list[Mapping[str, Any]]:
+    on_cpu = _on_cpu(results)
     return [
-        result["metrics"]
+        {**result["metrics"], "on_cpu": result in on_cpu}
         for result in results
         if result["config"]["size"] == size and name in result["metrics"]
     ]
@@ -211,9 +216,9 @@ def _cells(name: str, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
         # Point predictions have no mutual information, so that its AUROC is that of chance.
         none = score == "mutual_information" and all(value == 0.5 for value in values)
         shown.append("-" if none else mean_and_error(values, 4))
-    training = mean(each["train_seconds"] for each in metrics)
-    prediction = mean(row["seconds"] for row in rows)
-    return [str(len(rows)), *shown, f"{training:,.0f}", f"{prediction:,.0f}"]
+    timed = [(each["train_seconds"], each[name]["seconds"]) for each in metrics if each["on_cpu"]]
+    seconds = [f"{mean(column):,.0f}" for column in zip(*timed, strict=True)] or ["", ""]
+    return [str(len(rows)), *shown, *seconds]
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
