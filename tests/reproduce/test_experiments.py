@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
+from torch import nn
 
-import bayesify as bf
 from bayesify.datasets import DataError
 from bayesify.io import StorageError
 from bayesify.reproduce import (
@@ -215,7 +215,7 @@ def test_an_experiment_that_takes_a_device_trains_on_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("bayesify.reproduce.harness.image_runs.train", train)
-    monkeypatch.setattr(bf.BayesianModule, "to", train)
+    monkeypatch.setattr(nn.Module, "to", train)
     experiment = EXPERIMENTS[name]
     with pytest.raises(KeyboardInterrupt):
         experiment.run(experiment.jobs((0,), True)[0], Context(device="cuda"))
