@@ -245,3 +245,25 @@ def test_the_trials_run(data_dir: Path, tmp_path: Path, monkeypatch: pytest.Monk
     again = reproduce(TUNING, tmp_path / "again", Quiet(), quick=True, context=context)
     assert again.table.read_text() == text
     assert all(row["metrics"]["nll"] > 0.0 for row in outcome.results)
+
+
+def test_the_seconds_are_those_of_a_cpu() -> None:
+    [job] = [job for job in EXPERIMENT.jobs((0,), False) if job.name == "last-layer-full"]
+    row = {
+        **{"accuracy": 95.0, "nll": 0.2, "ece": 0.01, "seconds": 21.0},
+        "auroc": dict.fromkeys(("mutual_information", "entropy", "max_probability"), 0.95),
+    }
+    result = {"job": job.name, "seed": 0, "config": job.config, "load": 1.0}
+    of_cpu = {
+        **result,
+        **{"hardware": "A CPU", "metrics": {"last-layer": row, "train_seconds": 100.0}},
+    }
+    of_gpu = {
+        **result,
+        **{"hardware": "A GPU; a CPU", "load": 9.0},
+        "metrics": {"last-layer": {**row, "seconds": 1.0}, "train_seconds": 2.0},
+    }
+    both = EXPERIMENT.table([of_cpu, of_gpu])
+    assert "| 100 | 21 |" in both
+    assert "mean load of 1.0" in both
+    assert EXPERIMENT.table([of_gpu]).count("|  |  |\n") == 1

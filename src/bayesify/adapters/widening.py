@@ -148,12 +148,11 @@ def _nll(bnn: BayesianModule, loader: Iterable[Any], num_samples: int) -> float:
     total, count = 0.0, 0
     for batch in loader:
         inputs, targets = pair_of(batch)
-        targets = targets.to(bnn.posterior.mean.device)
         if num_samples:
             found = bnn.log_prob(inputs, targets, num_samples)
         else:
             outputs = bnn.mean_outputs(inputs).unsqueeze(0)
-            found = bnn.likelihood.log_prob(outputs, targets)
+            found = bnn.likelihood.log_prob(outputs, targets.to(outputs.device))
         total -= float(found.double().sum())
         count += len(targets)
     if not count:

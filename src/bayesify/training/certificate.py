@@ -17,7 +17,7 @@ from bayesify.distributions.kl import kl_divergence
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.estimators import LocalReparameterization, stateless
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs, arguments_of, count_examples
+from bayesify.module.inputs import Inputs, arguments_of, count_examples, inputs_of
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
 from bayesify.training.backends.leaf import LeafPosterior
@@ -352,7 +352,7 @@ def _count_wrong(
     generator = torch.Generator().manual_seed(derived_seed(seed, Stream.CERTIFICATE, 0))
     picks = rest[torch.randint(len(rest), (num_samples,), generator=generator)]
     device = bnn.posterior.mean.device
-    inputs = tree_map_only(Tensor, lambda each: each.to(device), inputs)
+    inputs = inputs_of(inputs, device)
     picks, targets = picks.to(device), targets.to(device)
     before = bnn.estimator
     bnn.estimator = LocalReparameterization()

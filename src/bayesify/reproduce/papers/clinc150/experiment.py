@@ -169,7 +169,7 @@ def table(results: Sequence[Result]) -> str:
         f"MiniLM-L6 with 22.7 million weights, {SAMPLES} weight samples or dropout masks. Accuracy "
         "in percent, nll in nats, calibration error with 15 bins; AUROC of 1,000 queries outside "
         f"of all intents. Mean +- standard error over the seeds{one}. Seconds on one core, of "
-        f"training and of 5,500 predictions, under a mean load of {_load(_on_cpu(results))}: no "
+        f"training and of 5,500 predictions, under a mean load of {_load(results)}: no "
         "timings of a quiet machine; rows of a GPU have none.\n"
     ]
     heads = (
@@ -187,19 +187,20 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(parts) + REPORTED
 
 
-def _on_cpu(results: Sequence[Result]) -> list[Result]:
-    return [result for result in results if ";" not in result.get("hardware", "")]
+def _is_on_cpu(result: Result) -> bool:
+    # ``hardware`` names a GPU before the CPU.
+    return ";" not in result.get("hardware", "")
 
 
 def _load(results: Sequence[Result]) -> str:
-    loads = [result["load"] for result in results if result.get("load") is not None]
+    on_cpu = [result for result in results if _is_on_cpu(result)]
+    loads = [result["load"] for result in on_cpu if result.get("load") is not None]
     return f"{mean(loads):.1f}" if loads else "unknown size"
 
 
 def _of_size(results: Sequence[Result], size: str, name: str) -> list[Mapping[str, Any]]:
-    on_cpu = _on_cpu(results)
     return [
-        {**result["metrics"], "on_cpu": result in on_cpu}
+        {**result["metrics"], "on_cpu": _is_on_cpu(result)}
         for result in results
         if result["config"]["size"] == size and name in result["metrics"]
     ]

@@ -9,7 +9,8 @@ dropout, measured on the validation part, and two of a variational adapter at ra
 the training nll was seen. The tempered adapter came later, after the other methods' test results
 and after five more fits, measured on the validation part: with dropout, with a random head, and at
 temperature .1. The trials after the first three of each method, with more epochs and more layers,
-came after the test results of the first seed.
+came after the test results of the first seed. Of the whole bound four times the epochs had .0002
+less, and the shorter training was kept.
 """
 
 from __future__ import annotations
