@@ -84,8 +84,8 @@ if TYPE_CHECKING:
     from bayesify.module.outputs import MissingKLWarning
     from bayesify.module.pretrained import RelativeStd, last_layer
     from bayesify.module.pruning import prune, snr
-    from bayesify.module.random_network import SharedNoiseWarning
     from bayesify.module.rank_one import RankOne, rank_one
+    from bayesify.module.shared_noise import SharedNoiseWarning
     from bayesify.module.shrinking import shrink
     from bayesify.prediction import Predictive
     from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
@@ -143,8 +143,8 @@ _MODULES = {
     "module.outputs": ("MissingKLWarning",),
     "module.pretrained": ("RelativeStd", "last_layer"),
     "module.pruning": ("prune", "snr"),
-    "module.random_network": ("SharedNoiseWarning",),
     "module.rank_one": ("RankOne", "rank_one"),
+    "module.shared_noise": ("SharedNoiseWarning",),
     "module.shrinking": ("shrink",),
     "prediction": ("Predictive",),
     "prediction.conformal": ("ConformalIntervals", "ConformalSets"),

@@ -41,7 +41,7 @@ from bayesify.noise.keys import NoiseKey, Stream
 pytestmark = [
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported"),
     # The laws compare networks of one seed.
-    pytest.mark.filterwarnings("ignore::bayesify.module.random_network.SharedNoiseWarning"),
+    pytest.mark.filterwarnings("ignore::bayesify.module.shared_noise.SharedNoiseWarning"),
 ]
 
 TARGETS = torch.arange(N) % CLASSES

@@ -245,7 +245,7 @@ FAULTS: list[tuple[Fault, Law, str, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::bayesify.module.random_network.SharedNoiseWarning")
+@pytest.mark.filterwarnings("ignore::bayesify.module.shared_noise.SharedNoiseWarning")
 @loop_over(
     ("fault", "law", "specimen", "estimator"),
     [(*fault[:3], name) for fault in FAULTS for name in fault[3]],
@@ -268,7 +268,7 @@ def test_a_wrong_file_is_caught(
         laws.check_saving(ZOO["mlp"], ESTIMATORS[estimator], tmp_path / "model.safetensors")
 
 
-@pytest.mark.filterwarnings("ignore::bayesify.module.random_network.SharedNoiseWarning")
+@pytest.mark.filterwarnings("ignore::bayesify.module.shared_noise.SharedNoiseWarning")
 @loop_over("estimator", ["local", "flipout"])
 def test_a_pass_that_is_not_undone_is_caught(
     estimator: str, monkeypatch: pytest.MonkeyPatch

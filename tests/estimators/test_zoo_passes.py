@@ -61,7 +61,7 @@ def check_other_way(estimator: Estimator) -> None:
         assert noisy(*inputs).isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore::bayesify.module.random_network.SharedNoiseWarning")
+@pytest.mark.filterwarnings("ignore::bayesify.module.shared_noise.SharedNoiseWarning")
 @each_estimator
 def test_a_pass_that_takes_another_way(estimator: Estimator) -> None:
     check_other_way(estimator)

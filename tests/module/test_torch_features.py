@@ -126,7 +126,7 @@ def test_gradients_can_be_clipped(estimator: Estimator) -> None:
 
 
 @each_estimator
-@pytest.mark.filterwarnings("ignore::bayesify.module.random_network.SharedNoiseWarning")
+@pytest.mark.filterwarnings("ignore::bayesify.module.shared_noise.SharedNoiseWarning")
 def test_a_copy_goes_on_with_the_same_noise(estimator: Estimator) -> None:
     elbo = new_elbo(estimator)
     terms = elbo(*data())

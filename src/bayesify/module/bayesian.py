@@ -272,6 +272,7 @@ class BayesianModule(RandomNetwork):
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
         with (
+            self.in_turn(),
             torch.inference_mode(mode=False),  # whose tensors do not count their edits
             torch.no_grad(),
             stateless.evaluation_mode(self.net),
@@ -345,7 +346,7 @@ class BayesianModule(RandomNetwork):
         max_memory: int | str | None,
     ) -> Tensor:
         inputs = inputs_of(inputs, self.posterior.mean.device, self.net)
-        with stateless.evaluation_mode(self.net):
+        with self.in_turn(), stateless.evaluation_mode(self.net):
             batching = Batching.of(
                 self,
                 inputs,
@@ -384,7 +385,8 @@ class BayesianModule(RandomNetwork):
             >>> torch.allclose(bnn.to_module(sample=3)(x).softmax(-1), samples[3])
             True
         """
-        net = copy.deepcopy(self.net)
+        with self.in_turn():
+            net = copy.deepcopy(self.net)
         stateless.restore_parameters(net, self.layout, self._weights_of(sample, seed))
         return net
 

@@ -19,6 +19,7 @@ from bayesify.module.kept_samples import sampler_of
 from bayesify.module.outputs import Output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.random_network import RandomNetwork
+from bayesify.module.turns import Turns
 from bayesify.noise.keys import NoiseKey, NoiseSource, Stream
 
 __all__ = ["FrozenNetwork", "freeze"]
@@ -212,8 +213,10 @@ class _StackedWeights(nn.Module):
 
     def __init__(self, bnn: BayesianModule, key: NoiseKey, num_samples: int) -> None:
         super().__init__()
-        self.net = copy.deepcopy(bnn.net)
+        with bnn.in_turn():
+            self.net = copy.deepcopy(bnn.net)
         self.output, self.num_samples = bnn.output, num_samples
+        self._turns = Turns()
         with torch.no_grad():
             weights = sampler_of(bnn.posterior, key)(range(num_samples))
         self._places: dict[str, list[str]] = {}
@@ -236,16 +239,17 @@ class _StackedWeights(nn.Module):
         # A traced program has operations without a form under vmap in ONNX, and any batch size.
         if torch.compiler.is_exporting():
             return _looped(run, stacked, self.num_samples)
-        try:
-            with UnfusedAttention():
-                outputs: Tensor = torch.vmap(run)(stacked)
-        except Exception as error:
-            # The network may fail under vmap with any error; a loop then runs it without vmap, and
-            # raises errors that are not due to vmap again.
-            if stateless.is_out_of_memory(error):
-                raise
-            return _looped(run, stacked, self.num_samples)
-        return outputs
+        with self._turns.taken():
+            try:
+                with UnfusedAttention():
+                    outputs: Tensor = torch.vmap(run)(stacked)
+            except Exception as error:
+                # The network may fail under vmap with any error; a loop then runs it without vmap,
+                # and raises errors that are not due to vmap again.
+                if stateless.is_out_of_memory(error):
+                    raise
+                return _looped(run, stacked, self.num_samples)
+            return outputs
 
 
 def _looped(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import warnings
-import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from contextlib import AbstractContextManager
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +25,10 @@ from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_siz
 from bayesify.module.inputs import Inputs, Repeated, arguments_of
 from bayesify.module.outputs import Output, check_output, tensor_of, warn_of_own_loss
 from bayesify.module.pretrained import RelativeStd, init_std_of
+from bayesify.module.shared_noise import warn_of_shared_noise
 from bayesify.module.summary import ModuleSummary
 from bayesify.module.trunk import shared_part
+from bayesify.module.turns import Turns
 from bayesify.noise.keys import (
     NoiseKey,
     Stream,
@@ -38,7 +38,7 @@ from bayesify.noise.keys import (
     read_counter,
 )
 
-__all__ = ["RandomNetwork", "SharedNoiseWarning", "check_bayesian", "refuse_in_backward"]
+__all__ = ["RandomNetwork", "check_bayesian", "refuse_in_backward"]
 
 
 def check_bayesian(bnn: object, what: str) -> None:
@@ -129,6 +129,7 @@ class RandomNetwork(nn.Module):
         self._calls = make_counter()
         self._traces = TraceCache()
         self._paths = stateless.parameter_paths(self.net, self.layout)
+        self._turns = Turns()
 
     @property
     def estimator(self) -> Estimator:
@@ -148,17 +149,30 @@ class RandomNetwork(nn.Module):
             SharedNoiseWarning: two networks with one seed are run in turn.
             MissingKLWarning: the network is in training and returns a loss of its own.
         """
-        self.own_trained_parameters()
-        counter = read_counter(self._calls)
-        if isinstance(counter, int) and not isinstance(self.posterior, Delta):
-            _warn_of_shared_noise(self, counter)
-        key = NoiseKey(self.seed, Stream.CALL, counter)
-        increment_counter(self._calls)
-        rank = process_rank()
-        outputs, _ = self._run_samples(args, kwargs, key, range(rank, rank + 1), self.posterior)
+        with self.in_turn():
+            self.own_trained_parameters()
+            counter = read_counter(self._calls)
+            if isinstance(counter, int) and not isinstance(self.posterior, Delta):
+                warn_of_shared_noise(self, self.seed, counter)
+            key = NoiseKey(self.seed, Stream.CALL, counter)
+            increment_counter(self._calls)
+            rank = process_rank()
+            outputs, _ = self._run_samples(args, kwargs, key, range(rank, rank + 1), self.posterior)
         if self.training and not torch.compiler.is_compiling():
             warn_of_own_loss(outputs[0])
         return outputs[0]
+
+    def in_turn(self) -> AbstractContextManager[object]:
+        """Return a context in which no other thread runs this network.
+
+        Example:
+            >>> from bayesify.distributions.posteriors import Delta
+            >>> network = RandomNetwork(nn.Linear(3, 2), posterior=Delta)
+            >>> with network.in_turn():
+            ...     network(torch.zeros(1, 3)).shape
+            torch.Size([1, 2])
+        """
+        return self._turns.taken()
 
     def run_with(self, weights: Tensor, /, *args: Any, **kwargs: Any) -> Any:
         """Run the network with one flat weight vector, shape (D,)."""
@@ -196,7 +210,8 @@ class RandomNetwork(nn.Module):
         """
         args, kwargs = arguments_of(inputs)
         distribution = self.posterior if posterior is None else posterior
-        results, draw = self._run_samples(args, kwargs, key, samples, distribution)
+        with self.in_turn():
+            results, draw = self._run_samples(args, kwargs, key, samples, distribution)
         outputs = [self.tensor_of(result) for result in results]
         return (outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)), draw
 
@@ -240,7 +255,8 @@ class RandomNetwork(nn.Module):
             )
         args, kwargs = arguments_of(inputs)
         forward_pass = self._forward_pass(args, kwargs, len(samples))
-        found = estimator.run_moments(forward_pass, self.posterior, key, samples)
+        with self.in_turn():
+            found = estimator.run_moments(forward_pass, self.posterior, key, samples)
         means = [self.tensor_of(result) for result, _ in found]
         last = [each for _, each in found]
         variances = [each.variances_of(mean) for each, mean in zip(last, means, strict=True)]
@@ -284,7 +300,8 @@ class RandomNetwork(nn.Module):
             ['exact', 'exact']
         """
         if args or kwargs:
-            self._uses(args, kwargs)
+            with self.in_turn():
+                self._uses(args, kwargs)
         mixing = [
             name
             for name, module in self.net.named_modules()
@@ -433,56 +450,4 @@ def refuse_in_backward() -> None:
             "a random network must not be run within a backward pass, as torch.utils.checkpoint "
             "does, since it would draw other noise; checkpoint parts of the network's own forward "
             "instead"
-        )
-
-
-class SharedNoiseWarning(UserWarning):
-    """Two networks draw the same noise, because they have one seed.
-
-    Example:
-        >>> import warnings
-        >>> from bayesify import BayesianModule
-        >>> model = nn.Sequential(*[BayesianModule(nn.Linear(2, 2), seed=70) for _ in range(2)])
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     for _ in range(2):
-        ...         _ = model(torch.zeros(1, 2))
-        >>> str(caught[0].message)[:40]
-        'two Bayesian modules with seed=70 run in'
-    """
-
-
-class _ForwardPass(NamedTuple):
-    """A forward pass with noise: the seed, its counter, and the network."""
-
-    seed: int
-    counter: int
-    network: weakref.ref[RandomNetwork]
-
-
-#: The last forward passes with noise.
-_recent: deque[_ForwardPass] = deque(maxlen=32)
-
-
-def _warn_of_shared_noise(network: RandomNetwork, counter: int) -> None:
-    """Warn where networks of one seed run in turn, as the parts of one model do.
-
-    The parts of such a model would be correlated, which a mean field is not. A network is run in
-    turn with another one that ran since this network's own last pass.
-    """
-    since: list[_ForwardPass] = []
-    for earlier in reversed(_recent):
-        if earlier.seed == network.seed and earlier.network() is network:
-            break
-        since.append(earlier)
-    else:
-        since = []
-    _recent.append(_ForwardPass(network.seed, counter, weakref.ref(network)))
-    if any(e.seed == network.seed and e.counter <= counter and e.network() for e in since):
-        warnings.warn(
-            f"two Bayesian modules with seed={network.seed} run in turn and draw the same noise; "
-            "if they are parts of one model, give each its own, such as "
-            f"BayesianModule(net, seed={network.seed + 1}); it is harmless if they are two models",
-            SharedNoiseWarning,
-            stacklevel=5,
         )

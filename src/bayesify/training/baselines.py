@@ -22,6 +22,7 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, Repeated, batches_of, check_rows, inputs_of
 from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
+from bayesify.module.turns import Turns
 from bayesify.noise.keys import Stream, seed_global_generators
 from bayesify.prediction import Predictive
 from bayesify.training.minibatches import kept_generators
@@ -99,6 +100,7 @@ class MCDropout:
         if output is None and isinstance(net, BayesianModule):
             self.output = net.output
         self.seed = seed
+        self._turns = Turns()
 
     @torch.no_grad()
     def predict(
@@ -138,7 +140,7 @@ class MCDropout:
             self.seed if seed is None else seed,
             self.output,
         )
-        with kept_generators(), stateless.evaluation_mode(net):
+        with self._turns.taken(), kept_generators(), stateless.evaluation_mode(net):
             for module in _dropout_modules(net):
                 module.training = True
             return self.likelihood.predictive(outputs, keep_samples=keep_samples)

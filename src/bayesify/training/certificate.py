@@ -354,18 +354,18 @@ def _count_wrong(
     device = bnn.posterior.mean.device
     inputs = inputs_of(inputs, device)
     picks, targets = picks.to(device), targets.to(device)
-    before = bnn.estimator
-    bnn.estimator = LocalReparameterization()
-    try:
-        with stateless.evaluation_mode(bnn.net):
+    with bnn.in_turn(), stateless.evaluation_mode(bnn.net):
+        before = bnn.estimator
+        bnn.estimator = LocalReparameterization()
+        try:
             wrong = _wrong_in_passes(bnn, inputs, targets, picks, seed, rows=_ROWS)
             group = _WEIGHTS // bnn.layout.num_weights
             if wrong is None and group > 1:
                 wrong = _wrong_in_groups(bnn, inputs, targets, picks, seed, group)
             if wrong is None:
                 wrong = _wrong_in_passes(bnn, inputs, targets, picks, seed, rows=1)
-    finally:
-        bnn.estimator = before
+        finally:
+            bnn.estimator = before
     assert wrong is not None
     return wrong
 
