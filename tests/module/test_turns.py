@@ -40,7 +40,7 @@ class Meeting(nn.Module):
 def network(**options: Any) -> tuple[bf.BayesianModule, Meeting]:
     meeting = Meeting()
     net = nn.Sequential(nn.Linear(3, 4), meeting, nn.Dropout(0.5), nn.Linear(4, 2))
-    return bf.BayesianModule(net, init_std=1.0, **options), meeting
+    return bf.BayesianModule(net, **{"init_std": 1.0, **options}), meeting
 
 
 def predicted(bnn: bf.BayesianModule, seed: int) -> Tensor:
@@ -110,7 +110,7 @@ def test_threads_share_a_frozen_network() -> None:
 
 
 def test_threads_share_the_passes_of_mc_dropout() -> None:
-    bnn, meeting = network(posterior=bf.Delta)
+    bnn, meeting = network(posterior=bf.Delta, init_std=None)
     dropout = bf.MCDropout(bnn)
     alone = [dropout.predict(X, 2, seed=seed).mean for seed in range(2)]
     meeting.here = threading.Barrier(2)
