@@ -403,3 +403,22 @@ def test_the_line_names_the_network_of_several(capsys: pytest.CaptureFixture[str
     assert one.startswith("network 0: free energy")
     assert two.startswith("network 1: free energy")
     assert f" {histories[1][-1]['free_energy']:.2f} nats" in two
+
+
+def test_the_search_takes_about_as_many_examples_as_an_epoch_of_fifteen_thousand() -> None:
+    """So that a short training is not followed by a longer search."""
+    seen: list[int] = []
+
+    class Counting(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            seen.append(len(inputs))
+            return super().forward(inputs)
+
+    untrained(bf.ELBO(bf.BayesianModule(Counting(6, 3)), num_data=N))
+    assert sum(seen) < 16_000
+    assert seen[-8:] == [256] * 8, "the result takes all examples"
+    seen.clear()
+    inputs, targets = examples()
+    elbo = bf.ELBO(bf.BayesianModule(Counting(6, 3)), num_data=N)
+    untrained_free_energy(elbo, [([inputs], targets)])
+    assert sum(seen) < 16_000, "inputs in a list are cut too"

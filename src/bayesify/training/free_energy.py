@@ -24,7 +24,7 @@ from bayesify.distributions.priors import (
     StudentT,
 )
 from bayesify.estimators import stateless
-from bayesify.module.inputs import Inputs
+from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.training.backends.requirements import why_own_code
 from bayesify.training.elbo import ELBO
@@ -38,12 +38,13 @@ __all__ = [
     "untrained_free_energy",
 ]
 
-#: Examples, and weight samples of the search and of the result.
-_EXAMPLES, _SEARCH_SAMPLES, _SAMPLES = 256, range(2), range(2, 10)
+#: Examples and weight samples of the result; the search needs fewer, since it only ranks.
+_EXAMPLES, _SAMPLES = 256, range(2, 10)
+_SEARCH_EXAMPLES, _SEARCH_SAMPLES = 128, range(2)
 #: Standard deviations that are tried, before the best is refined by golden sections.
-_GRID = [10.0 ** (-6 + i / 4) for i in range(33)]
-_REFINEMENTS = 4
-#: The search draws all weights some 170 times, which takes minutes for more weights than these.
+_GRID = [10.0 ** (-6 + i / 2) for i in range(17)]
+_REFINEMENTS = 6
+#: The search holds two samples of all weights, and takes seconds for this many.
 _MOST_WEIGHTS = 10_000_000
 #: Points of a weight's density where a KL has no closed form.
 _POINTS = 4096
@@ -102,6 +103,17 @@ def _copied(inputs: Inputs) -> Inputs:
     return copied
 
 
+def _thinned(minibatches: Sequence[tuple[Inputs, Tensor]]) -> list[tuple[Inputs, Tensor]]:
+    """Return every second example, or as few as a search needs, where the inputs can be cut."""
+    step = max(1, sum(len(targets) for _, targets in minibatches) // _SEARCH_EXAMPLES)
+    return [
+        (tree_map(lambda tensor: tensor[::step], inputs), targets[::step])
+        if _has_rows(inputs, len(targets))
+        else (inputs, targets)
+        for inputs, targets in minibatches
+    ]
+
+
 class UntrainedFreeEnergy(NamedTuple):
     """A free energy in nats per example, and the standard error of its estimate."""
 
@@ -131,7 +143,7 @@ def untrained_free_energy(
         None where the comparison would not be one: for a posterior without standard deviations, a
         prior around other means than zero, a prior or objective of the user's own, and where
         something outside the posterior is trained too, such as the noise of a likelihood. And for
-        more than 10 million random weights, where the search would take minutes.
+        more than 10 million random weights, of which the search holds two samples.
 
     Example:
         >>> from bayesify.module.bayesian import BayesianModule
@@ -172,12 +184,14 @@ class _Search:
     ) -> None:
         bnn = elbo.bnn
         self._elbo, self._minibatches, self._priors = elbo, minibatches, priors
+        self._searched = _thinned(minibatches)
         levels = (torch.arange(_POINTS, dtype=torch.float64) + 0.5) / _POINTS
         self._quantiles = torch.special.ndtri(levels).unsqueeze(0)
         self._kls: dict[tuple[Prior, float], float] = {}
         self._q = MeanFieldGaussian(torch.zeros_like(bnn.posterior.mean), std=1.0)
         self._q.mask = bnn.posterior.mask
         self._key = NoiseKey(bnn.seed, Stream.DIVERGENCE, elbo.step)
+        self._search_noise = self._q.noise(self._key, _SEARCH_SAMPLES)
         last = _last_layer(bnn.layout).to(owners.device)
         kept = torch.ones_like(last) if self._q.mask is None else self._q.mask
         # Unpruned weights of each prior, in the last layer and in the others.
@@ -201,7 +215,8 @@ class _Search:
         if not math.isfinite(value):
             return None
         kl, stds = choice(std)
-        nlls = [self._nll(stds, range(sample, sample + 1)) for sample in _SAMPLES]
+        each = (self._q.noise(self._key, range(sample, sample + 1)) for sample in _SAMPLES)
+        nlls = [self._nll(stds, noise, self._minibatches) for noise in each]
         if not all(map(math.isfinite, nlls)):
             return None
         return UntrainedFreeEnergy(kl + fmean(nlls), stdev(nlls) / len(nlls) ** 0.5)
@@ -229,10 +244,11 @@ class _Search:
 
         def free_energy(std: float) -> float:
             kl, stds = choice(std)
-            total = kl + self._nll(stds, _SEARCH_SAMPLES)
+            total = kl + self._nll(stds, self._search_noise, self._searched)
             return total if math.isfinite(total) else math.inf  # wide weights may overflow
 
-        without_noise = self._nll(choice(_GRID[0])[1], _SEARCH_SAMPLES)
+        _, stds = choice(_GRID[0])
+        without_noise = self._nll(stds, self._search_noise, self._searched)
         best, place = math.inf, _GRID[0]
         for kl, std in sorted((choice(std)[0], std) for std in _GRID):
             if kl + without_noise >= best:
@@ -242,17 +258,19 @@ class _Search:
                 best, place = value, std
         return _refined(free_energy, place)
 
-    def _nll(self, stds: Tensor, samples: range) -> float:
-        self._q.rho.copy_(stds + torch.log(-torch.expm1(-stds)))  # the inverse of softplus
+    def _nll(
+        self, stds: Tensor, noise: Tensor, minibatches: Sequence[tuple[Inputs, Tensor]]
+    ) -> float:
+        """The nll per example under the weights ``stds * noise``, averaged over rows of noise."""
+        bnn, mask = self._elbo.bnn, self._q.mask
+        kept = stds if mask is None else stds * mask
         total, count = 0.0, 0
-        for inputs, targets in self._minibatches:
-            outputs, _ = self._elbo.bnn.sample_outputs(
-                _copied(inputs),  # a network may edit them in place
-                self._key,
-                samples,
-                posterior=self._q,
-            )
-            total += float(self._elbo.nll(outputs, targets)) * len(targets)
+        for inputs, targets in minibatches:
+            outputs = []
+            for row in noise:
+                args, kwargs = arguments_of(_copied(inputs))  # a network may edit them in place
+                outputs.append(bnn.tensor_of(bnn.run_with(kept * row, *args, **kwargs)))
+            total += float(self._elbo.nll(torch.stack(outputs), targets)) * len(targets)
             count += len(targets)
         return total / count
 
@@ -275,16 +293,27 @@ class _Search:
 
 def _refined(function: Callable[[float], float], std: float) -> tuple[float, float]:
     """Minimise a function near a point of the grid, by golden section over the logarithm."""
-    width = math.log(_GRID[1] / _GRID[0])
-    left, right = math.log(std) - width, math.log(std) + width
     ratio = (math.sqrt(5.0) - 1.0) / 2.0
-    found = [(function(std), std)]
+
+    def tried(place: float) -> tuple[float, float]:
+        return function(math.exp(place)), place
+
+    middle, width = math.log(std), math.log(_GRID[1] / _GRID[0])
+    left, right = middle - width, middle + width
+    one, two = tried(right - ratio * (right - left)), tried(left + ratio * (right - left))
+    found = [tried(middle), one, two]
     for _ in range(_REFINEMENTS):
-        one, two = right - ratio * (right - left), left + ratio * (right - left)
-        values = [(function(math.exp(place)), math.exp(place)) for place in (one, two)]
-        found += values
-        left, right = (left, two) if values[0][0] <= values[1][0] else (one, right)
-    return min(found)
+        # One place of each interval is one of the interval before.
+        if one[0] <= two[0]:
+            right, two = two[1], one
+            one = tried(right - ratio * (right - left))
+            found.append(one)
+        else:
+            left, one = one[1], two
+            two = tried(left + ratio * (right - left))
+            found.append(two)
+    value, place = min(found)
+    return value, math.exp(place)
 
 
 def _owners(prior: Prior, layout: ParameterLayout) -> Tensor:
