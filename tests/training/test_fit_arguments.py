@@ -14,7 +14,7 @@ from tests.loops import loop_over
 from tests.training.test_fit import CASE, N, Recorder, flat_sgd, loader
 from torch import Tensor
 from torch.optim import LBFGS, SGD
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from bayesify import ELBO, BayesianModule, Delta, fit, make_step
@@ -60,6 +60,26 @@ def test_a_minibatch_holds_tensors_of_some_examples(batch: Any, message: str) ->
 def test_arguments_of_another_type(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         fit(Recorder(CASE.bnn()), **({"train_loader": loader()} | arguments))
+
+
+def test_a_schedule_lasts_as_long_as_the_training(tmp_path: Path) -> None:
+    """It is told before the first step, and not after the last one that the schedule has."""
+    made: dict[str, Any] = {
+        "scheduler": lambda optimizer, steps: OneCycleLR(optimizer, max_lr=0.1, total_steps=steps),
+        "progress": False,
+    }
+    short = made | {"scheduler": lambda optimizer, _: OneCycleLR(optimizer, 0.1, total_steps=2)}
+    elbo = Recorder(CASE.bnn())
+    with pytest.raises(
+        ValueError, match=r"for the .* steps of the training, got a OneCycleLR of 2"
+    ):
+        fit(elbo, loader(), epochs=4, **short)
+    assert elbo.step == 0
+    saved: dict[str, Any] = {"checkpoint_dir": tmp_path, "resume": True}
+    fit(Recorder(CASE.bnn()), loader(), epochs=2, **made, **saved)
+    with pytest.raises(ValueError, match="resume it with the epochs that it was made for"):
+        fit(Recorder(CASE.bnn()), loader(), epochs=4, **made, **saved)
+    assert len(fit(Recorder(CASE.bnn()), loader(), epochs=2, **made, **saved)) == 2
 
 
 def test_a_loader_is_no_generator() -> None:

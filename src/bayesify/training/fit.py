@@ -130,8 +130,8 @@ def fit(
         TypeError: an argument is of another type, such as a function as callback.
         ValueError: an argument is out of its range, the objective's ``num_data`` is not the
             number of examples of a loader that knows it, ``backend`` does not support the run, or
-            the scheduler is one of another optimiser; or several processes differ in an argument,
-            in the data or in the checkpoint.
+            the scheduler is one of another optimiser or ends before the training; or several
+            processes differ in an argument, in the data or in the checkpoint.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
         NonFiniteLossError: the loss or a parameter is NaN or infinite.
         StorageError: the checkpoint is damaged or of another run.

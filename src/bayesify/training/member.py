@@ -31,7 +31,12 @@ from bayesify.training.history import EpochMeter, EpochRow, validation_row
 from bayesify.training.minibatches import kept_generators
 from bayesify.training.processes import Processes
 from bayesify.training.pruning_schedule import PruningSchedule
-from bayesify.training.schedules import KLWarmup, ScheduleFactory, check_schedule
+from bayesify.training.schedules import (
+    KLWarmup,
+    ScheduleFactory,
+    check_length,
+    check_schedule,
+)
 
 __all__ = ["Member"]
 
@@ -86,7 +91,7 @@ class Member:
 
         Raises:
             TypeError: ``scheduler`` is no scheduler and no function of one, or steps by a metric.
-            ValueError: it is the scheduler of another optimiser.
+            ValueError: it is the scheduler of another optimiser, or ends before the training.
             FileExistsError: there is a checkpoint and ``resume`` is False.
             StorageError: the checkpoint is damaged or of another run.
         """
@@ -107,7 +112,7 @@ class Member:
         if accumulation.every > 1:
             settings["accumulate_batches"] = accumulation.every
         path = None if folder is None else folder / CHECKPOINT_NAME
-        position = Position()
+        position, last_step = Position(), epochs * accumulation.steps
         if path is not None and path.exists():
             if not resume:
                 raise FileExistsError(
@@ -116,6 +121,8 @@ class Member:
             position = read_checkpoint(path, elbo, optimizer, schedule, settings, batches)
         else:
             position.first_epoch = -(-elbo.step // batches)
+            last_step += getattr(schedule, "last_epoch", 0)
+        check_length(schedule, last_step)
         position.batches = batches
         processes = Processes.alone() if processes is None else processes
         return cls(

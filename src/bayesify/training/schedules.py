@@ -11,7 +11,10 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-__all__ = ["KLWarmup", "ScheduleFactory", "check_schedule", "constant", "cosine"]
+__all__ = [
+    *("KLWarmup", "ScheduleFactory"),
+    *("check_length", "check_schedule", "constant", "cosine"),
+]
 
 #: A function of an optimiser and the number of steps of the whole run that builds a scheduler.
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
@@ -75,6 +78,34 @@ def check_schedule(schedule: object, optimizer: Optimizer) -> None:
         raise ValueError(
             "scheduler must be one of the optimizer that trains, got that of another; pass its "
             "optimizer= too, or a function of optimiser and total number of steps as scheduler"
+        )
+
+
+def check_length(schedule: LRScheduler, last_step: int) -> None:
+    """Check that a schedule of a fixed length, such as ``OneCycleLR``, lasts until a step.
+
+    Args:
+        schedule: the schedule, after those of its steps that are done.
+        last_step: the number of steps at the end of the training.
+
+    Raises:
+        ValueError: it ends before.
+
+    Example:
+        >>> import torch
+        >>> from torch.optim.lr_scheduler import OneCycleLR
+        >>> sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+        >>> check_length(OneCycleLR(sgd, max_lr=0.5, total_steps=8), 16)
+        Traceback (most recent call last):
+        ValueError: scheduler must last for the 16 steps of the training, got a OneCycleLR of 8; ...
+    """
+    total = getattr(schedule, "total_steps", None)
+    if isinstance(total, int) and total < last_step:
+        raise ValueError(
+            f"scheduler must last for the {last_step} steps of the training, got a "
+            f"{type(schedule).__name__} of {total}; make it by a function of optimiser and number "
+            "of steps. One that is resumed keeps its length, which a checkpoint holds: resume it "
+            "with the epochs that it was made for"
         )
 
 
