@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -101,8 +102,29 @@ def test_a_network_that_edits_its_weights_leaves_the_posterior(estimator: Estima
 
 
 def test_max_norm_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"'0' has max_norm=0.5; remove it"):
-        BayesianModule(nn.Sequential(nn.Embedding(5, 4, max_norm=0.5)))
+    net = nn.Sequential(nn.Embedding(5, 4, max_norm=0.5), nn.Linear(4, 2))
+    with pytest.raises(TypeError, match=r"'0' has max_norm=0.5; remove it.* or exclude its"):
+        BayesianModule(net)
+
+
+@each_estimator
+def test_max_norm_of_a_table_that_is_not_random_is_kept(estimator: Estimator) -> None:
+    """In predictions, and in training, where every step makes rows longer."""
+    table = nn.Embedding.from_pretrained(torch.randn(5, 4), freeze=False, max_norm=0.5)
+    net = nn.Sequential(table, nn.Flatten(), nn.Linear(8, 2))
+    bnn = BayesianModule(net, estimator=estimator, exclude=("0.*",))
+    x, y = torch.tensor([[0, 1], [2, 3], [4, 0]]), torch.tensor([0, 1, 1])
+    expected = copy.deepcopy(net)(x).softmax(-1)
+    torch.testing.assert_close(bnn.predict_mean(x).mean, expected)
+    found = bnn.predict(x, 8, keep_samples=True).samples
+    for sample in range(8):
+        torch.testing.assert_close(bnn.to_module(sample)(x).softmax(-1), found[sample])
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fit(ELBO(bnn, num_data=3), [(x, y)], epochs=5, lr=0.1, progress=False)
+        bnn.predict(x, 8)
+        assert float(bnn.net[0].weight.detach().norm(dim=1).max()) < 0.5 + 1e-5
 
 
 @loop_over("kind", [nn.Embedding, nn.EmbeddingBag])

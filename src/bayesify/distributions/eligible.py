@@ -13,8 +13,8 @@ __all__ = [
     "Weight",
     "check_network",
     "check_not_held_elsewhere",
-    "check_not_sparse",
     "check_random_weight",
+    "check_tables",
     "check_uniform",
     "is_frozen",
     "named_weights",
@@ -71,8 +71,8 @@ def check_network(net: nn.Module) -> None:
         TypeError: the network is not a module, is wrapped or sharded for parallel training,
             recomputes
             parameters with hooks of ``torch.nn.utils`` (``weight_norm``, ``spectral_norm``,
-            ``prune``), edits them (``max_norm``), or holds a lazy buffer, a sparse parameter or a
-            tensor with an autograd graph.
+            ``prune``), or holds a lazy buffer, a sparse parameter or a tensor with an autograd
+            graph.
 
     Example:
         >>> check_network(nn.DataParallel(nn.Linear(3, 2)))
@@ -96,11 +96,6 @@ def check_network(net: nn.Module) -> None:
                 "on the ELBO, see docs/several-processes.md"
             )
         place = f"the module {prefix!r}" if prefix else "the network"
-        if getattr(module, "max_norm", None) is not None and isinstance(module, _EMBEDDINGS):
-            raise TypeError(
-                f"parameters must not be edited in place by a forward pass, but {place} has "
-                f"max_norm={module.max_norm}; remove it, a prior keeps weights small"
-            )
         for hook in module._forward_pre_hooks.values():
             # The hooks of weight_norm, spectral_norm and prune set tensors that cannot be copied.
             kind = type(hook)
@@ -227,26 +222,34 @@ def check_not_held_elsewhere(net: nn.Module, names: Mapping[int, str]) -> None:
                 )
 
 
-def check_not_sparse(net: nn.Module, chosen: Collection[int]) -> None:
-    """Check that no random parameter is the table of an embedding with sparse gradients.
+def check_tables(net: nn.Module, chosen: Collection[int]) -> None:
+    """Check that random tables of embeddings have dense gradients, and are not edited by a pass.
 
     Args:
         net: the network.
         chosen: the ids of the random parameters.
 
     Raises:
-        TypeError: one is.
+        TypeError: one has sparse gradients or a ``max_norm``.
 
     Example:
         >>> net = nn.Embedding(3, 2, sparse=True)
-        >>> check_not_sparse(net, {id(net.weight)})
+        >>> check_tables(net, {id(net.weight)})
         Traceback (most recent call last):
         TypeError: every weight of a random parameter has a gradient, but the network has ...
     """
     for prefix, module in net.named_modules():
-        if isinstance(module, _EMBEDDINGS) and module.sparse and id(module.weight) in chosen:
-            place = f"the module {prefix!r}" if prefix else "the network"
+        if not isinstance(module, _EMBEDDINGS) or id(module.weight) not in chosen:
+            continue
+        place = f"the module {prefix!r}" if prefix else "the network"
+        if module.sparse:
             raise TypeError(
                 f"every weight of a random parameter has a gradient, but {place} has sparse=True; "
                 "set it to False, or exclude its parameter"
+            )
+        if module.max_norm is not None:
+            raise TypeError(
+                f"a forward pass must not edit random parameters in place, but {place} has "
+                f"max_norm={module.max_norm}; remove it, since a prior keeps weights small, or "
+                "exclude its parameter"
             )

@@ -16,8 +16,8 @@ from bayesify.distributions.eligible import (
     Weight,
     check_network,
     check_not_held_elsewhere,
-    check_not_sparse,
     check_random_weight,
+    check_tables,
     check_uniform,
     is_frozen,
     named_weights,
@@ -88,9 +88,9 @@ class ParameterLayout:
             ValueError: a pattern or a type matches no parameter, or no weight is left.
             TypeError: an option is not a sequence of patterns and module types; a selected
                 parameter is lazy, quantised, scripted, on the meta device, sparse, not real
-                floating point or the table of an embedding with sparse gradients; the selected
-                parameters have several dtypes or devices; the network cannot be copied, or is
-                wrapped for parallel training.
+                floating point or the table of an embedding with sparse gradients or a ``max_norm``;
+                the selected parameters have several dtypes or devices; the network cannot be
+                copied, or is wrapped for parallel training.
         """
         check_network(net)
         aliases: dict[int, list[str]] = {}
@@ -112,7 +112,7 @@ class ParameterLayout:
             for key, weight in weights.items()
             if key in wanted and not is_frozen(weight)
         }
-        check_not_sparse(net, chosen)
+        check_tables(net, chosen)
         if not any(parameter.numel() for parameter in chosen.values()):
             every_name = [name for names in aliases.values() for name in names]
             raise ValueError(
