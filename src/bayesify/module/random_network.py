@@ -180,7 +180,8 @@ class RandomNetwork(nn.Module):
 
     def run_with_named(self, tensors: Mapping[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
         """Run the network with one tensor for each random parameter, by its first name."""
-        return stateless.run_with(self.net, self.placed(tensors), args, kwargs)
+        with self.in_turn():
+            return stateless.run_with(self.net, self.placed(tensors), args, kwargs)
 
     def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors at each path of their parameters, in the dtype of the network."""
