@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import os
 from collections.abc import Mapping, Sequence
@@ -14,13 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesify import estimators
-from bayesify.distributions import by_group, families, likelihoods, posteriors, priors, sparsity
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Posterior
 from bayesify.distributions.priors import Prior
-from bayesify.distributions.structured import PosteriorFamily, StructuredGaussian
+from bayesify.distributions.structured import PosteriorFamily
 from bayesify.estimators import Estimator, stateless
+from bayesify.io.components import (
+    described,
+    described_posterior,
+    estimator_of,
+    likelihood_of,
+    posterior_of,
+    prior_of,
+)
 from bayesify.io.files import StorageError, digest_of, read_tensors, write_tensors
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
@@ -208,10 +213,10 @@ def model_meta(bnn: BayesianModule) -> dict[str, Any]:
         "names": list(bnn.layout.names),
         "shapes": [list(shape) for shape in bnn.layout.shapes],
         "dtype": str(bnn.layout.dtype).removeprefix("torch."),
-        "posterior": _described_posterior(bnn.posterior),
-        "prior": _describe(bnn.prior),
-        "estimator": _describe(bnn.estimator),
-        "likelihood": {"type": _type_name(bnn.likelihood), **bnn.likelihood.config()},
+        "posterior": described_posterior(bnn.posterior),
+        "prior": described(bnn.prior),
+        "estimator": described(bnn.estimator),
+        "likelihood": described(bnn.likelihood),
         "seed": bnn.seed,
         # A function cannot be stored, but that there was one can.
         **({} if bnn.output is None else {"output": {"name": _output_name(bnn.output)}}),
@@ -242,12 +247,10 @@ def restore_model(
         _check_architecture(net, names, shapes, source)
         bnn = BayesianModule(
             stateless.copy_network(net).to(getattr(torch, meta["dtype"])),
-            likelihood=_component(likelihoods, Likelihood, meta["likelihood"])
-            if likelihood is None
-            else likelihood,
-            prior=prior or _prior(meta["prior"]),
-            posterior=posterior or _posterior(meta["posterior"]),
-            estimator=estimator or _estimator(meta["estimator"]),
+            likelihood=likelihood_of(meta["likelihood"]) if likelihood is None else likelihood,
+            prior=prior or prior_of(meta["prior"]),
+            posterior=posterior or posterior_of(meta["posterior"]),
+            estimator=estimator or estimator_of(meta["estimator"]),
             prior_mean="initial" if _PRIOR_MEAN in tensors else None,
             include=[glob.escape(name) for name in names],
             exclude=(),
@@ -354,87 +357,6 @@ def _output_of(meta: Mapping[str, Any]) -> str | None:
             "a function picked a tensor of the network's result; pass it to load(..., output=...)"
         )
     return name
-
-
-def _described_posterior(posterior: Posterior) -> Any:
-    """Return the name of a posterior's class, or the description of its family."""
-    if isinstance(posterior, StructuredGaussian):
-        return _describe(posterior.family)
-    return _type_name(posterior)
-
-
-def _describe(component: Prior | Estimator | PosteriorFamily) -> dict[str, Any]:
-    name = _type_name(component)
-    fields: dict[str, Any] = {}
-    # Fields of a user's own component are not saved: the component is passed to load().
-    if dataclasses.is_dataclass(component) and "." not in name:
-        for field in dataclasses.fields(component):
-            value = getattr(component, field.name)
-            # Defaults of estimators are not saved, so that runs can resume after a new option is
-            # added.
-            if not (isinstance(component, Estimator) and value == field.default):
-                fields[field.name] = _as_json(value)
-    return {"type": name, **fields}
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Prior | PosteriorFamily | Estimator):
-        return _describe(value)
-    if isinstance(value, type):  # MeanFieldGaussian within a PosteriorByGroup
-        return value.__name__
-    return [_as_json(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _type_name(component: object) -> str:
-    kind = type(component)
-    is_ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
-    return kind.__name__ if is_ours else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _component_class(module: Any, kind: type[Any], name: str) -> Any:
-    found = getattr(module, name, None) if name in module.__all__ else None
-    if not (isinstance(found, type) and issubclass(found, kind)):
-        raise ValueError(
-            f"bayesify has no {kind.__name__.lower()} named {name!r}; pass your own to load()"
-        )
-    return found
-
-
-def _component(module: Any, kind: type[Any], description: Mapping[str, Any]) -> Any:
-    arguments = dict(description)
-    return _component_class(module, kind, arguments.pop("type"))(**arguments)
-
-
-def _prior(description: Mapping[str, Any]) -> Any:
-    """Create a prior from its description, including the priors that it consists of."""
-    fields = {name: _from_json(value) for name, value in dict(description).items()}
-    modules = (by_group, sparsity, priors)
-    module = next((each for each in modules if fields["type"] in each.__all__), priors)
-    return _component(module, Prior, fields)
-
-
-def _estimator(description: Mapping[str, Any]) -> Any:
-    """Create an estimator from its description, including the one of the layers below."""
-    fields = dict(description)
-    if "below" in fields:
-        fields["below"] = _estimator(fields["below"])
-    return _component(estimators, Estimator, fields)
-
-
-def _posterior(description: str | Mapping[str, Any]) -> Any:
-    """Return a class of posteriors, or create a family with the families that it consists of."""
-    if isinstance(description, str):
-        return _component_class(posteriors, Posterior, description)
-    fields = dict(description)
-    if "groups" in fields:
-        fields["groups"] = [(pattern, _posterior(each)) for pattern, each in fields["groups"]]
-    return _component(families, PosteriorFamily, fields)
-
-
-def _from_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _prior(value)
-    return tuple(_from_json(item) for item in value) if isinstance(value, list) else value
 
 
 def _check_architecture(

@@ -16,7 +16,7 @@ from rich.text import Text
 from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, opened, read_data
 from bayesify.app.runs import ConfigError, RunError
 from bayesify.app.runs.compress import choose, measure_file, split_parts
-from bayesify.app.runs.predict import check_can_be_written
+from bayesify.app.runs.out_file import check_can_be_written
 from bayesify.distributions.posteriors import Delta
 from bayesify.io import atomic_write
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, opened, read_data
-from bayesify.app.runs.predict import check_can_be_written
+from bayesify.app.runs.out_file import check_can_be_written
 
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.schema import Target

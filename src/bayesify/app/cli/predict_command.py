@@ -23,11 +23,11 @@ from bayesify.app.cli.predict_on_ray import predict_on_ray
 from bayesify.app.cli.row_progress import RowProgress
 from bayesify.app.runs import RunError
 from bayesify.app.runs.memory import peak_memory
+from bayesify.app.runs.out_file import check_can_be_written
 from bayesify.app.runs.own_images import NewImages
 from bayesify.app.runs.pixels import read_pixels
 from bayesify.app.runs.predict import (
     Predictions,
-    check_can_be_written,
     chosen_level,
     write_predictions,
     write_table,

@@ -15,7 +15,7 @@ from bayesify.app.cli.formatting import plain_table
 from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, opened, read_data
 from bayesify.app.runs import ConfigError, RunError
 from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table, rows_in_units
-from bayesify.app.runs.predict import check_can_be_written
+from bayesify.app.runs.out_file import check_can_be_written
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.pruning import prune as pruned
 

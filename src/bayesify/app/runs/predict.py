@@ -8,7 +8,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,9 @@ from torch import Tensor
 
 from bayesify.app.runs.folder import Run, RunError
 from bayesify.app.runs.measure import RowMetrics, in_units, predict_rows
+from bayesify.app.runs.out_file import check_can_be_written, completed
 from bayesify.app.runs.run_data import RunData
 from bayesify.distributions.posteriors import Delta
-from bayesify.io.files import StorageError, named_file
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive, CountPredictive, Predictive
 from bayesify.prediction.conformal import Conformal, ConformalIntervals, ConformalSets
@@ -33,7 +32,6 @@ if TYPE_CHECKING:  # pandas takes its time to load
 __all__ = [
     "TEXT_COLUMNS",
     "Predictions",
-    "check_can_be_written",
     "chosen_level",
     "table_predictions",
     "write_predictions",
@@ -355,7 +353,7 @@ def write_predictions(
     """
     check_can_be_written(out, overwrite=overwrite)
     with (
-        _completed(out) as temporary,
+        completed(out) as temporary,
         # A file's name may hold bytes that the locale could not decode.
         temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
     ):
@@ -396,7 +394,7 @@ def _write_parquet(out: Path, table: NewTable, predictions: Predictions) -> None
     texts = {*TEXT_COLUMNS, *header[1 : 1 + len(carried)]}
     kinds = [own.get(name, pa.string() if name in texts else pa.float64()) for name in header]
     schema = pa.schema(list(zip(header, kinds, strict=True)))
-    with _completed(out) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+    with completed(out) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
         for piece in table:
             targets = None if piece.targets is None else torch.from_numpy(piece.targets)
             found = list(predictions.parts(piece.inputs, targets, piece.distances))
@@ -413,45 +411,3 @@ def _write_parquet(out: Path, table: NewTable, predictions: Predictions) -> None
             ]
             arrays = [pa.array(each, kind) for each, kind in zip(columns, kinds, strict=True)]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-
-
-@contextmanager
-def _completed(out: Path) -> Iterator[Path]:
-    """Yield a temporary name for a file, which gets its own if nothing fails."""
-    out = named_file(out)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(out)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def check_can_be_written(out: Path, *, overwrite: bool | None = False) -> None:
-    """Check that a file can be written, before its content is computed.
-
-    Args:
-        out: the file.
-        overwrite: whether it may be there; None for a command that has no ``--force``.
-
-    Raises:
-        RunError: the file exists and is not to be overwritten, or is a folder, a device or a pipe,
-            or its folder does not exist or cannot be written to.
-    """
-    if str(out) == "-":
-        raise RunError("--out must be a file, got -, and nothing is written to standard output")
-    if out.is_dir():
-        raise RunError(f"{out} is a folder; choose a file with --out")
-    try:
-        place = named_file(out)
-    except StorageError as error:
-        raise RunError(f"--out must be a file, got a device or pipe: {out}; name a file") from error
-    if out.exists() and not overwrite:
-        force = "" if overwrite is None else ", or overwrite it with --force"
-        raise RunError(f"{out} exists already; choose a new file with --out{force}")
-    folder = place.parent
-    if not folder.is_dir():
-        raise RunError(f"{out} cannot be written: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise RunError(f"{out} cannot be written: {folder} may not be written to")

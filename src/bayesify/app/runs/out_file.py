@@ -1,0 +1,70 @@
+"""The file that a command writes: checked before there is content, and written as a whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bayesify.app.runs.folder import RunError
+from bayesify.io.files import StorageError, named_file
+
+__all__ = ["check_can_be_written", "completed"]
+
+
+@contextmanager
+def completed(out: Path) -> Iterator[Path]:
+    """Yield a temporary name for a file, which gets its own if nothing fails.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     out = Path(folder, "a.csv")
+        ...     with completed(out) as temporary:
+        ...         _, is_there = temporary.write_text("1"), out.exists()
+        ...     is_there, out.read_text()
+        (False, '1')
+    """
+    out = named_file(out)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(out)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def check_can_be_written(out: Path, *, overwrite: bool | None = False) -> None:
+    """Check that a file can be written, before its content is computed.
+
+    Args:
+        out: the file.
+        overwrite: whether it may be there; None for a command that has no ``--force``.
+
+    Raises:
+        RunError: the file exists and is not to be overwritten, or is a folder, a device or a pipe,
+            or its folder does not exist or cannot be written to.
+
+    Example:
+        >>> check_can_be_written(Path("."))
+        Traceback (most recent call last):
+        bayesify.app.runs.folder.RunError: . is a folder; choose a file with --out
+    """
+    if str(out) == "-":
+        raise RunError("--out must be a file, got -, and nothing is written to standard output")
+    if out.is_dir():
+        raise RunError(f"{out} is a folder; choose a file with --out")
+    try:
+        place = named_file(out)
+    except StorageError as error:
+        raise RunError(f"--out must be a file, got a device or pipe: {out}; name a file") from error
+    if out.exists() and not overwrite:
+        force = "" if overwrite is None else ", or overwrite it with --force"
+        raise RunError(f"{out} exists already; choose a new file with --out{force}")
+    folder = place.parent
+    if not folder.is_dir():
+        raise RunError(f"{out} cannot be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise RunError(f"{out} cannot be written: {folder} may not be written to")
