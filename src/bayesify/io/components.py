@@ -66,7 +66,8 @@ def prior_of(description: Mapping[str, Any]) -> Any:
         >>> prior_of({"type": "Gaussian", "std": 0.5})
         Gaussian(std=0.5)
     """
-    fields = {name: _from_json(value) for name, value in description.items()}
+    # dict() raises TypeError where a damaged file has no description.
+    fields = {name: _from_json(value) for name, value in dict(description).items()}
     modules = (by_group, sparsity, priors)
     module = next((each for each in modules if fields["type"] in each.__all__), priors)
     return _component(module, Prior, fields)
