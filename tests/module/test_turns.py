@@ -61,6 +61,11 @@ def predicted_at_the_mean(bnn: bf.BayesianModule, seed: int) -> Tensor:
     return bnn.predict(X, 1).mean if seed else bnn.predict_mean(X).mean
 
 
+def both_at_the_mean(bnn: bf.BayesianModule, seed: int) -> Tensor:
+    """The thread that is done first must not switch the other's dropout on."""
+    return bnn.predict_mean(X + seed).mean
+
+
 def certified(bnn: bf.BayesianModule, seed: int) -> Tensor:
     """One thread certifies, by local reparametrisation, while the other predicts."""
     if seed:
@@ -70,7 +75,7 @@ def certified(bnn: bf.BayesianModule, seed: int) -> Tensor:
 
 
 USES: list[Callable[[bf.BayesianModule, int], Tensor]] = [
-    *(predicted, scored, predicted_at_the_mean, certified, run_with),
+    *(predicted, scored, predicted_at_the_mean, both_at_the_mean, certified, run_with),
 ]
 
 
