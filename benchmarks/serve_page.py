@@ -31,6 +31,8 @@ from bayesify.app.runs.environment import hardware, versions
 from bayesify.io import atomic_write
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+#: The browser; Playwright's own if there is none.
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 WIDTHS = (400, 1280)
 Stroke = list[tuple[float, float]]
 
@@ -117,18 +119,18 @@ def _number(text: str) -> float:
     return float(text.replace("±", "").split()[0])
 
 
-def screenshots(page: Page, name: str, schemes: dict[int, str]) -> None:
-    """Write the page at each width, in full."""
+def screenshots(page: Page, name: str, schemes: dict[int, str], images: Path) -> None:
+    """Write the page at each width, in full, into the folder ``images``."""
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=schemes[width])  # type: ignore[arg-type]
         settle(page)
         wide = page.locator("html").evaluate("page => page.scrollWidth")
         assert wide <= width, f"the page is {wide} pixels wide on a screen of {width}"
-        page.screenshot(path=IMAGES / f"{name}-{width}.png", full_page=True)
+        page.screenshot(path=images / f"{name}-{width}.png", full_page=True)
 
 
-def check_images(page: Page) -> dict[str, Any]:
+def check_images(page: Page, images: Path) -> dict[str, Any]:
     """Draw digits and scribbles."""
     found: dict[str, Any] = {"digits": {}, "scribbles": []}
     for digit, strokes in DIGITS.items():
@@ -141,17 +143,17 @@ def check_images(page: Page) -> dict[str, Any]:
                 assert len({step[name] for step in steps}) > 1, f"{name} stays while one draws"
             assert len({step["answer"] + step["reason"] for step in steps}) > 1
     draw(page, DIGITS["3"])
-    screenshots(page, "serve-digit", {400: "light", 1280: "light"})
+    screenshots(page, "serve-digit", {400: "light", 1280: "light"}, images)
     for strokes in SCRIBBLES:
         found["scribbles"].append(draw(page, strokes)[-1])
-    screenshots(page, "serve-scribble", {400: "dark", 1280: "dark"})
+    screenshots(page, "serve-scribble", {400: "dark", 1280: "dark"}, images)
     most = max(each["epistemic"] for each in found["digits"].values())
     least = min(each["epistemic"] for each in found["scribbles"])
     assert least > most, f"a scribble has {least} nats, a digit {most}"
     return found
 
 
-def check_rows(page: Page, card: dict[str, Any]) -> dict[str, Any]:
+def check_rows(page: Page, card: dict[str, Any], images: Path) -> dict[str, Any]:
     """Change the first column of numbers, to within and far outside the training data."""
     settle(page)
     column = next(each for each in card["columns"] if each["kind"] == "number")
@@ -161,7 +163,7 @@ def check_rows(page: Page, card: dict[str, Any]) -> dict[str, Any]:
     settle(page)
     within = shown(page)
     assert within != typical
-    screenshots(page, "serve-row", {400: "light", 1280: "light"})
+    screenshots(page, "serve-row", {400: "light", 1280: "light"}, images)
     field.fill(str(column["high"] + 100 * (column["high"] - column["low"])))
     settle(page)
     outside = shown(page)
@@ -170,12 +172,16 @@ def check_rows(page: Page, card: dict[str, Any]) -> dict[str, Any]:
     return {"typical": typical, "within": within, "outside": outside}
 
 
-def main(runs: Sequence[str]) -> None:
-    """Check both pages, and write screenshots and results."""
+def check(runs: Sequence[str], images: Path) -> dict[str, Any]:
+    """Check the page of a run of MNIST and that of a run of a table, and return what they showed.
+
+    Args:
+        runs: their folders.
+        images: an existing folder for the screenshots.
+    """
     found: dict[str, Any] = {}
     with sync_playwright() as playwright:
-        chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for name, run in zip(("images", "rows"), runs, strict=True):
             with service(run) as started:
                 page = browser.new_page(viewport={"width": 1280, "height": 800})
@@ -185,14 +191,23 @@ def main(runs: Sequence[str]) -> None:
                 page.on("console", lambda message, to=problems: to.append(message.text))
                 page.on("pageerror", lambda error, to=problems: to.append(str(error)))
                 page.goto(started["url"])
-                card = started["model"]
-                found[name] = check_images(page) if name == "images" else check_rows(page, card)
+                found[name] = (
+                    check_images(page, images)
+                    if name == "images"
+                    else check_rows(page, started["model"], images)
+                )
                 local = (started["url"], "data:", "blob:")
                 assert not [url for url in asked if not url.startswith(local)], asked
                 assert not problems, problems
                 page.close()
         found["browser"] = browser.version
         browser.close()
+    return found
+
+
+def main(runs: Sequence[str]) -> None:
+    """Check both pages, and write screenshots and results."""
+    found = check(runs, IMAGES)
     atomic_write(
         RESULTS / "serve" / "page.json",
         json.dumps(
