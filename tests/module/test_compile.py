@@ -294,3 +294,19 @@ def test_compiling_the_wrong_thing_is_said_or_harmless() -> None:
         torch.compile(elbo.bnn.net, backend="eager")(x)  # it has no weights of its own
     elbo.bnn.net.compile(backend="eager")
     assert distance(values(elbo, elbo, x, y), values(twin, twin, x, y)) < 1e-12
+
+
+def test_a_frozen_body_that_is_trained_later_is_the_networks_own() -> None:
+    net = mlp()
+    net[0].requires_grad_(False)
+    before = net[0].weight.clone()
+    elbo = ELBO(BayesianModule(net), num_data=NUM_DATA)
+    optimizer = torch.optim.SGD(elbo.parameters(), lr=0.5)
+    objective = torch.compile(elbo, backend="eager")
+    for trained in (False, True):
+        elbo.bnn.net[0].requires_grad_(trained)
+        optimizer.zero_grad()
+        objective(normals(8, 3), torch.arange(8) % 4).loss.backward()
+        optimizer.step()
+    assert not torch.equal(elbo.bnn.net[0].weight, before)
+    assert torch.equal(net[0].weight, before)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.cases import mlp
+from tests.cases import mlp, normals
 from tests.loops import loop_over
 from torch import Tensor, nn
 
@@ -94,6 +94,11 @@ LAYOUT: list[Row] = [
     (lambda: of(mlp(), include=("head.*",)), ValueError, "include must match.*'head.*' .*0.weight"),
     (lambda: of(mlp(), exclude=("x",)), ValueError, "exclude must match.*'x' matches none of 0.w"),
     (lambda: BayesianModule(mlp(), seed="1"), TypeError, "seed must be a whole number, got '1'"),
+    (
+        lambda: BayesianModule(mlp()).predict(normals(2, 3), seed=0.5),
+        TypeError,
+        "seed must be a whole number, got 0.5",
+    ),
     (lambda: prune(BayesianModule(mlp()), "0.5"), TypeError, "fraction must be a number from 0"),
     (lambda: rank_one(BayesianModule(mlp())), TypeError, "weights of net.0 are random already"),
     (lambda: of(mlp(), include="0.*"), TypeError, "got the string '0.*'; write include=('0.*',)"),

@@ -9,6 +9,7 @@ from bayesify.io.files import (
     write_tensors,
 )
 from bayesify.io.models import (
+    freeze_as_described,
     frozen_of,
     load,
     model_meta,
@@ -26,6 +27,7 @@ __all__ = [
     "compress",
     "decompress",
     "encoded_size",
+    "freeze_as_described",
     "frozen_of",
     "load",
     "model_meta",

@@ -31,7 +31,7 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 
 __all__ = [
-    *("frozen_of", "load", "model_meta", "model_tensors"),
+    *("freeze_as_described", "frozen_of", "load", "model_meta", "model_tensors"),
     *("read_model", "restore_model", "save", "unpack_state", "without_frozen"),
 ]
 
@@ -81,7 +81,7 @@ def save(
 def without_frozen(
     bnn: BayesianModule, tensors: Mapping[str, Tensor], frozen: bool | Sequence[str]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Leave the frozen parameters of a network out of the tensors of its file.
+    """Leave the frozen parameters of a network out of the tensors of its file, and describe them.
 
     Args:
         bnn: the network.
@@ -89,7 +89,8 @@ def without_frozen(
         frozen: as for :func:`save`.
 
     Returns:
-        The tensors that are left, and for the description of the network which were left out.
+        The tensors that are left, and for the description of the network which parameters are
+        frozen and which of them were left out.
 
     Raises:
         TypeError: ``frozen`` is a single string.
@@ -104,11 +105,33 @@ def without_frozen(
         raise TypeError(
             f"frozen must be a bool or a sequence of patterns, got the string {frozen!r}"
         )
+    untrained = sorted(n for n, each in bnn.named_parameters() if not each.requires_grad)
     left_out = _frozen_tensors(bnn.net, ("*",) if frozen is True else frozen or ())
     if not left_out:
-        return dict(tensors), {}
+        return dict(tensors), {"untrained": untrained}
     kept = {name: each for name, each in tensors.items() if name not in left_out}
-    return kept, {"frozen": {"names": sorted(left_out), "sha256": digest_of(left_out, {})}}
+    description = {"names": sorted(left_out), "sha256": digest_of(left_out, {})}
+    return kept, {"untrained": untrained, "frozen": description}
+
+
+def freeze_as_described(bnn: BayesianModule, meta: Mapping[str, Any]) -> None:
+    """Freeze the parameters that the description of a network in a file has as frozen, no others.
+
+    Args:
+        bnn: the network.
+        meta: the description. One of an earlier version says nothing, and nothing is changed.
+
+    Example:
+        >>> bnn = BayesianModule(nn.Linear(3, 2))
+        >>> freeze_as_described(bnn, {"untrained": ["posterior.rho"]})
+        >>> [name for name, each in bnn.named_parameters() if each.requires_grad]
+        ['posterior.mean']
+    """
+    if "untrained" in meta:
+        untrained = set(meta["untrained"])
+        for name, parameter in bnn.named_parameters():
+            if parameter.is_floating_point() or parameter.is_complex():
+                parameter.requires_grad_(name not in untrained)
 
 
 def load(
@@ -135,7 +158,7 @@ def load(
         output: what of the network's result the likelihood sees, required if it was a function.
 
     Returns:
-        The network as it was saved, on the CPU.
+        The network as it was saved, on the CPU. The parameters that were frozen then are frozen.
 
     Raises:
         TypeError: ``path`` is no path, or ``net`` no plain network.
@@ -273,6 +296,7 @@ def restore_model(
         except RuntimeError:  # whose text is of PyTorch's classes
             _check_state(bnn, state, source)
             raise
+        freeze_as_described(bnn, meta)
     except StorageError:
         raise
     except (KeyError, RuntimeError, TypeError, ValueError) as error:

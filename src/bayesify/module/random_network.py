@@ -412,19 +412,32 @@ class RandomNetwork(nn.Module):
         """
         if not self._borrowed:
             return
-        for name, parameter in self.net.named_parameters():
-            if parameter.requires_grad and name in self._borrowed:
-                parameter.data = parameter.data.clone()
-                self._borrowed.discard(name)
+        trained = {
+            name: parameter
+            for name, parameter in self.net.named_parameters()
+            if parameter.requires_grad and name in self._borrowed
+        }
+        if trained:
+            self._own(trained)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _own(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        for name, parameter in parameters.items():
+            parameter.data = parameter.data.clone()
+            self._borrowed.discard(name)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *others: Any, **options: Any
     ) -> None:
         # Other values than the caller's must not be written into the memory of their network.
-        for name, parameter in self.net.named_parameters():
-            loaded = state_dict.get(f"{prefix}net.{name}")
-            if not (parameter.requires_grad or loaded is None or _is_equal(parameter, loaded)):
-                parameter.data = parameter.data.clone()
+        found = {n: each for n, each in self.net.named_parameters() if n in self._borrowed}
+        changed = {
+            name: parameter
+            for name, parameter in found.items()
+            if (loaded := state_dict.get(f"{prefix}net.{name}")) is not None
+            and not _is_equal(parameter, loaded)
+        }
+        self._own(changed)
         super()._load_from_state_dict(state_dict, prefix, *others, **options)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.io import (
     StorageError,
+    freeze_as_described,
     frozen_of,
     model_meta,
     read_tensors,
@@ -166,8 +167,9 @@ def load_trained(
             changed.
     """
     groups = meta["optimizer"]["groups"]
-    stored = {name: each for name, each in meta["model"].items() if name != "frozen"}
-    check_same(path, "network", model_meta(elbo.bnn), stored)
+    described = model_meta(elbo.bnn)
+    stored = {k: v for k, v in meta["model"].items() if k not in ("frozen", "untrained")}
+    check_same(path, "network", described, stored)
     objective = objective_meta(elbo)
     if "type" not in meta["objective"]:  # of the ELBO, or an older checkpoint
         objective.pop("type", None)
@@ -182,6 +184,7 @@ def load_trained(
     check_same(path, "set of tensors", _shapes(elbo.bnn.state_dict()), _shapes(state))
     check_same(path, "grouping of parameters", _members(optimizer.param_groups), _members(groups))
     elbo.bnn.load_state_dict(state)
+    freeze_as_described(elbo.bnn, meta["model"])
     for name, tensor in own.items():
         tensor.copy_(there[name])
     elbo.step = meta["step"]

@@ -181,10 +181,9 @@ class ELBO(nn.Module):
         """
         bnn = self.bnn
         bnn.estimator.check_num_samples(self.num_samples)
-        if not torch.compiler.is_compiling():
-            bnn.own_trained_parameters()
-            if self.step == 0:
-                check_not_copied(inputs, targets)
+        bnn.own_trained_parameters()
+        if not torch.compiler.is_compiling() and self.step == 0:
+            check_not_copied(inputs, targets)
         # Each process of a distributed run has its own samples.
         first = process_rank() * self.num_samples
         samples = range(first, first + self.num_samples)

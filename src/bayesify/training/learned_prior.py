@@ -104,4 +104,6 @@ def learn_prior_mean(
     for module in found.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+        elif isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+            module.dropout = 0.0
     return found

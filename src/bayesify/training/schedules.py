@@ -29,7 +29,14 @@ def constant(optimizer: Optimizer, total_steps: int) -> LRScheduler:  # noqa: AR
         >>> constant(sgd, 10).get_last_lr()
         [0.5]
     """
-    return LambdaLR(optimizer, lambda _: 1.0)
+    return _Constant(optimizer)
+
+
+class _Constant(LRScheduler):
+    """Leaves the rates as they are: those of groups that are added in training, too."""
+
+    def get_lr(self) -> list[Any]:
+        return [group["lr"] for group in self.optimizer.param_groups]
 
 
 def cosine(optimizer: Optimizer, total_steps: int) -> LRScheduler:

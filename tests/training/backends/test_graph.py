@@ -144,3 +144,24 @@ def test_compiled_cpp_cannot_be_recorded() -> None:
         backend.step(*minibatch, batch_index=0)
     with pytest.raises(TypeError, match="PyTorch's operations"):
         backend.step(*minibatch, batch_index=0)
+
+
+def test_a_layer_that_is_trained_later_is_recorded_anew() -> None:
+    net = nn.Sequential(nn.Linear(6, 5).requires_grad_(False), nn.Tanh(), nn.Linear(5, 5))
+    before = net[0].weight.clone()
+    elbo = bf.ELBO(bf.BayesianModule(net), num_data=1000)
+    optimizer = torch.optim.SGD(elbo.parameters(), lr=0.5)
+    recorded = []
+
+    def record(function: Callable[[], None]) -> Callable[[], None]:
+        recorded.append(elbo.bnn.net[0].weight.requires_grad)
+        return function
+
+    backend = GraphBackend(elbo, optimizer, record, compiled=False)
+    x, y = torch.randn(20, 6), torch.randint(5, (20,))
+    for number in range(20):
+        elbo.bnn.net[0].requires_grad_(number >= 10)
+        backend.step(x, y, batch_index=number, with_kl=False)
+        assert torch.equal(elbo.bnn.net[0].weight, before) == (number < 10)
+    assert recorded == [False, True]
+    assert torch.equal(net[0].weight, before)

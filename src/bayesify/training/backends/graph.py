@@ -118,6 +118,8 @@ class GraphBackend(CompiledBackend):
     ) -> ELBOTerms:
         """Make one step; see ``Backend.step``."""
         self._keep_up()
+        if self._trained != self._trained_now():
+            self._prepare()
         parts, structure = tree_flatten((inputs, targets))
         shape = _shape_of(parts, structure)
         ready = self._ordinary_steps >= _WARM_UP and not with_kl and not self._failed
@@ -151,7 +153,12 @@ class GraphBackend(CompiledBackend):
         super()._prepare()
         self._replay = None  # a captured graph reads and writes the vectors of before
         self._ordinary_steps, self._failed = 0, False
+        self._trained = self._trained_now()
         self.description += ", as a graph"
+
+    def _trained_now(self) -> list[bool]:
+        """Which of the optimiser's other parameters are trained: a graph has no others' steps."""
+        return [each.requires_grad for each in self._other_parameters()]
 
     def _capture(self, parts: list[Tensor], structure: TreeSpec) -> None:
         # A minibatch may be a view of the data, which must not be written.

@@ -111,6 +111,7 @@ class LeafBackend(ABC):
         share: Share | None = None,
     ) -> ELBOTerms:
         """Make one step; see ``Backend.step``."""
+        self._elbo.bnn.own_trained_parameters()
         self._keep_up()
         self._begin()
         elbo, count, processes = self._elbo, len(self._sources), self._processes
