@@ -107,7 +107,9 @@ def adapter_of(
             target_modules=list(settings["layers"]),
             modules_to_save=["head"],
         )
-        plain = Classifier(data.folder, _CLASSES, settings["dropout"])
+        plain = Classifier(
+            data.folder, _CLASSES, settings["dropout"], settings.get("encoder_dropout")
+        )
         net: Any = get_peft_model(plain, config).to(context.device)
     if settings["method"] == "variational":
         bnn = bayesian_adapter(

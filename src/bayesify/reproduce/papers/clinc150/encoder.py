@@ -113,15 +113,32 @@ def tokens_of(queries: Queries, folder: Path, *, one_length: bool = False) -> To
 
 
 class Classifier(nn.Module):
-    """The encoder, the mean over the tokens, dropout, and a linear layer with K outputs."""
+    """The encoder, the mean over the tokens, dropout, and a linear layer with K outputs.
 
-    def __init__(self, folder: Path, num_classes: int, dropout: float = 0.0) -> None:
+    Args:
+        folder: the encoder.
+        num_classes: K.
+        dropout: before the linear layer.
+        encoder_dropout: within the encoder; None leaves it as it was pretrained, .1 in MiniLM.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        num_classes: int,
+        dropout: float = 0.0,
+        encoder_dropout: float | None = None,
+    ) -> None:
         from transformers import AutoModel
 
         super().__init__()
         with quiet_transformers():
             loaded: Any = AutoModel.from_pretrained(str(folder), add_pooling_layer=False)
         self.encoder: nn.Module = loaded
+        if encoder_dropout is not None:
+            for module in loaded.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = encoder_dropout
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(loaded.config.hidden_size, num_classes)
 
