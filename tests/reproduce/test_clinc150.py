@@ -223,7 +223,7 @@ def test_trials_are_as_many_for_each_method() -> None:
     jobs = TUNING.jobs((0,), False)
     counts = {name: sum(job.config["method"] == name for job in jobs) for name in METHODS}
     assert len(set(counts.values())) == 1
-    assert {job.config["trial"] for job in jobs} == set(range(6))
+    assert {job.config["trial"] for job in jobs} == set(range(7))
 
 
 @pytest.mark.slow

@@ -137,6 +137,30 @@ def test_dropout_leaves_modes_and_generators_as_they_were(wrapped: bool) -> None
     assert [m.training for m in module.modules()] == modes, "also after an error"
 
 
+class Attention(nn.Module):
+    """Reads the p of its dropout layer, which it does not call, as transformers' attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.norm(x), self.dropout.p, self.training)
+
+
+def test_a_dropout_layer_that_is_read_and_not_called_is_on() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), Attention(), nn.Dropout(0.1), nn.Linear(4, 3))
+    net[2].p = 1e-9  # called, and drops nothing
+    before = net[1].norm.running_mean.clone()
+    modes = [each.training for each in net.modules()]
+    dropout = MCDropout(net, CategoricalLikelihood())
+    for _ in range(2):
+        assert float(dropout.predict(X, 20).epistemic.min()) > 1e-6
+    assert torch.equal(net[1].norm.running_mean, before)
+    assert [each.training for each in net.modules()] == modes
+
+
 @loop_over(
     "net",
     [

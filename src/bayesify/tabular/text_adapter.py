@@ -99,7 +99,8 @@ def adapter_net(
     """Return an encoder with a low-rank adapter and a new head, as ``peft`` wraps it.
 
     The adapter is on the layers that peft names for this kind of model (queries and values of most
-    transformers), and on all linear layers of a kind that it does not know.
+    transformers), and on all linear layers of a kind that it does not know. The encoder's dropout is
+    turned off: the noise in training is that of the weights.
 
     Args:
         encoder: a frozen network of ``transformers``.
@@ -131,6 +132,9 @@ def adapter_net(
             f"--adapter needs an encoder with linear layers, got {type(encoder).__name__}; leave "
             "--adapter out"
         )
+    for module in encoder.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
     head = TableNet(
         size * len(texts) + len(others),
         hidden,

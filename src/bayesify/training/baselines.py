@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from numbers import Integral
 from typing import Any
 
@@ -38,8 +39,10 @@ class MCDropout:
     """Monte Carlo dropout: prediction with dropout turned on (Gal and Ghahramani 2016).
 
     Each of S passes is one weight sample, so that the result is a :class:`Predictive` like that of
-    a Bayesian network. Only dropout layers are in training mode. Batch normalisation stays in
-    evaluation mode, and so do functions such as ``F.dropout``, which are not modules.
+    a Bayesian network. Only dropout layers are in training mode, and modules that read the p of a
+    dropout layer of theirs instead of calling it, as the attention of many transformers does. Batch
+    normalisation stays in evaluation mode, and so do functions such as ``F.dropout``, which are not
+    modules.
 
     Args:
         net: a trained network with dropout layers: a ``BayesianModule`` with posterior ``Delta``,
@@ -101,6 +104,7 @@ class MCDropout:
             self.output = net.output
         self.seed = seed
         self._turns = Turns()
+        self._readers: list[nn.Module] | None = None
 
     @torch.no_grad()
     def predict(
@@ -142,6 +146,10 @@ class MCDropout:
         )
         with self._turns.taken(), kept_generators(), stateless.evaluation_mode(net):
             for module in _dropout_modules(net):
+                module.training = True
+            if self._readers is None:
+                self._readers = _readers_of_dropout(net, outputs)
+            for module in self._readers:
                 module.training = True
             return self.likelihood.predictive(outputs, keep_samples=keep_samples)
 
@@ -257,6 +265,17 @@ def _dropout_modules(net: nn.Module) -> list[nn.Module]:
         or (isinstance(module, nn.RNNBase) and module.dropout > 0.0 and module.num_layers > 1)
         or (isinstance(module, nn.MultiheadAttention) and module.dropout > 0.0)
     ]
+
+
+def _readers_of_dropout(net: nn.Module, outputs: _DropoutOutputs) -> list[nn.Module]:
+    """Return the modules with a dropout layer that a pass does not call: they read its p."""
+    unused = {each for each in _dropout_modules(net) if isinstance(each, _DropoutNd)}
+    with ExitStack() as hooks:
+        for layer in list(unused):
+            called = layer.register_forward_pre_hook(lambda each, _: unused.discard(each))
+            hooks.callback(called.remove)
+        next(iter(outputs))
+    return [owner for owner in net.modules() if not unused.isdisjoint(owner.children())]
 
 
 def _device_of(net: nn.Module) -> torch.device | None:

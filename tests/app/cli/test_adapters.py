@@ -84,6 +84,13 @@ def test_the_encoder_itself_stays(place: Path) -> None:
     assert not torch.equal(trained.posterior.mean, fresh.posterior.mean)
 
 
+def test_the_encoder_has_no_dropout(place: Path) -> None:
+    module = Run.open(place / "run").make_module()
+    dropout = [each.p for each in module.net.modules() if isinstance(each, torch.nn.Dropout)]
+    assert dropout
+    assert set(dropout) == {0.0}
+
+
 def test_it_is_measured_again(place: Path) -> None:
     stored = json.loads((place / "run" / "metrics.json").read_text())
     measured = as_json("evaluate", place / "run")
