@@ -13,7 +13,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from bayesify.tabular.files import TableError, open_table, table_file
+from bayesify.tabular.files import TableError, open_table, table_file, table_of
 from bayesify.tabular.new_table import NewTable
 from bayesify.tabular.training_table import fit_table, load_table
 
@@ -115,3 +115,36 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"x": pa.array([], pa.float64()), "y": [][:0]}), path)
     with pytest.raises(TableError, match="has no rows"):
         fit_table(path, "x")
+
+
+@pytest.mark.parametrize("unit", ["", " m²"])
+def test_stored_numbers_have_one_meaning_however_training_wrote_them(
+    tmp_path: Path, unit: str
+) -> None:
+    """12.345 is no twelve thousand though training has points between thousands."""
+
+    def german(number: float) -> str:
+        return f"{number:,.2f}".translate(str.maketrans(",.", ".,")) + unit
+
+    areas = [float(each) for each in np.geomspace(2.0, 60_000.0, 50).round(2)]
+    lines = ["area;price", *(f"{german(area)};{german(2 * area)}" for area in areas)]
+    (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
+    _, schema = fit_table(tmp_path / "t.csv", "price")
+    [column] = schema.columns
+    assert (column.decimal_comma, column.thousands, column.unit) == (True, ".", unit.strip())
+    cells = pd.Series([12.345, 20.125, 7.875, 33.333, 45.217, 2.561])
+    same = [cells, cells.map(lambda each: decimal.Decimal(str(each)))]
+    frames = [pd.DataFrame({"area": each, "price": each}) for each in same]
+    for frame in frames:
+        frame.to_parquet(tmp_path / "new.parquet")
+        for file in (open_table(tmp_path / "new.parquet"), table_of(frame)):
+            table = NewTable.open(file, schema)
+            [rows] = table
+            expected = schema.encode([np.asarray(cells, dtype=np.float64)])
+            assert np.array_equal(rows.inputs.numpy(), expected)
+            assert rows.targets == pytest.approx(cells.tolist())
+            assert table.remarks == ()
+    if unit:
+        small = pd.DataFrame({"area": cells / 1000.0})
+        with pytest.raises(TableError, match="the unit may be another one"):
+            NewTable.open(table_of(small), schema)

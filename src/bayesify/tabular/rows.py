@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from bayesify.tabular.cells import Floats, Texts
 
-__all__ = ["TableRows", "as_text", "rechunked"]
+__all__ = ["TableRows", "as_text", "is_number", "rechunked"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +47,13 @@ class TableRows:
     def numbers(self, name: str) -> Floats | None:
         """Return the cells of a column of numbers, float64, shape (N,); nan for an empty one.
 
-        They are the numbers that their texts stand for: those of a column in single precision are
-        its shortest decimals. None for a column that is not stored as numbers.
+        They are the numbers that their texts stand for with a decimal point: those of a column in
+        single precision are its shortest decimals. None for a column that is not stored as numbers.
         """
         cells = self.table[name]
         if not is_number(cells.type):
             return None
-        if pa.types.is_float32(cells.type):
+        if pa.types.is_float32(cells.type) or pa.types.is_decimal(cells.type):
             cells = cells.cast(pa.large_string())
         return np.asarray(cells.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
 
@@ -70,10 +70,12 @@ def is_number(kind: pa.DataType) -> bool:
     """Return whether a column of this type is read as numbers without their texts.
 
     Example:
-        >>> is_number(pa.int8()), is_number(pa.float32()), is_number(pa.string())
+        >>> is_number(pa.int8()), is_number(pa.decimal128(5, 2)), is_number(pa.string())
         (True, True, False)
     """
-    return bool(pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind))
+    kinds = pa.types
+    is_float = kinds.is_float32(kind) or kinds.is_float64(kind)
+    return bool(kinds.is_integer(kind) or is_float or kinds.is_decimal(kind))
 
 
 def as_text(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

@@ -121,7 +121,7 @@ class Target:
 
     def values(self, rows: TableRows) -> Floats:
         """Return class indices or numbers of some rows, as :meth:`parse` does."""
-        if self.task == "regression" and self.form == NumberForm():
+        if self.task == "regression":
             numbers = rows.numbers(self.name)
             if numbers is not None:
                 return np.where(np.isfinite(numbers), numbers, np.nan)
@@ -376,10 +376,10 @@ def tail_of(num_rows: int, num_ranged: int) -> int:
 def values_of(rows: TableRows, column: Column) -> Floats:
     """Return the values of a column in some rows.
 
-    Numbers that are stored as such are not parsed from their texts, so that they are read many
-    times as fast; they differ from those by rounding of the last digit of float64, if at all.
+    Numbers that are stored as such are not parsed from their texts: they are the same however
+    training's were written, and are read many times as fast.
     """
-    if isinstance(column, NumberColumn) and column.form == NumberForm():
+    if isinstance(column, NumberColumn):
         numbers = rows.numbers(column.name)
         if numbers is not None:
             return np.where(np.isinf(numbers), math.inf, numbers)

@@ -99,8 +99,8 @@ def adapter_net(
     """Return an encoder with a low-rank adapter and a new head, as ``peft`` wraps it.
 
     The adapter is on the layers that peft names for this kind of model (queries and values of most
-    transformers), and on all linear layers of a kind that it does not know. The encoder's dropout is
-    turned off: the noise in training is that of the weights.
+    transformers), and on all linear layers of a kind that it does not know. The encoder's dropout
+    is turned off: the noise in training is that of the weights.
 
     Args:
         encoder: a frozen network of ``transformers``.

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from bayesify.tabular.cells import Texts, by_value, is_missing
 from bayesify.tabular.columns import CategoryColumn, Column, NumberColumn
 from bayesify.tabular.drift.target import Labels
-from bayesify.tabular.number_form import NumberForm
 from bayesify.tabular.rows import TableRows
 
 __all__ = ["ColumnCells"]
@@ -34,6 +33,8 @@ class ColumnCells:
         sizes: the first distinct cells and how often they occur.
         unread_texts: the first distinct cells that are not read.
         is_whole: whether ``sizes`` has every cell with a value.
+        are_numbers: whether the cells are stored as numbers; ``sizes`` has them where training's
+            numbers have a unit.
         fate: what happens to one cell that is not read, and to several.
     """
 
@@ -43,23 +44,26 @@ class ColumnCells:
     sizes: dict[str, int] = field(default_factory=dict)
     unread_texts: dict[str, int] = field(default_factory=dict)
     is_whole: bool = True
+    are_numbers: bool = False
     fate: tuple[str, str] = ("lies outside", "lie outside")
 
     def read(self, rows: TableRows) -> None:
         """Count the next cells, those of a column of this name."""
         column = self.column
-        plain = isinstance(column, NumberColumn) and column.form == NumberForm()
-        # Once the first distinct texts are kept, stored numbers are only counted.
-        numbers = None if self.is_whole or not plain else rows.numbers(column.name)
+        numbers = rows.numbers(column.name) if isinstance(column, NumberColumn) else None
         if numbers is None:
             self.update(rows.texts(column.name))
             return
+        self.are_numbers = True
         infinite = np.isinf(numbers)
         self.known += int((~np.isnan(numbers)).sum())
         self.unread += int(infinite.sum())
         if infinite.any():
             names, counts = np.unique(numbers[infinite].astype(str), return_counts=True)
             _keep(self.unread_texts, names.astype(object), counts)
+        if self.is_whole and isinstance(column, NumberColumn) and column.unit:
+            found, counts = np.unique(numbers[np.isfinite(numbers)], return_counts=True)
+            self.is_whole = _keep(self.sizes, found.astype(str).astype(object), counts)
 
     def update(self, cells: Texts) -> None:
         """Count the next cells."""

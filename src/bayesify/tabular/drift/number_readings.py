@@ -34,6 +34,8 @@ def number_reading(column: NumberColumn, cells: ColumnCells, *, decimal_commas: 
         cells: the cells of the new table.
         decimal_commas: whether the new table's file has decimal commas.
     """
+    if cells.are_numbers:
+        return _stored_numbers(column, cells)
     texts, counts = cells.texts, cells.counts
     if not cells.unread:
         return _doubted_number(column, cells)
@@ -81,6 +83,16 @@ def number_reading(column: NumberColumn, cells: ColumnCells, *, decimal_commas: 
     return Reading(
         reader, f"{column.name}: read as {meant.words}, where training has {column.form.words}"
     )
+
+
+def _stored_numbers(column: NumberColumn, cells: ColumnCells) -> Reading:
+    """Return training's reading, or an error if the numbers seem to be in another unit."""
+    if column.unit and cells.sizes:
+        texts, counts = np.array(list(cells.sizes), dtype=object), np.array([*cells.sizes.values()])
+        wrong = _wrong_unit(column, "", NumberForm().parse(texts), counts)
+        if wrong:
+            return refused(cells, f"numbers like {shown(cells.sizes)}: {wrong}")
+    return as_in_training(cells)
 
 
 def _doubted_number(column: NumberColumn, cells: ColumnCells) -> Reading:

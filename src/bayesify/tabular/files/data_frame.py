@@ -12,27 +12,27 @@ import pyarrow as pa
 from bayesify.tabular.files.column_names import numbered
 from bayesify.tabular.files.errors import TableError
 from bayesify.tabular.files.table_file import TableFile
-from bayesify.tabular.rows import TableRows, as_text
+from bayesify.tabular.rows import TableRows, as_text, is_number
 
 __all__ = ["table_of"]
 
 
 @dataclass(frozen=True)
 class _Frame(TableFile):
-    """Data frame in memory, as texts."""
+    """Data frame in memory: numbers as they are, all else as texts."""
 
-    texts: pa.Table
+    cells: pa.Table
 
     @property
     def num_rows(self) -> int:
-        return int(self.texts.num_rows)
+        return int(self.cells.num_rows)
 
     def parts(self, limit: int | None, columns: Sequence[str], size: int) -> Iterator[TableRows]:  # noqa: ARG002
-        yield TableRows(self.texts.select(list(columns)).slice(0, limit))
+        yield TableRows(self.cells.select(list(columns)).slice(0, limit))
 
 
 def table_of(frame: pd.DataFrame) -> TableFile:
-    """Return a data frame as a table, its cells the texts of the same table in a Parquet file.
+    """Return a data frame as a table, its cells those of the same table in a Parquet file.
 
     Args:
         frame: the rows; its index is not read.
@@ -52,9 +52,10 @@ def table_of(frame: pd.DataFrame) -> TableFile:
     arrays = []
     for name in names:
         try:
-            arrays.append(as_text(pa.array(plain[name], from_pandas=True)))
+            cells = pa.array(plain[name], from_pandas=True)
+            arrays.append(cells if is_number(cells.type) else as_text(cells))
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             # A column of several types, as a CSV file read by pandas may have, or of huge integers.
-            cells = ["" if pd.isna(cell) is True else str(cell) for cell in plain[name]]
-            arrays.append(pa.array(cells, pa.large_string()))
+            texts = ["" if pd.isna(cell) is True else str(cell) for cell in plain[name]]
+            arrays.append(pa.array(texts, pa.large_string()))
     return _Frame(Path("the data frame"), names, "", tuple(remarks), pa.table(arrays, list(names)))
