@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from bayesify.tabular.cells import Texts
+from bayesify.tabular.cells import Texts, as_days
 from bayesify.tabular.columns import (
     CategoryColumn,
     Column,
@@ -166,6 +166,13 @@ def test_days_before_months_unless_that_cannot_be() -> None:
     months_first = scanned(KINDS["american"][0]).column()
     assert isinstance(months_first, DateColumn)
     assert months_first.form == "%m/%d/%Y"
+
+
+def test_the_value_of_a_date_does_not_depend_on_the_other_cells() -> None:
+    texts = cells("9999-12-31", "2024-01-01T10:00:00.1234567", "-821-01-01", "2024-01-01", "soon")
+    alone = [as_days(cells(text), "ISO8601")[0] for text in texts]
+    np.testing.assert_array_equal(as_days(texts, "ISO8601"), alone)
+    assert alone[1] == pytest.approx(19723.0 + 36000.1234567 / 86400.0, abs=1e-10)
 
 
 def test_strays_and_infinities_are_reported() -> None:

@@ -104,12 +104,16 @@ def as_flags(texts: Texts, words: tuple[str, str]) -> Floats:
 def as_days(texts: Texts, form: str) -> Floats:
     """Parse dates as days since 1970, with fractions; nan for a text that is no date of this form.
 
+    Digits beyond microseconds are not read.
+
     Example:
         >>> as_days(np.array(["1970-01-02 12:00", "soon"], dtype=object), "ISO8601").tolist()
         [1.5, nan]
     """
+    # pandas stores all dates in nanoseconds if one has them, and then reads 1677 to 2262 only.
+    series = pd.Series(texts, dtype=object).str.replace(r"(?<=\.\d{6})\d+", "", regex=True)
     options: dict[str, Any] = {"format": form, "errors": "coerce", "utc": True}
-    times = pd.to_datetime(pd.Series(texts, dtype=object), **options).dt.tz_localize(None)
+    times = pd.to_datetime(series, **options).dt.tz_localize(None)
     # In the unit of the dates: a year such as -821 is no date of 64 bits in nanoseconds.
     values = times.to_numpy()
     start = np.zeros((), dtype=values.dtype)
