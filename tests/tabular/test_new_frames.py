@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import warnings
 from typing import Any
 
@@ -20,7 +21,7 @@ def trained(cells: Any, y: Any) -> BayesianMLPRegressor:
     return model.fit(pd.DataFrame({"x": cells}), y)
 
 
-def read(model: BayesianMLPRegressor, cells: list[Any]) -> list[float]:
+def read(model: BayesianMLPRegressor, cells: Any) -> list[float]:
     """The predictions, without a warning."""
     with warnings.catch_warnings(action="error"):
         return list(model.predict(pd.DataFrame({"x": cells})))
@@ -64,6 +65,23 @@ def test_flags_may_lack_some_cells(flags: BayesianMLPRegressor) -> None:
 
 def test_zero_and_one_may_be_flags(bits: BayesianMLPRegressor) -> None:
     assert read(bits, [True, False]) == read(bits, [1, 0])
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [datetime.date(2024, 2, 3), None, datetime.date(2024, 5, 20)],
+        [datetime.datetime(2024, 2, 3), None, datetime.datetime(2024, 5, 20)],
+        [pd.Timestamp("2024-02-03", tz="UTC"), pd.NaT, pd.Timestamp("2024-05-20", tz="UTC")],
+        [np.datetime64("2024-02-03"), None, np.datetime64("2024-05-20T00:00")],
+    ],
+    ids=["date", "datetime", "Timestamp", "datetime64"],
+)
+def test_date_objects_are_read_where_training_had_texts(
+    days: BayesianMLPRegressor, cells: list[Any]
+) -> None:
+    objects = pd.Series(cells, dtype=object)
+    assert read(days, objects) == read(days, pd.to_datetime(objects))
 
 
 @pytest.mark.parametrize(

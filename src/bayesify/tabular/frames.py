@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -246,10 +247,14 @@ def _values(column: Column, cells: pd.Series) -> Floats:
                 "missing"
             )
         return np.asarray(numbers)
-    if isinstance(column, DateColumn) and types.is_datetime64_any_dtype(cells.dtype):
-        times = cells.dt.tz_localize("UTC") if cells.dt.tz is None else cells.dt.tz_convert("UTC")
-        days = (times - pd.Timestamp(0, tz="UTC")) / _DAY
-        return np.asarray(days.to_numpy(dtype=np.float64, na_value=np.nan))
+    if isinstance(column, DateColumn) and kind == "date":
+        if types.is_datetime64_any_dtype(cells.dtype):
+            aware = cells.dt.tz is not None
+            times = cells.dt.tz_convert("UTC") if aware else cells.dt.tz_localize("UTC")
+            days = (times - pd.Timestamp(0, tz="UTC")) / _DAY
+            return np.asarray(days.to_numpy(dtype=np.float64, na_value=np.nan))
+        # The texts of date objects are ISO 8601, whatever the format of training's texts.
+        column = dataclasses.replace(column, form="ISO8601")
     return column.parse(_texts(cells))
 
 
