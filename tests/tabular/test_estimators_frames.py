@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from sklearn.base import clone
@@ -119,6 +122,45 @@ def test_polars_frames_are_read_as_those_of_pandas(kind: Any) -> None:
     np.testing.assert_array_equal(model.predict(same), expected.predict(table))
     with pytest.raises(ValueError, match=r"collect\(\)"):
         model.predict(same.lazy())
+
+
+def test_dates_beyond_those_of_nanoseconds_are_read() -> None:
+    days = pd.Series(pd.to_datetime(["9999-12-31", None, *["2024-01-01"] * 10]))
+    for cells in (days, days.dt.tz_localize("Asia/Tokyo")):
+        table = pd.DataFrame({"when": cells})
+        model = BayesianMLPRegressor(steps=2, random_state=0).fit(table, np.arange(12.0))
+        texts = table.astype("string")
+        assert model.predict(table).tolist() == model.predict(texts).tolist()
+        assert not model.outside_scores(table).any()
+
+
+DAY = datetime.date(2024, 1, 1)
+ARROW: dict[str, tuple[Any, str, list[Any]]] = {
+    "day": (pa.date32(), "date", [DAY, None, datetime.date(9999, 12, 31)]),
+    "time": (pa.timestamp("us"), "date", [datetime.datetime(2024, 1, 1, 12), None]),
+    "zone": (pa.timestamp("ms", "Asia/Tokyo"), "date", [pd.Timestamp(DAY, tz="UTC"), None]),
+    "amount": (pa.decimal128(10, 2), "number", [Decimal("1.5"), None, Decimal("-2.25")]),
+    "span": (pa.duration("us"), "number", [datetime.timedelta(hours=6), None]),
+    "whole": (pa.int64(), "number", [3, None, 5]),
+    "ok": (pa.bool_(), "flag", [True, None, False]),
+    "city": (pa.string(), "category", ["Rome", None, "Oslo"]),
+    "size": (pa.dictionary(pa.int8(), pa.string()), "category", ["large", None, "small"]),
+}
+
+
+@pytest.mark.parametrize("name", ARROW)
+def test_columns_of_arrow_are_read_as_objects_are(name: str) -> None:
+    dtype, kind, values = ARROW[name]
+    cells = (values * 12)[:24]
+    arrow = pd.DataFrame({"x": pd.Series(cells, dtype=pd.ArrowDtype(dtype))})
+    objects = pd.DataFrame({"x": pd.Series(cells, dtype=object)})
+    model = BayesianMLPRegressor(steps=5, random_state=0).fit(arrow, np.arange(24.0))
+    assert model.columns_[0].kind == kind
+    assert model.columns_[0].missing
+    same = BayesianMLPRegressor(steps=5, random_state=0).fit(objects, np.arange(24.0))
+    for table in (arrow, objects):
+        assert model.predict(table).tolist() == same.predict(table).tolist()
+        assert not model.outside_scores(table).any()
 
 
 def levels_of(texts: list[str]) -> tuple[str, ...]:

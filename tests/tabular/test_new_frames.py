@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from bayesify.sklearn import BayesianMLPRegressor
@@ -134,6 +135,13 @@ def test_new_levels_are_no_error() -> None:
     model = trained(["a", "b", "c"] * 20, np.arange(60.0))
     assert len(read(model, ["d", "e", "f", "g", "h", "i"])) == 6
     assert read(model, ["a"]) == read(model, ["a"])
+
+
+def test_whole_numbers_of_arrow_that_are_levels_keep_their_digits() -> None:
+    large = 2**53
+    model = trained(pd.Categorical([large, large + 1] * 30), np.arange(60) % 2)
+    cells = pd.Series([large + 1, None], dtype=pd.ArrowDtype(pa.int64()))
+    assert read(model, cells) == read(model, [str(large + 1), None])
 
 
 def test_durations_are_no_targets() -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "as_flags",
     "as_numbers",
     "by_value",
+    "days_of",
     "is_missing",
 ]
 
@@ -113,8 +114,20 @@ def as_days(texts: Texts, form: str) -> Floats:
     # pandas stores all dates in nanoseconds if one has them, and then reads 1677 to 2262 only.
     series = pd.Series(texts, dtype=object).str.replace(r"(?<=\.\d{6})\d+", "", regex=True)
     options: dict[str, Any] = {"format": form, "errors": "coerce", "utc": True}
-    times = pd.to_datetime(series, **options).dt.tz_localize(None)
+    return days_of(pd.to_datetime(series, **options))
+
+
+def days_of(times: pd.Series) -> Floats:
+    """Return dates as days since 1970, with fractions; those with a time zone in UTC.
+
+    Args:
+        times: a series of type datetime64, shape (N,).
+
+    Example:
+        >>> days_of(pd.Series(pd.to_datetime(["1970-01-02 12:00", None]))).tolist()
+        [1.5, nan]
+    """
     # In the unit of the dates: a year such as -821 is no date of 64 bits in nanoseconds.
-    values = times.to_numpy()
+    values = (times if times.dt.tz is None else times.dt.tz_convert(None)).to_numpy()
     start = np.zeros((), dtype=values.dtype)
     return np.asarray((values - start) / np.timedelta64(1, "D"), dtype=np.float64)

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from pandas.api import types
 
 from bayesify.tabular.advice import TableWarning
-from bayesify.tabular.cells import Floats, Texts, by_value, is_missing
+from bayesify.tabular.cells import Floats, Texts, by_value, days_of, is_missing
 from bayesify.tabular.columns import (
     FEW_LEVELS,
     MOST_LEVELS,
@@ -102,12 +103,22 @@ def columns_of(frame: pd.DataFrame) -> tuple[Column, ...]:
     """
     columns, remarks = [], []
     for place, name in enumerate(frame.columns):
-        column, found = _column(str(name), frame.iloc[:, place])
+        column, found = _column(str(name), _cells(frame, place))
         columns.append(column)
         remarks += found
     if remarks:
         warnings.warn("; ".join(remarks), TableWarning, stacklevel=6)
     return tuple(columns)
+
+
+def _cells(frame: pd.DataFrame, place: int) -> pd.Series:
+    """Return the cells of a column; those of Arrow's types in the types of NumPy."""
+    cells = frame.iloc[:, place]
+    if isinstance(cells.dtype, pd.ArrowDtype):
+        # Integers next to missing values as objects: float64 would round those above 2**53.
+        options = {"date_as_object": False, "integer_object_nulls": True}
+        cells = pa.array(cells, from_pandas=True).to_pandas(**options)
+    return cells
 
 
 def _column(name: str, cells: pd.Series) -> tuple[Column, list[str]]:
@@ -156,7 +167,7 @@ def _kind(cells: pd.Series) -> str:
     inferred = types.infer_dtype(cells, skipna=True)
     if inferred == "boolean":
         return "flag"
-    if inferred in ("integer", "floating", "mixed-integer-float", "decimal"):
+    if inferred in ("integer", "floating", "mixed-integer-float", "decimal", "timedelta"):
         return "number"
     return "date" if inferred in ("datetime", "datetime64", "date") else "text"
 
@@ -208,7 +219,7 @@ def values_of(columns: Sequence[Column], frame: pd.DataFrame, *, fitted: bool = 
     values = np.empty((len(frame), len(columns)))
     remarks: list[str] = []
     for place, column in enumerate(columns):
-        cells = frame.iloc[:, place]
+        cells = _cells(frame, place)
         reader, remark = _reader(column, cells) if fitted else (column, "")
         values[:, place] = _values(reader, cells)
         remarks += [remark] if remark else []
@@ -238,8 +249,8 @@ def _reader(column: Column, cells: pd.Series) -> tuple[Column, str]:
 def _values(column: Column, cells: pd.Series) -> Floats:
     kind = _kind(cells) if cells.notna().any() else ""
     if isinstance(column, NumberColumn) and kind == "number":
-        if types.is_timedelta64_dtype(cells.dtype):
-            return np.asarray(cells / _DAY, dtype=np.float64)
+        if types.infer_dtype(cells, skipna=True).startswith("timedelta"):
+            return np.asarray(pd.to_timedelta(cells) / _DAY, dtype=np.float64)
         numbers = pd.to_numeric(cells).to_numpy(dtype=np.float64, na_value=np.nan)
         if np.isinf(numbers).any():
             raise ValueError(
@@ -249,10 +260,7 @@ def _values(column: Column, cells: pd.Series) -> Floats:
         return np.asarray(numbers)
     if isinstance(column, DateColumn) and kind == "date":
         if types.is_datetime64_any_dtype(cells.dtype):
-            aware = cells.dt.tz is not None
-            times = cells.dt.tz_convert("UTC") if aware else cells.dt.tz_localize("UTC")
-            days = (times - pd.Timestamp(0, tz="UTC")) / _DAY
-            return np.asarray(days.to_numpy(dtype=np.float64, na_value=np.nan))
+            return days_of(cells)
         # The texts of date objects are ISO 8601, whatever the format of training's texts.
         column = dataclasses.replace(column, form="ISO8601")
     return column.parse(_texts(cells))
