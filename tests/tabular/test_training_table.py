@@ -169,7 +169,8 @@ def test_rows_without_a_target_are_left_out_and_reported(path: Path) -> None:
     path.write_text("x,y\n" + "\n".join(rows) + "\n")
     data, schema = fit_table(path, "y", task="regression")
     assert len(data.train_targets) + len(data.test_targets) == 20
-    assert "4 rows have no usable target 'y' and are left out" in schema.remarks
+    said = "4 rows have no usable target 'y' and are left out; 'NA' counts as missing"
+    assert said in schema.remarks
 
 
 def test_targets_that_are_quoted_numbers(path: Path) -> None:
@@ -330,3 +331,46 @@ def test_a_wild_target_moves_neither_the_scaling_nor_the_other_rows(path: Path) 
     assert any("1 target lies more than 10" in remark for remark in schema.remarks)
     again = load_table(path, schema)
     assert torch.equal(again.train_targets, data.train_targets)
+
+
+Rows = list[list[str]]
+
+
+def cells(path: Path, text: str, limit: int | None = None) -> tuple[tuple[str, ...], Rows]:
+    """The names and the rows of a file of this text."""
+    path.write_text(text, newline="")
+    file = open_table(path)
+    rows = [row for part in file.chunks(limit) for row in part.to_numpy().tolist()]
+    return file.columns, rows
+
+
+def test_an_empty_line_of_a_single_column_is_a_row(path: Path) -> None:
+    text = "x\n1.0\n\n-1.0\n\n0.5\n"
+    rows = [["1.0"], [""], ["-1.0"], [""], ["0.5"]]
+    assert cells(path, text) == cells(path, f"{text}\n\n") == (("x",), rows)
+    assert cells(path, text.replace("\n", "\r\n"))[1] == rows
+    for limit in range(1, 7):
+        assert cells(path, f"{text}\n\n", limit=limit)[1] == rows[:limit]
+    assert cells(path, 'x\n""\n1\n""\n')[1] == [[""], ["1"], [""]]
+    assert cells(path, "x,y\n1,2\n\n3,4\n\n")[1] == [["1", "2"], ["3", "4"]]
+
+
+@pytest.mark.parametrize("above", ["\n", ",\n", "\n,\n\n", ";;\n"])
+def test_lines_without_a_value_above_the_names_are_no_header(path: Path, above: str) -> None:
+    separator = ";" if ";" in above else ","
+    text = f"{above}x,z\n1.0,a\n-1.0,b\n".replace(",", separator)
+    assert cells(path, text) == (("x", "z"), [["1.0", "a"], ["-1.0", "b"]])
+
+
+def test_a_single_column_may_have_decimal_commas(path: Path) -> None:
+    assert cells(path, "area\n12,5\n13\n-0,25\n") == (("area",), [["12,5"], ["13"], ["-0,25"]])
+    assert open_table(path).has_decimal_commas
+    with pytest.raises(TableError, match="remove the lines above the names"):
+        cells(path, "My areas\n12,5,1\n13,2,4\n")
+
+
+def test_years_of_two_digits_are_named(path: Path) -> None:
+    rows = "".join(f"{1 + i % 28:02d}.{1 + i % 12:02d}.{40 + i},{i * 0.7}\n" for i in range(40))
+    path.write_text("born,y\n" + rows)
+    _, schema = fit_table(path, "y")
+    assert any("born: years of two digits were read as 1969 to 2068" in r for r in schema.remarks)

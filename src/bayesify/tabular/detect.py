@@ -71,6 +71,8 @@ class ColumnScan:
         self.name = name
         self.count = self.missing = 0
         self.texts: Counter[str] = Counter()
+        #: Texts that stand for no value, such as NA, and how often each does.
+        self.words_for_missing: Counter[str] = Counter()
         self.overflowed = False
         self.remarks: list[str] = []
         self._numbers = self._infinite = 0
@@ -89,6 +91,8 @@ class ColumnScan:
         absent = np.isnan(numbers)
         absent[absent] = is_missing(unique[absent])
         self.missing += int(sizes[absent].sum())
+        words = zip(unique[absent].tolist(), sizes[absent].tolist(), strict=True)
+        self.words_for_missing.update({text: size for text, size in words if text})
         known, sizes, numbers = unique[~absent], sizes[~absent], numbers[~absent]
         if not len(known):
             return
@@ -214,6 +218,11 @@ class ColumnScan:
                 self.remarks.append(
                     f"{name}: read as {form}, though all its dates fit {other} too; write dates as "
                     "YYYY-MM-DD"
+                )
+            if "%y" in form:
+                self.remarks.append(
+                    f"{name}: years of two digits were read as 1969 to 2068; write years of four "
+                    "digits if others are meant"
                 )
             return DateColumn(name=name, form=form)
         if (words := self._flag_words()) is not None:

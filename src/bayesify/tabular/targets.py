@@ -14,6 +14,7 @@ from bayesify.tabular.advice import without_wild
 from bayesify.tabular.cells import Floats, as_numbers
 from bayesify.tabular.censoring import Limits
 from bayesify.tabular.columns import facts_of
+from bayesify.tabular.detect import ColumnScan
 from bayesify.tabular.files import TableError
 from bayesify.tabular.likelihoods import LARGEST_COUNT, CountStatistics, wrong_count
 from bayesify.tabular.scaling import Scaling
@@ -75,18 +76,22 @@ def _are_numbers(classes: Sequence[str]) -> bool:
     return bool(np.isfinite(as_numbers(np.array(classes, dtype=object))).all())
 
 
-def without_target(count: int, name: str) -> list[str]:
+def without_target(count: int, scan: ColumnScan) -> list[str]:
     """Return a remark on rows that have no usable target; none without such rows.
 
     Example:
-        >>> without_target(1, "price")
-        ["1 row has no usable target 'price' and is left out"]
+        >>> scan = ColumnScan("size")
+        >>> scan.update(np.array(["small", "None"], dtype=object))
+        >>> without_target(1, scan)
+        ["1 row has no usable target 'size' and is left out; 'None' counts as missing"]
     """
     if not count:
         return []
+    words = [repr(word) for word, _ in scan.words_for_missing.most_common(3)]
+    what = f"; {', '.join(words)} count{'s' if len(words) == 1 else ''} as missing" if words else ""
     return [
-        f"{count:,} row{'s have' if count > 1 else ' has'} no usable target {name!r} and "
-        f"{'are' if count > 1 else 'is'} left out"
+        f"{count:,} row{'s have' if count > 1 else ' has'} no usable target {scan.name!r} and "
+        f"{'are' if count > 1 else 'is'} left out{what}"
     ]
 
 

@@ -134,7 +134,7 @@ def fit_table(
     )
     values, targets, texts = _values(file, draft, rows, on_rows)
     known = ~np.isnan(targets)
-    remarks += without_target(rows - int(known.sum()), target)
+    remarks += without_target(rows - int(known.sum()), scans[target])
     if found.task == "regression":
         remarks += check_targets(path, target, targets, found)
     train, test = split_rows(targets, known, found.task, test_fraction, seed, path)

@@ -11,7 +11,8 @@ import csv
 import gzip
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -29,23 +30,40 @@ __all__ = ["open_csv"]
 
 _SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _SAMPLE, _BLOCK = 1 << 18, 1 << 20
+#: A row of one column that a comma splits in two.
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
 #: Bytes that are no character of Windows-1252.
 _NOT_WINDOWS = b"\x81\x8d\x8f\x90\x9d"
 
 
 @dataclass(frozen=True)
 class _CsvFile(TableFile):
-    """CSV file, or text with another separator, perhaps compressed by gzip."""
+    """CSV file, or text with another separator, perhaps compressed by gzip.
+
+    Args:
+        encoding: encoding of its text.
+        separator: what is between two values.
+        has_header: whether the first row holds the names.
+        skipped: lines without a value above the first row.
+        blank_end: empty lines at the end of a single column, in which an empty line is a row.
+    """
 
     encoding: str
     separator: str
     has_header: bool
+    skipped: int
+    blank_end: int
 
     @property
     def has_decimal_commas(self) -> bool:
         return self.separator == ";"
 
     def parts(self, limit: int | None, columns: Sequence[str], size: int) -> Iterator[TableRows]:
+        for rows in _without_end(self._frames(limit, size), self.blank_end):
+            arrays = [pa.array(rows[name], pa.large_string()) for name in columns]
+            yield TableRows(pa.Table.from_arrays(arrays, list(columns)))
+
+    def _frames(self, limit: int | None, size: int) -> Iterator[pd.DataFrame]:
         try:
             with pd.read_csv(
                 self.path,
@@ -53,17 +71,16 @@ class _CsvFile(TableFile):
                 encoding=self.encoding,
                 compression="gzip" if _is_gzip(self.path) else None,
                 header=0 if self.has_header else None,
+                skiprows=self.skipped,
+                skip_blank_lines=len(self.columns) > 1,
                 names=list(self.columns),
                 index_col=False,
                 dtype=object,
                 na_filter=False,
-                nrows=limit,
+                nrows=None if limit is None else limit + self.blank_end,
                 chunksize=size,
             ) as reader:
-                for rows in reader:
-                    if len(rows):
-                        arrays = [pa.array(rows[name], pa.large_string()) for name in columns]
-                        yield TableRows(pa.Table.from_arrays(arrays, list(columns)))
+                yield from reader
         except pd.errors.EmptyDataError as error:
             raise TableError(f"{self.path} has no rows below its header") from error
         except pd.errors.ParserError as error:
@@ -95,11 +112,11 @@ def open_csv(path: Path, *, headless: bool, latin1: bool = False) -> TableFile:
         text = text[: max(text.rfind("\n"), text.rfind("\r")) + 1] or text
     if not text.strip():
         raise TableError(f"{path} is empty; it must begin with a row of column names")
-    separator, records = _separated(text, path)
+    separator, records, skipped = _separated(text, path)
     header = records[0]
     has_header = not headless or not _are_numbers(header)
     _check_first_line(path, records)
-    if separator != ",":
+    if separator != "," and len(header) > 1:
         remarks.append(f"values are separated by {_SEPARATORS[separator]}s")
     for number, record in enumerate(records[1:], start=2):
         if any(value.strip() for value in record[len(header) :]):
@@ -116,7 +133,41 @@ def open_csv(path: Path, *, headless: bool, latin1: bool = False) -> TableFile:
         for place, name in enumerate(header, start=1)
     )
     columns, more = numbered(columns)
-    return _CsvFile(path, columns, sha256, (*remarks, *more), encoding, separator, has_header)
+    blank_end = 0
+    if len(columns) == 1:
+        with io.TextIOWrapper(_opened(path), encoding, "replace") as lines:
+            blank_end = _blank_end(lines)
+    remarks += more
+    return _CsvFile(
+        path,
+        columns,
+        sha256,
+        tuple(remarks),
+        encoding,
+        separator,
+        has_header,
+        skipped,
+        blank_end,
+    )
+
+
+def _blank_end(lines: Iterable[str]) -> int:
+    """Return the number of empty lines at the end."""
+    count = 0
+    for line in lines:
+        count = count + 1 if line == "\n" else 0
+    return count
+
+
+def _without_end(parts: Iterable[pd.DataFrame], count: int) -> Iterator[pd.DataFrame]:
+    """Yield the rows of all parts but the last ``count``, no part empty."""
+    waiting: pd.DataFrame | None = None
+    for part in parts:
+        rows = part if waiting is None else pd.concat([waiting, part], ignore_index=True)
+        kept = len(rows) - count
+        if kept > 0:
+            yield rows.iloc[:kept]
+        waiting = rows.iloc[max(0, kept) :] if count else None
 
 
 def _check_first_line(path: Path, records: Sequence[Sequence[str]]) -> None:
@@ -201,22 +252,32 @@ def _check_is_text(path: Path, block: bytes) -> None:
         raise TableError(f"{path} is a Parquet file; give it a name that ends in .parquet")
 
 
-def _separated(text: str, path: Path) -> tuple[str, list[list[str]]]:
-    """Return the separator that gives the most columns in every row alike, and the first rows."""
-    best: tuple[tuple[float, int], str, list[list[str]]] | None = None
+def _separated(text: str, path: Path) -> tuple[str, list[list[str]], int]:
+    """Return the separator that gives the most columns in every row alike, and the first rows.
+
+    The number of lines without a value above them comes last. A name above numbers that one comma
+    splits is a column with decimal commas.
+    """
+    best: tuple[tuple[float, int], str, list[list[str]], int] | None = None
     for separator in _SEPARATORS:
         try:
             reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-            records = [record for record, _ in zip(reader, range(200), strict=False) if any(record)]
+            found = [record for record, _ in zip(reader, range(200), strict=False)]
         except csv.Error as error:
             raise TableError(f"{path} cannot be read as a table: {error}") from error
+        records = [record for record in found if any(record)]
         if not records:
             continue
         width = len(records[0])
         alike = sum(len(record) == width for record in records) / len(records)
         rank = (round(alike, 1) if width > 1 else -1.0, width)
         if best is None or rank > best[0]:
-            best = rank, separator, records
+            best = rank, separator, records, found.index(records[0])
     if best is None:
         raise TableError(f"{path} is empty; it must begin with a row of column names")
-    return best[1], best[2]
+    _, separator, records, skipped = best
+    values = [",".join(record) for record in records[1:]]
+    split = len(records[0]) == 1 and separator == "," and any("," in value for value in values)
+    if split and all(map(_DECIMAL_COMMA.fullmatch, values)):
+        return ";", [records[0], *([value] for value in values)], skipped
+    return separator, records, skipped

@@ -161,7 +161,7 @@ def fit_stream(
     some = sample.rows()
     values, targets = draft.parse(some), found.values(some)
     remarks = [*file.remarks, *remarks]
-    remarks += without_target(sample.seen - known, target)
+    remarks += without_target(sample.seen - known, scans[target])
     if found.task == "regression":
         remarks += check_targets(path, target, targets, found)
     drawn = _drawn(path, sample, targets, known, test_fraction, memory)
