@@ -341,6 +341,9 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ELBOTrainer(elbo, arguments(tmp_path), eval_samples=-1)
     with pytest.raises(ValueError, match="power"):
         ELBOTrainer(elbo, arguments(tmp_path), kl_warmup_epochs=1, kl_warmup_power=-1)
+    geometric = bf.ELBO(elbo.bnn, num_data=16, kl_weighting="geometric", num_batches=4)
+    with pytest.raises(ValueError, match="geometric weights need the place of a minibatch"):
+        ELBOTrainer(geometric, arguments(tmp_path))
     trainer = ELBOTrainer(elbo, arguments(tmp_path))
     with pytest.raises(ValueError, match="remove_unused_columns=False"):
         trainer.compute_loss(elbo, {"labels": torch.zeros(2, dtype=torch.long)})

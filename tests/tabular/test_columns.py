@@ -175,6 +175,11 @@ def test_the_value_of_a_date_does_not_depend_on_the_other_cells() -> None:
     assert alone[1] == pytest.approx(19723.0 + 36000.1234567 / 86400.0, abs=1e-10)
 
 
+def test_words_for_the_time_of_the_day_are_no_dates() -> None:
+    texts = cells("now", "today", "2024-01-01")
+    assert np.isnan(as_days(texts, "ISO8601")).tolist() == [True, True, False]
+
+
 def test_strays_and_infinities_are_reported() -> None:
     scan = scanned([*NUMBERS, "oops", "inf", "1e999"])
     scan.column()

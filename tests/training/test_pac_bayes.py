@@ -229,6 +229,20 @@ def test_a_learned_prior_sees_its_part_only_and_has_no_dropout() -> None:
             bf.split_for_prior(60, part)
 
 
+def test_a_learned_prior_of_a_network_whose_result_holds_the_logits() -> None:
+    class Named(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"logits": super().forward(x), "states": x}
+
+    x, y = minibatch(60)
+    net = Named(4, 3).double()
+    loader = TensorLoader(x, y, 20)
+    found = bf.learn_prior_mean(
+        net, loader, num_data=60, epochs=2, output="logits", callback=Silent()
+    )
+    assert not torch.equal(found.weight, net.weight)
+
+
 class Silent:
     """A callback that prints nothing."""
 

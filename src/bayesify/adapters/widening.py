@@ -48,7 +48,8 @@ def widen(
     predictions of the whole loader. It fits no bound, so that the KL says nothing.
 
     Args:
-        net: a network with one trained LoRA adapter; it is not changed.
+        net: a network with one trained LoRA adapter; it is not changed. Its W is shared, so that
+            merging its adapter later changes the returned network too.
         loader: minibatches as ``bayesify.fit`` takes them: some hundred held-out data.
         tolerance: the nll that may be lost, in nats per example.
         num_samples: weight samples that a prediction averages.

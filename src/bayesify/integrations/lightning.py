@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bayesify.module.inputs import Inputs, count_examples
 from bayesify.prediction import Predictive
+from bayesify.training.accumulation import Accumulation
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import num_batches_of, num_data_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
@@ -110,7 +111,10 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         )
         logged = {name: getattr(terms, name).detach() for name in ("loss", "nll", "kl")}
         self.log_dict(logged, batch_size=count_examples(inputs))
-        return terms.loss
+        # Lightning divides by the number of minibatches that share a step, also where an epoch ends
+        # with fewer.
+        accumulation = Accumulation(self.trainer.accumulate_grad_batches, batches)
+        return terms.loss * (accumulation.every / accumulation.size(batch_idx))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         """Log the nll of a minibatch, of the mean weights or averaged over weight samples."""

@@ -110,6 +110,11 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
                 f"the model must be an ELBO, got {type(model).__name__}; pass "
                 "ELBO(bnn, num_data=N), since a loss of the network's own lacks the KL"
             )
+        if model.kl_weighting == "geometric":
+            raise ValueError(
+                "geometric weights need the place of a minibatch in its epoch, which the Trainer "
+                'does not know; use ELBO(..., kl_weighting="uniform"), bayesify.fit or Lightning'
+            )
         self._elbo = model
         self._shifted_by = _ignored_target(model)
         _check_num_data(model, self._trained_on)

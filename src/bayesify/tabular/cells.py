@@ -6,6 +6,7 @@ run must read the same values with every version of pandas.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 Texts = npt.NDArray[np.object_]
 
+_DIGIT = re.compile(r"\d")
 #: Cells without a value, in lower case.
 MISSING = frozenset(
     ("", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "#null!", "none", "nil")
@@ -105,13 +107,15 @@ def as_flags(texts: Texts, words: tuple[str, str]) -> Floats:
 def as_days(texts: Texts, form: str) -> Floats:
     """Parse dates as days since 1970, with fractions; nan for a text that is no date of this form.
 
-    Digits beyond microseconds are not read.
+    Words are no dates. Digits beyond microseconds are not read.
 
     Example:
         >>> as_days(np.array(["1970-01-02 12:00", "soon"], dtype=object), "ISO8601").tolist()
         [1.5, nan]
     """
-    # pandas stores all dates in nanoseconds if one has them, and then reads 1677 to 2262 only.
+    # Words such as "now" are the time of the day to pandas.
+    texts = np.array([text if _DIGIT.search(text) else "" for text in texts], dtype=object)
+    # It stores all dates in nanoseconds if one has them, and then reads 1677 to 2262 only.
     series = pd.Series(texts, dtype=object).str.replace(r"(?<=\.\d{6})\d+", "", regex=True)
     options: dict[str, Any] = {"format": form, "errors": "coerce", "utc": True}
     return days_of(pd.to_datetime(series, **options))

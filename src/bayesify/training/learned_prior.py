@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.outputs import Output
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.training.elbo import ELBO
 from bayesify.training.fit import fit
@@ -54,6 +55,7 @@ def learn_prior_mean(
     *,
     num_data: int,
     epochs: int = 10,
+    output: Output | None = None,
     optimizer: OptimizerFactory | None = None,
     scheduler: LRScheduler | ScheduleFactory | None = None,
     seed: int = 0,
@@ -70,6 +72,7 @@ def learn_prior_mean(
         loader: the examples of the prior only, of which ``split_for_prior`` draws the indices.
         num_data: their number.
         epochs: see ``fit``, as for the other arguments.
+        output: what of the network's result is the logits, as for ``BayesianModule``.
         optimizer: see ``fit``.
         scheduler: see ``fit``.
         seed: of the order of the data and of dropout.
@@ -89,7 +92,7 @@ def learn_prior_mean(
         >>> net[0].p
         0.0
     """
-    bnn = BayesianModule(net, posterior=Delta, seed=seed)
+    bnn = BayesianModule(net, posterior=Delta, output=output, seed=seed)
     fit(
         ELBO(bnn, num_data=num_data, temperature=0.0),
         loader,
