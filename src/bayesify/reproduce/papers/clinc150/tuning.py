@@ -169,7 +169,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
 
 def table(results: Sequence[Result]) -> str:
     """Return the trials of each method, the chosen ones marked."""
-    lines = ["| method | trial | settings | accuracy | nll | ECE |", "|---" * 6 + "|"]
+    lines = ["| method | trial | settings | accuracy | nll | ECE | AUROC |", "|---" * 7 + "|"]
     for result in results:
         config, metrics = result["config"], result["metrics"]
         name, trial = config["method"], config["trial"]
@@ -177,9 +177,10 @@ def table(results: Sequence[Result]) -> str:
         mark = ", chosen" if trial == METHODS[name].chosen else ""
         lines.append(
             f"| {name} | {trial}{mark} | {varied} | {metrics['accuracy']:.2f} "
-            f"| {metrics['nll']:.4f} | {metrics['ece']:.4f} |"
+            f"| {metrics['nll']:.4f} | {metrics['ece']:.4f} | {metrics['auroc']['entropy']:.4f} |"
         )
-    return "Measured on the validation part, one seed.\n\n" + "\n".join(lines) + "\n"
+    said = "Measured on the validation part, one seed. The AUROC (entropy) has no say in the choice."
+    return f"{said}\n\n" + "\n".join(lines) + "\n"
 
 
 def _shown(setting: tuple[str, Any]) -> str:
