@@ -179,7 +179,7 @@ def table(results: Sequence[Result]) -> str:
             f"| {name} | {trial}{mark} | {varied} | {metrics['accuracy']:.2f} "
             f"| {metrics['nll']:.4f} | {metrics['ece']:.4f} | {metrics['auroc']['entropy']:.4f} |"
         )
-    said = "Measured on the validation part, one seed. The AUROC (entropy) has no say in the choice."
+    said = "Measured on the validation part, one seed. The AUROC (entropy) has no say in a choice."
     return f"{said}\n\n" + "\n".join(lines) + "\n"
 
 
