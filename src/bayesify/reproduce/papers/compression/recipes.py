@@ -59,15 +59,6 @@ _FIRST: dict[str, dict[str, Any]] = {
         **{**_CAFFE, "step_size": 1.0, "dropout_input": 0.1},
         "bound": {**_BOUND, "epochs": 100, "fraction": 0.9948, "prune_between": [0.1, 0.8]},
     },
-    # With more filters one example takes more than a fifth of the whole network's time.
-    "lenet-5-caffe-fast": {
-        **{**_CAFFE, "step_size": 1.0, "dropout_input": 0.1},
-        "bound": {
-            **{**_BOUND, "temperature": 0.3, "epochs": 80, "fraction": 0.98},
-            **{"prune_between": [0.1, 0.6], "units": [1, 8, 16, 64]},
-        },
-        "tuning": {**_TUNING, "epochs": 50, "dropout_input": 0.1},
-    },
     "lenet-5-caffe-units": {
         **{**_CAFFE, "step_size": 1.0},
         "bound": {**_BOUND, "epochs": 60, "fraction": 0.99, "units": [1, 5, 10, 16]},
@@ -165,6 +156,9 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
             },
         ),
     },
+    "lenet-5-caffe-bytes": {
+        "fewer": ("one weight in 204 left", {"bound": {"fraction": 0.9951}}),
+    },
     "lenet-5-caffe-units": {
         "late": (
             "units pruned between 10 and 80 %, temperature .3",
@@ -198,16 +192,16 @@ def _trials() -> dict[str, Trial]:
 
 #: All trials by the name of their job.
 TRIALS = _trials()
-#: The trial of each recipe whose settings are used: that of lowest error, but for two. Of
+#: The trial of each recipe whose settings are used: that of lowest error, but for three. Of
 #: lenet-300-100-weights one had .05 less, which is noise of one seed; longer training of 2x1200 had
-#: .12 less, and takes more than twice as long for each seed.
+#: .12 less, and takes more than twice as long for each seed; the first file of lenet-5-caffe-bytes
+#: was larger than the literature's, whatever its error.
 CHOSEN = {
     "lenet-300-100-weights": "lenet-300-100-weights",
     "lenet-300-100-bytes": "lenet-300-100-bytes",
     "lenet-300-100-units": "lenet-300-100-units-0.1",
     "lenet-5-caffe-weights": "lenet-5-caffe-weights-late",
-    "lenet-5-caffe-bytes": "lenet-5-caffe-bytes",
-    "lenet-5-caffe-fast": "lenet-5-caffe-fast",
+    "lenet-5-caffe-bytes": "lenet-5-caffe-bytes-fewer",
     "lenet-5-caffe-units": "lenet-5-caffe-units",
     "2x1200": "2x1200",
 }
