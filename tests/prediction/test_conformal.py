@@ -344,3 +344,16 @@ def test_equal_scores_count_as_equal_in_spite_of_rounding() -> None:
     for shift in (-1e-16, 0.0, 1e-16, 2e-16):
         moved = p + torch.tensor([[shift, 0.0, -shift]], dtype=torch.float64)
         assert found.sets(moved, 0.9).tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 0.01), (torch.bfloat16, 0.06)])
+def test_sets_in_half_precision_are_hardly_larger(dtype: torch.dtype, most: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    p = (2.0 * torch.randn(2000, 10, generator=generator)).softmax(-1)
+    y = torch.multinomial(p, 1, generator=generator).squeeze(1)
+    sizes = [
+        float(bf.ConformalSets.of(q[:1000], y[:1000]).sets(q[1000:], 0.8).double().sum(1).mean())
+        for q in (p, p.to(dtype))
+    ]
+    assert sizes[0] < 3.0
+    assert sizes[1] == pytest.approx(sizes[0], rel=most)

@@ -338,3 +338,32 @@ def test_collected_statistics_of_single_examples_are_refused_too() -> None:
     bnn = bf.BayesianModule(net, prior=bf.Gaussian(0.1), prior_mean="initial")
     with pytest.raises(ValueError, match="statistics that training collects, as 1 does"):
         check_certifiable(bnn)
+
+
+def test_a_prediction_that_depends_on_the_batch_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False))
+    bnn = bf.BayesianModule(net, prior=bf.Gaussian(0.1), prior_mean="initial", include=("0.*",))
+    bnn.net[1].requires_grad_(False)
+    with pytest.raises(ValueError, match="but 1 normalises each by the others of its batch"):
+        check_certifiable(bnn)
+    net = nn.Sequential(nn.Conv1d(1, 3, 3), nn.InstanceNorm1d(3))
+    check_certifiable(bf.BayesianModule(net, prior=bf.Gaussian(0.1), prior_mean="initial"))
+
+
+class Recurrent(nn.Module):
+    """A classifier that runs with a weight vector for each example, under vmap or in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x.unsqueeze(1))[0][:, 0]
+
+
+@pytest.mark.parametrize("net", [nn.Linear(4, 3), Recurrent()], ids=["linear", "recurrent"])
+def test_logits_that_are_no_numbers_are_no_votes(net: nn.Module) -> None:
+    x = torch.randn(40, 4)
+    x[::2, 1] = math.nan
+    with pytest.raises(ValueError, match=r"got NaN for \d+ of \d+ examples"):
+        bf.certify(at_prior(net), x, torch.zeros(40).long(), prior_indices=())

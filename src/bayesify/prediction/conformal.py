@@ -294,9 +294,10 @@ def _rounding(numbers: Tensor) -> float:
     """A bound on the rounding by which equal scores differ, as of one row in two batches.
 
     Scores are equal where rows are, as in tables of categories; sets are widened by it, so that an
-    equal score counts as one.
+    equal score counts as one. In half precision that many steps would be most of the probability.
     """
-    return 64.0 * torch.finfo(numbers.dtype).eps
+    eps = torch.finfo(numbers.dtype).eps
+    return min(64.0 * eps, max(2.0 * eps, 1e-4))
 
 
 def _mass_before(probabilities: Tensor) -> Tensor:
@@ -306,7 +307,8 @@ def _mass_before(probabilities: Tensor) -> Tensor:
         >>> _mass_before(torch.tensor([[0.25, 0.5, 0.25]]))
         tensor([[0.5000, 0.0000, 0.7500]])
     """
-    ordered, order = probabilities.sort(dim=1, descending=True, stable=True)
+    wide = torch.promote_types(probabilities.dtype, torch.float32)
+    ordered, order = probabilities.to(wide).sort(dim=1, descending=True, stable=True)
     before = torch.zeros_like(ordered)
     before[:, 1:] = ordered.cumsum(1)[:, :-1]
     return torch.empty_like(before).scatter(1, order, before)

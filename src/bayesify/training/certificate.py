@@ -425,6 +425,12 @@ def _check_logits(outputs: Tensor, targets: Tensor | None) -> None:
             f"{tuple(outputs.shape[1:])}"
         )
     classes = outputs.shape[-1]
+    if bool(outputs.isnan().any()):
+        raise ValueError(
+            "a certificate needs logits that are numbers, got NaN for "
+            f"{int(outputs.isnan().any(-1).sum())} of {outputs.shape[1]} examples; correct the "
+            "inputs, or train the network anew if its weights are NaN"
+        )
     if targets is not None and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
         raise ValueError(
             f"targets must be class indices from 0 to {classes - 1}, got {int(targets.min())} to "

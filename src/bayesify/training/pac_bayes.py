@@ -256,8 +256,14 @@ def check_certifiable(bnn: BayesianModule) -> None:
             f"a PAC-Bayes bound counts the random parameters only, but {', '.join(trained[:3])} "
             "would be trained too; freeze them with requires_grad_(False), or include them"
         )
+    norms = torch.nn.modules.batchnorm
     for name, module in bnn.net.named_modules():
-        if isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.track_running_stats:
+        if isinstance(module, norms._BatchNorm) and module.running_mean is None:
+            raise ValueError(
+                f"a PAC-Bayes bound is of predictions for one example, but {name} normalises each "
+                "by the others of its batch; use GroupNorm or LayerNorm"
+            )
+        if isinstance(module, norms._NormBase) and module.track_running_stats:
             raise ValueError(
                 f"a PAC-Bayes bound does not count statistics that training collects, as {name} "
                 "does; use GroupNorm or LayerNorm"
