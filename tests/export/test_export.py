@@ -148,6 +148,11 @@ class Texts(nn.Module):
     [
         ((nn.Linear(4, 3), "net.txt", X), ValueError, "must end in"),
         ((make_bnn(), "net{}", X), TypeError, "draws new weights at each call; export bf.freeze"),
+        (
+            (bf.DeepEnsemble([make_bnn()]), "net{}", X),
+            TypeError,
+            "of an ensemble export each member",
+        ),
         ((nn.Linear(4, 3), "net{}", X[:0]), ValueError, "N > 0"),
         ((nn.Linear(4, 3), "net{}", np.zeros((2, 4))), TypeError, "inputs must be tensors"),
         ((nn.Linear(9, 3), "net{}", X), ExportError, "cannot be traced: mat1 and mat2"),

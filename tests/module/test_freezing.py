@@ -230,6 +230,8 @@ def test_wrong_arguments(options: dict[str, object], error: type, message: str) 
 def test_wrong_networks_likelihoods_and_quantiles() -> None:
     with pytest.raises(TypeError, match="needs a BayesianModule, got Linear"):
         bf.freeze(nn.Linear(4, 3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="got DeepEnsemble; of an ensemble freeze each member"):
+        bf.freeze(bf.DeepEnsemble([make_mlp()]))  # type: ignore[arg-type]
     counts = make_mlp(1, likelihood=bf.PoissonLikelihood())
     with pytest.raises(TypeError, match="got PoissonLikelihood, whose quantiles"):
         bf.freeze(counts)

@@ -57,6 +57,11 @@ class TracedNetwork:
             TypeError: the network is random, or the example does not consist of tensors.
             ValueError: there is no example, or their numbers differ between inputs.
         """
+        if not isinstance(net, nn.Module):
+            raise TypeError(
+                f"only an nn.Module can be exported, got {type(net).__name__}; of an ensemble "
+                "export each member, of MC dropout the network without it"
+            )
         if isinstance(net, RandomNetwork):
             raise TypeError(
                 f"a {type(net).__name__} draws new weights at each call; export bf.freeze(bnn), or "

@@ -156,10 +156,12 @@ def freeze(
         True
     """
     if not isinstance(bnn, BayesianModule):
-        raise TypeError(
-            f"freeze needs a BayesianModule, got {type(bnn).__name__}; an ordinary network is "
-            "frozen by FrozenNetwork.of_plain(net, likelihood)"
+        mend = (
+            "an ordinary network is frozen by FrozenNetwork.of_plain(net, likelihood)"
+            if isinstance(bnn, nn.Module)
+            else "of an ensemble freeze each member"
         )
+        raise TypeError(f"freeze needs a BayesianModule, got {type(bnn).__name__}; {mend}")
     samples = operator.index(num_samples)
     if samples < 0:
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,9 @@ def _values(column: Column, cells: list[Any]) -> Cells:
             if isinstance(column, FlagColumn):
                 numbers[place] = float(cell)
             else:
-                texts[place] = str(cell).lower()
+                word = str(cell).lower()
+                fits = [level for level in column.levels if level.lower() == word]
+                texts[place] = word if word in fits or not fits else fits[0]
         elif isinstance(cell, int | float):
             if not abs(cell) < 1e300:  # NaN too
                 raise InputError(
@@ -185,15 +188,18 @@ def _other_forms(column: Column, texts: Texts, values: Floats) -> Floats:
 
 def _level(column: CategoryColumn, cell: float) -> str:
     """Return the text of a category that JSON has as a number: 3 is the level 3, 3.0 or 03."""
-    plain = f"{cell:.15g}"
+    # A whole number may have more digits than a float.
+    is_whole = isinstance(cell, int)
+    plain = str(cell) if is_whole else f"{cell:.15g}"
     if plain in column.levels:
         return plain
     for level in column.levels:
         try:
-            if float(level) == cell:
-                return level
-        except ValueError:
+            number = Decimal(level) if is_whole else float(level)
+        except (ValueError, ArithmeticError):
             continue
+        if number == cell:
+            return level
     return plain
 
 
