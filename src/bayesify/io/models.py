@@ -31,7 +31,8 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 
 __all__ = [
-    *("freeze_as_described", "frozen_of", "load", "model_meta", "model_tensors"),
+    *("freeze_as_described", "frozen_of", "load", "model_document", "model_meta"),
+    "model_tensors",
     *("read_model", "restore_model", "save", "unpack_state", "without_frozen"),
 ]
 
@@ -73,9 +74,21 @@ def save(
         elif hasattr(bnn, "members"):
             fix = "an ensemble is saved by ensemble.save(path)"
         raise TypeError(f"save needs a BayesianModule, got {type(bnn).__name__}; {fix}")
+    write_tensors(Path(path), *model_document(bnn, frozen))
+
+
+def model_document(
+    bnn: BayesianModule, frozen: bool | Sequence[str] = True
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the description that :func:`save` writes.
+
+    Example:
+        >>> tensors, document = model_document(BayesianModule(nn.Linear(3, 2)))
+        >>> sorted(tensors), document["kind"]
+        (['posterior.mean', 'posterior.rho'], 'model')
+    """
     tensors, described = without_frozen(bnn, model_tensors(bnn), frozen)
-    meta = {**model_meta(bnn), **described}
-    write_tensors(Path(path), tensors, {"kind": "model", "model": meta})
+    return tensors, {"kind": "model", "model": {**model_meta(bnn), **described}}
 
 
 def without_frozen(

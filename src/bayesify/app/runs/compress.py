@@ -17,7 +17,7 @@ from bayesify.app.runs.folder import Run, RunError
 from bayesify.app.runs.measure import evaluate, evaluate_mean, shown, weights_left
 from bayesify.app.runs.run_data import RunData
 from bayesify.datasets import IMAGE_DATASETS, load_images
-from bayesify.io import encoded_size, model_meta, model_tensors
+from bayesify.io import encoded_size, model_document
 from bayesify.io.compression import Compressed, compressed, decompressed
 from bayesify.io.quantization import quantize_means
 from bayesify.module.bayesian import BayesianModule
@@ -194,14 +194,13 @@ def measure_file(
     if averaged["test"] is None:
         averaged, _ = evaluate(bnn, data, num_samples=run.config.test_samples)
     example = (data.test_inputs if len(data.test_inputs) else data.train_inputs)[:1]
-    document = {"kind": "model", "model": model_meta(bnn)}
     weights = weights_left(bnn)
     num_parameters = sum(each.numel() for each in net.parameters())
     return [
         {
             "network": "averaged",
             "weights": weights,
-            "bytes": encoded_size(model_tensors(bnn), document),
+            "bytes": encoded_size(*model_document(bnn)),
             **(averaged["test"] or averaged["train"]),
             "milliseconds": None,
         },

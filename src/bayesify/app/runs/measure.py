@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayesify.app.runs.run_data import RunData
 from bayesify.distributions.posteriors import Delta
-from bayesify.io import encoded_size, model_meta, model_tensors
+from bayesify.io import encoded_size, model_document
 from bayesify.metrics import (
     classification_metrics,
     error_percent,
@@ -214,9 +214,7 @@ def prune_table(
                 "weights_left": weights_left(small),
                 "error_mean_weights": float(bnn.likelihood.error(whole, targets)),
                 "error_predictive": _error(averaged, targets),
-                "file_bytes": encoded_size(
-                    model_tensors(small), {"kind": "model", "model": model_meta(small)}
-                ),
+                "file_bytes": encoded_size(*model_document(small)),
             }
         )
     return rows
