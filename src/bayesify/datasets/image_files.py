@@ -18,9 +18,8 @@ __all__ = [
     "thumbnail",
 ]
 
-_SUFFIXES = frozenset(
-    (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-)
+_JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
+_SUFFIXES = frozenset((".png", *_JPEG, ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -32,11 +31,13 @@ def find_images(folder: Path) -> list[Path]:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for name in ("b.png", "a.jpg", ".hidden.png", "notes.txt"):
+        ...     for name in ("b.png", "a.jpg", "c.jfif", ".hidden.png", "notes.txt"):
         ...         Path(folder, name).touch()
         ...     [path.name for path in find_images(Path(folder))]
-        ['a.jpg', 'b.png']
+        ['a.jpg', 'b.png', 'c.jfif']
     """
+    if not folder.exists():
+        raise DataError(f"there is no file or folder {folder}")
     try:
         found = sorted(
             path

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from tests.app.cli.test_cli import bayesify, quick_runs
 from tests.app.cli.test_errors import check_refused
+from tests.app.cli.test_folders import QUICK as QUICK_IMAGES
+from tests.app.cli.test_folders import write_images
 from tests.app.cli.test_tables import QUICK
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -73,6 +75,18 @@ def test_other_images_are_refused(run: Path, tmp_path: Path) -> None:
     (other / "config.json").write_text(json.dumps(config))
     said = bayesify("report", run, "--compare", other)
     check_refused(said, "--compare needs a run with the same data as", "mnist, but")
+
+
+def test_runs_on_mnist_and_on_a_folder_are_not_compared(run: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "photos", 5)
+    other = tmp_path / "other"
+    assert bayesify("train", tmp_path / "photos", "--out", other, *QUICK_IMAGES).code == 0
+    said = bayesify("report", run, "--compare", other)
+    check_refused(said, "--compare needs a run with the same data as", "mnist, but", "other data")
+    said = bayesify("report", other, "--compare", run)
+    check_refused(said, "needs a run with the same digest of the data as", "has other data")
+    said = bayesify("predict", other, tmp_path / "nowhere.png", "--out", tmp_path / "p.csv")
+    check_refused(said, "there is no file or folder", "nowhere.png")
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict[str, Any]:

@@ -235,6 +235,7 @@ BAD_IMAGES = {
     "not numbers": (np.full((2, 784), "a"), "must hold numbers"),
     "nan": (np.full((2, 784), np.nan), "must be from 0 to 255, got nan"),
     "text": (b"a,b\nc,d\n", "must hold numbers, but row 1 has none in column 1"),
+    "no row": (b"a,b\n", "must hold a row of pixels for each image, but has none"),
     "bytes": (b"\x01\x02\0\x03", "must be .npy, .csv or IDX"),
     "half an idx": (bytes([0, 0, 8, 3, 0, 0, 0, 3]), "must have a header of 16 bytes"),
     "half a gzip": (b"\x1f\x8b\x08\x00", "cannot be read"),

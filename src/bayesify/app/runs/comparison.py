@@ -21,10 +21,11 @@ def check_comparable(run: Run, others: Sequence[Run]) -> None:
     for other in others:
         found = _measured_by(other)
         for name, value in own.items():
-            if found[name] != value:
+            if found.get(name) != value:
                 raise RunError(
                     f"--compare needs a run with the same {name} as {run.folder}, {value}, but "
-                    f"{other.folder} has {found[name]}; leave it out, or train it on the same data"
+                    f"{other.folder} has {found.get(name, 'other data')}; leave it out, or train "
+                    "it on the same data"
                 )
 
 

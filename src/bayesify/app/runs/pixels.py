@@ -95,6 +95,8 @@ def _from_csv(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     file = open_table(path, headless=True)
     columns = [place for place, name in enumerate(file.columns) if name.lower() != "label"]
     chunks = [chunk.iloc[:, columns] for chunk in file.chunks()]
+    if not chunks:
+        raise DataError(f"{path} must hold a row of pixels for each image, but has none")
     numbers = pd.concat(chunks).apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
     if np.isnan(numbers).any():
         row, column = np.argwhere(np.isnan(numbers))[0].tolist()
