@@ -229,6 +229,11 @@ MODULE: list[Row] = [
         ValueError,
         "indices of dtype torch.int64, got torch.float64; convert them with .long()",
     ),
+    (
+        lambda: ELBO(bnn(), num_data=9)(X, Y.double()),
+        ValueError,
+        "convert them with .long(); for numbers pass likelihood=GaussianLikelihood() to Bayesian",
+    ),
     (lambda: bnn().predict(X[:0]), ValueError, "number of examples N > 0 .*got lengths [0]"),
     (lambda: bnn().predict((X, X[:2])), ValueError, "same number of examples .*got lengths [2, 5]"),
     (

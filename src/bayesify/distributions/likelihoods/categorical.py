@@ -118,16 +118,22 @@ class CategoricalLikelihood(Likelihood):
                 f"(N, ..., K), got {tuple(outputs.shape[1:])}"
             )
         expected = tuple(outputs.shape[1:-1])
+        others = (
+            "; for numbers pass likelihood=GaussianLikelihood() to BayesianModule, for yes and no "
+            "BernoulliLikelihood()"
+            if outputs.shape[-1] == 1 or targets.is_floating_point()
+            else ""
+        )
         if tuple(targets.shape) != expected:
             raise ValueError(
                 f"targets must be class indices of shape {expected}, got shape "
                 f"{tuple(targets.shape)}; flatten them, or turn one-hot rows into indices with "
-                "argmax(-1)"
+                f"argmax(-1){others}"
             )
         if targets.dtype != torch.int64:
             raise ValueError(
                 f"targets must be class indices of dtype torch.int64, got {targets.dtype}; "
-                "convert them with .long()"
+                f"convert them with .long(){others}"
             )
         num_classes = outputs.shape[-1]
         on_cpu = targets.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -144,5 +150,5 @@ class CategoricalLikelihood(Likelihood):
                 )
                 raise ValueError(
                     f"targets must lie from 0 to {num_classes - 1} (the network has {num_classes} "
-                    f"outputs), got {got}{hint}"
+                    f"outputs), got {got}{hint}{others}"
                 )
