@@ -215,4 +215,4 @@ def test_an_unreadable_new_image(place: Path, tmp_path: Path) -> None:
     check_refused(said, "a.png cannot be read as an image")
     assert not (tmp_path / "p.csv").exists()
     said = bayesify("predict", place / "run", tmp_path / "none", "--out", tmp_path / "p.csv")
-    check_refused(said, "must hold images")
+    check_refused(said, "there is no file or folder")
