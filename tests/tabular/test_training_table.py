@@ -355,6 +355,12 @@ def test_an_empty_line_of_a_single_column_is_a_row(path: Path) -> None:
     assert cells(path, "x,y\n1,2\n\n3,4\n\n")[1] == [["1", "2"], ["3", "4"]]
 
 
+def test_without_names_a_line_without_a_value_is_a_row(path: Path) -> None:
+    path.write_text(",\n1,2\n3,4\n")
+    rows = [part.to_numpy().tolist() for part in open_table(path, headless=True).chunks()]
+    assert rows == [[["", ""], ["1", "2"], ["3", "4"]]]
+
+
 @pytest.mark.parametrize("above", ["\n", ",\n", "\n,\n\n", ";;\n"])
 def test_lines_without_a_value_above_the_names_are_no_header(path: Path, above: str) -> None:
     separator = ";" if ";" in above else ","

@@ -167,9 +167,8 @@ def load_trained(
             changed.
     """
     groups = meta["optimizer"]["groups"]
-    described = model_meta(elbo.bnn)
     stored = {k: v for k, v in meta["model"].items() if k not in ("frozen", "untrained")}
-    check_same(path, "network", described, stored)
+    check_same(path, "network", model_meta(elbo.bnn), stored)
     objective = objective_meta(elbo)
     if "type" not in meta["objective"]:  # of the ELBO, or an older checkpoint
         objective.pop("type", None)

@@ -88,8 +88,8 @@ def number_reading(column: NumberColumn, cells: ColumnCells, *, decimal_commas: 
 def _stored_numbers(column: NumberColumn, cells: ColumnCells) -> Reading:
     """Return training's reading, or an error if the numbers seem to be in another unit."""
     if column.unit and cells.sizes:
-        texts, counts = np.array(list(cells.sizes), dtype=object), np.array([*cells.sizes.values()])
-        wrong = _wrong_unit(column, "", NumberForm().parse(texts), counts)
+        values = np.array(list(cells.sizes), dtype=np.float64)
+        wrong = _wrong_unit(column, "", values, np.array(list(cells.sizes.values())))
         if wrong:
             return refused(cells, f"numbers like {shown(cells.sizes)}: {wrong}")
     return as_in_training(cells)

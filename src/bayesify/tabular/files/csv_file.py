@@ -146,7 +146,7 @@ def open_csv(path: Path, *, headless: bool, latin1: bool = False) -> TableFile:
         encoding,
         separator,
         has_header,
-        skipped,
+        skipped if has_header else 0,  # without names every line may be a row
         blank_end,
     )
 

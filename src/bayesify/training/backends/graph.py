@@ -157,7 +157,7 @@ class GraphBackend(CompiledBackend):
         self.description += ", as a graph"
 
     def _trained_now(self) -> list[bool]:
-        """Which of the optimiser's other parameters are trained: a graph has no others' steps."""
+        """Which of the optimiser's other parameters are trained, as a captured graph has them."""
         return [each.requires_grad for each in self._other_parameters()]
 
     def _capture(self, parts: list[Tensor], structure: TreeSpec) -> None:
