@@ -22,6 +22,7 @@ from bayesify.estimators import (
     stateless,
 )
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
+from bayesify.module.borrowed_memory import BorrowedMemory
 from bayesify.module.inputs import Inputs, Repeated, arguments_of
 from bayesify.module.outputs import Output, check_output, tensor_of, warn_of_own_loss
 from bayesify.module.pretrained import RelativeStd, init_std_of
@@ -108,8 +109,7 @@ class RandomNetwork(nn.Module):
                 )
         self.output = output
         self.net = stateless.copy_network(net)
-        # The names of parameters that may share the memory of the caller's.
-        self._borrowed = {n for n, each in self.net.named_parameters() if not each.requires_grad}
+        self._borrowed = BorrowedMemory(self.net)
         initial = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
         mean = initial.to(torch.promote_types(initial.dtype, torch.float32))
         try:
@@ -410,34 +410,12 @@ class RandomNetwork(nn.Module):
             >>> network.net[0].weight.data_ptr() == net[0].weight.data_ptr()
             False
         """
-        if not self._borrowed:
-            return
-        trained = {
-            name: parameter
-            for name, parameter in self.net.named_parameters()
-            if parameter.requires_grad and name in self._borrowed
-        }
-        if trained:
-            self._own(trained)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _own(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        for name, parameter in parameters.items():
-            parameter.data = parameter.data.clone()
-            self._borrowed.discard(name)
+        self._borrowed.own_trained(self.net)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *others: Any, **options: Any
     ) -> None:
-        # Other values than the caller's must not be written into the memory of their network.
-        found = {n: each for n, each in self.net.named_parameters() if n in self._borrowed}
-        changed = {
-            name: parameter
-            for name, parameter in found.items()
-            if (loaded := state_dict.get(f"{prefix}net.{name}")) is not None
-            and not _is_equal(parameter, loaded)
-        }
-        self._own(changed)
+        self._borrowed.own_loaded(self.net, state_dict, f"{prefix}net.")
         super()._load_from_state_dict(state_dict, prefix, *others, **options)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -446,11 +424,6 @@ class RandomNetwork(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.layout = dataclasses.replace(self.layout, dtype=weights.dtype)
         return self
-
-
-def _is_equal(some: Tensor, other: Tensor) -> bool:
-    kinds = [(each.dtype, each.device, each.shape) for each in (some, other)]
-    return kinds[0] == kinds[1] and torch.equal(some, other)
 
 
 def refuse_in_backward() -> None:
