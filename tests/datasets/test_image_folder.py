@@ -87,8 +87,10 @@ def test_sixteen_bits_are_not_clipped(tmp_path: Path) -> None:
     bytes_ = np.arange(16, dtype=np.uint8).reshape(4, 4) * 17
     Image.fromarray(bytes_).save(tmp_path / "8.png")
     Image.fromarray(bytes_.astype(np.uint16) * 257).save(tmp_path / "16.png")
-    eight, sixteen = schema.inputs([tmp_path / "8.png", tmp_path / "16.png"])
-    assert torch.equal(eight, sixteen)
+    words = (bytes_.astype(">u2") * 257).astype(">u2").tobytes()
+    (tmp_path / "16.pgm").write_bytes(b"P5 4 4 65535\n" + words)
+    eight, *sixteen = schema.inputs([tmp_path / name for name in ("8.png", "16.png", "16.pgm")])
+    assert all(torch.equal(eight, each) for each in sixteen)
     Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "float.tiff")
     with pytest.raises(
         DataError, match=r"float\.tiff has pixels of mode F, whose range is not known"
@@ -145,6 +147,26 @@ def test_an_empty_subfolder_is_no_class(tmp_path: Path) -> None:
     data, schema = fit_image_folder(folder)
     assert data.class_names == ("class-0", "class-1")
     assert schema.remarks == ("nothing has no images and is no class",)
+
+
+def test_files_of_other_kinds_are_told(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a")
+    for name in ("class-0/a.heic", "class-1/b.HEIC", "notes", "Thumbs.db", "desktop.ini", ".x.y"):
+        (folder / name).touch()
+    _, schema = fit_image_folder(folder)
+    remark = "3 files without the suffix of an image are left out: 2 .heic, 1 without suffix"
+    assert schema.remarks == (remark,)
+    (tmp_path / "phone").mkdir()
+    (tmp_path / "phone" / "a.heic").touch()
+    with pytest.raises(DataError, match=r"has none; 1 file without .* is left out: 1 \.heic"):
+        find_images(tmp_path / "phone")
+
+
+@pytest.mark.parametrize("suffix", [".avif", ".jp2", ".tga", ".pbm"])
+def test_what_pillow_reads_is_found(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    Image.new("1" if suffix == ".pbm" else "RGB", (16, 16)).save(path)
+    assert find_images(tmp_path) == [path]
 
 
 def test_reading_tells_how_far_it_is(tmp_path: Path) -> None:

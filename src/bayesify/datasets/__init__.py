@@ -23,7 +23,13 @@ from bayesify.datasets.clinc150 import Clinc150, Queries, load_clinc150
 from bayesify.datasets.download import Progress, get_file
 from bayesify.datasets.files import DataError, DataFile, FoundFile, find_file
 from bayesify.datasets.idx import parse_idx
-from bayesify.datasets.image_files import check_image, find_images, open_image, thumbnail
+from bayesify.datasets.image_files import (
+    check_image,
+    find_images,
+    left_out_remarks,
+    open_image,
+    thumbnail,
+)
 from bayesify.datasets.image_folder import (
     find_labelled_images,
     fit_image_folder,
@@ -79,6 +85,7 @@ __all__ = [
     "gap_splits",
     "get_file",
     "known_datasets",
+    "left_out_remarks",
     "load_clinc150",
     "load_image_folder",
     "load_images",

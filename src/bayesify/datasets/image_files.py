@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -14,12 +15,20 @@ from torch import Tensor
 from bayesify.datasets.files import DataError
 
 __all__ = [
-    *("check_image", "find_images", "image_bytes", "image_kind", "middle_square", "open_image"),
-    "thumbnail",
+    *("check_image", "find_images", "image_bytes", "image_kind", "left_out_remarks"),
+    *("middle_square", "open_image", "thumbnail"),
 ]
 
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
-_SUFFIXES = frozenset((".png", *_JPEG, ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
+_SUFFIXES = frozenset(
+    (
+        *(".png", ".apng", *_JPEG, ".jp2", ".j2k", ".avif", ".webp", ".gif", ".bmp", ".tif"),
+        *(".tiff", ".tga", ".ppm", ".pgm", ".pbm", ".pnm"),
+    )
+)
+#: Files that systems put next to images.
+_NO_IMAGES = frozenset(("thumbs.db", "desktop.ini"))
+_MOST_NAMED = 4
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -36,21 +45,55 @@ def find_images(folder: Path) -> list[Path]:
         ...     [path.name for path in find_images(Path(folder))]
         ['a.jpg', 'b.png', 'c.jfif']
     """
+    found = [path for path in _visible_files(folder) if path.suffix.lower() in _SUFFIXES]
+    if not found:
+        remarks = "".join(f"; {remark}" for remark in left_out_remarks(folder))
+        raise DataError(f"{folder} must hold images such as .png or .jpg, but has none{remarks}")
+    return found
+
+
+def left_out_remarks(folder: Path) -> tuple[str, ...]:
+    """Return a remark on the files of a folder that :func:`find_images` leaves out, if any.
+
+    Raises:
+        DataError: the folder cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("a.jpg", "b.heic", "c.heic", "README"):
+        ...         Path(folder, name).touch()
+        ...     left_out_remarks(Path(folder))
+        ('3 files without the suffix of an image are left out: 2 .heic, 1 without suffix',)
+    """
+    others = [
+        path.suffix.lower() or "without suffix"
+        for path in _visible_files(folder)
+        if path.suffix.lower() not in _SUFFIXES and path.name.lower() not in _NO_IMAGES
+    ]
+    if not others:
+        return ()
+    counts = Counter(others).most_common()
+    some = ", ".join(f"{count:,} {suffix}" for suffix, count in counts[:_MOST_NAMED])
+    files = "1 file" if len(others) == 1 else f"{len(others):,} files"
+    verb = "is" if len(others) == 1 else "are"
+    more = ", ..." if len(counts) > _MOST_NAMED else ""
+    return (f"{files} without the suffix of an image {verb} left out: {some}{more}",)
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    """Return the files in a folder and below it by their names, in order; none that is hidden."""
     if not folder.exists():
         raise DataError(f"there is no file or folder {folder}")
     try:
-        found = sorted(
+        return sorted(
             path
             for path in folder.rglob("*")
-            if path.suffix.lower() in _SUFFIXES
-            and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+            if not any(part.startswith(".") for part in path.relative_to(folder).parts)
             and path.is_file()
         )
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error}") from error
-    if not found:
-        raise DataError(f"{folder} must hold images such as .png or .jpg, but has none")
-    return found
 
 
 def middle_square(image: Any, size: int, channels: int) -> Tensor:
@@ -82,6 +125,8 @@ def open_image(file: Path | BytesIO) -> Any:
     with _reading(file), Image.open(file) as opened:
         image = ImageOps.exif_transpose(opened)
         image.load()
+        if opened.format == "PPM" and image.mode == "I":  # Pillow has scaled it to 16 bits
+            image = image.convert("I;16")
     return _in_bytes(image, file)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bayesify.datasets.files import DataError
-from bayesify.datasets.image_files import find_images
+from bayesify.datasets.image_files import find_images, left_out_remarks
 from bayesify.datasets.labelled_images import (
     FolderData,
     ImageSchema,
@@ -50,7 +50,10 @@ def find_labelled_images(folder: Path) -> LabelledImages:
         tuple(paths),
         labels,
         tuple(path.as_posix() for path in inside),
-        remarks=tuple(f"{name} has no images and is no class" for name in empty),
+        remarks=(
+            *(f"{name} has no images and is no class" for name in empty),
+            *left_out_remarks(folder),
+        ),
     )
 
 

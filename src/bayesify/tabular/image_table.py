@@ -16,6 +16,7 @@ from bayesify.datasets import (
     check_image,
     find_images,
     find_labelled_images,
+    left_out_remarks,
 )
 from bayesify.tabular.cells import is_missing
 from bayesify.tabular.columns import Column, ImageColumn
@@ -228,7 +229,8 @@ def new_table_file(path: Path, schema: TableSchema, *, labelled: bool = False) -
     paths = (path,) if path.is_file() else tuple(find_images(path))
     folder = path.parent if path.is_file() else path
     found = LabelledImages(path, paths, ("",) * len(paths), ())
-    return _FolderFile(folder, (names[0],), "", (), found)
+    remarks = left_out_remarks(path) if path.is_dir() else ()
+    return _FolderFile(folder, (names[0],), "", remarks, found)
 
 
 def check_images(file: TableFile, columns: Sequence[Column], limit: int | None = None) -> str:

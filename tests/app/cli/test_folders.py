@@ -102,6 +102,22 @@ def test_new_images_are_predicted(place: Path, tmp_path: Path, form: str) -> Non
     assert total == pytest.approx(1.0, abs=1e-5)
 
 
+def test_what_is_left_out_is_told(place: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(place / "photos", tmp_path / "photos"))
+    (folder / "dots" / "5.heic").write_bytes(b"another form")
+    note = "note: 1 file without the suffix of an image is left out: 1 .heic"
+    commands = {
+        "train": ("train", folder, *QUICK, "--out", tmp_path / "run"),
+        "predict": ("predict", place / "run", folder / "dots", "--out", tmp_path / "p.csv"),
+        "evaluate": ("evaluate", place / "run", folder),
+    }
+    for name, command in commands.items():
+        said = bayesify(*command)
+        assert said.code == 0, said.err
+        assert note in said.err, name
+    assert note.removeprefix("note: ") in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_all_weights_random(place: Path, tmp_path: Path) -> None:
     said = bayesify("train", place / "photos", "--out", tmp_path / "run", *QUICK, "--random", "all")
     assert said.code == 0, said.err

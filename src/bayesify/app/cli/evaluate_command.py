@@ -18,6 +18,7 @@ from bayesify.app.cli.new_examples import (
     open_new,
     print_new,
     print_outside,
+    print_remarks,
 )
 from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, Lenient, opened, read_data
 from bayesify.app.cli.row_progress import RowProgress
@@ -25,7 +26,6 @@ from bayesify.app.runs import ConfigError, Run, RunError
 from bayesify.app.runs.measure import evaluate as measured
 from bayesify.app.runs.own_images import NewImages
 from bayesify.app.runs.predict import Predictions
-from bayesify.datasets import ImageSchema
 
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.new_table import NewTable
@@ -94,12 +94,14 @@ def _evaluate_new(run: Run, path: Path, num_samples: int, *, lenient: bool, as_j
     if run.images is not None:
         if lenient:
             raise RunError("lenient would do nothing here: it is for tables")
+        images = NewImages.to_measure(path, run.images)
+        print_remarks(console, images.found.remarks)
         with console.status("measuring ..."):
-            summary = _measured_images(run.images, predictions, path)
+            summary = _measured_images(images, predictions)
     else:
         with RowProgress(console) as progress:
             table = open_new(console, run, path, lenient=lenient, labelled=True, progress=progress)
-            summary = _measuredplain_table(table, predictions)
+            summary = _measured_table(table, predictions)
     if as_json:
         typer.echo(json.dumps(summary))
         return
@@ -107,8 +109,7 @@ def _evaluate_new(run: Run, path: Path, num_samples: int, *, lenient: bool, as_j
     print_new(summary, regression=run.config.task == "regression")
 
 
-def _measured_images(schema: ImageSchema, predictions: Predictions, path: Path) -> dict[str, Any]:
-    images = NewImages.to_measure(path, schema)
+def _measured_images(images: NewImages, predictions: Predictions) -> dict[str, Any]:
     for inputs, targets in images.chunks():
         assert targets is not None
         predictions.measure(inputs, targets, inputs.new_zeros(len(inputs)))
@@ -116,7 +117,7 @@ def _measured_images(schema: ImageSchema, predictions: Predictions, path: Path) 
     return summary | new_images_summary(images, predictions)
 
 
-def _measuredplain_table(table: NewTable, predictions: Predictions) -> dict[str, Any]:
+def _measured_table(table: NewTable, predictions: Predictions) -> dict[str, Any]:
     name, path = table.schema.target.name, table.file.path
     if table.target is None:
         raise RunError(

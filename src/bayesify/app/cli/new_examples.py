@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "open_new",
     "print_new",
     "print_outside",
+    "print_remarks",
 ]
 
 
@@ -68,10 +69,15 @@ def open_new(
     size = _rows_at_once(run, file, cap)
     progress.begin("reading the columns", file.num_rows)
     table = NewTable.open(file, run.table, lenient=lenient, size=size, on_rows=progress)
-    for remark in table.remarks:
-        console.print(Text(f"note: {remark}"), soft_wrap=True)
+    print_remarks(console, table.remarks)
     progress.begin("predicting", progress.rows or file.num_rows)
     return table
+
+
+def print_remarks(console: Console, remarks: Iterable[str]) -> None:
+    """Print how new examples were found or read."""
+    for remark in remarks:
+        console.print(Text(f"note: {remark}"), soft_wrap=True)
 
 
 def new_summary(table: NewTable, predictions: Predictions) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from bayesify.app.cli.new_examples import (
     open_new,
     print_new,
     print_outside,
+    print_remarks,
 )
 from bayesify.app.cli.opened_run import AsJson, Folder, Lenient, opened, read_data
 from bayesify.app.cli.predict_on_ray import predict_on_ray
@@ -199,6 +200,7 @@ def predict(
             raise RunError("lenient would do nothing here: it is for tables")
         elif run.images is not None:
             images = NewImages.to_predict(data, run.images)
+            print_remarks(console, images.found.remarks)
             write_predictions(out, *_files(images, predictions), overwrite=force)
         else:
             write_predictions(out, *_digits(predictions, data), overwrite=force)

@@ -18,6 +18,7 @@ from bayesify.datasets import (
     LabelledImages,
     find_images,
     find_labelled_images,
+    left_out_remarks,
 )
 
 __all__ = ["NewImages"]
@@ -54,7 +55,8 @@ class NewImages:
         paths = [path] if path.is_file() else find_images(path)
         folder = path.parent if path.is_file() else path
         names = tuple(each.relative_to(folder).as_posix() for each in paths)
-        found = LabelledImages(path, tuple(paths), ("",) * len(paths), names)
+        remarks = left_out_remarks(path) if path.is_dir() else ()
+        found = LabelledImages(path, tuple(paths), ("",) * len(paths), names, remarks=remarks)
         return cls(schema, found, has_classes=False)
 
     @classmethod
