@@ -236,6 +236,20 @@ def test_everything_from_outside_is_escaped(tmp_path):
     assert "own figure\n" in page.text
 
 
+def test_epochs_of_several_passes(tmp_path):
+    page = Page(write(tmp_path, metrics={"epochs": 30, "passes": 1500}, history=[]))
+    assert "30 epochs of 1,500 passes over the training data\n" in page.text
+
+
+def test_only_settings_with_a_value_are_shown(tmp_path):
+    config = {"kept": 0, "off": False, "nothing": None, "empty": [], "in": {"gone": None, "a": [1]}}
+    page = Page(write(tmp_path, config=config))
+    for shown in ("kept", "off", "in.a"):
+        assert f"{shown}\n" in page.text, shown
+    for absent in ("nothing", "empty", "gone", "None"):
+        assert absent not in page.text, absent
+
+
 def test_the_same_run_gives_the_same_bytes(tmp_path):
     pages = [write(tmp_path / name).read_bytes() for name in ("a", "b")]
     assert pages[0] == pages[1]

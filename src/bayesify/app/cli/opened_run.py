@@ -18,7 +18,10 @@ __all__ = ["AsJson", "DataDir", "Folder", "Lenient", "opened", "read_data"]
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the run.", metavar="DIR")]
 DataDir = Annotated[
-    str | None, typer.Option(help="Look for the data only in this folder.", show_default=False)
+    str | None,
+    typer.Option(
+        help="Look only in this folder for data known by a name, such as mnist.", show_default=False
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Lenient = Annotated[

@@ -58,7 +58,10 @@ def train(
     ] = None,
     data_dir: Annotated[
         str | None,
-        typer.Option(help="Look for the data only in this folder.", show_default=False),
+        typer.Option(
+            help="Look only in this folder for data known by a name, such as mnist.",
+            show_default=False,
+        ),
     ] = None,
     resume: Annotated[
         bool,

@@ -161,11 +161,11 @@ def write_report(
     Args:
         folder: the folder to write into; created if missing.
         title: title of the page.
-        config: settings of the run, nested mappings allowed; ``command``, if given, is shown as
-            the command that repeats the run.
+        config: settings of the run, nested mappings allowed, of which those without a value are
+            not shown; ``command``, if given, is shown as the command that repeats the run.
         metrics: as in ``metrics.json``: ``test`` and ``train`` with the keys of
             :func:`bayesify.metrics.classification_metrics`, ``kl_nats``, ``num_weights``,
-            ``epochs``, ``seconds_train``; a missing value is not shown.
+            ``epochs``, ``passes``, ``seconds_train``; a missing value is not shown.
         history: one row per epoch.
         pruning: rows as for :func:`bayesify.plots.pruning_curve`; may be empty.
         figures: figures by name; the name becomes the file's name.
@@ -358,7 +358,9 @@ def _comparison(
 
 def _summary(metrics: Mapping[str, Any], history: Sequence[Record]) -> str:
     epochs = metrics.get("epochs") or len(history)
-    parts = [f"{epochs:,} epoch{'' if epochs == 1 else 's'}"] if epochs else []
+    passes = metrics.get("passes") or 1
+    each = f" of {passes:,} passes over the training data" if passes > 1 else ""
+    parts = [f"{epochs:,} epoch{'' if epochs == 1 else 's'}{each}"] if epochs else []
     speeds = [speed for row in history if (speed := row.get("images_per_second")) is not None]
     if speeds:
         parts.append(f"{sum(speeds) / len(speeds):,.0f} examples per second in training")
@@ -371,10 +373,12 @@ def _command(config: Mapping[str, Any]) -> str:
 
 
 def _settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names and values of the settings that have a value."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _settings(value, f"{prefix}{name}.")
         elif isinstance(value, list | tuple):
-            yield f"{prefix}{name}", ", ".join(map(str, value))
-        else:
+            if value:
+                yield f"{prefix}{name}", ", ".join(map(str, value))
+        elif value is not None:
             yield f"{prefix}{name}", str(value)
