@@ -66,6 +66,20 @@ def test_it_says_what_it_costs_and_what_it_did(with_toy: Path) -> None:
     assert again.out == said.out
 
 
+def test_some_jobs_are_run_and_the_table_has_what_is_there(with_toy: Path) -> None:
+    some = bayesify("reproduce", "toy", "--only", "b")
+    assert some.code == 0, some.err
+    assert some.err.startswith("toy (a test): 2 runs; about 4.0 s")
+    names = [path.name for path in sorted((with_toy / "results" / "toy").glob("*.json"))]
+    assert names == ["b-seed-0.json", "b-seed-1.json"]
+    assert some.out.count("| b | ") == 2
+    other = bayesify("reproduce", "toy", "--only", "a*, b", "--seeds", "1")
+    assert "2 runs, 1 of them there already" in other.err
+    both = bayesify("reproduce", "toy", "--only", "b")
+    assert "2 runs, 2 of them there already" in both.err
+    assert (both.out.count("| a | "), both.out.count("| b | ")) == (1, 2)
+
+
 def test_quick_has_a_folder_of_its_own_and_says_so(with_toy: Path) -> None:
     said = bayesify("reproduce", "toy", "--quick")
     assert said.code == 0
@@ -106,6 +120,8 @@ REFUSED = {
     "reproduce toy --seeds -1": "seeds must be different numbers of at least 0, got -1",
     "reproduce toy --out taken": "taken",
     "reproduce toy --device gpu": "device must be auto, cpu or cuda, got 'gpu'",
+    "reproduce toy --only a,c*": "only must name jobs, got 'c*'; there are a, b",
+    "reproduce --list --only a": "only would do nothing with --list",
     "reproduce --list --device auto": "device would do nothing with --list",
 }
 

@@ -8,7 +8,7 @@ from bayesify.reproduce.harness.experiment import (
     Result,
 )
 from bayesify.reproduce.harness.result_files import read_result, read_results, stored_result
-from bayesify.reproduce.harness.run_experiment import Outcome, reproduce
+from bayesify.reproduce.harness.run_experiment import Outcome, named_jobs, reproduce
 from bayesify.reproduce.papers import (
     certificates,
     estimator_comparison,
@@ -51,6 +51,7 @@ __all__ = [
     "ProgressListener",
     "Result",
     "find_experiment",
+    "named_jobs",
     "read_result",
     "read_results",
     "reproduce",

@@ -27,6 +27,7 @@ from bayesify.reproduce import (
     Job,
     Result,
     find_experiment,
+    named_jobs,
     stored_result,
 )
 from bayesify.reproduce import reproduce as run_experiment
@@ -58,6 +59,15 @@ def reproduce(
     seeds: Annotated[
         str | None,
         typer.Option(help=r"Such as 0,1,2. \[default: the experiment's own]", show_default=False),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Run only the jobs of these names, such as 'yacht-*,energy-*'; the table has "
+            "what is there.",
+            metavar="NAMES",
+            show_default=False,
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Look for the data only in this folder.", show_default=False)
@@ -99,7 +109,7 @@ def reproduce(
         raise ConfigError("reproduce needs the name of an experiment, or --list and no name")
     if name is None:
         given = {
-            **{"quick": quick, "out": out, "seeds": seeds, "data-dir": data_dir},
+            **{"quick": quick, "out": out, "seeds": seeds, "only": only, "data-dir": data_dir},
             **{"on": on, "uncommitted": uncommitted, "device": device != "cpu"},
         }
         idle = [option for option, value in given.items() if value]
@@ -109,9 +119,10 @@ def reproduce(
         return
     experiment = find_experiment(name)
     device = _device(experiment, device, on)
+    names = () if only is None else tuple(part.strip() for part in only.split(","))
     folder = out or _RESULTS / (f"{name}-quick" if quick else name)
     if not (quick or uncommitted):
-        _check_committed(experiment, folder, _numbers(seeds))
+        _check_committed(experiment, folder, _numbers(seeds), names)
     console = Console(stderr=True)
     display = _Display(console, experiment, folder, device, quick=quick)
     try:
@@ -121,6 +132,7 @@ def reproduce(
                 folder,
                 display,
                 seeds=_numbers(seeds),
+                only=names,
                 quick=quick,
                 context=Context(data_dir=data_dir, on_download=on_download, device=device),
                 on=on,
@@ -163,13 +175,15 @@ def _device(experiment: Experiment, asked: str, on: str | None) -> str:
     return found
 
 
-def _check_committed(experiment: Experiment, folder: Path, seeds: Sequence[int]) -> None:
+def _check_committed(
+    experiment: Experiment, folder: Path, seeds: Sequence[int], only: Sequence[str]
+) -> None:
     """Check that new results can be traced to a commit.
 
     Raises:
         ConfigError: the code differs from its commit, and results are missing.
     """
-    jobs = experiment.jobs(tuple(seeds) or experiment.seeds, False)
+    jobs = named_jobs(experiment.jobs(tuple(seeds) or experiment.seeds, False), only)
     if any(stored_result(experiment, folder, job, quick=False) is None for job in jobs):
         check_committed(commit())
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 from bayesify.app.on_ray import address_of
 from bayesify.datasets import find_dataset, get_file
 from bayesify.io import StorageError, atomic_write
-from bayesify.reproduce.harness.experiment import Context, Experiment, ProgressListener, Result
+from bayesify.reproduce.harness.experiment import (
+    Context,
+    Experiment,
+    Job,
+    ProgressListener,
+    Result,
+    one_by_one,
+)
 from bayesify.reproduce.harness.job_runner import JobRunner
 
-__all__ = ["Outcome", "reproduce"]
+__all__ = ["Outcome", "named_jobs", "reproduce"]
 
 QUICK_NOTE = "Quick run: shortened to see that it works. These numbers reproduce nothing."
 
@@ -33,6 +41,7 @@ def reproduce(
     listener: ProgressListener,
     *,
     seeds: Sequence[int] = (),
+    only: Sequence[str] = (),
     quick: bool = False,
     context: Context | None = None,
     on: str | None = None,
@@ -49,6 +58,8 @@ def reproduce(
         out: the folder of its results, created if it is missing.
         listener: receives the events of the run.
         seeds: seeds of all randomness; by default those of the experiment.
+        only: names of the jobs to run, with ``*`` for any characters; by default all. The table has
+            whatever results of these seeds are in the folder.
         quick: whether to run a short version instead; all that it writes says so.
         context: where the data are; its ``on_progress`` and ``work`` are not used.
         on: ``"ray"`` to run the jobs as tasks of this machine's Ray cluster, or of a new one, and
@@ -56,7 +67,8 @@ def reproduce(
             process.
 
     Raises:
-        ValueError: a seed is given twice or is negative, or ``on`` is something else.
+        ValueError: a seed is given twice or is negative, there is no job of such a name, or ``on``
+            is something else.
         ImportError: Ray is not installed, and there is something left to run on it.
         ConnectionError: no cluster answers at the address, or the workers of a job died again and
             again.
@@ -70,10 +82,12 @@ def reproduce(
             f"seeds must be different numbers of at least 0, got {', '.join(map(str, seeds))}"
         )
     address = None if on is None else address_of(on)
-    jobs, context = experiment.jobs(seeds, quick), context or Context()
+    every, context = experiment.jobs(seeds, quick), context or Context()
+    jobs = named_jobs(every, only)
     runner = JobRunner(experiment, out, listener, context, quick=quick)
     # All files are checked before the first job is run, as a run can take hours.
-    left = [job for job in jobs if runner.stored(job) is None]
+    stored = {job.file_name for job in every if runner.stored(job) is not None}
+    left = [job for job in jobs if job.file_name not in stored]
     for job in left:
         runner.check_beginning(job)
     _check_folder(out)
@@ -82,16 +96,37 @@ def reproduce(
         for file in find_dataset(name).files:
             get_file(file, context.data_dir, progress=context.on_download)
     out.mkdir(parents=True, exist_ok=True)
+    schedule = one_by_one if only else experiment.schedule
     if on is None or not left:
-        experiment.schedule(jobs, out, runner.run)
+        schedule(jobs, out, runner.run)
     else:
         from bayesify.reproduce.harness.ray_jobs import ray_jobs  # Ray may not be installed
 
         with ray_jobs(address, runner) as tasks:
-            experiment.schedule(jobs, out, tasks.run)
+            schedule(jobs, out, tasks.run)
     runner.clean_up(jobs)
-    results = [result for job in jobs if (result := runner.stored(job)) is not None]
+    results = [result for job in every if (result := runner.stored(job)) is not None]
     return _summarise(experiment, out, results, quick=quick)
+
+
+def named_jobs(jobs: Sequence[Job], only: Sequence[str]) -> list[Job]:
+    """Return the jobs with one of these names, with ``*`` for any characters; all if none is given.
+
+    Raises:
+        ValueError: there is no job of such a name.
+
+    Example:
+        >>> jobs = [Job(name, 0, {}, 1.0) for name in ("wine-ours", "wine-forest", "yacht-ours")]
+        >>> [job.name for job in named_jobs(jobs, ["wine-*"])]
+        ['wine-ours', 'wine-forest']
+    """
+    if not only:
+        return list(jobs)
+    for pattern in only:
+        if not any(fnmatchcase(job.name, pattern) for job in jobs):
+            names = ", ".join(dict.fromkeys(job.name for job in jobs))
+            raise ValueError(f"only must name jobs, got {pattern!r}; there are {names}")
+    return [job for job in jobs if any(fnmatchcase(job.name, pattern) for pattern in only)]
 
 
 def _check_folder(out: Path) -> None:
