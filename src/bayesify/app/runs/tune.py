@@ -35,7 +35,7 @@ try:
 except ImportError as error:
     raise ImportError("--tune needs optuna; run pip install 'bayesify[tune]'") from error
 
-__all__ = ["Plan", "TuningProgress", "tune", "validation_parts"]
+__all__ = ["Plan", "TuningProgress", "quiet_optuna", "tune", "validation_parts"]
 
 _FEWEST_ROWS = 20
 #: Of few rows so many parts are held out in turn; of more rows one fifth is enough.
@@ -136,7 +136,7 @@ def tune(
     if not ((run.folder / TUNING_STUDY).exists() or levers(run.config, given)):
         raise ConfigError("tune has nothing to search: every setting is given; leave it out")
     pruner = optuna.pruners.MedianPruner(n_startup_trials=_RANDOM_TRIALS // 2)
-    with _quiet(), open_study(run, given, storage, pruner) as study:
+    with quiet_optuna(), open_study(run, given, storage, pruner) as study:
         is_shared = storage is not None
         search = _Search(run, data, parts, study, seconds, progress, is_shared=is_shared)
         search.start()
@@ -390,8 +390,8 @@ class _Steps:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Optuna's messages on trials, and restore its verbosity."""
+def quiet_optuna() -> Iterator[None]:
+    """Silence Optuna's messages on studies and trials, and restore its verbosity."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(max(before, optuna.logging.WARNING))
     try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bayesify.app.runs.tune import quiet_optuna
 from bayesify.io import atomic_write
 
 try:
@@ -44,7 +44,7 @@ def write_studies(path: Path, studies: Mapping[str, Sequence[FinishedTrial]]) ->
         >>> optuna.load_study(study_name="a", storage=storage).best_params
         {'x': 1.0}
     """
-    with _quiet(), tempfile.TemporaryDirectory() as folder:
+    with quiet_optuna(), tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / path.name
         storage = JournalStorage(JournalFileBackend(str(journal)))
         for name, trials in studies.items():
@@ -61,14 +61,3 @@ def write_studies(path: Path, studies: Mapping[str, Sequence[FinishedTrial]]) ->
                     )
                 )
         atomic_write(path, journal.read_bytes())
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Optuna's messages on created studies, and restore its verbosity."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(max(before, optuna.logging.WARNING))
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(before)
