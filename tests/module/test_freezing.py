@@ -315,3 +315,26 @@ def test_classes_that_a_network_masks_have_no_uncertainty() -> None:
     torch.testing.assert_close(found.mean, expected.mean)
     torch.testing.assert_close(found.total, expected.total)
     torch.testing.assert_close(found.epistemic, expected.epistemic)
+
+
+class RunningMean(nn.Linear):
+    """A layer that keeps an average of its outputs in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("average", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        self.average = 0.9 * self.average + 0.1 * outputs.mean()
+        return outputs
+
+
+def test_a_buffer_that_a_pass_replaces_stays_an_ordinary_one() -> None:
+    bnn = bf.BayesianModule(RunningMean())
+    frozen, x = bf.freeze(bnn, 20, estimator=bf.WeightSampling()), torch.ones(4, 3)
+    expected = bnn.predict(x, num_samples=20).mean
+    assert torch.allclose(frozen(x).mean, expected, atol=1e-6)
+    assert torch.allclose(copy.deepcopy(frozen)(x).mean, expected, atol=1e-6)
+    averages = [each for name, each in frozen.state_dict().items() if name.endswith("average")]
+    assert [each.clone().shape for each in averages] == [()]

@@ -17,8 +17,8 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.frozen_outputs import ClassOutputs, NumberOutputs, frozen_head
 from bayesify.module.kept_samples import sampler_of
 from bayesify.module.outputs import Output, tensor_of
-from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.random_network import RandomNetwork
+from bayesify.module.shared_pass import in_one_pass
 from bayesify.module.turns import Turns
 from bayesify.noise.keys import NoiseKey, NoiseSource, Stream
 
@@ -242,16 +242,8 @@ class _StackedWeights(nn.Module):
         if torch.compiler.is_exporting():
             return _looped(run, stacked, self.num_samples)
         with self._turns.taken():
-            try:
-                with UnfusedAttention():
-                    outputs: Tensor = torch.vmap(run)(stacked)
-            except Exception as error:
-                # The network may fail under vmap with any error; a loop then runs it without vmap,
-                # and raises errors that are not due to vmap again.
-                if stateless.is_out_of_memory(error):
-                    raise
-                return _looped(run, stacked, self.num_samples)
-            return outputs
+            outputs = in_one_pass(self.net, run, stacked)
+            return _looped(run, stacked, self.num_samples) if outputs is None else outputs
 
 
 def _looped(

@@ -23,8 +23,9 @@ from bayesify.module.inputs import (
     check_rows,
     count_examples,
 )
-from bayesify.module.pass_memory import MemoryTracker, UnfusedAttention
+from bayesify.module.pass_memory import MemoryTracker
 from bayesify.module.random_network import RandomNetwork
+from bayesify.module.shared_pass import in_one_pass
 from bayesify.module.trunk import Trunk, may_have_trunk
 
 __all__ = ["SampledOutputs", "run_in_batches"]
@@ -264,20 +265,8 @@ class SampledOutputs:
         run: Callable[..., Tensor] | None = None,
     ) -> Tensor | None:
         """Return the outputs of several weight vectors in one pass, or None if vmap fails."""
-        network = self._network
-        undo = stateless.snapshot(network.net)
         run = self._run if run is None else run
-        try:
-            with UnfusedAttention():
-                outputs: Tensor = torch.vmap(lambda row: run(row, args, kwargs))(weights)
-        except Exception as error:
-            # The user's network may fail under vmap with any error; a loop then runs it without
-            # vmap, and raises errors that are not due to vmap again.
-            undo()
-            if is_out_of_memory(error):
-                raise
-            return None
-        return outputs
+        return in_one_pass(self._network.net, lambda row: run(row, args, kwargs), weights)
 
     def _run(
         self, weights: Tensor, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]

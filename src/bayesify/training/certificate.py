@@ -18,7 +18,7 @@ from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.estimators import LocalReparameterization, stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples, inputs_of
-from bayesify.module.pass_memory import UnfusedAttention
+from bayesify.module.shared_pass import in_one_pass
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
 from bayesify.training.backends.leaf import LeafPosterior
 from bayesify.training.pac_bayes import check_certifiable
@@ -405,12 +405,8 @@ def _wrong_in_groups(
         part = tree_map_only(Tensor, lambda each, some=some: each[some], inputs)
         noise = q.noise(NoiseKey(seed, Stream.CERTIFICATE, step), range(len(some)))
         weights = q.draw(noise).weights
-        undo = stateless.snapshot(bnn.net)
-        try:
-            with UnfusedAttention():
-                outputs = torch.vmap(logits)(weights, part)
-        except Exception:  # a network may fail under vmap with any error; then a loop runs it
-            undo()
+        outputs = in_one_pass(bnn.net, logits, weights, part)
+        if outputs is None:
             return None
         _check_logits(outputs.unsqueeze(0), targets if step == 1 else None)
         wrong += int((outputs.argmax(-1) != targets[some]).sum())
