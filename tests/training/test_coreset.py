@@ -56,6 +56,12 @@ def test_the_seed_determines_the_choice(method: str) -> None:
     assert first == again != other
 
 
+def test_a_random_coreset_is_not_what_is_acquired_at_random() -> None:
+    bnn, x = bf.BayesianModule(torch.nn.Linear(2, 2)), torch.zeros(40, 2)
+    chosen = bf.choose_coreset(x, 8, "random", seed=3)
+    assert not torch.equal(chosen, bf.acquire(bnn, x, 8, "random", seed=3))
+
+
 def test_images_and_integers_are_measured_by_all_their_numbers() -> None:
     x = points(30)
     images = x.view(30, 1, 2)

@@ -55,7 +55,8 @@ def choose_coreset(
     size, count = operator.index(size), len(inputs)
     if not 1 <= size <= count:
         raise ValueError(f"size must lie from 1 to {count}, the number of examples, got {size}")
-    generator = torch.Generator().manual_seed(derived_seed(seed, Stream.ACTING, 0))
+    # Not the numbers of ``acquire``, which may choose from the same examples.
+    generator = torch.Generator().manual_seed(derived_seed(seed, Stream.ACTING, 0, 1))
     order = torch.randperm(count, generator=generator)
     if method == "random":
         return order[:size]

@@ -180,18 +180,41 @@ def homeless(_: Path) -> Path:
 def test_a_cache_that_cannot_be_written(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    scratch = compiler._scratch_folder()
     cache.mkdir(parents=True)
     assert compiler._cache_folder() == cache
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda *_: False)
-        assert compiler._cache_folder() == scratch
+        assert compiler._cache_folder() is None
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert compiler._cache_folder() == scratch
+    assert compiler._cache_folder() is None
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "expanduser", homeless)
-    assert compiler._cache_folder() == scratch
+    assert compiler._cache_folder() is None
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_without_a_cache_nothing_is_left(
+    calls: Callable[[], int], cache: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "scratch").mkdir()
+    code = (
+        "import torch; from bayesify.training.kernel import compiler\n"
+        f"compiler.compiled_library({', '.join(map(repr, ARGUMENTS))})\n"
+        "from pathlib import Path; import tempfile\n"
+        "print(len(list(Path(tempfile.gettempdir()).glob('bayesify-*/*.so'))))"
+    )
+    places = {"XDG_CACHE_HOME": tmp_path / "file", "TMPDIR": tmp_path / "scratch"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        **{"env": os.environ | {name: str(path) for name, path in places.items()}},
+        **{"capture_output": True, "text": True, "check": False},
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert calls() == 1
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 @needs_compiler
@@ -251,4 +274,4 @@ def test_a_cache_of_another_user_is_left_alone(
     cache.mkdir(mode=0o700, parents=True)
     assert compiler._cache_folder() == cache
     monkeypatch.setattr(os, "getuid", lambda: cache.stat().st_uid + 1)
-    assert compiler._cache_folder() == compiler._scratch_folder()
+    assert compiler._cache_folder() is None

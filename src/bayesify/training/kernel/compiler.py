@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -93,6 +94,8 @@ def compiled_library(
     for make_folder in (_cache_folder, _scratch_folder):
         try:
             folder = make_folder()
+            if folder is None:
+                continue
             path = _kept(folder, digest) or _compile(command, macros, folder, digest)
             return ctypes.CDLL(str(path))
         except OSError as error:  # a full disk, no permission, a damaged file
@@ -131,8 +134,8 @@ def _compile(compiler: Sequence[str], macros: Sequence[str], folder: Path, diges
         raise CompilerError(f"{compiler[0]} failed on {_SOURCE.name}: {error.strip()[:500]}")
 
 
-def _cache_folder() -> Path:
-    """A lasting folder that belongs to the user, else a temporary one."""
+def _cache_folder() -> Path | None:
+    """A lasting folder that only the user can write to, if there is one."""
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         folder = root / "bayesify" / "kernels"
@@ -144,13 +147,20 @@ def _cache_folder() -> Path:
             return folder
     except (OSError, RuntimeError):
         pass
-    return _scratch_folder()
+    return None
 
 
 @cache
 def _scratch_folder() -> Path:
-    # Not removed at exit, because the library stays open until then.
-    return Path(tempfile.mkdtemp(prefix="bayesify-"))
+    """A folder that this process removes at its end."""
+    folder, owner = Path(tempfile.mkdtemp(prefix="bayesify-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not at the end of a fork
+            shutil.rmtree(folder, ignore_errors=True)  # open libraries stay loaded
+
+    atexit.register(remove)
+    return folder
 
 
 def _cpu_properties() -> str:
