@@ -3,6 +3,7 @@
 from bayesify.io.compression import Compressed, compress, decompress
 from bayesify.io.files import (
     StorageError,
+    atomic_path,
     atomic_write,
     encoded_size,
     read_tensors,
@@ -24,6 +25,7 @@ from bayesify.io.models import (
 __all__ = [
     "Compressed",
     "StorageError",
+    "atomic_path",
     "atomic_write",
     "compress",
     "decompress",

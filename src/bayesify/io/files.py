@@ -6,7 +6,9 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 __all__ = [
     "StorageError",
+    "atomic_path",
     "atomic_write",
     "digest_of",
     "encoded_size",
@@ -132,16 +135,39 @@ def atomic_write(path: Path, payload: bytes | str) -> None:
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path = named_file(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(payload)
-            file.flush()
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(payload)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary name for a file, which replaces the file if nothing fails.
+
+    Where the path is a symbolic link, the file that it points to is replaced.
+
+    Raises:
+        OSError: the file was not written or cannot be renamed; the temporary one is removed.
+        StorageError: the path is that of a device or a pipe.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "a.csv")
+        ...     with atomic_path(path) as temporary:
+        ...         _, is_there = temporary.write_text("1"), path.exists()
+        ...     is_there, path.read_text()
+        (False, '1')
+    """
+    path = named_file(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -1,39 +1,14 @@
-"""The file that a command writes: checked before there is content, and written as a whole."""
+"""The file that a command writes, checked before there is content."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from bayesify.app.runs.folder import RunError
 from bayesify.io.files import StorageError, named_file
 
-__all__ = ["check_can_be_written", "completed"]
-
-
-@contextmanager
-def completed(out: Path) -> Iterator[Path]:
-    """Yield a temporary name for a file, which gets its own if nothing fails.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     out = Path(folder, "a.csv")
-        ...     with completed(out) as temporary:
-        ...         _, is_there = temporary.write_text("1"), out.exists()
-        ...     is_there, out.read_text()
-        (False, '1')
-    """
-    out = named_file(out)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(out)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+__all__ = ["check_can_be_written"]
 
 
 def check_can_be_written(out: Path, *, overwrite: bool | None = False) -> None:

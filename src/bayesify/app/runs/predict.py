@@ -6,7 +6,6 @@ import csv
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,10 @@ from torch import Tensor
 
 from bayesify.app.runs.folder import Run, RunError
 from bayesify.app.runs.measure import RowMetrics, in_units, predict_rows
-from bayesify.app.runs.out_file import check_can_be_written, completed
+from bayesify.app.runs.out_file import check_can_be_written
 from bayesify.app.runs.run_data import RunData
 from bayesify.distributions.posteriors import Delta
+from bayesify.io import atomic_path
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive, CountPredictive, Predictive
 from bayesify.prediction.conformal import Conformal, ConformalIntervals, ConformalSets
@@ -353,15 +353,13 @@ def write_predictions(
     """
     check_can_be_written(out, overwrite=overwrite)
     with (
-        completed(out) as temporary,
+        atomic_path(out) as temporary,
         # A file's name may hold bytes that the locale could not decode.
         temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
     ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_table(
@@ -394,7 +392,7 @@ def _write_parquet(out: Path, table: NewTable, predictions: Predictions) -> None
     texts = {*TEXT_COLUMNS, *header[1 : 1 + len(carried)]}
     kinds = [own.get(name, pa.string() if name in texts else pa.float64()) for name in header]
     schema = pa.schema(list(zip(header, kinds, strict=True)))
-    with completed(out) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+    with atomic_path(out) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
         for piece in table:
             targets = None if piece.targets is None else torch.from_numpy(piece.targets)
             found = list(predictions.parts(piece.inputs, targets, piece.distances))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from bayesify.io import atomic_path
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.tabular.files import TableError
 
@@ -103,13 +103,9 @@ def write_encoded(rows: EncodedRows, parts: Iterable[tuple[Tensor, Tensor]]) -> 
         ([4, 2], [0, 1, 2, 3, 4, 5])
     """
     schema, size = rows.schema, rows.block_rows
-    temporary = rows.path.with_name(f".{rows.path.name}.{os.getpid()}.tmp")
     count = 0
-    try:
-        with (
-            pa.OSFile(str(temporary), "wb") as file,
-            pa.ipc.new_file(file, schema) as writer,
-        ):
+    with atomic_path(rows.path) as temporary:
+        with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, schema) as writer:
             waiting: list[pa.Table] = []
             for inputs, targets in parts:
                 count += len(inputs)
@@ -124,10 +120,6 @@ def write_encoded(rows: EncodedRows, parts: Iterable[tuple[Tensor, Tensor]]) -> 
                 f"the table must have {rows.num_rows:,} rows to train on, got {count:,}: it was "
                 "changed while it was read; train again"
             )
-        temporary.replace(rows.path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _as_table(inputs: Tensor, targets: Tensor, schema: pa.Schema) -> pa.Table:
