@@ -89,7 +89,6 @@ if TYPE_CHECKING:
     from bayesify.module.shrinking import shrink
     from bayesify.prediction import Predictive
     from bayesify.prediction.conformal import ConformalIntervals, ConformalSets
-    from bayesify.training.baselines import MCDropout
     from bayesify.training.certificate import Certificate, certify
     from bayesify.training.coreset import choose_coreset
     from bayesify.training.deep_ensemble import DeepEnsemble
@@ -97,6 +96,7 @@ if TYPE_CHECKING:
     from bayesify.training.fit import fit
     from bayesify.training.ivon import IVON
     from bayesify.training.learned_prior import learn_prior_mean, split_for_prior
+    from bayesify.training.mc_dropout import MCDropout
     from bayesify.training.optimizers import parameter_groups
     from bayesify.training.own_loop import make_step
     from bayesify.training.pac_bayes import PACBayesObjective
@@ -134,7 +134,7 @@ _MODULES = {
     "app.trained_table": ("open_run",),
     "io": ("compress", "decompress", "load", "save"),
     "module.acquire": ("acquire",),
-    "training.baselines": ("MCDropout",),
+    "training.mc_dropout": ("MCDropout",),
     "training.deep_ensemble": ("DeepEnsemble",),
     "training.certificate": ("Certificate", "certify"),
     "module.bayesian": ("BayesianModule",),

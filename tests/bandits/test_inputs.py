@@ -115,7 +115,7 @@ def test_classes_are_no_rewards() -> None:
     ],
 )
 def test_numbers_that_are_not_whole_are_named(make: Callable[[], Learning]) -> None:
-    with pytest.raises(TypeError, match=r"(size|updates) must be an integer, got "):
+    with pytest.raises(TypeError, match=r"(size|updates) must be a whole number, got "):
         make()
 
 

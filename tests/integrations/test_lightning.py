@@ -132,7 +132,7 @@ def test_a_schedule_without_an_end_is_refused(tmp_path: Path) -> None:
 def test_another_number_of_data_is_refused(tmp_path: Path) -> None:
     elbo = objective()
     elbo.num_data = 100
-    with pytest.raises(ValueError, match="must be the number of training data, 48, got 100"):
+    with pytest.raises(ValueError, match="must be the number of training examples, 48, got 100"):
         trainer(tmp_path).fit(ELBOModule(elbo), loader())
 
 
@@ -201,5 +201,5 @@ def test_the_data_of_one_process_are_not_all(tmp_path: Path) -> None:
     sampler = torch.utils.data.DistributedSampler(data, num_replicas=2, rank=0)
     elbo = objective()
     elbo.num_data = N // 2
-    with pytest.raises(ValueError, match=f"the number of training data, {N}, got {N // 2}"):
+    with pytest.raises(ValueError, match=f"the number of training examples, {N}, got {N // 2}"):
         trainer(tmp_path).fit(ELBOModule(elbo), DataLoader(data, BATCH, sampler=sampler))

@@ -335,7 +335,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     elbo = classifier()
     wrong = copy.deepcopy(elbo)
     wrong.num_data = 7
-    with pytest.raises(ValueError, match="number of training data, 16, got 7"):
+    with pytest.raises(ValueError, match="number of training examples, 16, got 7"):
         ELBOTrainer(wrong, arguments(tmp_path), train_dataset=Texts())
     with pytest.raises(ValueError, match="eval_samples must be at least 0, got -1"):
         ELBOTrainer(elbo, arguments(tmp_path), eval_samples=-1)

@@ -218,7 +218,7 @@ def test_certain_and_equal_predictions_are_finite() -> None:
     ("options", "error", "message"),
     [
         ({"num_samples": -1}, ValueError, "at least 1, or 0 for the mean weights, got -1"),
-        ({"num_samples": 2.5}, TypeError, "float"),
+        ({"num_samples": 2.5}, TypeError, r"num_samples must be a whole number, got 2\.5"),
         ({"estimator": bf.Flipout()}, TypeError, "got Flipout"),
     ],
 )

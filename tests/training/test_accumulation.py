@@ -135,7 +135,8 @@ def test_a_resumed_run_accumulates_as_it_did(tmp_path: Path) -> None:
 def test_a_number_of_minibatches_is_asked_for(wrong: Any) -> None:
     elbo = ELBO(CASE.bnn(), num_data=N)
     before = weights_of(elbo)
-    with pytest.raises(ValueError, match="accumulate_batches must be a whole number of at least 1"):
+    kind, most = (TypeError, "a whole") if type(wrong) is not int else (ValueError, "at least 1")
+    with pytest.raises(kind, match=f"accumulate_batches must be {most}"):
         fit(elbo, SMALL(), accumulate_batches=wrong)
     assert torch.equal(weights_of(elbo), before)
 

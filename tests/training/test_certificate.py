@@ -264,9 +264,9 @@ def test_the_sampled_error_checks_its_arguments() -> None:
         sampled_error(bnn, x, y.unsqueeze(-1))
     with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
         sampled_error(bnn, x, y, num_samples=0)
-    with pytest.raises(TypeError, match=r"num_samples must be an integer, got 1000\.0"):
+    with pytest.raises(TypeError, match=r"num_samples must be a whole number, got 1000\.0"):
         sampled_error(bnn, x, y, num_samples=1e3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"num_candidates must be an integer, got 2\.5"):
+    with pytest.raises(TypeError, match=r"num_candidates must be a whole number, got 2\.5"):
         bf.certify(bnn, x, y, prior_indices=(), num_candidates=2.5)  # type: ignore[arg-type]
     low_rank = bf.BayesianModule(nn.Linear(3, 2), posterior=bf.LowRankGaussian())
     with pytest.raises(ValueError, match="mean field, got the posterior StructuredGaussian"):

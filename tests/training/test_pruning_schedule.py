@@ -357,14 +357,18 @@ def test_a_backend_that_keeps_the_weights_of_before_is_caught(
         ((0.5, 0, math.nan), "below until_epoch"),
         ((0.5, 0, 1, 0.0), "power must be positive"),
         ((0.5, 0, 1, math.nan), "power must be positive"),
-        ((0.5, 0, 1, 3.0, 0), "times_per_epoch must be a whole number"),
-        ((0.5, 0, 1, 3.0, 1.5), "times_per_epoch must be a whole number"),
+        ((0.5, 0, 1, 3.0, 0), "times_per_epoch must be at least 1, got 0"),
         ((0.5, 0, 1, 3.0, 1, "size"), "criterion must be snr or magnitude"),
     ],
 )
 def test_settings_out_of_range_are_errors(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PruningSchedule(*arguments)
+
+
+def test_a_part_of_a_time_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"times_per_epoch must be a whole number, got 1\.5"):
+        PruningSchedule(0.5, 0, 1, 3.0, 1.5)  # type: ignore[arg-type]
 
 
 def test_pruning_that_outlasts_training_is_an_error() -> None:

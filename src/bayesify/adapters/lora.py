@@ -41,8 +41,8 @@ def bayesian_adapter(
 ) -> BayesianModule:
     """Make a LoRA network Bayesian: a layer is W + s B A with random A and the W that it had.
 
-    Train it by the ELBO, with N the number of training data, as any other network. B and the new
-    head are points that are trained, as in BLoB (Wang et al. 2024); W stays. An adapter adds
+    Train it by the ELBO, with N the number of training examples, like any other network. B and a
+    new head are points that are trained, as in BLoB (Wang et al. 2024); W stays. An adapter adds
     nothing at its start, since B = 0. ``bnn.to_module().merge_and_unload()`` is the plain network
     with the mean added to W. W shares the memory of ``net``: to merge the adapter of ``net`` itself
     changes it here too.

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from bayesify.bandits.replay import ReplayBuffer
 from bayesify.distributions.likelihoods import CategoricalLikelihood, GaussianLikelihood
 from bayesify.distributions.posteriors import Delta
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.noise.keys import Stream, seed_global_generators
@@ -54,7 +55,7 @@ class Learning:
             minibatches of 64 with a 64th of the KL each, which is 4096.
 
     Raises:
-        TypeError: a number that must be an integer is not.
+        TypeError: a number that must be whole is not.
         ValueError: a number is out of its range.
 
     Example:
@@ -78,10 +79,7 @@ class Learning:
             value = getattr(self, name)
             if name == "updates" and callable(value):
                 continue
-            if not isinstance(value, int):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            whole_number(name, value)
         if not (self.reward_scale > 0.0 and math.isfinite(self.reward_scale)):
             raise ValueError(f"reward_scale must be positive and finite, got {self.reward_scale}")
 

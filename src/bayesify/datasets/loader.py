@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.noise.keys import Stream, derived_seed
 
 __all__ = ["Passes", "TensorLoader"]
@@ -72,13 +72,8 @@ class TensorLoader:
                 )
         if len(targets) == 0:
             raise ValueError("there must be at least 1 example, got 0")
-        for name, value in (("batch_size", batch_size), ("seed", seed)):
-            try:
-                operator.index(value)
-            except TypeError as error:
-                raise TypeError(f"{name} must be a whole number, got {value!r}") from error
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        whole_number("batch_size", batch_size)
+        whole_number("seed", seed, None)
         for part in parts:
             _check_finite("inputs", part)
         _check_finite("targets", targets.nan_to_num(torch.nan, 0.0, 0.0) if has_bounds else targets)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.priors import PRIOR_LIMITS, BlockPrior, Gaussian, Prior, check_positive
+from bayesify.distributions.whole_numbers import whole_number
 
 __all__ = ["ByGroup", "EmpiricalGaussian", "UnitBlock", "empirical_variance"]
 
@@ -150,9 +150,7 @@ class EmpiricalGaussian(Prior):
 
     def __post_init__(self) -> None:
         check_positive(self, "small_std")
-        object.__setattr__(self, "min_size", operator.index(self.min_size))
-        if self.min_size < 1:
-            raise ValueError(f"min_size must be at least 1, got {self.min_size}")
+        object.__setattr__(self, "min_size", whole_number("min_size", self.min_size))
 
     def log_prob(self, weights: Tensor) -> Tensor:  # noqa: ARG002
         """Raise TypeError: without a posterior the standard deviation is not known."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -14,6 +13,7 @@ from bayesify.distributions.correlations import Independent, Kronecker, LowRank,
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.structured import Group, PosteriorFamily
+from bayesify.distributions.whole_numbers import whole_number
 
 __all__ = [
     "FullGaussian",
@@ -264,9 +264,7 @@ def named_posterior(name: PosteriorName) -> type[MeanFieldGaussian] | PosteriorF
 def _check_positive(family: PosteriorFamily) -> None:
     """Convert the fields of a family to integers, and raise ValueError for one below 1."""
     for each in fields(family):  # type: ignore[arg-type]
-        value = operator.index(getattr(family, each.name))
-        if value < 1:
-            raise ValueError(f"{each.name} must be at least 1, got {value}")
+        value = whole_number(each.name, getattr(family, each.name))
         object.__setattr__(family, each.name, value)
 
 

@@ -35,7 +35,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
     After training, ``bayesify.save(module.elbo.bnn, path)`` writes the network.
 
     Args:
-        elbo: the objective, whose ``num_data`` is the number of training data of the whole run.
+        elbo: the objective, whose ``num_data`` is the number of training examples of the whole run.
         optimizer: a function of parameter groups; None is ``torch.optim.Adam`` with rate 1e-3.
         scheduler: a function of optimiser and total number of steps, stepped after every update.
         rho_lr_scale: learning rate of rho as a multiple of the others'.
@@ -47,7 +47,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
     Raises:
         TypeError: ``elbo`` is not an ELBO.
         ValueError: an argument is out of its range, or, when training starts, ``num_data`` is not
-            the number of training data, or a schedule has no last step.
+            the number of training examples, or a schedule has no last step.
 
     Example:
         >>> import bayesify as bf
@@ -88,11 +88,11 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         return self.elbo.bnn.predict(inputs)
 
     def on_train_start(self) -> None:
-        """Check the number of training data, by which the KL is weighted."""
+        """Check the number of training examples, by which the KL is weighted."""
         counts = num_data_of(self.trainer.train_dataloader)
         if counts and self.elbo.num_data not in counts:
             raise ValueError(
-                f"the objective's num_data must be the number of training data, "
+                f"the objective's num_data must be the number of training examples, "
                 f"{' or '.join(map(str, sorted(counts)))}, got {self.elbo.num_data}; the KL would "
                 "be weighted wrongly"
             )

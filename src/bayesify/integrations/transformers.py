@@ -278,6 +278,6 @@ def _check_num_data(elbo: ELBO, dataset: object) -> None:
     length = len(dataset) if hasattr(dataset, "__len__") else None
     if length is not None and length != elbo.num_data:
         raise ValueError(
-            f"the objective's num_data must be the number of training data, {length}, got "
+            f"the objective's num_data must be the number of training examples, {length}, got "
             f"{elbo.num_data}; the KL would be weighted wrongly"
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, count_examples, inputs_of
 from bayesify.module.random_network import check_bayesian
@@ -88,9 +88,7 @@ def acquire(
         )
     pool = inputs_of(pool, bnn.posterior.mean.device, bnn.net)
     count = count_examples(pool)
-    given: Any = num
-    if not isinstance(given, Integral):
-        raise TypeError(f"num must be a whole number, got {num!r}")
+    num = whole_number("num", num, None)
     if not 1 <= num <= count:
         raise ValueError(
             f"num must lie from 1 to {count}, the number of examples in the pool, got {num}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from math import ceil
-from numbers import Integral
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators.stateless import is_out_of_memory, modules_of
 from bayesify.module.inputs import WHOLE, Inputs, arguments_of, count_examples
 from bayesify.module.pass_memory import PROBE_SIZE, MemoryTracker, PassMemory
@@ -137,11 +137,7 @@ class Batching(NamedTuple):
             if max_memory is not None:
                 raise ValueError('max_memory divides the inputs; leave out batch_size="all", or it')
             return cls(WHOLE, 1)
-        if not isinstance(batch_size, Integral | None) or isinstance(batch_size, bool):
-            raise TypeError(f'batch_size must be a whole number, "all" or None, got {batch_size!r}')
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        wanted: int | None = batch_size
+        wanted = None if batch_size is None else whole_number("batch_size", batch_size)
         num_examples, mean = count_examples(inputs), network.posterior.mean
         # Forward hooks must see the passes of the prediction only, so that no probe is run.
         has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules_of(network.net))

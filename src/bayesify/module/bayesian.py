@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -18,6 +17,7 @@ from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterio
 from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.distributions.structured import PosteriorFamily
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
 from bayesify.module.inputs import Inputs, inputs_of
@@ -266,10 +266,7 @@ class BayesianModule(RandomNetwork):
     ) -> R:
         """Return the reduction of the outputs of S weight samples; see :meth:`predict`."""
         inputs = inputs_of(inputs, self.posterior.mean.device, self.net)
-        if not isinstance(num_samples, Integral):
-            raise TypeError(f"num_samples must be a whole number, got {num_samples!r}")
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        num_samples = whole_number("num_samples", num_samples)
         key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
         with (
             self.in_turn(),
@@ -396,10 +393,7 @@ class BayesianModule(RandomNetwork):
             if seed is not None:
                 raise ValueError(f"the mean weights have no seed, got {seed}; name a sample too")
             return self._means()
-        if not isinstance(sample, Integral):
-            raise TypeError(f"sample must be a whole number, got {sample!r}")
-        if sample < 0:
-            raise ValueError(f"sample must be at least 0, got {sample}")
+        sample = whole_number("sample", sample, 0)
         key = NoiseKey(self.seed if seed is None else seed, Stream.PREDICTION, 0)
         (weights,) = sampler_of(self.posterior, key)(range(sample, sample + 1))
         return self.layout.unflatten(weights.to(self.layout.dtype, copy=True))

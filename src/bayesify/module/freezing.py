@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta, MeanFieldGaussian
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import Estimator, LocalReparameterization, WeightSampling, stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.frozen_outputs import ClassOutputs, NumberOutputs, frozen_head
@@ -162,7 +162,7 @@ def freeze(
             else "of an ensemble freeze each member"
         )
         raise TypeError(f"freeze needs a BayesianModule, got {type(bnn).__name__}; {mend}")
-    samples = operator.index(num_samples)
+    samples = whole_number("num_samples", num_samples, None)
     if samples < 0:
         raise ValueError(
             f"num_samples must be at least 1, or 0 for the mean weights, got {samples}"

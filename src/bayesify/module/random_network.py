@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from bayesify.distributions.layout import ParameterLayout, Selector
 from bayesify.distributions.posteriors import Delta, Posterior, WeightDraw
 from bayesify.distributions.structured import PosteriorFamily
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import (
     ClosedFormLastLayer,
     Estimator,
@@ -112,10 +112,7 @@ class RandomNetwork(nn.Module):
         self._borrowed = BorrowedMemory(self.net)
         initial = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
         mean = initial.to(torch.promote_types(initial.dtype, torch.float32))
-        try:
-            self.seed = operator.index(seed)
-        except TypeError as error:
-            raise TypeError(f"seed must be a whole number, got {seed!r}") from error
+        self.seed = whole_number("seed", seed, None)
         if not -(2**127) <= self.seed < 2**127:
             raise ValueError(f"seed must have at most 128 bits with its sign, got {seed}")
         std = init_std_of(init_std, mean)

@@ -17,6 +17,7 @@ from bayesify.datasets import Passes, TensorLoader
 from bayesify.distributions.families import PosteriorName, named_posterior
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likelihood
 from bayesify.distributions.priors import Gaussian
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import LocalReparameterization, WeightSampling
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.model import Noise, TableNet, table_module
@@ -108,8 +109,7 @@ class TableRecipe:
         if not units or min(units) < 1:
             raise ValueError(f"hidden must be positive numbers of units such as (50,), got {units}")
         for name in ("batch_size", "steps"):
-            if operator.index(getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            whole_number(name, getattr(self, name))
         for name in ("lr", "rho_lr_scale", "init_std", "prior_std"):
             value = getattr(self, name)
             if not (value > 0.0 and math.isfinite(value)):

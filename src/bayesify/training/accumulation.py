@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from typing import NamedTuple, Self
+
+from bayesify.distributions.whole_numbers import whole_number
 
 __all__ = ["Accumulation"]
 
@@ -29,17 +30,10 @@ class Accumulation(NamedTuple):
         """Return the accumulation of an epoch.
 
         Raises:
-            ValueError: ``every`` is no whole number of at least 1.
+            TypeError: ``every`` is no whole number.
+            ValueError: it is below 1.
         """
-        try:
-            count = operator.index(every)
-        except TypeError:
-            count = 0
-        if count < 1 or isinstance(every, bool):
-            raise ValueError(
-                f"accumulate_batches must be a whole number of at least 1, got {every!r}"
-            )
-        return cls(count, batches)
+        return cls(whole_number("accumulate_batches", every), batches)
 
     def check_brought(self, count: int) -> None:
         """Check that the last step of an epoch was made.

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Literal
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from bayesify.distributions.kl import kl_divergence
 from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import LocalReparameterization, stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples, inputs_of
@@ -292,10 +292,7 @@ def _check_sampling(inputs: Inputs, targets: Tensor, **counts: int) -> int:
         ValueError: a number is below 1, or the targets are not class indices of shape (N,).
     """
     for name, value in counts.items():
-        if not isinstance(value, Integral):
-            raise TypeError(f"{name} must be an integer, got {value!r}")
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        whole_number(name, value)
     count = count_examples(inputs)
     if targets.shape != (count,) or targets.dtype != torch.int64:
         raise ValueError(

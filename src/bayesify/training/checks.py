@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sized
-from numbers import Integral
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from bayesify.distributions.likelihoods import GaussianLikelihood, Likelihood
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.noise.keys import process_count
 from bayesify.training.backends import NonFiniteLossError
 from bayesify.training.elbo import ELBO
@@ -128,8 +128,7 @@ def check_arguments(
                 "put what it reads into the __iter__ of a torch.utils.data.IterableDataset, and "
                 "that into a DataLoader"
             )
-    if not isinstance(epochs, Integral) or epochs < 0:
-        raise ValueError(f"epochs must be a whole number of at least 0, got {epochs!r}")
+    whole_number("epochs", epochs, 0)
     if not isinstance(pruning, PruningSchedule | None):
         raise TypeError(
             f"pruning must be a PruningSchedule, got {pruning!r}; write "
@@ -147,7 +146,7 @@ def check_arguments(
     allowed = num_data_of(loader)
     if allowed and elbo.num_data not in allowed:
         raise ValueError(
-            "the objective's num_data must be the number of training data, "
+            "the objective's num_data must be the number of training examples, "
             f"{' or '.join(map(str, sorted(allowed)))}, got {elbo.num_data}; the KL would be "
             "weighted wrongly"
         )

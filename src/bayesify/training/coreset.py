@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.noise.keys import Stream, derived_seed
 
 __all__ = ["CoresetMethod", "choose_coreset"]
@@ -52,7 +52,7 @@ def choose_coreset(
             f"inputs must be a tensor whose first axis is N examples, got {inputs!r}; use "
             "torch.as_tensor(x)"
         )
-    size, count = operator.index(size), len(inputs)
+    size, count = whole_number("size", size, None), len(inputs)
     if not 1 <= size <= count:
         raise ValueError(f"size must lie from 1 to {count}, the number of examples, got {size}")
     # Not the numbers of ``acquire``, which may choose from the same examples.

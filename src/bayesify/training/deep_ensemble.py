@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.io.files import StorageError, write_tensors
 from bayesify.io.models import (
     model_meta,
@@ -23,7 +24,6 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, inputs_of
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import Predictive
-from bayesify.training.baselines import check_counts
 
 __all__ = ["DeepEnsemble"]
 
@@ -85,7 +85,8 @@ class DeepEnsemble:
         num_samples: int = 100,
         *,
         keep_samples: bool = False,
-        batch_size: int | None = None,
+        batch_size: int | Literal["all"] | None = None,
+        max_memory: int | str | None = None,
         seed: int | None = None,
     ) -> Predictive:
         """Predict with the mixture of the members' predictions.
@@ -95,15 +96,18 @@ class DeepEnsemble:
             num_samples: number of weight samples of each member; ignored if all members have point
                 weights.
             keep_samples: whether the result holds the prediction of every sample.
-            batch_size: the number of examples in one pass; None chooses a fast one.
+            batch_size: as for ``BayesianModule.predict``.
+            max_memory: as for ``BayesianModule.predict``, for the prediction of one member. Those
+                of all members are held until they are joined.
             seed: a seed for other weight samples; None stands for the members' seeds. Members never
                 share noise, even if their seeds are equal.
 
         Raises:
-            ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no examples, or the
-                members' predictions have different shapes.
+            TypeError: ``num_samples`` or ``batch_size`` is no whole number.
+            ValueError: one of them is below 1, ``max_memory`` is too small, there are no examples,
+                or the members' predictions have different shapes.
         """
-        check_counts(num_samples, batch_size)
+        num_samples = whole_number("num_samples", num_samples)
         net, device = self.members[0].net, self.members[0].posterior.mean.device
         inputs = inputs_of(inputs, device, net)
         points = all(isinstance(member.posterior, Delta) for member in self.members)
@@ -121,6 +125,7 @@ class DeepEnsemble:
                 1 if points else num_samples,
                 keep_samples=keep_samples,
                 batch_size=batch_size,
+                max_memory=max_memory,
                 seed=member_seed,
             )
             for member, member_seed in zip(self.members, seeds, strict=True)

@@ -18,6 +18,7 @@ from bayesify.distributions.kl import (
     minibatch_weight,
 )
 from bayesify.distributions.posteriors import Delta, WeightDraw
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, check_not_copied
 from bayesify.noise.keys import (
@@ -123,11 +124,10 @@ class ELBO(nn.Module):
                 f"bnn must be a BayesianModule, got {type(bnn).__name__}; wrap the network: "
                 "ELBO(BayesianModule(net), num_data=N)"
             )
-        for name, value in (("num_data", num_data), ("num_samples", num_samples)):
-            if not isinstance(value, Integral):
-                raise TypeError(f"{name} must be a whole number, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        num_data, num_samples = (
+            whole_number(name, value)
+            for name, value in (("num_data", num_data), ("num_samples", num_samples))
+        )
         given: Any = temperature
         if not isinstance(given, Real):
             raise TypeError(f"temperature must be a number, got {given!r}")
@@ -143,11 +143,11 @@ class ELBO(nn.Module):
         ):
             kl_divergence(bnn.posterior, bnn.weight_prior, method=kl)
         self.bnn = bnn
-        self.num_data = operator.index(num_data)
+        self.num_data = num_data
         self.kl = kl
         self.kl_weighting = kl_weighting
         self.temperature = float(temperature)
-        self.num_samples = operator.index(num_samples)
+        self.num_samples = num_samples
         self.num_batches = None if num_batches is None else operator.index(num_batches)
         self.fused = fused
         self._step = make_counter()

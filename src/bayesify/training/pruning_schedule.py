@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.optim import Optimizer
 
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.pruning import check_pruning, prune_in_place
 from bayesify.training.elbo import ELBO
@@ -43,6 +44,7 @@ class PruningSchedule:
         criterion: ``"snr"``, or ``"magnitude"`` for |mean|, which a point estimate has too.
 
     Raises:
+        TypeError: an argument is no number, or ``times_per_epoch`` no whole one.
         ValueError: an argument is out of its range.
 
     Example:
@@ -77,10 +79,7 @@ class PruningSchedule:
             )
         if not 0.0 < self.power < math.inf:
             raise ValueError(f"power must be positive and finite, got {self.power}")
-        if not (isinstance(self.times_per_epoch, int) and self.times_per_epoch >= 1):
-            raise ValueError(
-                f"times_per_epoch must be a whole number of at least 1, got {self.times_per_epoch}"
-            )
+        whole_number("times_per_epoch", self.times_per_epoch)
 
     @property
     def settings(self) -> dict[str, Any]:

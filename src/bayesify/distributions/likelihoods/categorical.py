@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import Tensor
 
 from bayesify.distributions.likelihoods.likelihood import Likelihood
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.prediction import CategoricalPredictive, Predictive, SizedIterable
 from bayesify.prediction.predictive import sum_components
 
@@ -38,7 +37,9 @@ class CategoricalLikelihood(Likelihood):
 
     def __init__(self, ignore_index: int | None = None) -> None:
         super().__init__()
-        self.ignore_index = None if ignore_index is None else operator.index(ignore_index)
+        self.ignore_index = ignore_index
+        if ignore_index is not None:
+            self.ignore_index = whole_number("ignore_index", ignore_index, None)
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the log softmax of the target's class, in nats, shape (S, N).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 
 from bayesify.distributions.likelihoods.likelihood import Likelihood
 from bayesify.distributions.softplus import inverse_softplus, softplus
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.prediction import OrdinalPredictive, Predictive, SizedIterable
 
 __all__ = ["OrdinalLikelihood"]
@@ -47,7 +47,7 @@ class OrdinalLikelihood(Likelihood):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.num_classes = operator.index(num_classes)
+        self.num_classes = whole_number("num_classes", num_classes, None)
         if self.num_classes < 2:
             raise ValueError(
                 f"num_classes must be at least 2, got {num_classes}; count the classes that "

@@ -25,8 +25,8 @@ from bayesify.prediction import CategoricalPredictive
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.harness.image_runs import trained
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, standard_error
-from bayesify.training.baselines import MCDropout
 from bayesify.training.deep_ensemble import DeepEnsemble
+from bayesify.training.mc_dropout import MCDropout
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

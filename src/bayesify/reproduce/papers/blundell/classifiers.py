@@ -22,8 +22,8 @@ from bayesify.module.pruning import prune
 from bayesify.prediction import CategoricalPredictive
 from bayesify.reproduce.harness.experiment import Context
 from bayesify.reproduce.harness.image_runs import settings_of, trained
-from bayesify.training.baselines import MCDropout
 from bayesify.training.history import History
+from bayesify.training.mc_dropout import MCDropout
 
 __all__ = [
     *("EPOCHS", "FRACTIONS", "METHODS", "SAMPLES", "Method", "Network", "is_bayesian"),

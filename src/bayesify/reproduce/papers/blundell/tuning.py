@@ -30,7 +30,7 @@ from bayesify.reproduce.papers.blundell.classifiers import (
     train_network,
 )
 from bayesify.reproduce.papers.blundell.mnist_networks import images
-from bayesify.training.baselines import logit_temperature
+from bayesify.training.temperature_scaling import logit_temperature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,8 +31,9 @@ from bayesify.reproduce.papers.clinc150.adapters import (
     timed,
 )
 from bayesify.reproduce.papers.clinc150.tuning import METHODS
-from bayesify.training.baselines import MCDropout, logit_temperature
 from bayesify.training.deep_ensemble import DeepEnsemble
+from bayesify.training.mc_dropout import MCDropout
+from bayesify.training.temperature_scaling import logit_temperature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

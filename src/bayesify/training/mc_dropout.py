@@ -1,4 +1,4 @@
-"""Baselines: Monte Carlo dropout and temperature scaling.
+"""Monte Carlo dropout, a baseline.
 
 Plain training by SGD or Adam needs no class of its own. It is a ``Delta`` posterior whose penalty
 has weight 0: ``ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperature=0)``.
@@ -6,11 +6,9 @@ has weight 0: ``ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperatu
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +16,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs, Repeated, batches_of, check_rows, inputs_of
+from bayesify.module.inputs import WHOLE, Inputs, Repeated, batches_of, check_rows, inputs_of
 from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.turns import Turns
@@ -28,11 +27,9 @@ from bayesify.noise.keys import Stream, seed_global_generators
 from bayesify.prediction import Predictive
 from bayesify.training.minibatches import kept_generators
 
-__all__ = ["MCDropout", "check_counts", "logit_temperature"]
+__all__ = ["MCDropout"]
 
 _BATCH_SIZE = 1024
-#: Halvings of an interval, after which it is below the rounding of float32.
-_BISECTIONS = 40
 
 
 class MCDropout:
@@ -113,7 +110,7 @@ class MCDropout:
         num_samples: int = 100,
         *,
         keep_samples: bool = False,
-        batch_size: int | None = None,
+        batch_size: int | Literal["all"] | None = None,
         seed: int | None = None,
     ) -> Predictive:
         """Predict with S passes with dropout.
@@ -124,14 +121,19 @@ class MCDropout:
             inputs: as for ``BayesianModule.predict``.
             num_samples: S, the number of passes, at least 1.
             keep_samples: whether the result holds the prediction of every sample.
-            batch_size: the number of examples in one pass; None is at most 1024. Each example has
-                its own masks, which change with the batch size.
+            batch_size: the number of examples in one pass; None is at most 1024, and with ``"all"``
+                the inputs are not divided. Each example has its own masks, which change with the
+                batch size.
             seed: a seed for other masks; None stands for the seed of the object.
 
         Raises:
-            ValueError: ``num_samples`` or ``batch_size`` is below 1, or there are no examples.
+            TypeError: ``num_samples`` or ``batch_size`` is no whole number.
+            ValueError: one of them is below 1, or there are no examples.
         """
-        check_counts(num_samples, batch_size)
+        num_samples = whole_number("num_samples", num_samples)
+        if batch_size is None:
+            batch_size = _BATCH_SIZE
+        size = WHOLE if batch_size == "all" else whole_number("batch_size", batch_size)
         inputs = inputs_of(inputs, _device_of(self.net), self.net)
         net, run = self.net, self.net.__call__
         if isinstance(self.net, BayesianModule):
@@ -140,7 +142,7 @@ class MCDropout:
             run,
             inputs,
             num_samples,
-            batch_size or _BATCH_SIZE,
+            size,
             self.seed if seed is None else seed,
             self.output,
         )
@@ -152,68 +154,6 @@ class MCDropout:
             for module in self._readers:
                 module.training = True
             return self.likelihood.predictive(outputs, keep_samples=keep_samples)
-
-
-def logit_temperature(logits: Tensor, targets: Tensor) -> float:
-    """Return the temperature T > 0 that minimises the nll of softmax(logits / T).
-
-    Temperature scaling (Guo et al. 2017): T changes the confidence of a classifier, never its most
-    probable class. Use held-out examples, since on the training set T makes it more confident.
-
-    Args:
-        logits: outputs of a trained network, shape (N, K), as from ``bnn.mean_outputs(x)``.
-        targets: class indices, shape (N,), dtype int64.
-
-    Raises:
-        ValueError: shapes or values are invalid; or no temperature is best, because every example
-            has its largest logit at its target, so that the nll falls as T approaches 0, or because
-            the logits are no better than chance, so that it falls as T grows.
-
-    Example:
-        >>> logits = 10.0 * torch.eye(2)[[0, 0, 0, 1]]  # confident, and wrong once in four
-        >>> round(logit_temperature(logits, torch.tensor([0, 0, 1, 1])), 3)
-        9.102
-    """
-    if logits.dim() != 2 or targets.shape != logits.shape[:1] or not len(targets):
-        raise ValueError(
-            f"logits must have shape (N, K) and targets (N,), got {tuple(logits.shape)} and "
-            f"{tuple(targets.shape)}"
-        )
-    if not bool(logits.isfinite().all()):
-        raise ValueError("logits must be finite, got inf or nan")
-    last = logits.shape[1] - 1
-    if targets.dtype != torch.int64 or not 0 <= int(targets.min()) <= int(targets.max()) <= last:
-        raise ValueError(
-            f"targets must be class indices from 0 to {last} of dtype int64, got "
-            f"{targets.dtype} from {targets.min()} to {targets.max()}"
-        )
-    wide = logits.detach().double()
-    of_target = wide.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    if bool((of_target >= wide.max(-1).values).all()):
-        raise ValueError(
-            "no temperature is best: the largest logit of each example is that of its target; use "
-            "more held-out examples"
-        )
-    if float(of_target.sum()) <= float(wide.mean(-1).sum()):
-        raise ValueError(
-            "no temperature is best: the logits predict the targets no better than chance"
-        )
-
-    def slope(inverse: float) -> float:
-        """Return the derivative of the nll in 1 / T, which rises with 1 / T (the nll is convex)."""
-        expected = (torch.softmax(inverse * wide, -1) * wide).sum(-1)
-        return float((expected - of_target).mean())
-
-    # Powers of two around the zero, so that the bisection is precise for every scale of logits.
-    low, high = 0.5, 1.0
-    while slope(high) < 0.0:
-        low, high = high, 2.0 * high
-    while slope(low) >= 0.0 and low > sys.float_info.min:
-        low, high = 0.5 * low, low
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if slope(middle) < 0.0 else (low, middle)
-    return 2.0 / (low + high)
 
 
 class _DropoutOutputs:
@@ -244,7 +184,8 @@ class _DropoutOutputs:
                 # The fused kernel of transformer layers has no dropout.
                 with UnfusedAttention():
                     part = tensor_of(self._run(*args, **kwargs), self._output)
-                check_rows(part, len(next(iter((*args, *kwargs.values())))))
+                if self._batch_size != WHOLE:
+                    check_rows(part, len(next(iter((*args, *kwargs.values())))))
                 parts.append(part)
             yield parts[0].clone() if len(parts) == 1 else torch.cat(parts)
 
@@ -282,27 +223,3 @@ def _device_of(net: nn.Module) -> torch.device | None:
     """The device of the first parameter, or None of a network without any."""
     first = next(net.parameters(), None)
     return None if first is None else first.device
-
-
-def check_counts(num_samples: int, batch_size: int | None) -> None:
-    """Check the counts of a prediction.
-
-    Raises:
-        TypeError: one is no whole number.
-        ValueError: one is below 1.
-
-    Example:
-        >>> check_counts(0, None)
-        Traceback (most recent call last):
-        ValueError: num_samples must be at least 1, got 0
-    """
-    given: Any = num_samples
-    if not isinstance(given, Integral):
-        raise TypeError(f"num_samples must be a whole number, got {num_samples!r}")
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-    size: Any = batch_size
-    if not isinstance(size, Integral | None):
-        raise TypeError(f"batch_size must be a whole number or None, got {batch_size!r}")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
