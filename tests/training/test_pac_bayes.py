@@ -155,7 +155,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
                     optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
                     checkpoint_dir=folder,
                     resume=True,
-                    callback=Silent(),
+                    progress=False,
                 )
         return own.bnn.posterior.mean.detach()
 
@@ -220,13 +220,28 @@ def test_a_learned_prior_sees_its_part_only_and_has_no_dropout() -> None:
     net = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)).double()
     before = net[1].weight.detach().clone()
     loader = TensorLoader(x[seen], y[seen], 10)
-    found = bf.learn_prior_mean(net, loader, num_data=30, epochs=3, callback=Silent())
+    found = bf.learn_prior_mean(net, loader, num_data=30, epochs=3, progress=False)
     assert torch.equal(net[1].weight, before)
     assert not torch.equal(found[1].weight, before)
     assert (net[0].p, found[0].p) == (0.5, 0.0)
-    for part in (0.0, 1.0, 0.001):
+    for fraction in (0.0, 1.0, 0.001):
         with pytest.raises(ValueError, match="examples on both sides"):
-            bf.split_for_prior(60, part)
+            bf.split_for_prior(60, fraction)
+    with pytest.raises(TypeError, match=r"num_data must be a whole number, got 2\.5"):
+        bf.split_for_prior(2.5, 0.5)  # type: ignore[arg-type]
+
+
+def test_a_learned_prior_is_trained_at_the_rate_that_is_asked_for() -> None:
+    x, y = minibatch(60)
+    net = nn.Linear(4, 3).double()
+    found = [
+        bf.learn_prior_mean(
+            net, TensorLoader(x, y, 60), num_data=60, epochs=1, lr=lr, progress=False
+        ).weight
+        for lr in (0.01, 0.2)
+    ]
+    # The first step of Adam is as long as its rate.
+    assert [round(float((w - net.weight).detach().abs().max()), 4) for w in found] == [0.01, 0.2]
 
 
 def test_a_learned_prior_of_a_network_whose_result_holds_the_logits() -> None:
@@ -237,18 +252,8 @@ def test_a_learned_prior_of_a_network_whose_result_holds_the_logits() -> None:
     x, y = minibatch(60)
     net = Named(4, 3).double()
     loader = TensorLoader(x, y, 20)
-    found = bf.learn_prior_mean(
-        net, loader, num_data=60, epochs=2, output="logits", callback=Silent()
-    )
+    found = bf.learn_prior_mean(net, loader, num_data=60, epochs=2, output="logits", progress=False)
     assert not torch.equal(found.weight, net.weight)
-
-
-class Silent:
-    """A callback that prints nothing."""
-
-    def on_start(self, **values: Any) -> None: ...
-    def on_step(self, **values: Any) -> None: ...
-    def on_epoch(self, row: Any) -> None: ...
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.distributions.posteriors import Delta
+from bayesify.distributions.whole_numbers import whole_number
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 from bayesify.noise.keys import Stream, derived_seed
@@ -22,28 +23,31 @@ from bayesify.training.schedules import ScheduleFactory
 __all__ = ["learn_prior_mean", "split_for_prior"]
 
 
-def split_for_prior(num_data: int, part: float, *, seed: int = 0) -> Tensor:
+def split_for_prior(num_data: int, fraction: float, *, seed: int = 0) -> Tensor:
     """Draw the examples that the prior may see, as ``certify`` takes them.
 
     Args:
         num_data: N, the number of examples.
-        part: share of them, above 0 and below 1.
+        fraction: share of them, above 0 and below 1.
         seed: determines the split, whatever else is drawn with it.
 
     Returns:
-        Their indices, ascending, shape (round(part * N),).
+        Their indices, ascending, shape (round(fraction * N),).
 
     Raises:
-        ValueError: ``part`` is out of its range, or leaves nothing on one side.
+        TypeError: ``num_data`` is no whole number.
+        ValueError: ``fraction`` is out of its range, or leaves nothing on one side.
 
     Example:
         >>> split_for_prior(6, 0.5).shape
         torch.Size([3])
     """
-    count = round(part * num_data) if 0.0 < part < 1.0 else 0
+    num_data = whole_number("num_data", num_data)
+    count = round(fraction * num_data) if 0.0 < fraction < 1.0 else 0
     if not 0 < count < num_data:
         raise ValueError(
-            f"part must leave examples on both sides: above 0 and below 1, got {part} of {num_data}"
+            "fraction must leave examples on both sides: above 0 and below 1, got "
+            f"{fraction} of {num_data}"
         )
     generator = torch.Generator().manual_seed(derived_seed(seed, Stream.CERTIFICATE, 0, 1))
     return torch.randperm(num_data, generator=generator)[:count].sort().values
@@ -56,12 +60,14 @@ def learn_prior_mean(
     num_data: int,
     epochs: int = 10,
     output: Output | None = None,
+    lr: float | None = None,
     optimizer: OptimizerFactory | None = None,
     scheduler: LRScheduler | ScheduleFactory | None = None,
     seed: int = 0,
     checkpoint_dir: str | Path | None = None,
     resume: bool = False,
     callback: Callback | None = None,
+    progress: bool = True,
 ) -> nn.Module:
     """Train a classifier by plain empirical risk minimisation, as the centre of a prior.
 
@@ -73,12 +79,14 @@ def learn_prior_mean(
         num_data: their number.
         epochs: see ``fit``, as for the other arguments.
         output: what of the network's result is the logits, as for ``BayesianModule``.
+        lr: see ``fit``.
         optimizer: see ``fit``.
         scheduler: see ``fit``.
         seed: of the order of the data and of dropout.
         checkpoint_dir: see ``fit``.
         resume: see ``fit``.
         callback: see ``fit``.
+        progress: see ``fit``.
 
     Returns:
         The trained network. ``BayesianModule(it, prior=Gaussian(std), prior_mean="initial",
@@ -97,11 +105,13 @@ def learn_prior_mean(
         ELBO(bnn, num_data=num_data, temperature=0.0),
         loader,
         epochs=epochs,
+        lr=lr,
         optimizer=optimizer,
         scheduler=scheduler,
         checkpoint_dir=checkpoint_dir,
         resume=resume,
         callback=callback,
+        progress=progress,
     )
     found = bnn.to_module()
     for module in found.modules():
