@@ -20,7 +20,17 @@ from tests.loops import loop_over
 from torch import Tensor, nn
 
 import bayesify
-from bayesify import ELBO, BayesianModule, CategoricalLikelihood, Prior, load, prune, save
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    CategoricalLikelihood,
+    GaussianLikelihood,
+    Prior,
+    fit,
+    load,
+    prune,
+    save,
+)
 from bayesify.io import StorageError, atomic_write, read_tensors, write_tensors
 from bayesify.noise.keys import NoiseKey, Stream
 
@@ -135,6 +145,57 @@ def test_a_network_turned_to_another_dtype_keeps_it(tmp_path: Path) -> None:
     bnn = trained(CASE.bnn(mlp(torch.float32)).to(torch.float64))
     save(bnn, tmp_path / "a")
     check_same(load(tmp_path / "a", mlp(torch.float32)), bnn, CASE.data(6)[0])
+
+
+class Clock(nn.Module):
+    """A linear layer of the time since a date, turned by angles, neither of which a file holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2)
+        start = torch.tensor(1_700_000_123.0, dtype=torch.float64)
+        self.register_buffer("start", start, persistent=False)
+        self.register_buffer("turn", torch.polar(torch.ones(1), torch.ones(1)), persistent=False)
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+
+    def forward(self, t: Tensor) -> Tensor:
+        passed = (t - self.start).to(self.scale.dtype) * self.scale
+        return torch.view_as_real(torch.view_as_complex(self.layer(passed)) * self.turn)
+
+
+@loop_over("dtype", [torch.float64, torch.float32])
+def test_buffers_that_a_file_does_not_hold_keep_their_kind(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    net = Clock()
+    net.layer.to(dtype)
+    net.scale, net.turn = (
+        net.scale.to(dtype),
+        net.turn.to(torch.promote_types(dtype, net.turn.dtype)),
+    )
+    bnn = trained(BayesianModule(net, likelihood=GaussianLikelihood(1.0)))
+    save(bnn, tmp_path / "a")
+    again = load(tmp_path / "a", Clock())
+    check_same(again, bnn, torch.arange(3.0, dtype=torch.float64).unsqueeze(1) + 1_700_000_123)
+    assert (again.net.start.dtype, again.net.turn.is_complex()) == (torch.float64, True)
+
+
+class Stateful(nn.Linear):
+    def get_extra_state(self) -> dict[str, float]:
+        return {"scale": 2.0}
+
+    def set_extra_state(self, state: dict[str, float]) -> None: ...
+
+
+def test_state_that_is_no_tensor_is_refused_before_training(tmp_path: Path) -> None:
+    bnn = BayesianModule(nn.Sequential(Stateful(3, 2)))
+    message = r"holds tensors, got a network with a dict in net\.0\._extra_state; keep what"
+    with pytest.raises(ValueError, match=message):
+        save(bnn, tmp_path / "a")
+    loader = [(torch.ones(1, 3), torch.tensor([0]))]
+    with pytest.raises(ValueError, match=message):
+        fit(ELBO(bnn, num_data=1), loader, checkpoint_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @dataclass(frozen=True)

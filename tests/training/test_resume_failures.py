@@ -37,8 +37,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bayesify import ELBO, BayesianModule, Gaussian, Prior, fit, load, save
 from bayesify.app.cli import main
+from bayesify.datasets import TensorLoader
 from bayesify.io import StorageError
 from bayesify.training import NonFiniteLossError
+from bayesify.training.history import History
+from bayesify.training.optimizers import OptimizerFactory
+from bayesify.training.schedules import cosine
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 TRAIN = ["train", "mnist", "--hidden", "8", "--limit", "300", "--batch-size", "32"]
@@ -295,4 +299,32 @@ def test_a_scheduler_that_needs_pickle_is_refused_by_name(tmp_path: Path) -> Non
     with pytest.raises(TypeError, match="the state of Odd cannot be stored without pickle"):
         Setup().run(tmp_path, scheduler=Odd, optimizer=flat_sgd)
     assert list(tmp_path.iterdir()) == []
-    assert len(Setup().run(tmp_path, checkpoint_dir=None, scheduler=Odd)) == 3
+    assert len(Setup().run(tmp_path, checkpoint_dir=None, resume=False, scheduler=Odd)) == 3
+
+
+def test_a_resumed_run_has_the_schedule_and_optimizer_of_its_checkpoint(tmp_path: Path) -> None:
+    def run(name: str, epochs: int, **options: Any) -> History:
+        loader = TensorLoader(torch.ones(6, 3), torch.arange(6) % 2, 3)
+        made = {"checkpoint_dir": tmp_path / name, "resume": True, "progress": False}
+        elbo = ELBO(BayesianModule(nn.Linear(3, 2)), num_data=6)
+        return fit(elbo, loader, epochs=epochs, **made | options)
+
+    def adam(**options: Any) -> OptimizerFactory:
+        return lambda parameters: Adam(parameters, lr=1e-3, **options)
+
+    run("cosine", 2, scheduler=cosine)
+    run("plain", 2, optimizer=adam())
+    with pytest.raises(StorageError, match="scheduler is Constant here and LambdaLR there"):
+        run("cosine", 4)
+    with pytest.raises(StorageError, match="scheduler is LambdaLR here and Constant there"):
+        run("plain", 4, optimizer=adam(), scheduler=cosine)
+    with pytest.raises(StorageError, match=r"betas is \[0\.5, 0\.6\] here and \[0\.9, 0\.999\]"):
+        run("plain", 4, optimizer=adam(betas=(0.5, 0.6)))
+    with pytest.raises(StorageError, match=r"weight_decay is 0\.1 here and 0 there"):
+        run("plain", 4, optimizer=adam(weight_decay=0.1))
+    assert len(run("plain", 4, optimizer=adam(foreach=False))) == 4
+
+
+def test_there_is_nothing_to_resume_without_a_folder() -> None:
+    with pytest.raises(ValueError, match="resume needs checkpoint_dir"):
+        Setup().run(Path("unused"), checkpoint_dir=None)

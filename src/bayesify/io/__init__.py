@@ -10,6 +10,7 @@ from bayesify.io.files import (
     write_tensors,
 )
 from bayesify.io.models import (
+    check_can_be_stored,
     freeze_as_described,
     frozen_of,
     load,
@@ -27,6 +28,7 @@ __all__ = [
     "StorageError",
     "atomic_path",
     "atomic_write",
+    "check_can_be_stored",
     "compress",
     "decompress",
     "encoded_size",

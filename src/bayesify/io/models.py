@@ -31,7 +31,14 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 
 __all__ = [
-    *("freeze_as_described", "frozen_of", "load", "model_document", "model_meta"),
+    *(
+        "check_can_be_stored",
+        "freeze_as_described",
+        "frozen_of",
+        "load",
+        "model_document",
+        "model_meta",
+    ),
     "model_tensors",
     *("read_model", "restore_model", "save", "unpack_state", "without_frozen"),
 ]
@@ -57,6 +64,7 @@ def save(
     Raises:
         OSError: the file cannot be written; an existing file is then unchanged.
         TypeError: ``bnn`` is another object, or ``frozen`` a single string.
+        ValueError: a module has state that is no tensor (``get_extra_state``).
 
     Example:
         >>> import tempfile
@@ -231,8 +239,27 @@ def read_model(
     return read_tensors(Path(path))
 
 
+def check_can_be_stored(bnn: BayesianModule) -> None:
+    """Check that the state of a network is tensors, which files hold.
+
+    Raises:
+        ValueError: a module's ``get_extra_state`` returns something else.
+
+    Example:
+        >>> from torch import nn
+        >>> check_can_be_stored(BayesianModule(nn.Linear(2, 1)))
+    """
+    for name, value in bnn.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"a file holds tensors, got a network with a {type(value).__name__} in {name}; "
+                "keep what get_extra_state returns in a buffer"
+            )
+
+
 def model_tensors(bnn: BayesianModule) -> dict[str, Tensor]:
     """Return the tensors that :func:`save` writes: the state dict without pruned weights."""
+    check_can_be_stored(bnn)
     state: dict[str, Tensor] = dict(bnn.state_dict())
     mask = bnn.posterior.mask
     if mask is None:
@@ -282,7 +309,7 @@ def restore_model(
         names, shapes = meta["names"], [tuple(shape) for shape in meta["shapes"]]
         _check_architecture(net, names, shapes, source)
         bnn = BayesianModule(
-            stateless.copy_network(net).to(getattr(torch, meta["dtype"])),
+            _of_dtype(net, names, getattr(torch, meta["dtype"])),
             likelihood=likelihood_of(meta["likelihood"]) if likelihood is None else likelihood,
             prior=prior or prior_of(meta["prior"]),
             posterior=posterior or posterior_of(meta["posterior"]),
@@ -318,6 +345,20 @@ def restore_model(
             f"{source} does not describe a network that can be restored: {reason}"
         ) from error
     return bnn
+
+
+def _of_dtype(net: nn.Module, names: Sequence[str], dtype: torch.dtype) -> nn.Module:
+    """Return a copy with parameters of a dtype, and with them the buffers that had theirs.
+
+    Other buffers stay as they are: those that a file does not hold may be complex, or times.
+    """
+    copied = stateless.copy_network(net)
+    parameters = dict(copied.named_parameters(remove_duplicate=False))
+    random = [parameters[name] for name in names]
+    before = {parameter.dtype for parameter in random}
+    for tensor in (*random, *(each for each in copied.buffers() if each.dtype in before)):
+        tensor.data = tensor.data.to(dtype)
+    return copied
 
 
 def _check_state(bnn: BayesianModule, state: Mapping[str, Tensor], source: str) -> None:

@@ -30,12 +30,16 @@ from bayesify.training.history import History
 
 __all__ = [
     *("CHECKPOINT_NAME", "Position", "check_same", "load_trained", "objective_meta"),
-    *("read_checkpoint", "trained_parts", "write_checkpoint"),
+    *("read_checkpoint", "trained_parts", "update_settings", "write_checkpoint"),
 ]
 
 CHECKPOINT_NAME = "checkpoint.safetensors"
 #: Begins the names of the objective's own parameters and buffers.
 _OWN = "objective."
+#: Entries of an optimiser's group that are compared elsewhere, or may change with the device.
+_NOT_COMPARED = frozenset(
+    ("lr", "initial_lr", "foreach", "fused", "capturable", "differentiable", "params")
+)
 
 
 @dataclass
@@ -115,7 +119,7 @@ def read_checkpoint(
     tensors, meta = read_tensors(path)
     if meta.get("kind") != "checkpoint":
         raise StorageError(f"{path} holds a network but not the state of a run; use bayesify.load")
-    check_same(path, "schedule", settings, meta["training"])
+    _check_training(path, settings, meta["training"])
     # Older checkpoints do not name their noise: it was the generator's.
     position = Position(**{"noise": "generator", **meta["position"]})
     if position.batch and position.batches not in (0, batches):
@@ -126,6 +130,46 @@ def read_checkpoint(
     load_trained(path, elbo, optimizer, tensors, meta)
     scheduler.load_state_dict(_with_number_keys(meta["scheduler"]))
     return position
+
+
+def update_settings(optimizer: Optimizer, scheduler: LRScheduler) -> dict[str, Any]:
+    """Return what a resumed run must share of how parameters are updated, as JSON.
+
+    These are the learning rates, the kind of schedule, and the other numbers of the optimiser,
+    which would be those of the checkpoint whatever a resumed run asks for.
+    """
+    groups = optimizer.param_groups
+    return {
+        "lr": [float(group.get("initial_lr", group["lr"])) for group in groups],
+        "scheduler": type(scheduler).__name__.lstrip("_"),
+        "optimizer": [
+            {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in group.items()
+                if name not in _NOT_COMPARED and isinstance(value, bool | float | int | tuple)
+            }
+            for group in groups
+        ],
+    }
+
+
+def _check_training(path: Path, wanted: dict[str, Any], stored: dict[str, Any]) -> None:
+    """Raise StorageError where a run is trained in another way than its checkpoint was.
+
+    Older checkpoints have neither scheduler nor optimiser, and older versions of PyTorch fewer
+    numbers of an optimiser.
+    """
+    here = {k: v for k, v in wanted.items() if k in stored or k not in ("scheduler", "optimizer")}
+    there = dict(stored)
+    own, other = here.pop("optimizer", []), there.pop("optimizer", [])
+    check_same(path, "schedule", here, there)
+    for group, group_there in zip(own, other, strict=False):
+        shared = group.keys() & group_there.keys()
+        check_same(
+            *(path, "optimizer"),
+            {name: group[name] for name in sorted(shared)},
+            {name: group_there[name] for name in sorted(shared)},
+        )
 
 
 def trained_parts(elbo: ELBO, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

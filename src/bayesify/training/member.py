@@ -10,6 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from bayesify.io import check_can_be_stored
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends import Noise
@@ -17,6 +18,7 @@ from bayesify.training.checkpoint import (
     CHECKPOINT_NAME,
     Position,
     read_checkpoint,
+    update_settings,
     write_checkpoint,
 )
 from bayesify.training.checks import check_parameters
@@ -91,7 +93,8 @@ class Member:
 
         Raises:
             TypeError: ``scheduler`` is no scheduler and no function of one, or steps by a metric.
-            ValueError: it is the scheduler of another optimiser, or ends before the training.
+            ValueError: it is the scheduler of another optimiser, or ends before the training;
+                ``resume`` is True and there is no folder; or a checkpoint cannot hold the network.
             FileExistsError: there is a checkpoint and ``resume`` is False.
             StorageError: the checkpoint is damaged or of another run.
         """
@@ -105,8 +108,13 @@ class Member:
                 )
             schedule = schedule(optimizer, max(1, epochs * accumulation.steps))
         check_schedule(schedule, optimizer)
-        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        settings = {**warmup.settings, "lr": rates}
+        if folder is None and resume:
+            raise ValueError(
+                "resume needs checkpoint_dir, the folder of the checkpoint to resume, got none"
+            )
+        if folder is not None:
+            check_can_be_stored(elbo.bnn)
+        settings = {**warmup.settings, **update_settings(optimizer, schedule)}
         if pruning is not None:
             settings |= pruning.settings
         if accumulation.every > 1:
