@@ -11,7 +11,19 @@ from tests.cases import PRIORS, Case, each_case, mlp, normals
 from tests.loops import loop_over
 from torch import Tensor, nn
 
-from bayesify import ELBO, BayesianModule, CategoricalLikelihood, Delta, GaussianLikelihood
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    CategoricalLikelihood,
+    ClosedFormLastLayer,
+    Delta,
+    Estimator,
+    Gaussian,
+    GaussianLikelihood,
+    LocalReparameterization,
+    MeanFieldGaussian,
+    Posterior,
+)
 from bayesify.distributions.kl import kl_divergence, minibatch_weight
 from bayesify.noise.keys import NoiseKey, Stream
 
@@ -228,3 +240,49 @@ def test_a_closed_form_that_is_missing_is_noticed_at_once() -> None:
     assert ELBO(BayesianModule(mlp()), num_data=5, kl="closed").kl == "closed"
     with pytest.raises(ValueError, match="no registered closed form"):
         ELBO(BayesianModule(mlp(), prior=PRIORS["scale-mixture"]), num_data=5, kl="closed")
+
+
+class NotSummed(GaussianLikelihood):
+    """A likelihood with a number for each component of a target, which would be averaged."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.distributions.Normal(outputs, 1.0).log_prob(targets)
+
+    def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        return self.log_prob(mean, targets) + 0.0 * variance
+
+
+class Summed(Gaussian):
+    """A prior with one number for all weights, which would be added for each of them."""
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        return super().log_prob(weights).sum()
+
+
+@loop_over("estimator", [None, ClosedFormLastLayer(), LocalReparameterization()])
+def test_a_likelihood_has_a_number_for_each_example(estimator: Estimator | None) -> None:
+    x, y = normals(6, 4, seed=1), normals(6, 3, seed=2)
+    net = nn.Linear(4, 3).double()
+    options = {} if estimator is None else {"estimator": estimator}
+    bnn = BayesianModule(net, likelihood=NotSummed(1.0), **options)  # type: ignore[arg-type]
+    message = (
+        r"NotSummed\.(expected_)?log_prob must return shape \(S, N\) = \(1, 6\), .* \(1, 6, 3\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        ELBO(bnn, num_data=6)(x, y)
+    with pytest.raises(ValueError, match=r"NotSummed\.log_prob must return shape"):
+        bnn.log_prob(x, y)
+    # Targets (N, 1) and means (N,) would be compared each with each.
+    flat = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)).double()
+    narrow = BayesianModule(flat, likelihood=NotSummed(1.0))
+    with pytest.raises(ValueError, match=r"\(S, N\) = \(1, 6\), .* got \(6, 6\)"):
+        ELBO(narrow, num_data=6)(x, y[:, :1])
+
+
+@loop_over("posterior", [MeanFieldGaussian, Delta])
+def test_a_prior_has_a_number_for_each_weight(posterior: type[Posterior]) -> None:
+    x, y = normals(6, 4, seed=1), torch.arange(6) % 3
+    bnn = BayesianModule(nn.Linear(4, 3).double(), prior=Summed(0.3), posterior=posterior)
+    message = r"must return the log density of each weight, shape .*15.*, got \(\); do not sum over"
+    with pytest.raises(ValueError, match=message):
+        ELBO(bnn, num_data=6, kl="monte-carlo")(x, y)

@@ -40,6 +40,7 @@ __all__ = [
     "has_closed_form",
     "kl_divergence",
     "minibatch_weight",
+    "of_each_weight",
 ]
 
 KLMethod = Literal["auto", "closed", "monte-carlo"]
@@ -285,10 +286,20 @@ def _monte_carlo_terms(
         strict=True,
     )
     return [
-        _masked_sum(mask, log_q - log_prior(part)) / draw.weights.shape[0]
+        _masked_sum(mask, log_q - of_each_weight(log_prior(part), part)) / draw.weights.shape[0]
         for form, log_prior, log_q, part, mask in terms
         if form is None
     ]
+
+
+def of_each_weight(log_density: Tensor, weights: Tensor) -> Tensor:
+    """Return the log densities of a prior, after checking that there is one for each weight."""
+    if log_density.shape != weights.shape:
+        raise ValueError(
+            "a prior's log_prob must return the log density of each weight, shape "
+            f"{tuple(weights.shape)}, got {tuple(log_density.shape)}; do not sum over the weights"
+        )
+    return log_density
 
 
 def _log_densities(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayesify.distributions.layout import Selector, abbreviate
 from bayesify.distributions.likelihoods import CategoricalLikelihood, Likelihood
+from bayesify.distributions.likelihoods.likelihood import log_probs_of
 from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
 from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
@@ -247,8 +248,7 @@ class BayesianModule(RandomNetwork):
         def averaged(outputs: SizedIterable) -> Tensor:
             total: Tensor | None = None
             for block in blocks_of(outputs):
-                wide = block.to(torch.promote_types(block.dtype, torch.float32))
-                found = self.likelihood.log_prob(wide, targets).logsumexp(0)
+                found = log_probs_of(self.likelihood, block, targets).logsumexp(0)
                 total = found if total is None else torch.logaddexp(total, found)
             assert total is not None
             return total - math.log(num_samples)

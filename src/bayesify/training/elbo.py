@@ -16,7 +16,9 @@ from bayesify.distributions.kl import (
     has_closed_form,
     kl_divergence,
     minibatch_weight,
+    of_each_weight,
 )
+from bayesify.distributions.likelihoods.likelihood import check_for_each_example, log_probs_of
 from bayesify.distributions.posteriors import Delta, WeightDraw
 from bayesify.distributions.whole_numbers import whole_number
 from bayesify.module.bayesian import BayesianModule
@@ -242,13 +244,14 @@ class ELBO(nn.Module):
         """
         dtype = torch.promote_types(mean.dtype, torch.float32)
         wide = mean.to(dtype), variance.to(dtype)
-        return -self.bnn.likelihood.expected_log_prob(*wide, targets).mean()
+        likelihood = self.bnn.likelihood
+        expected = likelihood.expected_log_prob(*wide, targets)
+        check_for_each_example(expected, mean, f"{type(likelihood).__name__}.expected_log_prob")
+        return -expected.mean()
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Compute -log p(y | x, w) of outputs (S, B_i, ...), averaged over both axes, in nats."""
-        # In float32 at least, also under autocast.
-        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        return -self.bnn.likelihood.log_prob(wide, targets).mean()
+        return -log_probs_of(self.bnn.likelihood, outputs, targets).mean()
 
     def kl_factor(
         self, batch_size: int, *, batch_index: int | None = None, kl_scale: float = 1.0
@@ -316,7 +319,7 @@ class ELBO(nn.Module):
         zero = torch.zeros((), dtype=dtype, device=mean.device)
         if isinstance(q, Delta):
             centred = mean if bnn.prior_mean is None else mean - bnn.prior_mean
-            log_prior = p.log_prob(centred.to(dtype))
+            log_prior = of_each_weight(p.log_prob(centred.to(dtype)), centred)
             if q.mask is not None:
                 log_prior = torch.where(q.mask, log_prior, 0.0)
             return zero, -log_prior.sum(dtype=zero.dtype)

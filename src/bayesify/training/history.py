@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from bayesify.distributions.likelihoods.likelihood import log_probs_of
 from bayesify.distributions.posteriors import Delta, GaussianPosterior, Posterior
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.training.convergence import ResidualMeter
@@ -186,7 +187,7 @@ def validation_row(elbo: ELBO, division: Division | None, processes: Processes) 
         if own:
             error += float(bnn.likelihood.error(outputs, targets)) * own
         counted += own
-        nll -= float(bnn.likelihood.log_prob(outputs.unsqueeze(0), targets).sum())
+        nll -= float(log_probs_of(bnn.likelihood, outputs.unsqueeze(0), targets).sum())
         count += len(targets)
     own_sums = error, float(counted), nll, float(count)
     error, known, nll, whole = (processes.total(each, device) for each in own_sums)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayesify.distributions.kl import has_closed_form, kl_divergence
 from bayesify.distributions.likelihoods import CategoricalLikelihood
+from bayesify.distributions.likelihoods.likelihood import log_probs_of
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.priors import BlockPrior
 from bayesify.module.bayesian import BayesianModule
@@ -103,8 +104,7 @@ class PACBayesObjective(ELBO):
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Compute -log max(p(y | x, w), p_min) of outputs (S, B_i, K), averaged, in nats."""
-        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        log_probs = self.bnn.likelihood.log_prob(wide, targets)
+        log_probs = log_probs_of(self.bnn.likelihood, outputs, targets)
         nll = -log_probs.clamp(min=math.log(self.p_min)).mean()
         newest = nll.detach().to(torch.float64) / -math.log(self.p_min)
         self._newest = newest

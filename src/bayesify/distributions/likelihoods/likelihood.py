@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from bayesify.distributions.precision import WideModule
 from bayesify.prediction import Predictive, SizedIterable
 
-__all__ = ["Likelihood"]
+__all__ = ["Likelihood", "check_for_each_example", "log_probs_of"]
 
 
 class Likelihood(WideModule, ABC):
@@ -97,3 +98,41 @@ class Likelihood(WideModule, ABC):
     @abstractmethod
     def config(self) -> dict[str, float | int | bool]:
         """Return the arguments of the constructor, from which a file restores the likelihood."""
+
+
+def log_probs_of(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return log p(y | output) of each example in float32 at least, in nats, shape (S, N).
+
+    Raises:
+        ValueError: a likelihood of one's own returns another shape, or the targets do not fit.
+
+    Example:
+        >>> from bayesify import GaussianLikelihood
+        >>> outputs = torch.zeros(2, 3, 1, dtype=torch.bfloat16)
+        >>> log_probs_of(GaussianLikelihood(std=1.0), outputs, torch.zeros(3, 1)).dtype
+        torch.float32
+    """
+    # Under autocast too.
+    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    found = likelihood.log_prob(wide, targets)
+    check_for_each_example(found, outputs, f"{type(likelihood).__name__}.log_prob")
+    return found
+
+
+def check_for_each_example(found: Tensor, outputs: Tensor, name: str) -> None:
+    """Check that a likelihood returned one number for each weight sample and example.
+
+    Any other shape would be averaged as well, with another weight of the KL.
+
+    Raises:
+        ValueError: it returned another shape.
+
+    Example:
+        >>> check_for_each_example(torch.zeros(2, 3), torch.zeros(2, 3, 8), "Own.log_prob")
+    """
+    if found.shape != outputs.shape[:2]:
+        raise ValueError(
+            f"{name} must return shape (S, N) = {tuple(outputs.shape[:2])}, a number for each "
+            f"weight sample and example, got {tuple(found.shape)}; sum over the components of a "
+            "target, and let targets have the shape of the mean"
+        )
