@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.cases import normals
+from tests.loops import loop_over
 from torch import Tensor, nn
 
-from bayesify import ELBO, BayesianModule, Flipout
+from bayesify import ELBO, BayesianModule, Flipout, fit
 
 NODES, EDGES = normals(7, 3, dtype=torch.float32), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 6]])
 
@@ -57,9 +60,33 @@ def test_a_graph_is_trained() -> None:
 
 
 def test_without_it_the_error_names_it() -> None:
-    with pytest.raises(ValueError, match=r'got lengths \[2, 7\].*use batch_size="all"'):
+    with pytest.raises(ValueError, match=r'got lengths \[2, 7\].*with batch_size="all"'):
         bnn().predict((NODES, EDGES), 2)
     with pytest.raises(
         ValueError, match='max_memory divides the inputs; leave out batch_size="all"'
     ):
         bnn().predict((NODES, EDGES), 2, batch_size="all", max_memory="1 MB")
+
+
+class Cell(nn.Module):
+    """A recurrent cell whose state is a tuple of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.LSTMCell(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> Tensor:
+        outputs: Tensor = self.out(self.cell(x, state)[0])
+        return outputs
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+@loop_over("inputs", [(NODES, EDGES), (NODES, (torch.zeros(7, 4), torch.ones(7, 4)))])
+def test_what_is_trained_is_validated(inputs: Any) -> None:
+    net = Cell() if isinstance(inputs[1], tuple) else Graph()
+    minibatch, targets = (inputs, torch.arange(7) % 2), torch.arange(7) % 2
+    model = BayesianModule(net, init_std=0.1)
+    history = fit(ELBO(model, num_data=7), [minibatch], [minibatch], epochs=1, progress=False)
+    outputs = model.run_with(model.posterior.mean, *inputs)
+    expected = nn.functional.cross_entropy(outputs, targets).item()
+    assert history[-1]["validation_nll"] == pytest.approx(expected, rel=1e-5)

@@ -226,8 +226,8 @@ def count_examples(inputs: Inputs) -> int:
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
             f"inputs must be tensors with the same number of examples N > 0 first, got lengths "
-            f"{sorted(lengths)}; where they are not rows of examples, as the edges of a graph, use "
-            'batch_size="all"'
+            f"{sorted(lengths)}; where they are not rows of examples, as the edges of a graph, "
+            'bnn.predict takes them with batch_size="all"'
         )
     return lengths.pop()
 

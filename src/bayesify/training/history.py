@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bayesify.distributions.likelihoods.likelihood import log_probs_of
 from bayesify.distributions.posteriors import Delta, GaussianPosterior, Posterior
+from bayesify.module.inputs import Inputs, count_examples
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.training.convergence import ResidualMeter
 from bayesify.training.division import Division, Share
@@ -159,9 +161,18 @@ def is_finite(elbo: ELBO) -> bool:
     return all(bool(parameter.isfinite().all()) for parameter in elbo.parameters())
 
 
+def _batch_size_of(inputs: Inputs) -> Literal["all"] | None:
+    """Return "all" for inputs that training takes and that cannot be divided, such as a graph's."""
+    try:
+        count_examples(inputs)
+    except (TypeError, ValueError):
+        return "all"
+    return None
+
+
 @torch.no_grad()
 def validation_row(elbo: ELBO, division: Division | None, processes: Processes) -> EpochRow:
-    """Error and nll of the mean weights on a loader's data, or None without one.
+    """Error and nll of the mean weights on a loader's data; None for each without a loader.
 
     Of several processes each measures its part of every minibatch.
 
@@ -182,7 +193,7 @@ def validation_row(elbo: ELBO, division: Division | None, processes: Processes) 
             if not share.weight:
                 continue
         inputs, targets = pair_of((inputs, targets), device)
-        outputs = _widened(bnn.mean_outputs(inputs))
+        outputs = _widened(bnn.mean_outputs(inputs, batch_size=_batch_size_of(inputs)))
         own = bnn.likelihood.error_count(targets)
         if own:
             error += float(bnn.likelihood.error(outputs, targets)) * own
