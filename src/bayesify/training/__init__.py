@@ -1,7 +1,11 @@
 """Training: the loop, schedules, checkpoints and progress."""
 
 from bayesify.training.backends import NonFiniteLossError
-from bayesify.training.checks import ShortStreamWarning, TargetScaleWarning
+from bayesify.training.checks import (
+    ShortStreamWarning,
+    TargetScaleWarning,
+    UnreadParameterWarning,
+)
 from bayesify.training.convergence import ConvergenceWarning
 from bayesify.training.fit import fit
 from bayesify.training.replicas import fit_replicas
@@ -11,6 +15,7 @@ __all__ = [
     "NonFiniteLossError",
     "ShortStreamWarning",
     "TargetScaleWarning",
+    "UnreadParameterWarning",
     "fit",
     "fit_replicas",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from bayesify.training.pruning_schedule import PruningSchedule
 __all__ = [
     "ShortStreamWarning",
     "TargetScaleWarning",
+    "UnreadParameterWarning",
     "check_arguments",
     "check_can_divide",
     "check_objective",
@@ -29,11 +30,13 @@ __all__ = [
     "diverged",
     "warn_of_short_stream",
     "warn_of_target_scale",
+    "warn_of_unread",
 ]
 
 #: Targets of a Gaussian likelihood are far from unit scale if they are so many times larger than 1,
 #: or so many times narrower than the noise.
 _FAR = 10.0
+_MOST_NAMED = 4
 
 
 class TargetScaleWarning(UserWarning):
@@ -61,6 +64,17 @@ class ShortStreamWarning(UserWarning):
     """
 
 
+class UnreadParameterWarning(UserWarning):
+    """Random parameters had no gradient of the likelihood in the first epoch.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     warn_of_unread(["head.weight"])
+        >>> caught[0].category.__name__
+        'UnreadParameterWarning'
+    """
+
+
 def warn_of_short_stream(loader: object, num_data: int, brought: int) -> None:
     """Warn where a stream ended before it had brought all data.
 
@@ -80,6 +94,21 @@ def warn_of_short_stream(loader: object, num_data: int, brought: int) -> None:
             ShortStreamWarning,
             stacklevel=2,
         )
+
+
+def warn_of_unread(names: Sequence[str]) -> None:
+    """Warn of random parameters that had no gradient of the likelihood in an epoch."""
+    if not names:
+        return
+    some = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+    warnings.warn(
+        f"the network's outputs do not depend on the random parameters {some}, which the data do "
+        "not train and which add no uncertainty: leave them out with exclude=..., or, if forward "
+        "takes them from a closure, a nested list or another object, read them from the modules "
+        "that hold them",
+        UnreadParameterWarning,
+        stacklevel=2,
+    )
 
 
 def _has_length(loader: Sized) -> bool:

@@ -16,7 +16,12 @@ from bayesify.training.accumulation import Accumulation
 from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import Backend, BackendName, check_backend, make_backend
 from bayesify.training.checkpoint import Position
-from bayesify.training.checks import check_arguments, check_can_divide, warn_of_short_stream
+from bayesify.training.checks import (
+    check_arguments,
+    check_can_divide,
+    warn_of_short_stream,
+    warn_of_unread,
+)
 from bayesify.training.division import Division
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
@@ -143,6 +148,8 @@ def fit(
         ShortStreamWarning: a loader without a length ends before it has brought ``num_data``
             examples.
         TargetScaleWarning: the targets of a ``GaussianLikelihood`` are far from unit scale.
+        UnreadParameterWarning: the outputs of the first epoch did not depend on some random
+            parameters, by the compiled or closed-form backend.
 
     Example:
         >>> import torch
@@ -233,8 +240,11 @@ def fit(
                 inputs, targets, share = division.share(index, inputs, targets)
                 yield Minibatch(index, *pair_of((inputs, targets), device), share)
         accumulation.check_brought(index + 1)
-        if epoch == 0 and processes.is_alone and index >= 0:
-            warn_of_short_stream(train_loader, elbo.num_data, index + 1)
+        if epoch == 0 and index >= 0:
+            if processes.is_alone:
+                warn_of_short_stream(train_loader, elbo.num_data, index + 1)
+            if processes.is_first and first == 0:
+                warn_of_unread(chosen.unread)
 
     [history] = run_epochs(
         [member],

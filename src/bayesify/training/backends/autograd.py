@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -43,6 +44,7 @@ class AutogradBackend:
     """
 
     noise: Noise
+    unread: Sequence[str] = ()  # the gradient of the KL hides which they are
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -49,6 +50,9 @@ class Backend(Protocol):
 
     #: The backend and its reasons, in words, for progress output.
     description: str
+    #: The random parameters for which no step so far has found a gradient of the likelihood, where
+    #: the backend knows.
+    unread: Sequence[str]
     #: A run must resume with the noise that it began with.
     noise: Noise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 from torch import Tensor
@@ -208,6 +209,15 @@ class _WithFallback:
     @description.setter
     def description(self, text: str) -> None:
         self._backend.description = text
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """Those of the backend in use."""
+        return self._backend.unread
+
+    @unread.setter
+    def unread(self, names: Sequence[str]) -> None:
+        self._backend.unread = names
 
     def step(
         self,
