@@ -96,6 +96,7 @@ def test_a_loader_may_bring_less_than_it_says(backend: Any) -> None:
 
 
 @each_backend
+@pytest.mark.filterwarnings("ignore::bayesify.training.UnreadParameterWarning")
 def test_a_pass_need_not_use_a_weight(backend: Any) -> None:
     """As where layers are dropped at random: the KL alone then moves the weights."""
     each = elbo(Net(lambda _, x: x[:, :3]))
@@ -127,6 +128,7 @@ def test_a_network_that_edits_its_weights_has_no_compiled_backend() -> None:
 
 
 @each_backend
+@pytest.mark.filterwarnings("ignore::bayesify.training.UnreadParameterWarning")
 def test_outputs_that_are_weights_are_judged_before_they_move(backend: Any) -> None:
     """The error of an epoch is that of the weights that the step had."""
     errors: list[float] = []

@@ -44,7 +44,6 @@ class AutogradBackend:
     """
 
     noise: Noise
-    unread: Sequence[str] = ()  # the gradient of the KL hides which they are
 
     def __init__(
         self,
@@ -62,6 +61,11 @@ class AutogradBackend:
         self.noise = "counter" if fused else "generator"
         name = "fused objective" if fused else "autograd"
         self.description = f"{name} ({reason})" if reason else name
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """None, since the gradient of the KL hides which they are."""
+        return ()
 
     def step(
         self,

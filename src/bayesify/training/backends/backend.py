@@ -50,11 +50,12 @@ class Backend(Protocol):
 
     #: The backend and its reasons, in words, for progress output.
     description: str
-    #: The random parameters for which no step so far has found a gradient of the likelihood, where
-    #: the backend knows.
-    unread: Sequence[str]
     #: A run must resume with the noise that it began with.
     noise: Noise
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """The random parameters in which no step had a gradient of the likelihood, if it knows."""
 
     def step(
         self,

@@ -215,10 +215,6 @@ class _WithFallback:
         """Those of the backend in use."""
         return self._backend.unread
 
-    @unread.setter
-    def unread(self, names: Sequence[str]) -> None:
-        self._backend.unread = names
-
     def step(
         self,
         inputs: Inputs,

@@ -97,8 +97,13 @@ class LeafBackend(ABC):
     ) -> None:
         self._elbo, self._optimizer = elbo, optimizer
         self._processes = Processes.alone() if processes is None else processes
-        self.unread: Sequence[str] = elbo.bnn.layout.names
+        self._unread: Sequence[str] | None = None
         self._prepare()
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """See ``Backend.unread``."""
+        return self._unread or ()
 
     def step(
         self,
@@ -156,10 +161,11 @@ class LeafBackend(ABC):
             terms = terms._replace(loss=loss, nll=whole, kl=kl, penalty=penalty)
             require_finite(elbo, terms)
             processes.add_up_gradients(self._other_parameters())
-        if self.unread:
+        if self._unread is None or self._unread:
             names = zip(elbo.bnn.layout.names, found_gradients[0], strict=True)
-            without = {name for name, gradient in names if gradient is None}
-            self.unread = [name for name in self.unread if name in without]
+            without = [name for name, gradient in names if gradient is None]
+            before = without if self._unread is None else self._unread
+            self._unread = [name for name in without if name in before]
         in_mean, in_spread = self._summed(*found_gradients)
         residual = self._update(in_mean, in_spread, factor, with_residual=with_residual)
         return terms._replace(std_residual=residual)
