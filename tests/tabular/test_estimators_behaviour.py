@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,27 @@ def test_rows_in_parts_teach_as_much_as_all_at_once() -> None:
     assert accuracies[-1] > 0.9
     assert spreads[-1] < spreads[0]
     assert model.n_iter_ == 150
+
+
+def test_one_more_row_undoes_nothing(tmp_path: Path) -> None:
+    """Noise and relevance of the columns have no posterior, and must not forget earlier rows."""
+    random = np.random.default_rng(1)
+    x = random.normal(size=(700, 3))
+    y = 2.0 * x[:, 0] + random.normal(size=700)
+    model = BayesianMLPRegressor((10,), steps=200, noise="learned", random_state=0)
+    model.partial_fit(x[:200], y[:200])
+    model.save(tmp_path / "model")
+    again = BayesianMLPRegressor.load(tmp_path / "model")
+    errors, held = [], []
+    for row in (200, 201, 202):
+        mean, std = model.predict(x[203:], return_std=True)
+        errors.append(float(np.sqrt(np.mean((mean - y[203:]) ** 2))))
+        held.append(float(np.mean(np.abs(y[203:] - mean) < 1.645 * std)))
+        for each in (model, again):
+            each.partial_fit(x[row : row + 1], y[row : row + 1])
+        assert np.array_equal(model.predict(x), again.predict(x))
+    assert max(errors) < 1.05 * errors[0]
+    assert min(held) > held[0] - 0.03
 
 
 @pytest.mark.parametrize("posterior", ["low-rank", "matrix"])

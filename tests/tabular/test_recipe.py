@@ -127,7 +127,8 @@ def streamed(parts: int, *, plain: bool = False, seed: int = 0) -> tuple[float, 
     bnn.seed = seed
     recipe = TableRecipe(steps=500, lr=0.03)
     for number, (a, b) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
-        recipe.fit(bnn, a, b, streaming=number > 0 and not plain, callback=Silent())
+        before = 0.0 if plain else float(number * len(a))
+        recipe.fit(bnn, a, b, num_before=before, callback=Silent())
     q = bnn.posterior
     assert isinstance(q, MeanFieldGaussian)
     mean, std = float(q.mean.detach()), float(q.std.detach())

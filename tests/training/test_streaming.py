@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -284,3 +285,37 @@ def test_standard_deviations_that_underflow_leave_a_finite_kl() -> None:
     terms.loss.backward()
     assert terms.kl.item() == 0.0
     assert all(bool(p.grad.isfinite().all()) for p in bnn.parameters() if p.grad is not None)
+
+
+def test_parameters_without_a_posterior_have_a_prior_of_earlier_examples() -> None:
+    """The penalty is that of a Gaussian, and a part of one example leaves the noise as it was."""
+    noise = bf.GaussianLikelihood(std=0.5, learn_std=True)
+    bnn = bf.BayesianModule(nn.Linear(2, 1), likelihood=noise, init_std=0.1)
+    elbo = bf.StreamingELBO(bnn, num_data=1, num_before=200)
+    free = bf.StreamingELBO(bnn, num_data=1)
+    [rho] = bnn.likelihood.parameters()
+    before = rho.detach().clone()
+    with torch.no_grad():
+        rho.add_(0.3)
+    x, y = torch.ones(1, 2), torch.zeros(1, 1)
+    for objective, penalty in ((elbo, 0.5 * 200 * 0.3**2), (free, 0.0)):
+        terms = objective(x, y)
+        assert terms.penalty.item() == pytest.approx(penalty, rel=1e-5)
+        assert terms.loss.item() == pytest.approx(
+            terms.nll.item() + terms.kl.item() + penalty, rel=1e-5
+        )
+    copied = copy.deepcopy(elbo)
+    for parameter in copied.bnn.likelihood.parameters():
+        parameter.data.copy_(before)
+    assert copied(x, y).penalty.item() == 0.0
+    bf.fit(elbo, TensorLoader(x, y, 1), epochs=200, lr=0.02, progress=False)
+    assert abs(rho.item() - before.item()) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"), [(-1, ValueError), (float("inf"), ValueError), ("7", TypeError)]
+)
+def test_num_before_is_a_number_of_examples(wrong: Any, error: type[Exception]) -> None:
+    bnn = bf.BayesianModule(nn.Linear(2, 1))
+    with pytest.raises(error, match="num_before must be"):
+        bf.StreamingELBO(bnn, num_data=1, num_before=wrong)

@@ -202,7 +202,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self.class_prior_ = self._class_counts / self._class_counts.sum()
         stopping = self.early_stopping and not further
         targets = rows.targets[:, 0].long()
-        self._train(rows, targets, streaming=not first, early_stopping=stopping)
+        self._train(rows, targets, early_stopping=stopping)
         return self
 
     @property

@@ -59,6 +59,8 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
     recipe_: TableRecipe
     history_: History
     n_iter_: int
+    #: The rows so far, as their weights count them.
+    _num_rows: float
 
     def __init__(
         self,
@@ -210,19 +212,24 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
             log_rates=log_rates,
             seed=seed,
         )
-        self.history_, self.n_iter_ = [], 0
+        self.history_, self.n_iter_, self._num_rows = [], 0, 0.0
 
-    def _train(
-        self, rows: DistinctRows, targets: Tensor, *, streaming: bool, early_stopping: bool
-    ) -> None:
-        """Train on rows, with their targets in the form of the likelihood."""
+    def _train(self, rows: DistinctRows, targets: Tensor, *, early_stopping: bool) -> None:
+        """Train on rows, with their targets in the form of the likelihood.
+
+        Where there were rows before, their posterior is the prior.
+        """
         self._drop_calibration()
         bnn = self.bnn_
         whole = DistinctRows(self._encoded(rows.inputs.numpy()), targets, rows.weights)
         counter = StepCounter()
         if not early_stopping:
             history = self.recipe_.fit(
-                bnn, *whole[:2], weights=whole.weights, streaming=streaming, callback=counter
+                bnn,
+                *whole[:2],
+                weights=whole.weights,
+                num_before=self._num_rows,
+                callback=counter,
             )
         else:
             train, held_out = whole.split(self.validation_fraction, bnn.seed)
@@ -234,6 +241,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
                 )
             stopping.restore_best()
             history = stopping.rows
+        self._num_rows += float(rows.weights.sum())
         self.history_ = [*self.history_, *history]
         self.n_iter_ += counter.steps
         if counter.has_not_converged:

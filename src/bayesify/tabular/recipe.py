@@ -192,7 +192,7 @@ class TableRecipe:
         *,
         weights: Tensor | None = None,
         validation: tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor] | None = None,
-        streaming: bool = False,
+        num_before: float = 0.0,
         checkpoint_dir: str | Path | None = None,
         resume: bool = False,
         callback: Callback | None = None,
@@ -210,8 +210,8 @@ class TableRecipe:
                 A row of weight 2 is the row twice; see :class:`WeightedLikelihood`.
             validation: inputs and targets whose error and nll are measured after each epoch, with
                 the weights of their rows if ``weights`` are given.
-            streaming: whether the present posterior is the prior of these rows, see
-                :class:`StreamingELBO`; there is no warm-up then.
+            num_before: the number of rows of which the present posterior is, which is the prior of
+                these rows, see :class:`StreamingELBO`; there is no warm-up then. 0 for the first.
             checkpoint_dir: as for ``bayesify.fit``.
             resume: as for ``bayesify.fit``.
             callback: as for ``bayesify.fit``.
@@ -234,8 +234,11 @@ class TableRecipe:
         held_out = None
         if validation is not None:
             held_out = TensorLoader(validation[0], validation[1], 4096, shuffle=False, **bounds)
-        objective = StreamingELBO if streaming else ELBO
-        elbo = objective(bnn, num_data=len(inputs))
+        elbo = (
+            StreamingELBO(bnn, num_data=len(inputs), num_before=num_before)
+            if num_before
+            else ELBO(bnn, num_data=len(inputs))
+        )
         epochs = math.ceil(self.steps / len(loader))
         try:
             with sparse_relevance(elbo):
@@ -247,7 +250,7 @@ class TableRecipe:
                     optimizer=partial(torch.optim.Adam, lr=self.lr, fused=True),
                     scheduler=cosine,
                     rho_lr_scale=self.rho_lr_scale,
-                    kl_warmup_epochs=0.0 if streaming else self.kl_warmup * epochs,
+                    kl_warmup_epochs=0.0 if num_before else self.kl_warmup * epochs,
                     # A small network trains faster without a kernel to compile.
                     backend="closed-form" if why_no_closed_forms(elbo) is None else "autograd",
                     checkpoint_dir=checkpoint_dir,

@@ -201,7 +201,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         else:
             targets = self.target_scaling_.standardised(targets)
         stopping = self.early_stopping and not further
-        self._train(rows, targets, streaming=not first, early_stopping=stopping)
+        self._train(rows, targets, early_stopping=stopping)
         return self
 
     def _checked_noise(self) -> Noise | None:

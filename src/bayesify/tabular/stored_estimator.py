@@ -102,6 +102,7 @@ def _described(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
         },
         "history": model.history_,
         "num_steps": model.n_iter_,
+        "num_rows": model._num_rows,
         "targets": model._stored_targets(),
         "model": model_meta(bnn),
         "calibration": None,
@@ -148,6 +149,7 @@ def _rebuilt(
     model.n_features_in_ = meta["num_features"]
     model.recipe_ = TableRecipe(**_given(meta["recipe"]))
     model.history_, model.n_iter_ = meta["history"], meta["num_steps"]
+    model._num_rows = meta.get("num_rows", 1.0)  # files of earlier versions do not tell
     outputs = model._restore_targets(meta["targets"])
     net = TableNet(
         meta["net"]["num_features"],

@@ -25,6 +25,8 @@ __all__ = ["StreamingELBO"]
 
 #: The buffers of the prior.
 _BEFORE = "mean_before", "std_before", "log_std_before"
+#: Begins the names of the buffers of what parameters without a posterior were.
+_POINT = "point_before_"
 
 
 class StreamingELBO(ELBO):
@@ -50,10 +52,17 @@ class StreamingELBO(ELBO):
     that of the first part does; the prior is the posterior before them, so that the ELBO is the
     same.
 
+    Parameters that have no posterior, such as a learned noise or layers that are not random, are
+    point estimates: without ``num_before`` the new examples alone train them, and a few examples
+    undo what the earlier ones have taught. With it they have a Gaussian prior around their present
+    values, with the precision of ``num_before`` examples of unit information each (Kass and
+    Wasserman 1995): a penalty of ``num_before * (value - before)**2 / 2`` nats.
+
     Args:
         bnn: the network, with a ``MeanFieldGaussian`` posterior.
         num_data: N_t, the number of new examples.
         num_samples: S, weight samples per step.
+        num_before: N_1 + ... + N_(t-1), the number of examples of the earlier parts, or 0.
         new: name patterns of the parameters that still have their initial values. For the first
             part these are all parameters that its examples use.
         init_std: largest standard deviation with which training begins, positive. Larger ones of
@@ -63,10 +72,10 @@ class StreamingELBO(ELBO):
 
     Raises:
         TypeError: the posterior is not a ``MeanFieldGaussian``, the prior of a new parameter is not
-            ``Gaussian``, ``new`` is not a sequence of patterns, or ``init_std`` is no number, or
-            given for a subclass with another std.
-        ValueError: ``num_data`` or ``num_samples`` is below 1, ``init_std`` is not positive and
-            finite, or a pattern matches no random parameter.
+            ``Gaussian``, ``new`` is not a sequence of patterns, ``num_before`` or ``init_std`` is
+            no number, or ``init_std`` is given for a subclass with another std.
+        ValueError: ``num_data`` or ``num_samples`` is below 1, ``num_before`` is negative,
+            ``init_std`` is not positive and finite, or a pattern matches no random parameter.
 
     Example:
         >>> from torch import nn
@@ -85,10 +94,16 @@ class StreamingELBO(ELBO):
         *,
         num_data: int,
         num_samples: int = 1,
+        num_before: float = 0,
         new: Sequence[str] = (),
         init_std: float | None = None,
     ) -> None:
-        given: Any = init_std
+        given: Any = num_before
+        if not isinstance(given, Real):
+            raise TypeError(f"num_before must be a number, got {given!r}")
+        if not 0.0 <= num_before < math.inf:
+            raise ValueError(f"num_before must be at least 0 and finite, got {num_before}")
+        given = init_std
         if given is not None and not isinstance(given, Real):
             raise TypeError(f"init_std must be a number or None, got {given!r}")
         if init_std is not None and not 0.0 < init_std < math.inf:
@@ -117,6 +132,10 @@ class StreamingELBO(ELBO):
         self.register_buffer("mean_before", mean)
         self.register_buffer("std_before", std)
         self.register_buffer("log_std_before", log_std)
+        self.num_before = float(num_before)
+        self._points = _points(bnn) if num_before else []
+        for number, parameter in enumerate(self._points):
+            self.register_buffer(f"{_POINT}{number}", parameter.detach().clone())
         if init_std is not None:
             _narrow(bnn, init_std, _in_heads(bnn) - fresh)
 
@@ -134,7 +153,7 @@ class StreamingELBO(ELBO):
         step: int | Tensor,  # noqa: ARG002
         samples: range,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
-        """Return the KL from the posterior at construction, in nats, summed; no penalty."""
+        """Return the KL from the posterior at construction, and the penalty of points, in nats."""
         posterior = self.bnn.posterior
         assert isinstance(posterior, MeanFieldGaussian)
         log_ratio = posterior.log_std - self.log_std_before
@@ -145,7 +164,17 @@ class StreamingELBO(ELBO):
             per_weight = torch.where(posterior.mask, per_weight, 0.0)
         # A sum over all weights overflows half precision.
         kl = per_weight.sum(dtype=torch.promote_types(per_weight.dtype, torch.float32))
-        return kl, kl.new_zeros(())
+        penalty = kl.new_zeros(())
+        for number, parameter in enumerate(self._points):
+            moved = parameter - getattr(self, f"{_POINT}{number}")
+            penalty = penalty + 0.5 * self.num_before * moved.square().sum(dtype=kl.dtype)
+        return kl, penalty
+
+
+def _points(bnn: BayesianModule) -> list[Tensor]:
+    """Return the trained parameters that have no posterior."""
+    own = {id(parameter) for parameter in bnn.posterior.parameters()}
+    return [each for each in bnn.parameters() if each.requires_grad and id(each) not in own]
 
 
 def _matching(bnn: BayesianModule, new: Sequence[str]) -> set[str]:
