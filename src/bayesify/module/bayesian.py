@@ -168,9 +168,10 @@ class BayesianModule(RandomNetwork):
         """Predict with S weight samples from the posterior.
 
         Dropout and batch normalisation are in evaluation mode. Repeated calls give the same
-        result, because the weight samples are a function of the seed. From the second call with
-        the same posterior on, up to 256 MB of weight samples are kept and not drawn again, until
-        ``train()`` or a change of the posterior; not so with ``max_memory``.
+        result, because the weight samples are a function of the seed, unless the network itself
+        draws random numbers. From the second call with the same posterior on, up to 256 MB of
+        weight samples are kept and not drawn again, until ``train()`` or a change of the posterior;
+        not so with ``max_memory``.
 
         What does not depend on the random weights, such as a pretrained encoder under a random last
         layer, is run once for all weight samples. The outputs of all samples of several batches

@@ -20,7 +20,7 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples, inputs_of
 from bayesify.module.shared_pass import in_one_pass
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
-from bayesify.training.backends.leaf import LeafPosterior
+from bayesify.training.backends.leaves import LeafPosterior
 from bayesify.training.pac_bayes import check_certifiable
 
 __all__ = ["Certificate", "binary_kl", "binary_kl_inverse", "certify", "sampled_error"]

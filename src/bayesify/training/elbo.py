@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,18 @@ class ELBOTerms(NamedTuple):
     std_residual: StdResidual | None = None
     #: Whether ``loss``, ``kl`` and ``penalty`` were computed.
     has_kl: bool = True
+
+    @classmethod
+    def without_kl(cls, nll: Tensor, outputs: Tensor, kl_factor: float, unknown: Tensor) -> Self:
+        """Return the terms of a step that knows the gradient of the KL only.
+
+        Args:
+            nll: see above, as the other two.
+            outputs: see above.
+            kl_factor: see above.
+            unknown: NaN, for the values that were not computed.
+        """
+        return cls(unknown, nll, unknown, unknown, outputs, kl_factor, has_kl=False)
 
 
 class ELBO(nn.Module):

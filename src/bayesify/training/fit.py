@@ -96,9 +96,10 @@ def fit(
             objective is the ELBO.
         kl_warmup_power: the power of a straight line in which it rises: above 1 late and steeply.
         accumulate_batches: minibatches for one step of the optimiser, with the mean of their
-            gradients, where a large one does not fit into memory. Each has weight samples of its
-            own. The last step of an epoch has those that are left, which the loader's length must
-            tell. Above 1 the compiled and the closed-form backend are not used.
+            gradients, whatever their sizes, where a large one does not fit into memory. Each has
+            weight samples of its own. The last step of an epoch has those that are left, which the
+            loader's length must tell. Above 1 the compiled and the closed-form backend are not
+            used.
         pruning: prunes the network as it is trained; None prunes nothing.
         estimator: the gradient estimator, such as ``Flipout()``; the network keeps it. None is
             the network's own.

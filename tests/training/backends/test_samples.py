@@ -33,7 +33,8 @@ from torch import nn
 
 from bayesify import GaussianLikelihood, WeightSampling
 from bayesify.training.backends.closed_form import ClosedFormBackend
-from bayesify.training.backends.leaf import LeafBackend, Leaves, SampleSource
+from bayesify.training.backends.leaf import LeafBackend, SampleSource
+from bayesify.training.backends.leaves import Leaves
 from bayesify.training.kernel.posterior_update import PosteriorUpdate
 
 each_prior = pytest.mark.parametrize("prior", PRIORS)

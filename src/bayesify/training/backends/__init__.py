@@ -11,7 +11,7 @@ from bayesify.training.backends.choose import check_backend, check_shared_noise,
 from bayesify.training.backends.closed_form import ClosedFormBackend
 from bayesify.training.backends.compiled import CompiledBackend
 from bayesify.training.backends.graph import GraphBackend
-from bayesify.training.backends.leaf import EditedInPlaceError
+from bayesify.training.backends.leaves import EditedInPlaceError
 from bayesify.training.backends.replicas import ReplicaBackend
 from bayesify.training.backends.requirements import why_no_closed_forms, why_not_compiled
 from bayesify.training.kernel.compiler import CompilerError

@@ -13,11 +13,41 @@ from bayesify.module.inputs import Inputs
 from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 
-__all__ = ["Backend", "BackendName", "Noise", "NonFiniteLossError", "require_finite"]
+__all__ = [
+    *("NOISE_OF", "Backend", "BackendName", "Noise", "NonFiniteLossError", "check_same_noise"),
+    "require_finite",
+]
 
 BackendName = Literal["auto", "compiled", "closed-form", "autograd"]
 #: The source of a run's noise: PyTorch's generators or the counter-based generator of the kernel.
 Noise = Literal["generator", "counter"]
+#: The noise of each backend but "auto".
+NOISE_OF: dict[str, Noise] = {
+    "compiled": "counter",
+    "closed-form": "generator",
+    "autograd": "generator",
+}
+
+
+def check_same_noise(backend: BackendName, noise: Noise | None) -> None:
+    """Check that a run resumes with the noise that it began with.
+
+    Args:
+        backend: the backend that is asked for.
+        noise: that of the steps so far, or None.
+
+    Raises:
+        ValueError: the backend has another.
+
+    Example:
+        >>> check_same_noise("auto", "counter")
+    """
+    if noise is not None and NOISE_OF.get(backend, noise) != noise:
+        fitting = " or ".join(f'"{name}"' for name in NOISE_OF if NOISE_OF[name] == noise)
+        raise ValueError(
+            f"this run began with the noise of backend={fitting}; resume with that or with "
+            f'backend="auto", got backend="{backend}"'
+        )
 
 
 class NonFiniteLossError(ArithmeticError):

@@ -12,11 +12,12 @@ from bayesify.estimators.stateless import snapshot
 from bayesify.module.inputs import Inputs
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends.autograd import AutogradBackend
-from bayesify.training.backends.backend import Backend, BackendName, Noise
+from bayesify.training.backends.backend import Backend, BackendName, Noise, check_same_noise
 from bayesify.training.backends.closed_form import ClosedFormBackend
 from bayesify.training.backends.compiled import CompiledBackend
 from bayesify.training.backends.graph import GraphBackend
-from bayesify.training.backends.leaf import EditedInPlaceError, LeafBackend
+from bayesify.training.backends.leaf import LeafBackend
+from bayesify.training.backends.leaves import EditedInPlaceError
 from bayesify.training.backends.requirements import (
     UnsupportedRunError,
     require,
@@ -31,14 +32,8 @@ from bayesify.training.kernel.compiler import CompilerError
 from bayesify.training.kernel.formulas import leaf_kind, prior_blocks
 from bayesify.training.processes import Processes
 
-__all__ = ["NOISE_OF", "check_backend", "check_shared_noise", "make_backend"]
+__all__ = ["check_backend", "check_shared_noise", "make_backend"]
 
-#: The noise of each backend; a run must resume with the noise that it began with.
-NOISE_OF: dict[str, Noise] = {
-    "compiled": "counter",
-    "closed-form": "generator",
-    "autograd": "generator",
-}
 #: Why a network that edits its weights in place cannot be trained, as in EditedInPlaceError.
 _NO_KERNEL = "where no C++ kernel samples them; begin a run on a CPU with a C++ compiler"
 
@@ -89,12 +84,7 @@ def make_backend(
     if processes.shared_noise:
         check_shared_noise(elbo, "autograd" if accumulates else backend)
     elbo.bnn.estimator.check_num_samples(elbo.num_samples)
-    if noise is not None and NOISE_OF.get(backend, noise) != noise:
-        fitting = " or ".join(f'"{name}"' for name in NOISE_OF if NOISE_OF[name] == noise)
-        raise ValueError(
-            f"this run began with the noise of backend={fitting}; resume with that or with "
-            f'backend="auto", got backend="{backend}"'
-        )
+    check_same_noise(backend, noise)
     if backend == "autograd":
         return AutogradBackend(elbo, optimizer, processes=processes, accumulation=accumulation)
     if accumulates:

@@ -9,7 +9,8 @@ from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.distributions.softplus import softplus
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.training.backends.backend import Noise
-from bayesify.training.backends.leaf import Gradients, LeafBackend, Leaves, gather
+from bayesify.training.backends.leaf import LeafBackend
+from bayesify.training.backends.leaves import Leaves, ParameterGradients, gather
 from bayesify.training.backends.requirements import (
     require,
     signature,
@@ -102,7 +103,12 @@ class ClosedFormBackend(LeafBackend):
 
     @torch.no_grad()
     def _update(
-        self, in_mean: Gradients, in_spread: Gradients, factor: float, *, with_residual: bool
+        self,
+        in_mean: ParameterGradients,
+        in_spread: ParameterGradients,
+        factor: float,
+        *,
+        with_residual: bool,
     ) -> StdResidual | None:
         starts = self._elbo.bnn.layout.starts
         gather(self._in_mean, starts, in_mean)
@@ -130,7 +136,7 @@ class ClosedFormBackend(LeafBackend):
         self._in_mean, self._in_rho = _unshared(self._in_mean), _unshared(self._in_rho)
 
     @torch.no_grad()
-    def _accumulate(self, in_mean: Gradients, sample: int, factor: float) -> None:
+    def _accumulate(self, in_mean: ParameterGradients, sample: int, factor: float) -> None:
         assert self._weights is not None
         bnn = self._elbo.bnn
         prior_mean = bnn.prior_mean

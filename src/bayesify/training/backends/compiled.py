@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 from bayesify.distributions.posteriors import WeightDraw
 from bayesify.module.inputs import Inputs
 from bayesify.training.backends.backend import Noise
-from bayesify.training.backends.leaf import Gradients, LeafBackend, Leaves
+from bayesify.training.backends.leaf import LeafBackend
+from bayesify.training.backends.leaves import Leaves, ParameterGradients
 from bayesify.training.backends.requirements import (
     require,
     signature,
@@ -98,14 +99,14 @@ class CompiledBackend(LeafBackend):
     def _forget_gradients(self) -> None:
         self._posterior_update.forget_gradients()
 
-    def _accumulate(self, in_mean: Gradients, sample: int, factor: float) -> None:
+    def _accumulate(self, in_mean: ParameterGradients, sample: int, factor: float) -> None:
         part = 1.0 / self._processes.count if self._adds_own else 1.0
         self._posterior_update.accumulate(in_mean, sample, factor * part)
 
     def _update(
         self,
-        in_mean: Gradients,
-        in_spread: Gradients,
+        in_mean: ParameterGradients,
+        in_spread: ParameterGradients,
         factor: float,
         *,
         with_residual: bool,

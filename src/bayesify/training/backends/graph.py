@@ -144,8 +144,7 @@ class GraphBackend(CompiledBackend):
         update.prepare(factor)
         elbo.count_step()
         self._replay()
-        unknown = self._unknown
-        terms = ELBOTerms(unknown, self._nll, unknown, unknown, self._outputs, factor, has_kl=False)
+        terms = ELBOTerms.without_kl(self._nll, self._outputs, factor, self._unknown)
         require_finite(elbo, terms)
         return terms._replace(std_residual=update.conclude(with_residual=with_residual))
 

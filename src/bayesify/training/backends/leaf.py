@@ -4,38 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from bayesify.distributions.layout import ParameterLayout
-from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
-from bayesify.module.inputs import Inputs, Repeated, arguments_of
-from bayesify.noise.keys import NoiseKey, NoiseKind, Stream
-from bayesify.noise.threefry import counter_key
+from bayesify.distributions.posteriors import WeightDraw
+from bayesify.module.inputs import Inputs, Repeated
 from bayesify.training.backends.backend import Noise, require_finite
+from bayesify.training.backends.leaves import Leaves, ParameterGradients, gather
 from bayesify.training.convergence import StdResidual
 from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms, detached
-from bayesify.training.kernel.formulas import LeafKind, leaf_kind, prior_blocks
-from bayesify.training.kernel.interface import Kernel
+from bayesify.training.kernel.formulas import leaf_kind, prior_blocks
 from bayesify.training.processes import Processes
 
-__all__ = [
-    "EditedInPlaceError",
-    "LeafBackend",
-    "LeafPosterior",
-    "Leaves",
-    "SampleSource",
-    "gather",
-    "sample_sources",
-]
-
-Gradients = Sequence[Tensor | None]
+__all__ = ["LeafBackend", "SampleSource", "sample_sources"]
 
 
 class SampleSource(NamedTuple):
@@ -179,7 +165,7 @@ class LeafBackend(ABC):
         own_weights = leaf_kind(self._elbo.bnn.estimator) == "weights"
         return not self._processes.is_alone and (self._processes.shared_noise or not own_weights)
 
-    def _summed(self, *gradients: Gradients) -> Sequence[Gradients]:
+    def _summed(self, *gradients: ParameterGradients) -> Sequence[ParameterGradients]:
         """The gradients in the leaves, or their sums over the processes."""
         if not self._adds_leaf_gradients:
             return gradients
@@ -218,12 +204,17 @@ class LeafBackend(ABC):
         """Clear gradients before a backward pass."""
 
     @abstractmethod
-    def _accumulate(self, in_mean: Gradients, sample: int, factor: float) -> None:
+    def _accumulate(self, in_mean: ParameterGradients, sample: int, factor: float) -> None:
         """Add the gradients of one sample, and fill the leaves for the next one."""
 
     @abstractmethod
     def _update(
-        self, in_mean: Gradients, in_spread: Gradients, factor: float, *, with_residual: bool
+        self,
+        in_mean: ParameterGradients,
+        in_spread: ParameterGradients,
+        factor: float,
+        *,
+        with_residual: bool,
     ) -> StdResidual | None:
         """Update all parameters; returns ``ELBOTerms.std_residual`` where it is known."""
 
@@ -248,7 +239,7 @@ class LeafBackend(ABC):
 
     def _backward(
         self, nll: Tensor, others: Sequence[Tensor], gradients: Sequence[Tensor | None]
-    ) -> tuple[Gradients, Gradients]:
+    ) -> tuple[ParameterGradients, ParameterGradients]:
         # Not before the forward pass: a network may leave gradients of its own.
         self._forget_gradients()
         for parameter, gradient in zip(others, gradients, strict=True):
@@ -267,8 +258,7 @@ class LeafBackend(ABC):
         nll = nlls[0] if one else torch.stack(list(nlls)).mean()
         joined = outputs[0] if one else torch.cat(list(outputs))
         if not values:
-            unknown = self._unknown
-            return ELBOTerms(unknown, nll, unknown, unknown, joined, factor, has_kl=False)
+            return ELBOTerms.without_kl(nll, joined, factor, self._unknown)
         kl, penalty = (torch.stack(each).mean() for each in zip(*values, strict=True))
         if one:
             kl, penalty = values[0]
@@ -282,179 +272,8 @@ class LeafBackend(ABC):
         return [each for each in held if not any(each is one for one in own)]
 
 
-class EditedInPlaceError(RuntimeError):
-    """A network changes its weights in its forward pass, where they are leaves of the graph."""
-
-    def __init__(self, why: str = 'under this backend; use backend="auto"') -> None:
-        super().__init__(
-            f"the network must not edit its weights in place {why}, or compute new ones, as "
-            "weight.clamp(-1, 1) instead of weight.clamp_(-1, 1)"
-        )
-
-
-class Leaves:
-    """The random parameters of a network as leaves, each a view of a flat vector of shape (D,).
-
-    Autograd ends at the leaves; the gradients of mean and rho follow in closed form.
-
-    Args:
-        elbo: the objective.
-        leaf: the sampled weights, standard deviations or variances.
-        kind: which; for the last two the means are leaves too, the posterior's own.
-        kernel: draws the noise of outputs; None for PyTorch's generators.
-        first_sample: index of the noise of outputs.
-    """
-
-    def __init__(
-        self,
-        elbo: ELBO,
-        leaf: Tensor,
-        kind: LeafKind,
-        kernel: Kernel | None = None,
-        *,
-        first_sample: int = 0,
-    ) -> None:
-        self._elbo, self._kernel, self._first_sample = elbo, kernel, first_sample
-        layout, mean = elbo.bnn.layout, elbo.bnn.posterior.mean
-        self._first = _views(layout, leaf if kind == "weights" else mean)
-        self._second = {} if kind == "weights" else _views(layout, leaf)
-        self._leaves = [*self._first.values(), *self._second.values()]
-        self._addresses = [each.data_ptr() for each in self._leaves]
-        self._vector, self._is_first_pass = leaf, True
-        self._stand_in = None
-        if kind != "weights":
-            self._stand_in = LeafPosterior(
-                mean, self._first, self._second, variances=kind == "variances"
-            )
-
-    def outputs(self, inputs: Inputs) -> Tensor:
-        """The network's outputs for the step that the objective is at, shape (S, N, ...).
-
-        Raises:
-            EditedInPlaceError: the network changes its weights in its pass.
-        """
-        versions = [leaf._version for leaf in self._leaves]
-        # Edits of .data change no version. Later passes compare no values: that takes as long as a
-        # pass over all weights.
-        before = self._vector.clone() if self._is_first_pass else None
-        self._is_first_pass = False
-        try:
-            outputs = self._run(inputs)
-        except RuntimeError as error:
-            if "a leaf Variable that requires grad" not in str(error):
-                raise
-            raise EditedInPlaceError from error
-        if (
-            versions != [leaf._version for leaf in self._leaves]
-            or self._addresses != [leaf.data_ptr() for leaf in self._leaves]
-            or (before is not None and not _is_same(before, self._vector))
-        ):
-            raise EditedInPlaceError
-        return outputs
-
-    def _run(self, inputs: Inputs) -> Tensor:
-        bnn = self._elbo.bnn
-        if self._stand_in is None:
-            args, kwargs = arguments_of(inputs)
-            return bnn.tensor_of(bnn.run_with_named(self._first, *args, **kwargs)).unsqueeze(0)
-        key = NoiseKey(bnn.seed, Stream.TRAINING, self._elbo.step)
-        if self._kernel is not None:
-            key = _CounterKey(key.seed, key.stream, key.step, self._kernel)
-        samples = range(self._first_sample, self._first_sample + self._elbo.num_samples)
-        outputs, _ = bnn.sample_outputs(inputs, key, samples, posterior=self._stand_in)
-        return outputs
-
-    def backward(self, nll: Tensor) -> None:
-        """Discard gradients that the forward pass left, then run the backward pass."""
-        self.take_gradients()
-        if nll.requires_grad:  # not where a pass used no weight at all
-            nll.backward()
-
-    def take_gradients(self) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
-        """The gradients of each parameter, in weights or means and in spreads, then forgotten.
-
-        None stands for zeros; the second is empty where the network ran on weights.
-        """
-        return _taken(self._first), _taken(self._second)
-
-
-class LeafPosterior(MeanFieldGaussian):
-    """The posterior as an estimator sees it, with leaves instead of mean and rho."""
-
-    def __init__(
-        self,
-        mean: Tensor,
-        means: dict[str, Tensor],
-        spreads: dict[str, Tensor],
-        *,
-        variances: bool,
-    ) -> None:
-        nn.Module.__init__(self)
-        self.mean = nn.Parameter(mean.detach(), requires_grad=False)
-        self.register_buffer("mask", None)
-        self._moments = means, spreads
-        self.gives_variances = variances
-
-    def moments_of(
-        self,
-        layout: ParameterLayout,  # noqa: ARG002
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the leaves."""
-        return self._moments
-
-
-@dataclass(frozen=True)
-class _CounterKey(NoiseKey):
-    """A key whose normals the kernel draws, and on a GPU its signs too."""
-
-    kernel: Kernel
-
-    def numbers(
-        self,
-        kind: NoiseKind,
-        sample: int,
-        place: int,
-        size: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-    ) -> Tensor:
-        if kind == "sign" and torch.device(device).type == "cpu":
-            return super().numbers(kind, sample, place, size, dtype, device)
-        words = counter_key(self, sample, place)
-        drawn = self.kernel.normals(words, int(self.step), size)
-        # A graph on a GPU must not capture PyTorch's generators: signs are those of normals there.
-        return (drawn if kind == "normal" else torch.where(drawn < 0.0, -1.0, 1.0)).to(dtype)
-
-
-def _views(layout: ParameterLayout, vector: Tensor) -> dict[str, Tensor]:
-    parts = layout.unflatten(vector.detach())
-    return {name: part.detach().requires_grad_() for name, part in parts.items()}
-
-
-def _is_same(one: Tensor, two: Tensor) -> bool:
-    """Return whether all bits are equal, those of NaN too."""
-    return torch.equal(one.view(torch.uint8), two.view(torch.uint8))
-
-
-def gather(flat: Tensor, starts: Sequence[int], parts: Gradients) -> None:
-    """Write the gradients of the parameters into one vector; None stands for zeros."""
-    for (start, stop), part in zip(pairwise(starts), parts, strict=True):
-        if part is None:
-            flat[start:stop].zero_()
-        else:
-            flat[start:stop].copy_(part.reshape(-1))
-
-
 def _part(nll: Tensor, weight: float, count: int) -> Tensor:
     """A process's part of the nll, of one of several weight samples."""
     if weight != 1.0:
         return nll * (weight / count)
     return nll if count == 1 else nll / count
-
-
-def _taken(leaves: dict[str, Tensor]) -> list[Tensor | None]:
-    gradients = [leaf.grad for leaf in leaves.values()]
-    for leaf in leaves.values():
-        # The next backward pass then hands its tensor over, and adds nothing.
-        leaf.grad = None
-    return gradients

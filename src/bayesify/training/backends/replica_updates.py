@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.training.backends.leaf import Gradients
+from bayesify.training.backends.leaves import ParameterGradients
 from bayesify.training.backends.requirements import signature, why_not_compiled
 from bayesify.training.convergence import StdResidual, std_residual
 from bayesify.training.elbo import ELBO
@@ -41,8 +41,8 @@ class ReplicaUpdates(Protocol):
 
     def update(
         self,
-        in_means: Gradients,
-        in_spreads: Gradients,
+        in_means: ParameterGradients,
+        in_spreads: ParameterGradients,
         factors: Sequence[float],
         *,
         with_residual: bool,
@@ -102,8 +102,8 @@ class KernelUpdates:
 
     def update(
         self,
-        in_means: Gradients,
-        in_spreads: Gradients,
+        in_means: ParameterGradients,
+        in_spreads: ParameterGradients,
         factors: Sequence[float],
         *,
         with_residual: bool,
@@ -169,8 +169,8 @@ class AutogradUpdates:
 
     def update(
         self,
-        in_means: Gradients,
-        in_spreads: Gradients,
+        in_means: ParameterGradients,
+        in_spreads: ParameterGradients,
         factors: Sequence[float],
         *,
         with_residual: bool,
@@ -199,7 +199,7 @@ class AutogradUpdates:
             optimizer.step()
         return found
 
-    def _joined(self, parts: Gradients) -> Tensor:
+    def _joined(self, parts: ParameterGradients) -> Tensor:
         """The gradients of all parameters, shape (K, D)."""
         count, sizes = len(self._elbos), self._elbos[0].bnn.layout.sizes
         return torch.cat(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,15 +14,28 @@ from bayesify.distributions.structured import StructuredGaussian
 from bayesify.estimators import ForwardPass, stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of
-from bayesify.noise.keys import NoiseKey, NoiseKind, Stream
+from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.threefry import counter_key
 from bayesify.training.backends.backend import (
+    NOISE_OF,
     BackendName,
     Noise,
     NonFiniteLossError,
+    check_same_noise,
     require_finite,
 )
-from bayesify.training.backends.leaf import EditedInPlaceError, Gradients, LeafPosterior
+from bayesify.training.backends.leaves import (
+    EditedInPlaceError,
+    LeafPosterior,
+    ParameterGradients,
+    leaf_views,
+)
+from bayesify.training.backends.recorded_noise import (
+    DrawnKey,
+    NoiseRequest,
+    RecordingKey,
+    raise_unforeseen_use,
+)
 from bayesify.training.backends.replica_updates import (
     AutogradUpdates,
     KernelUpdates,
@@ -74,7 +86,7 @@ class ReplicaBackend:
         self._means: dict[str, Tensor] = {}
         if self._kind != "weights":
             means = _stacked([{"mean": elbo.bnn.posterior.mean} for elbo in elbos])["mean"]
-            self._means = _leaves(first, means)
+            self._means = leaf_views(first.layout, means)
         self._addresses = [elbo.bnn.posterior.mean.data_ptr() for elbo in elbos]
         leaf = torch.stack([torch.empty_like(elbo.bnn.posterior.mean.detach()) for elbo in elbos])
         updater: ReplicaUpdates | None = None
@@ -95,14 +107,14 @@ class ReplicaBackend:
         self.description = f"{name}, {len(elbos)} networks at once" + (
             f" ({detail})" if detail else ""
         )
-        self._leaves = _leaves(first, leaf)
+        self._leaves = leaf_views(first.layout, leaf)
         nets = [elbo.bnn.net for elbo in elbos]
         self._own = [_slots(net, "_parameters") for net in nets]
         self._rest = _stacked(self._own)
         self._buffers = _stacked([_slots(net, "_buffers") for net in nets])
         for name, tensor in self._rest.items():
             tensor.requires_grad_(self._own[0][name].requires_grad)
-        self._requests: dict[object, list[_Request]] = {}
+        self._requests: dict[object, list[NoiseRequest]] = {}
 
     def step(
         self,
@@ -176,7 +188,7 @@ class ReplicaBackend:
                     "train it by fit, or change its mean in place"
                 )
 
-    def _backward(self, nll: Tensor) -> tuple[Gradients, Gradients]:
+    def _backward(self, nll: Tensor) -> tuple[ParameterGradients, ParameterGradients]:
         self._updater.forget_gradients()
         tensors = (*self._leaves.values(), *self._means.values(), *self._rest.values())
         for tensor in tensors:
@@ -223,7 +235,7 @@ class ReplicaBackend:
 
             if not means:
                 return self._first.tensor_of(forward(leaves))
-            key = _DrawnKey(0, Stream.TRAINING, 0, noise)
+            key = DrawnKey(0, Stream.TRAINING, 0, noise)
             return self._run_estimator(forward, names, key, means, leaves, args, kwargs)
 
         run_all = torch.vmap(run, in_dims=(0, 0, 0, 0, data, data), randomness="different")
@@ -252,7 +264,7 @@ class ReplicaBackend:
             batch_size=tensors[0].shape[0] if tensors else None,
             local_names=lambda: names,
             snapshot=lambda: lambda: None,
-            on_unexpected_use=_raise_unforeseen,
+            on_unexpected_use=raise_unforeseen_use,
         )
         outputs, _ = bnn.estimator.run(call, posterior, key, range(1))
         return self._first.tensor_of(outputs[0])
@@ -270,7 +282,7 @@ class ReplicaBackend:
             for request in self._requests[kind]
         ]
 
-    def _draw_one(self, k: int, request: _Request) -> Tensor:
+    def _draw_one(self, k: int, request: NoiseRequest) -> Tensor:
         bnn, step = self._elbos[k].bnn, self._elbos[k].step
         key = NoiseKey(bnn.seed, Stream.TRAINING, step)
         kind, place, size, dtype, device = request
@@ -282,10 +294,10 @@ class ReplicaBackend:
 
     def _trace_noise(
         self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> list[_Request]:
+    ) -> list[NoiseRequest]:
         """Run the first network once and list the noise that its estimator asks for."""
         bnn = self._first
-        key = _RecordingKey(0, Stream.TRAINING, 0)
+        key = RecordingKey(0, Stream.TRAINING, 0)
         undo = stateless.snapshot(bnn.net)
         try:
             self._run_estimator(
@@ -302,48 +314,6 @@ class ReplicaBackend:
         return key.requests
 
 
-_Request = tuple[NoiseKind, int, int, torch.dtype, "torch.device | str"]
-
-
-@dataclass(frozen=True)
-class _RecordingKey(NoiseKey):
-    """A key that lists what is asked of it."""
-
-    requests: list[_Request] = field(default_factory=list)
-
-    def numbers(
-        self,
-        kind: NoiseKind,
-        sample: int,  # noqa: ARG002
-        place: int,
-        size: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-    ) -> Tensor:
-        self.requests.append((kind, place, size, dtype, device))
-        return torch.zeros(size, dtype=dtype, device=device)
-
-
-@dataclass(frozen=True)
-class _DrawnKey(NoiseKey):
-    """A key whose numbers were drawn before, in the order of their places."""
-
-    drawn: list[Tensor] = field(default_factory=list)
-
-    def numbers(
-        self,
-        kind: NoiseKind,  # noqa: ARG002
-        sample: int,  # noqa: ARG002
-        place: int,
-        size: int,
-        dtype: torch.dtype,  # noqa: ARG002
-        device: torch.device | str,  # noqa: ARG002
-    ) -> Tensor:
-        if place > len(self.drawn) or self.drawn[place - 1].numel() != size:
-            _raise_unforeseen("a parameter", "an operation")
-        return self.drawn[place - 1]
-
-
 def _terms(
     elbo: ELBO,
     draw: WeightDraw | None,
@@ -354,23 +324,10 @@ def _terms(
     with_kl: bool,
 ) -> ELBOTerms:
     if not with_kl:
-        unknown = nll.new_full((), torch.nan)
-        return ELBOTerms(unknown, nll, unknown, unknown, outputs, factor, has_kl=False)
+        return ELBOTerms.without_kl(nll, outputs, factor, nll.new_full((), torch.nan))
     with torch.no_grad():
         kl, penalty = elbo.complexity(draw, elbo.step, range(1))
     return ELBOTerms(nll + factor * (kl + penalty), nll, kl, penalty, outputs, factor)
-
-
-def _raise_unforeseen(name: str, function: str) -> None:
-    raise ValueError(
-        "networks that are trained at once must use each parameter in the same way in each "
-        f"forward pass, but {function} used {name} differently; train each by fit"
-    )
-
-
-def _leaves(bnn: BayesianModule, rows: Tensor) -> dict[str, Tensor]:
-    parts = bnn.layout.unflatten(rows.detach())
-    return {name: part.detach().requires_grad_() for name, part in parts.items()}
 
 
 def _why_no_kernel(
@@ -385,12 +342,8 @@ def _why_no_kernel(
             'networks that are trained at once have no closed-form backend; use backend="compiled" '
             'or "autograd"'
         )
-    asked: Noise | None = {"compiled": "counter", "autograd": "generator"}.get(backend)  # type: ignore[assignment]
-    if noise is not None and asked not in (None, noise):
-        raise ValueError(
-            f'this run began with the {noise} noise, which is not that of backend="{backend}"; '
-            "resume with the backend that it had"
-        )
+    check_same_noise(backend, noise)
+    asked = NOISE_OF.get(backend)
     if "generator" in (asked, noise):
         return ""
     pairs = zip(elbos, optimizers, strict=True)
