@@ -19,11 +19,11 @@ from bayesify.datasets import load_images
 from bayesify.io import read_tensors, write_tensors
 from bayesify.module.networks import mlp
 from bayesify.reproduce import Context, Job, Result, find_experiment, reproduce
+from bayesify.reproduce.harness.image_runs import mnist_of
 from bayesify.reproduce.papers.blundell.mnist_networks import (
     FRACTIONS,
     REPORTED,
     REPORTED_PRUNED,
-    images,
     network_job,
     run_network,
 )
@@ -103,7 +103,7 @@ def test_settings_are_chosen_without_the_test_images() -> None:
     whole = load_images("mnist", limit=2000).train_inputs
     for job in find_experiment("blundell-recipe").jobs((0,), True):
         assert job.config["held_out"] == 500
-    data = images(job, Context())
+    data = mnist_of(job, Context())
     assert (len(data.train_inputs), len(data.test_inputs)) == (1500, 500)
     both = torch.cat([data.train_inputs, data.test_inputs])
     assert torch.equal(both.sort(0).values, whole.sort(0).values)
@@ -115,7 +115,7 @@ def test_settings_are_chosen_without_the_test_images() -> None:
     ]
     assert not any(exact)
     other = Job(job.name, 7, job.config, 1.0)
-    assert torch.equal(images(other, Context()).test_inputs, data.test_inputs)
+    assert torch.equal(mnist_of(other, Context()).test_inputs, data.test_inputs)
 
 
 def small(settings: Mapping[str, Any] | None = None, **more: Any) -> Job:

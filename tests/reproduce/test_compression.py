@@ -11,6 +11,7 @@ from torch import nn
 
 import bayesify as bf
 from bayesify.reproduce import Context, Job, Result, find_experiment
+from bayesify.reproduce.harness.image_runs import mnist_of
 from bayesify.reproduce.papers.compression.experiment import decoded
 from bayesify.reproduce.papers.compression.networks import (
     NETWORKS,
@@ -19,7 +20,6 @@ from bayesify.reproduce.papers.compression.networks import (
     weights_left,
 )
 from bayesify.reproduce.papers.compression.recipes import CHOSEN, RECIPES, TRIALS
-from bayesify.reproduce.papers.compression.training import images
 from bayesify.reproduce.papers.compression.unit_pruning import (
     UnitPruning,
     prune_units,
@@ -146,7 +146,7 @@ def test_a_job_measures_the_decoded_file(name: str) -> None:
     assert parts == sorted(parts)
     assert parts[-1] == 1.0
     net = decoded({"config": job.config, "metrics": metrics})
-    data = images(job, Context())
+    data = mnist_of(job, Context())
     wrong = net.eval()(data.test_inputs).argmax(-1) != data.test_targets
     assert metrics["error"] == pytest.approx(100.0 * float(wrong.double().mean()))
     assert metrics["weights_left"] == weights_left(net)
@@ -181,8 +181,8 @@ def test_settings_are_chosen_on_images_that_are_held_out() -> None:
     for job in TUNING.jobs((0,), False):
         assert job.config["held_out"] == 10_000
     [job] = [job for job in TUNING.jobs((0,), True) if job.name == "lenet-300-100-weights"]
-    whole = images(Job(job.name, 0, {"limit": 2000}, 1.0), Context())
-    parts = images(job, Context())
+    whole = mnist_of(Job(job.name, 0, {"limit": 2000}, 1.0), Context())
+    parts = mnist_of(job, Context())
     assert len(parts.test_inputs) == job.config["held_out"] == 500
     assert len(parts.train_inputs) == 1500
     together = torch.cat([parts.train_inputs, parts.test_inputs]).sum(1)

@@ -154,7 +154,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
                     epochs=number,
                     optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
                     checkpoint_dir=folder,
-                    resume=folder is not None,
+                    resume=True,
                     progress=False,
                 )
         return own.bnn.posterior.mean.detach()

@@ -299,7 +299,7 @@ def test_a_scheduler_that_needs_pickle_is_refused_by_name(tmp_path: Path) -> Non
     with pytest.raises(TypeError, match="the state of Odd cannot be stored without pickle"):
         Setup().run(tmp_path, scheduler=Odd, optimizer=flat_sgd)
     assert list(tmp_path.iterdir()) == []
-    assert len(Setup().run(tmp_path, checkpoint_dir=None, resume=False, scheduler=Odd)) == 3
+    assert len(Setup().run(tmp_path, checkpoint_dir=None, scheduler=Odd)) == 3
 
 
 def test_a_resumed_run_has_the_schedule_and_optimizer_of_its_checkpoint(tmp_path: Path) -> None:
@@ -323,8 +323,3 @@ def test_a_resumed_run_has_the_schedule_and_optimizer_of_its_checkpoint(tmp_path
     with pytest.raises(StorageError, match=r"weight_decay is 0\.1 here and 0 there"):
         run("plain", 4, optimizer=adam(weight_decay=0.1))
     assert len(run("plain", 4, optimizer=adam(foreach=False))) == 4
-
-
-def test_there_is_nothing_to_resume_without_a_folder() -> None:
-    with pytest.raises(ValueError, match="resume needs checkpoint_dir"):
-        Setup().run(Path("unused"), checkpoint_dir=None)

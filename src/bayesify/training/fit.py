@@ -113,7 +113,7 @@ def fit(
             ``"closed-form"`` only.
         checkpoint_dir: where ``checkpoint.safetensors`` is written after every epoch.
         resume: resume from that checkpoint if it is there; what was frozen is frozen again, and no
-            more.
+            more. Without a ``checkpoint_dir`` there is none.
         checkpoint_frozen: whether checkpoints hold the frozen parameters, such as the body of a
             pretrained network, or which of them, as ``frozen`` of ``bayesify.save``. With False
             resuming and ``bayesify.load`` need the same pretrained network again.

@@ -93,8 +93,8 @@ class Member:
 
         Raises:
             TypeError: ``scheduler`` is no scheduler and no function of one, or steps by a metric.
-            ValueError: it is the scheduler of another optimiser, or ends before the training;
-                ``resume`` is True and there is no folder; or a checkpoint cannot hold the network.
+            ValueError: it is the scheduler of another optimiser, or ends before the training; or a
+                checkpoint cannot hold the network.
             FileExistsError: there is a checkpoint and ``resume`` is False.
             StorageError: the checkpoint is damaged or of another run.
         """
@@ -108,10 +108,6 @@ class Member:
                 )
             schedule = schedule(optimizer, max(1, epochs * accumulation.steps))
         check_schedule(schedule, optimizer)
-        if folder is None and resume:
-            raise ValueError(
-                "resume needs checkpoint_dir, the folder of the checkpoint to resume, got none"
-            )
         if folder is not None:
             check_can_be_stored(elbo.bnn)
         settings = {**warmup.settings, **update_settings(optimizer, schedule)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("Context", "EpochProgress", "Experiment", "Job", "ProgressListener", "Result", "RunJob"),
-    *("Schedule", "no_files", "of_job", "one_by_one"),
+    *("Schedule", "by_title", "is_trial", "no_files", "of_job", "one_by_one"),
 ]
 
 #: The result of a finished job, as its file holds it; see ``result_files.read_result``.
@@ -177,6 +177,28 @@ def of_job(results: Sequence[Result], name: str) -> list[Result]:
         [{'job': 'b', 'seed': 0}]
     """
     return [result for result in results if result["job"] == name]
+
+
+def is_trial(result: Result) -> bool:
+    """Return whether a result is of a trial, measured on held-out training data.
+
+    Example:
+        >>> is_trial({"config": {"held_out": 10_000}}), is_trial({"config": {}})
+        (True, False)
+    """
+    return bool(result["config"].get("held_out"))
+
+
+def by_title(results: Sequence[Result], titles: Iterable[str]) -> dict[str, list[Result]]:
+    """Return the results of each title, in the order of the titles; those without any are left out.
+
+    Example:
+        >>> results = [{"config": {"title": "b"}}, {"config": {"title": "a"}}]
+        >>> list(by_title(results, ["a", "b", "c"]))
+        ['a', 'b']
+    """
+    found = {title: [r for r in results if r["config"]["title"] == title] for title in titles}
+    return {title: of for title, of in found.items() if of}
 
 
 def no_files(results: Sequence[Result]) -> dict[str, str]:  # noqa: ARG001

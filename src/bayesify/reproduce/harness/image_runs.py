@@ -17,13 +17,15 @@ from torch import Tensor
 from bayesify.app.runs import RunConfig
 from bayesify.app.runs.folder import Run
 from bayesify.app.runs.train import train
-from bayesify.datasets import ImageData
+from bayesify.datasets import ImageData, load_images
 from bayesify.module.bayesian import BayesianModule
-from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.reproduce.harness.experiment import Context, EpochProgress
+from bayesify.noise.keys import NoiseKey, Stream, derived_seed
+from bayesify.reproduce.harness.experiment import Context, EpochProgress, Job
 from bayesify.training.history import History
 
-__all__ = ["curve", "held_out", "histogram", "sampled_weights", "settings_of", "trained"]
+__all__ = [
+    *("curve", "held_out", "histogram", "mnist_of", "sampled_weights", "settings_of", "trained"),
+]
 
 
 def trained(
@@ -91,6 +93,20 @@ def held_out(data: ImageData, count: int, generator: torch.Generator | None = No
         test_inputs=data.train_inputs[outside],
         test_targets=data.train_targets[outside],
     )
+
+
+def mnist_of(job: Job, context: Context) -> ImageData:
+    """Load MNIST; of a job with ``held_out``, so many training images are the test part.
+
+    They are the same for every seed.
+    """
+    settings = job.config.get("settings", job.config)
+    limit = settings.get("limit")
+    data = load_images("mnist", context.data_dir, limit=limit, progress=context.on_download)
+    if "held_out" not in job.config:
+        return data
+    generator = torch.Generator().manual_seed(derived_seed(0, Stream.SHUFFLE, 0))
+    return held_out(data, job.config["held_out"], generator)
 
 
 def sampled_weights(bnn: BayesianModule, seed: int) -> Tensor:

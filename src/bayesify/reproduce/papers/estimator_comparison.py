@@ -21,7 +21,6 @@ from bayesify.app.bench.measuring import Group, measure
 from bayesify.app.runs import RunConfig
 from bayesify.app.runs.folder import Run
 from bayesify.app.runs.measure import evaluate
-from bayesify.datasets import load_images
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.estimators import Estimator, WeightSampling
 from bayesify.module.bayesian import BayesianModule
@@ -33,7 +32,7 @@ from bayesify.reproduce.harness.experiment import (
     Result,
     of_job,
 )
-from bayesify.reproduce.harness.image_runs import curve, settings_of, trained
+from bayesify.reproduce.harness.image_runs import curve, mnist_of, settings_of, trained
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 
 if TYPE_CHECKING:
@@ -97,9 +96,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     if job.name == _STEP:
         return step_time(job.config)
     settings = settings_of(job.config["settings"])
-    data = load_images(
-        "mnist", context.data_dir, limit=settings.get("limit"), progress=context.on_download
-    )
+    data = mnist_of(job, context)
     config = RunConfig.of("mnist", **settings, seed=job.seed)
     bnn, history = trained(config, data, context)
     measured, _ = evaluate(bnn, data, num_samples=config.test_samples, with_train=False)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from bayesify.datasets import ImageData
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.image_runs import mnist_of
 from bayesify.reproduce.papers.blundell.classifiers import train_network
-from bayesify.reproduce.papers.blundell.mnist_networks import images
 from bayesify.reproduce.papers.blundell.tuning import (
     Draw,
     among,
@@ -98,7 +98,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
 
 def run(job: Job, context: Context) -> dict[str, Any]:
     """Train the network of a trial, and measure it on the held-out images."""
-    data: ImageData = images(job, context)
+    data: ImageData = mnist_of(job, context)
     settings = job.config["settings"]
     network = train_network(settings, job.seed, data, context)
     return measured(network, settings, data, _FRACTIONS)

@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, median_low
 from typing import TYPE_CHECKING, Any
 
-from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.experiment import (
+    Context,
+    Experiment,
+    Job,
+    Result,
+    by_title,
+    is_trial,
+)
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, with_cost
 from bayesify.reproduce.papers.active.asking import ask, load_problem
 
@@ -101,7 +108,7 @@ def labels_needed(result: Result, percent: float) -> float:
 
 def table(results: Sequence[Result]) -> str:
     """Return the table of the methods, what was asked for, and the table of the trials."""
-    found = _by_method([result for result in results if not _is_trial(result)])
+    found = by_title([result for result in results if not is_trial(result)], _METHODS)
     parts = []
     if found:
         parts += [
@@ -112,19 +119,10 @@ def table(results: Sequence[Result]) -> str:
         ]
         if {"BatchBALD", _REFERENCE} <= set(found):
             parts.append(_verdict(found))
-    trials = [result for result in results if _is_trial(result)]
+    trials = [result for result in results if is_trial(result)]
     if trials:
         parts += ["**Trials on held-out training images**", _trial_table(trials)]
     return "\n\n".join(parts) + "\n"
-
-
-def _is_trial(result: Result) -> bool:
-    return bool(result["config"]["held_out"])
-
-
-def _by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
-    found = {title: [r for r in results if r["config"]["title"] == title] for title in _METHODS}
-    return {title: of for title, of in found.items() if of}
 
 
 def _method_table(found: Mapping[str, Sequence[Result]]) -> str:
@@ -224,7 +222,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 
     from bayesify.plots.style import STYLE
 
-    found = _by_method([result for result in results if not _is_trial(result)])
+    found = by_title([result for result in results if not is_trial(result)], _METHODS)
     with rc_context(STYLE):
         figure = Figure(figsize=(9.0, 3.8), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))

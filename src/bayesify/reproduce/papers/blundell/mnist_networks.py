@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayesify.app.runs import RunConfig
 from bayesify.app.runs.measure import evaluate, prune_table
-from bayesify.datasets import ImageData, load_images
+from bayesify.datasets import ImageData
 from bayesify.distributions.posteriors import Delta
 from bayesify.metrics import classification_metrics
 from bayesify.module.bayesian import BayesianModule
@@ -24,8 +24,8 @@ from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Job, Result
 from bayesify.reproduce.harness.image_runs import (
     curve,
-    held_out,
     histogram,
+    mnist_of,
     sampled_weights,
     settings_of,
     trained,
@@ -149,19 +149,9 @@ def network_job(
     return Job(name, seed, {"settings": chosen, **more}, seconds, ("mnist",))
 
 
-def images(job: Job, context: Context) -> ImageData:
-    """Load MNIST, or split its training images into two parts that are the same for every seed."""
-    limit = job.config["settings"].get("limit")
-    data = load_images("mnist", context.data_dir, limit=limit, progress=context.on_download)
-    if "held_out" not in job.config:
-        return data
-    generator = torch.Generator().manual_seed(derived_seed(0, Stream.SHUFFLE, 0))
-    return held_out(data, job.config["held_out"], generator)
-
-
 def run_network(job: Job, context: Context) -> dict[str, Any]:
     """Train the network of a job, and measure it after the last epoch."""
-    data = images(job, context)
+    data = mnist_of(job, context)
     if job.config.get("members", 1) > 1:
         return _ensemble(job, context, data)
     config = RunConfig.of("mnist", **settings_of(job.config["settings"]), seed=job.seed)

@@ -19,6 +19,7 @@ from torch import Tensor
 from bayesify.datasets import ImageData
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.image_runs import mnist_of
 from bayesify.reproduce.harness.seed_statistics import with_cost
 from bayesify.reproduce.papers.blundell.classifiers import (
     METHODS,
@@ -29,7 +30,6 @@ from bayesify.reproduce.papers.blundell.classifiers import (
     scores,
     train_network,
 )
-from bayesify.reproduce.papers.blundell.mnist_networks import images
 from bayesify.training.temperature_scaling import logit_temperature
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
 
 def run(job: Job, context: Context) -> dict[str, Any]:
     """Train the network of a trial, and measure it on the held-out images."""
-    data: ImageData = images(job, context)
+    data: ImageData = mnist_of(job, context)
     settings = job.config["settings"]
     return measured(train_network(settings, job.seed, data, context), settings, data, _FRACTIONS)
 

@@ -19,6 +19,7 @@ from bayesify.io.compression import compressed, decompressed
 from bayesify.metrics import error_percent, nll
 from bayesify.module.shrinking import shrink
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.image_runs import mnist_of
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.compression.literature import REPORTED
 from bayesify.reproduce.papers.compression.networks import (
@@ -28,7 +29,7 @@ from bayesify.reproduce.papers.compression.networks import (
     weights_left,
 )
 from bayesify.reproduce.papers.compression.recipes import QUICK, RECIPES, SECONDS
-from bayesify.reproduce.papers.compression.training import images, train
+from bayesify.reproduce.papers.compression.training import train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,7 +74,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
 
 def run(job: Job, context: Context) -> dict[str, Any]:
     """Train and prune a network, compress it, and measure the network decoded from the file."""
-    data = images(job, context)
+    data = mnist_of(job, context)
     bnn = train(job, data, context)
     content, size = compressed(bnn, step_size=job.config["step_size"])
     net = decoded({"config": job.config, "metrics": {"file": _text(content)}})

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.datasets import ImageData, TensorLoader, load_images
+from bayesify.datasets import ImageData, TensorLoader
 from bayesify.distributions.priors import ScaleMixture
 from bayesify.module.bayesian import BayesianModule
-from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Job
-from bayesify.reproduce.harness.image_runs import held_out
 from bayesify.reproduce.papers.compression.networks import make_network
 from bayesify.reproduce.papers.compression.unit_pruning import UnitPruning
 from bayesify.training import fit
@@ -23,20 +21,7 @@ from bayesify.training.elbo import ELBO
 from bayesify.training.pruning_schedule import PruningSchedule
 from bayesify.training.schedules import cosine
 
-__all__ = ["images", "train"]
-
-
-def images(job: Job, context: Context) -> ImageData:
-    """Load MNIST; of a job with ``held_out``, so many training images are the test part.
-
-    They are the same for every seed.
-    """
-    limit = job.config.get("limit")
-    data = load_images("mnist", context.data_dir, limit=limit, progress=context.on_download)
-    if "held_out" not in job.config:
-        return data
-    generator = torch.Generator().manual_seed(derived_seed(0, Stream.SHUFFLE, 0))
-    return held_out(data, job.config["held_out"], generator)
+__all__ = ["train"]
 
 
 def train(job: Job, data: ImageData, context: Context) -> BayesianModule:

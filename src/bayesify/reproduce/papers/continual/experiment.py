@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from bayesify.datasets import load_images
 from bayesify.metrics import error_percent
 from bayesify.module.bayesian import BayesianModule
-from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.experiment import (
+    Context,
+    Experiment,
+    Job,
+    Result,
+    by_title,
+    is_trial,
+)
 from bayesify.reproduce.harness.image_runs import held_out
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.continual.learning import learn, make_network
@@ -180,22 +187,13 @@ def table(results: Sequence[Result]) -> str:
         "seeds."
     ]
     for benchmark, title in _TITLES.items():
-        of = [r for r in results if r["config"]["benchmark"] == benchmark and not _is_trial(r)]
+        of = [r for r in results if r["config"]["benchmark"] == benchmark and not is_trial(r)]
         if of:
             parts += [f"**{title}**", _benchmark_table(benchmark, of)]
-    trials = [result for result in results if _is_trial(result)]
+    trials = [result for result in results if is_trial(result)]
     if trials:
         parts += ["**Trials on held-out training images**", _trial_table(trials)]
     return "\n\n".join(parts) + "\n"
-
-
-def _is_trial(result: Result) -> bool:
-    return bool(result["config"]["held_out"])
-
-
-def _by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
-    found = {title: [r for r in results if r["config"]["title"] == title] for title in _METHODS}
-    return {title: of for title, of in found.items() if of}
 
 
 def _benchmark_table(benchmark: str, results: Sequence[Result]) -> str:
@@ -208,7 +206,7 @@ def _benchmark_table(benchmark: str, results: Sequence[Result]) -> str:
         + f" | first task, after task {count} | seeds |",
         "|---" * (len(after) + 4) + "|",
     ]
-    for title, of in _by_method(results).items():
+    for title, of in by_title(results, _METHODS).items():
         curves = [average_accuracies(result) for result in of]
         last = [result["metrics"]["accuracies"][-1][0] for result in of]
         cells = [
@@ -246,7 +244,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 
     from bayesify.plots.style import STYLE
 
-    made = [result for result in results if not _is_trial(result)]
+    made = [result for result in results if not is_trial(result)]
     with rc_context(STYLE):
         figure = Figure(figsize=(9.0, 3.4), layout="constrained")
         for axes, benchmark in zip(figure.subplots(1, 2), _TITLES, strict=True):
@@ -257,7 +255,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 def _draw(axes: Axes, benchmark: str, results: Sequence[Result]) -> None:
     from bayesify.plots.style import COLOURS
 
-    for title, of in _by_method(results).items():
+    for title, of in by_title(results, _METHODS).items():
         curves = [average_accuracies(result) for result in of]
         tasks = range(1, len(curves[0]) + 1)
         means = [mean(values) for values in zip(*curves, strict=True)]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from bayesify.app.runs import RunConfig
 from bayesify.app.runs.measure import evaluate
-from bayesify.datasets import load_images
 from bayesify.reproduce.harness.experiment import (
     Context,
     Experiment,
@@ -22,7 +21,7 @@ from bayesify.reproduce.harness.experiment import (
     Result,
     of_job,
 )
-from bayesify.reproduce.harness.image_runs import curve, settings_of, trained
+from bayesify.reproduce.harness.image_runs import curve, mnist_of, settings_of, trained
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 
 if TYPE_CHECKING:
@@ -95,9 +94,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
 def run(job: Job, context: Context) -> dict[str, Any]:
     """Train one network, and measure it."""
     settings = settings_of(job.config["settings"])
-    data = load_images(
-        "mnist", context.data_dir, limit=settings.get("limit"), progress=context.on_download
-    )
+    data = mnist_of(job, context)
     config = RunConfig.of("mnist", **settings, seed=job.seed)
     bnn, history = trained(config, data, context)
     measured, _ = evaluate(bnn, data, num_samples=config.test_samples, with_train=False)
