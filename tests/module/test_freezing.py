@@ -338,3 +338,63 @@ def test_a_buffer_that_a_pass_replaces_stays_an_ordinary_one() -> None:
     assert torch.allclose(copy.deepcopy(frozen)(x).mean, expected, atol=1e-6)
     averages = [each for name, each in frozen.state_dict().items() if name.endswith("average")]
     assert [each.clone().shape for each in averages] == [()]
+
+
+class Centred(nn.Module):
+    """A layer that subtracts the mean of the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def hooked() -> nn.Module:
+    layer = nn.ReLU()
+    layer.register_forward_hook(lambda _, args, output: output - output.mean(0))  # noqa: ARG005
+    return layer
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(nn.Softmax(dim=0), nn.Softmax(dim=-2), nn.LogSoftmax(dim=0), Centred(), hooked()),
+        nn.Sequential(nn.ReLU(), Centred()),
+    ],
+    ids=repr,
+)
+def test_what_may_mix_examples_between_layers_gets_weight_samples(layer: nn.Module) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 2))
+    bnn = bf.BayesianModule(net, init_std=0.5)
+    check_equal(bf.freeze(bnn, 4), bnn.predict(X, 4))
+    with pytest.raises(ValueError, match="not known to act on each example by itself"):
+        bf.freeze(bnn, 4, estimator=LOCAL)
+    first = bf.BayesianModule(nn.Sequential(layer, nn.Linear(4, 2)))  # of N rows, not S N
+    assert bf.freeze(first, 4, estimator=LOCAL)(X).mean.shape == (5, 2)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.GLU(0), nn.Flatten(0), nn.Flatten(-2), nn.LayerNorm((5, 8)), nn.Softmax()],
+    ids=repr,
+)
+def test_the_axes_of_a_layer_are_looked_at(layer: nn.Module) -> None:
+    bnn = bf.BayesianModule(nn.Sequential(nn.Linear(4, 8), layer))
+    with pytest.raises(ValueError, match="not known to act on each example by itself"):
+        bf.freeze(bnn, 4, estimator=LOCAL)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(nn.ReLU(), nn.Tanh(), nn.GELU(), nn.PReLU(8), nn.Softmax(-1), nn.LogSoftmax(1)),
+        *(nn.LayerNorm(8), nn.RMSNorm(8), nn.GroupNorm(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)),
+        *(nn.Identity(), nn.Flatten(), nn.Sequential(nn.GLU(), nn.Linear(4, 8))),
+        nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Flatten()),
+    ],
+    ids=repr,
+)
+def test_layers_that_act_on_rows_keep_local_reparametrisation(layer: nn.Module) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 2))
+    bnn = bf.BayesianModule(net, init_std=0.5, include=["0.*", "2.*"])
+    frozen = bf.freeze(bnn, 7, estimator=LOCAL)
+    alone = torch.cat([frozen.outputs(x.unsqueeze(0)) for x in X], 1)
+    torch.testing.assert_close(frozen.outputs(X), alone, atol=1e-5, rtol=1e-5)

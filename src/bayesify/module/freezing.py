@@ -20,12 +20,20 @@ from bayesify.module.outputs import Output, tensor_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.shared_pass import in_one_pass
 from bayesify.module.turns import Turns
+from bayesify.module.unit_roles import ELEMENTWISE
 from bayesify.noise.keys import NoiseKey, NoiseSource, Stream
 
 __all__ = ["FrozenNetwork", "freeze"]
 
 #: The levels of the quantiles of numbers, unless others are asked for.
 QUANTILES = (0.025, 0.5, 0.975)
+
+#: Further layers that act on each row by itself in evaluation mode, whatever their arguments.
+_BY_ROW = {
+    *(nn.Identity, nn.Linear, nn.PReLU, nn.RReLU, nn.GroupNorm),
+    *(nn.Dropout, nn.Dropout1d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+}
 
 
 class FrozenNetwork(nn.Module):
@@ -128,7 +136,9 @@ def freeze(
     samples have exactly the distribution that S weight samples give it; but all examples share the
     noise of a layer's outputs instead of the weights, so that the joint distribution of several
     examples is another one. It is for an ``nn.Sequential`` whose random parameters all belong to
-    ``nn.Linear`` layers on inputs (N, features), and for a mean-field posterior.
+    ``nn.Linear`` layers on inputs (N, features), and for a mean-field posterior. The layers that
+    follow the first of these must be PyTorch's own and act on each example by itself: activations,
+    dropout, ``LayerNorm``, ``Flatten``, batch normalisation with running statistics.
 
     Args:
         bnn: the network, which is not changed. Its likelihood is one of classes, or Gaussian.
@@ -366,12 +376,39 @@ def _not_local(bnn: BayesianModule) -> str:
     biases = {aliases[0].rpartition(".")[0] for aliases in bnn.layout.ties} - weights
     if biases:
         return f"of layer {min(biases)} the bias is random and the weight is not"
+    is_stacked = False  # whether the rows are those of all samples
+    for path, module in places.items():
+        if path in random:
+            is_stacked = True
+        elif is_stacked and not _acts_on_rows(module):
+            return (
+                f"layer {path}, {type(module).__name__}({module.extra_repr()}), is not known to "
+                "act on each example by itself, and would see those of all samples at once"
+            )
     return ""
 
 
 def _runs_more(module: nn.Module) -> bool:
     """Return whether a call runs more than the forward pass of the module's class."""
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
+def _acts_on_rows(module: nn.Module) -> bool:
+    """Return whether a layer is certain to compute each row of its outputs from that of its inputs.
+
+    The rows are those of an axis in front of one or more others.
+    """
+    kind: Any = type(module)
+    if _runs_more(module):
+        return False
+    if kind in (nn.LayerNorm, nn.RMSNorm):  # with more axes it may normalise over the rows
+        return len(module.normalized_shape) == 1  # type: ignore[arg-type]
+    if kind in (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU, nn.Unflatten):
+        axis = module.dim
+        return isinstance(axis, int) and (axis == -1 or axis >= 1)
+    if kind is nn.Flatten:
+        return isinstance(module.start_dim, int) and module.start_dim >= 1
+    return kind in _BY_ROW or kind in ELEMENTWISE
 
 
 def _chain(net: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
