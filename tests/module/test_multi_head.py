@@ -93,3 +93,19 @@ def test_heads_must_fit_together() -> None:
     net = bf.MultiHead(nn.Flatten(), [nn.Linear(4, 2), nn.Linear(4, 3)])
     with pytest.raises(ValueError, match=r"outputs of one shape, got \(6, 2\), \(6, 3\)"):
         net(examples()[0], examples()[1].clamp(max=1))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(nn.BatchNorm1d(8), nn.BatchNorm1d(8, track_running_stats=False), nn.LazyBatchNorm1d()),
+        nn.InstanceNorm1d(8, track_running_stats=True),
+    ],
+    ids=repr,
+)
+def test_a_head_must_not_depend_on_the_examples_of_other_tasks(layer: nn.Module) -> None:
+    heads = [nn.Linear(8, 2), nn.Sequential(layer, nn.Linear(8, 2))]
+    with pytest.raises(ValueError, match=r"but heads\.1\.0 is .*Norm1d; use nn\.LayerNorm"):
+        bf.MultiHead(nn.Linear(4, 8), heads)
+    for allowed in (nn.LayerNorm(8), nn.InstanceNorm1d(8), nn.GroupNorm(2, 8)):
+        bf.MultiHead(nn.Linear(4, 8), [heads[0], nn.Sequential(allowed, nn.Linear(8, 2))])

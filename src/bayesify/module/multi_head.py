@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 __all__ = ["MultiHead"]
 
@@ -18,10 +19,11 @@ class MultiHead(nn.Module):
 
     Args:
         body: maps inputs to features; any module.
-        heads: one module for each task, from features to outputs, all of the same shape.
+        heads: one module for each task, from features to outputs, all of the same shape. Each runs
+            on the examples of all tasks, so that none may normalise by the batch.
 
     Raises:
-        ValueError: there is no head.
+        ValueError: there is no head, or one has batch normalisation or running statistics.
 
     Example:
         >>> body = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
@@ -38,6 +40,15 @@ class MultiHead(nn.Module):
         super().__init__()
         if len(heads) < 1:
             raise ValueError("heads must have at least 1 module, got 0")
+        for number, each in enumerate(heads):
+            for name, module in each.named_modules():
+                if isinstance(module, _NormBase) and _uses_batch(module):
+                    place = f"{number}.{name}".rstrip(".")
+                    raise ValueError(
+                        "heads must treat each example by itself, since each runs on the examples "
+                        f"of all tasks, but heads.{place} is {type(module).__name__}; use "
+                        "nn.LayerNorm or nn.GroupNorm there"
+                    )
         self.body = body
         self.heads = nn.ModuleList(heads)
 
@@ -76,3 +87,8 @@ class MultiHead(nn.Module):
         stacked = torch.stack(outputs, dim=1)  # (N, heads, ...)
         index = head.long().view(-1, *[1] * (stacked.dim() - 1)).expand_as(stacked[:, :1])
         return stacked.gather(1, index).squeeze(1)
+
+
+def _uses_batch(module: _NormBase) -> bool:
+    """Return whether the outputs for an example depend on others, of its batch or before it."""
+    return isinstance(module, _BatchNorm) or module.track_running_stats
