@@ -95,3 +95,27 @@ def test_k_center_does_not_depend_on_where_the_inputs_lie() -> None:
                 bf.choose_coreset(each, 3, "k-center", seed=seed) for each in (x, x + offset)
             )
             assert near.tolist() == far.tolist()
+
+
+@pytest.mark.parametrize("size", [2.0**-122, 2.0**-100, 2.0**100, 2.0**123])
+def test_k_center_does_not_depend_on_the_unit(size: float) -> None:
+    x = points()
+    usual, other = (bf.choose_coreset(each, 8, "k-center") for each in (x, x * size))
+    assert usual.tolist() == other.tolist()
+
+
+def test_k_center_sees_what_differs_next_to_great_numbers() -> None:
+    x = torch.tensor([[0.0], [1.0], [2.0], [1.0]])
+    beside = torch.cat([x * 1e-30, torch.full_like(x, 1e30)], 1)  # the same in all examples
+    for inputs in (x * 1e-44, x * 1e38, beside):
+        chosen = bf.choose_coreset(inputs, 3, "k-center")
+        assert sorted(x[chosen].flatten().tolist()) == [0.0, 1.0, 2.0]
+
+
+def test_k_center_of_single_numbers() -> None:
+    x = torch.tensor([0.0, 0.1, 5.0, 5.1, 9.0])
+    chosen = bf.choose_coreset(x, 3, "k-center")
+    assert torch.equal(chosen, bf.choose_coreset(x[:, None], 3, "k-center"))
+    assert len(bf.choose_coreset(torch.zeros(3, 0), 2, "k-center")) == 2
+    with pytest.raises(ValueError, match=r"differences within the range of torch\.float32"):
+        bf.choose_coreset(torch.tensor([-3e38, 3e38]), 2, "k-center")

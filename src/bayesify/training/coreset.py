@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -37,7 +38,7 @@ def choose_coreset(
     Raises:
         TypeError: ``inputs`` is not a tensor, or ``size`` not an integer.
         ValueError: ``method`` is unknown, ``size`` is out of range, or, for "k-center",
-            inputs are not finite.
+            inputs or their differences are not finite.
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [9.0]])
@@ -60,20 +61,34 @@ def choose_coreset(
     order = torch.randperm(count, generator=generator)
     if method == "random":
         return order[:size]
-    return _k_center(inputs.detach().flatten(1), int(order[0]), size)
+    return _k_center(inputs.detach().unsqueeze(-1).flatten(1), int(order[0]), size)
 
 
 def _k_center(rows: Tensor, first: int, size: int) -> Tensor:
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     if not bool(rows.isfinite().all()):
         raise ValueError("inputs must be finite, got NaN or infinite values")
+    scale = _scale(rows, first)
     nearest = rows.new_full((len(rows),), torch.inf)  # squared distance to the nearest choice
     chosen = [first]
     while len(chosen) < size:
         newest = chosen[-1]
         # Not by squares and products, which cancel where the inputs are far from 0.
-        distances = (rows - rows[newest]).square_().sum(1)
+        distances = (rows - rows[newest]).mul_(scale).square_().sum(1)
         nearest = torch.minimum(nearest, distances)
         nearest[newest] = -1.0  # not again, also among equal examples
         chosen.append(int(nearest.argmax()))
     return torch.tensor(chosen)
+
+
+def _scale(rows: Tensor, first: int) -> float:
+    """Return a power of two that brings differences to a size at which their squares are finite."""
+    largest = float((rows - rows[first]).abs().max()) if rows.numel() else 0.0
+    if not math.isfinite(largest):
+        raise ValueError(
+            f"inputs must have differences within the range of {rows.dtype}, got one beyond it; "
+            "divide the inputs by 4"
+        )
+    # The scale itself must be an ordinary number, and not change the digits of the differences.
+    limit = -math.frexp(torch.finfo(rows.dtype).tiny)[1]
+    return math.ldexp(1.0, min(max(-math.frexp(largest)[1], -limit), limit))
