@@ -128,3 +128,8 @@ def test_layers_are_chosen_by_name_and_mistakes_are_named() -> None:
         rank_one(mlp(), layers="0")
     with pytest.raises(TypeError, match=r"net must be an nn\.Module"):
         rank_one(3)  # type: ignore[arg-type]
+    normed = nn.Sequential(nn.utils.spectral_norm(nn.Linear(2, 3)))
+    with pytest.raises(ValueError, match=r"hooks of 0 .*utils\.parametrizations\.spectral_norm"):
+        rank_one(normed)
+    works = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3))).eval()
+    assert torch.equal(rank_one(works)(torch.ones(1, 2)), works(torch.ones(1, 2)))

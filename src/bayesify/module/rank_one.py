@@ -69,7 +69,8 @@ def rank_one(net: nn.Module, layers: Sequence[str] = ("*",)) -> nn.Module:
     Raises:
         TypeError: ``net`` is not a module or has random weights, or ``layers`` is not a sequence of
             patterns.
-        ValueError: a pattern matches no linear or convolutional layer.
+        ValueError: a pattern matches no linear or convolutional layer, or hooks compute the weight
+            of one, such as those of ``torch.nn.utils.spectral_norm``.
 
     Example:
         >>> from torch import nn
@@ -102,6 +103,13 @@ def rank_one(net: nn.Module, layers: Sequence[str] = ("*",)) -> nn.Module:
                 raise TypeError(
                     f"net must be an ordinary network, but the weights of {name} are random "
                     "already; give rank_one the network before BayesianModule gets it"
+                )
+            held = "weight" in layer._parameters or "weight" in layer._buffers
+            if not (held or parametrize.is_parametrized(layer, "weight")):
+                raise ValueError(
+                    f"rank_one needs weights that are parameters, but hooks of {name or 'net'} "
+                    "compute its weight; use torch.nn.utils.parametrizations.spectral_norm instead "
+                    "of torch.nn.utils.spectral_norm"
                 )
             parametrize.register_parametrization(layer, "weight", RankOne(weight))
     return copied
