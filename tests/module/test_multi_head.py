@@ -109,3 +109,16 @@ def test_a_head_must_not_depend_on_the_examples_of_other_tasks(layer: nn.Module)
         bf.MultiHead(nn.Linear(4, 8), heads)
     for allowed in (nn.LayerNorm(8), nn.InstanceNorm1d(8), nn.GroupNorm(2, 8)):
         bf.MultiHead(nn.Linear(4, 8), [heads[0], nn.Sequential(allowed, nn.Linear(8, 2))])
+
+
+def test_it_is_shrunk() -> None:
+    net, (x, head, _) = multi_head(), examples()
+    with torch.no_grad():
+        net.body[0].weight[2:5] = 0.0  # type: ignore[index]
+        for each in net.heads:
+            each.weight[:, 6] = 0.0  # type: ignore[index]
+    bnn = bf.BayesianModule(net)
+    small = bf.shrink(bnn, (x, head))
+    assert small.get_parameter("body.0.weight").shape == (4, 4)
+    assert small.get_parameter("heads.2.weight").shape == (2, 4)
+    torch.testing.assert_close(small(x, head), net(x, head))

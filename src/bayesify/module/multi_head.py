@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 __all__ = ["MultiHead"]
@@ -64,31 +64,54 @@ class MultiHead(nn.Module):
             ValueError: ``head`` has another shape, or an index without a head; or the heads'
                 outputs differ in shape.
         """
-        if head.is_floating_point() or head.is_complex() or head.dtype == torch.bool:
-            raise TypeError(f"head must hold integers, got {head.dtype}; use head.long()")
         features = self.body(inputs)
-        if head.shape != features.shape[:1]:
-            raise ValueError(
-                f"head must have shape ({len(features)},), one index for each example, got "
-                f"{tuple(head.shape)}"
-            )
-        count = len(self.heads)
-        # In compiled and exported code the values are not known.
-        if not torch.compiler.is_compiling() and bool(((head < 0) | (head >= count)).any()):
-            raise ValueError(
-                f"head must lie from 0 to {count - 1}, got {int(head.min())} to {int(head.max())}"
-            )
-        outputs = [each(features) for each in self.heads]
-        shapes = {tuple(each.shape) for each in outputs}
-        if len(shapes) > 1:
-            raise ValueError(
-                f"heads must return outputs of one shape, got {', '.join(map(str, sorted(shapes)))}"
-            )
-        stacked = torch.stack(outputs, dim=1)  # (N, heads, ...)
-        index = head.long().view(-1, *[1] * (stacked.dim() - 1)).expand_as(stacked[:, :1])
-        return stacked.gather(1, index).squeeze(1)
+        check_head(head, features.shape[0], len(self.heads))
+        return of_own_head([each(features) for each in self.heads], head)
 
 
 def _uses_batch(module: _NormBase) -> bool:
     """Return whether the outputs for an example depend on others, of its batch or before it."""
     return isinstance(module, _BatchNorm) or module.track_running_stats
+
+
+def check_head(head: Tensor, num_examples: int, count: int) -> None:
+    """Check that each example has an index of a head, see :meth:`MultiHead.forward`.
+
+    Example:
+        >>> check_head(torch.tensor([0, 1]), num_examples=2, count=2)
+    """
+    if head.is_floating_point() or head.is_complex() or head.dtype == torch.bool:
+        raise TypeError(f"head must hold integers, got {head.dtype}; use head.long()")
+    if head.shape != (num_examples,):
+        raise ValueError(
+            f"head must have shape ({num_examples},), one index for each example, got "
+            f"{tuple(head.shape)}"
+        )
+    # In compiled and exported code the values are not known.
+    if not torch.compiler.is_compiling() and bool(((head < 0) | (head >= count)).any()):
+        raise ValueError(
+            f"head must lie from 0 to {count - 1}, got {int(head.min())} to {int(head.max())}"
+        )
+
+
+def of_own_head(outputs: Sequence[Tensor], head: Tensor) -> Tensor:
+    """Return the outputs of each example's own head, shape (N, ...), from those of all heads.
+
+    Example:
+        >>> of_own_head([torch.zeros(2, 1), torch.ones(2, 1)], torch.tensor([0, 1]))
+        tensor([[0.],
+                [1.]])
+    """
+    shapes = {tuple(each.shape) for each in outputs}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"heads must return outputs of one shape, got {', '.join(map(str, sorted(shapes)))}"
+        )
+    stacked = torch.stack(list(outputs), dim=1)  # (N, heads, ...)
+    index = head.long().view(-1, *[1] * (stacked.dim() - 1)).expand_as(stacked[:, :1])
+    return stacked.gather(1, index).squeeze(1)
+
+
+# For torch.fx, by which shrink traces, each is one operation: its code depends on values.
+fx.wrap("check_head")
+fx.wrap("of_own_head")
