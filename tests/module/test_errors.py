@@ -25,6 +25,7 @@ from bayesify import (
     ScaleMixture,
     acquire,
     kl_divergence,
+    parameter_groups,
     prune,
     rank_one,
     snr,
@@ -240,6 +241,16 @@ MODULE: list[Row] = [
         lambda: bnn().predict(X.numpy()),
         TypeError,
         "tensors whose first axis is N examples, or a .*, got ndarray; use torch.as_tensor(x)",
+    ),
+    (
+        lambda: bnn().predict([*X]),
+        TypeError,
+        "arguments of Sequential.forward, which takes 1, got 5 tensors; .*use torch.stack(x)",
+    ),
+    (
+        lambda: parameter_groups(bnn()),
+        TypeError,
+        "parameter_groups needs an objective such .*got B",
     ),
     (lambda: bnn().predict(()), ValueError, "same number of examples .*got lengths []"),
     (

@@ -130,15 +130,22 @@ def _without_targets(minibatch: Any) -> Any:
 def check_names(net: nn.Module, inputs: object) -> None:
     """Check that the names of a mapping of inputs are arguments of a network's ``forward``.
 
+    A sequence of inputs must not be the rows of one argument.
+
     Raises:
-        TypeError: one is not.
+        TypeError: a name is not, or a sequence has tensors of one shape for more arguments than
+            there are.
 
     Example:
         >>> check_names(nn.Linear(3, 2), {"x": torch.zeros(5, 3)})
         Traceback (most recent call last):
         TypeError: a mapping of inputs must have names that are arguments of Linear.forward, ...
     """
-    if not isinstance(inputs, Mapping) or net._forward_pre_hooks:  # a hook may rename them
+    if isinstance(inputs, Tensor) or net._forward_pre_hooks:  # a hook may rename them
+        return
+    if isinstance(inputs, Sequence):
+        _check_not_rows(net, inputs)
+    if not isinstance(inputs, Mapping):
         return
     taken = inspect.signature(net.forward).parameters
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values()):
@@ -150,6 +157,21 @@ def check_names(net: nn.Module, inputs: object) -> None:
             f"forward, {', '.join(taken)}, got {', '.join(unknown)}; rename or drop them in the "
             'loader\'s collate_fn (the targets are under "labels"), or let it return pairs '
             "(inputs, targets)"
+        )
+
+
+def _check_not_rows(net: nn.Module, inputs: Sequence[Any]) -> None:
+    if len(inputs) < 2 or not all(isinstance(each, Tensor) for each in inputs):
+        return
+    taken = [each.kind for each in inspect.signature(net.forward).parameters.values()]
+    kinds = inspect.Parameter
+    most = sum(each in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD) for each in taken)
+    if kinds.VAR_POSITIONAL in taken or len(inputs) <= most:
+        return
+    if len({each.shape for each in inputs}) == 1:
+        raise TypeError(
+            f"a sequence of inputs must be the arguments of {type(net).__name__}.forward, which "
+            f"takes {most}, got {len(inputs)} tensors; for rows of examples use torch.stack(x)"
         )
 
 

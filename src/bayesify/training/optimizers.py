@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bayesify.module.random_network import RandomNetwork
 from bayesify.training.elbo import ELBO
 
 __all__ = [
@@ -34,6 +35,9 @@ def parameter_groups(elbo: ELBO) -> list[dict[str, Any]]:
     Args:
         elbo: the objective. A posterior without standard deviations has the first group only.
 
+    Raises:
+        TypeError: ``elbo`` is no objective, such as a network.
+
     Example:
         >>> import bayesify as bf
         >>> elbo = ELBO(bf.BayesianModule(torch.nn.Linear(2, 1)), num_data=1)
@@ -41,6 +45,11 @@ def parameter_groups(elbo: ELBO) -> list[dict[str, Any]]:
         >>> [group["weight_decay"] for group in optimizer.param_groups]
         [0.01, 0.0]
     """
+    if not isinstance(getattr(elbo, "bnn", None), RandomNetwork):
+        raise TypeError(
+            f"parameter_groups needs an objective such as ELBO(bnn, num_data=N), got "
+            f"{type(elbo).__name__}; pass it, since it may hold parameters besides the network's"
+        )
     elbo.bnn.own_trained_parameters()
     rho = getattr(elbo.bnn.posterior, "rho", None)
     rest = [p for p in elbo.parameters() if p.requires_grad and p is not rho]
