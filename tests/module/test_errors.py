@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -54,6 +55,12 @@ class Pair(nn.Module):
 
 def bnn(**options: object) -> BayesianModule:
     return BayesianModule(mlp(), **options)
+
+
+def locked() -> nn.Module:
+    net = mlp()
+    net[0].lock = threading.Lock()  # type: ignore[index,union-attr]
+    return net
 
 
 def frozen() -> nn.Module:
@@ -205,6 +212,12 @@ PREDICTIVE: list[Row] = [
 MODULE: list[Row] = [
     (lambda: BayesianModule("net"), TypeError, "net must be an nn.Module, got 'net'"),
     (lambda: BayesianModule(nn.Linear), TypeError, "net must be an nn.Module, got <class"),
+    (
+        lambda: BayesianModule(locked()),
+        TypeError,
+        "its attribute '0.lock', of type lock, cannot be copied; create it .*__deepcopy__ method",
+    ),
+    (lambda: rank_one(locked()), TypeError, "its attribute '0.lock', of type lock, cannot be co"),
     (lambda: bnn(likelihood="gaussian"), TypeError, "likelihood must be a .*got 'gaussian'"),
     (lambda: bnn(likelihood=GaussianLikelihood), TypeError, "likelihood must be a .*got <class"),
     (lambda: bnn(prior=1.0), TypeError, "prior must be a .*Prior.*, got 1.0"),

@@ -129,7 +129,9 @@ def test_layers_are_chosen_by_name_and_mistakes_are_named() -> None:
     with pytest.raises(TypeError, match=r"net must be an nn\.Module"):
         rank_one(3)  # type: ignore[arg-type]
     normed = nn.Sequential(nn.utils.spectral_norm(nn.Linear(2, 3)))
-    with pytest.raises(ValueError, match=r"hooks of 0 .*utils\.parametrizations\.spectral_norm"):
+    with pytest.raises(TypeError, match=r"'0' has a SpectralNorm; use .*utils\.parametrizations"):
         rank_one(normed)
+    with pytest.raises(TypeError, match=r"weight of 0 must be a parameter, but a hook computes it"):
+        rank_one(normed.requires_grad_(requires_grad=False))
     works = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3))).eval()
     assert torch.equal(rank_one(works)(torch.ones(1, 2)), works(torch.ones(1, 2)))

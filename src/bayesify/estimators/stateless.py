@@ -37,6 +37,9 @@ def copy_network(net: nn.Module) -> nn.Module:
 
     Each is a parameter of its own, so that moving or converting the copy leaves the original alone.
 
+    Raises:
+        TypeError: an attribute of a module cannot be copied, such as a lock.
+
     Example:
         >>> net = nn.Linear(3, 2)
         >>> net.bias.requires_grad = False
@@ -47,14 +50,40 @@ def copy_network(net: nn.Module) -> nn.Module:
         False
     """
     # A subclass, as libraries of quantised weights have them, knows itself how it is copied.
-    return copy.deepcopy(
-        net,
-        {
-            id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
-            for parameter in net.parameters()
-            if type(parameter) is nn.Parameter and not parameter.requires_grad
-        },
-    )
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
+        for parameter in net.parameters()
+        if type(parameter) is nn.Parameter and not parameter.requires_grad
+    }
+    try:
+        return copy.deepcopy(net, memo)
+    except Exception as error:  # of any kind that an object's own code raises
+        if is_out_of_memory(error):
+            raise
+        refusal = _uncopied(net)
+        if refusal is None:
+            raise
+        raise TypeError(refusal) from error
+
+
+def _uncopied(net: nn.Module) -> str | None:
+    """Return which attribute of a network cannot be copied, and what to do; None if all can."""
+    for path, module in net.named_modules():
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            try:
+                copy.deepcopy(value)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                place = f"{path}.{name}" if path else name
+                return (
+                    "the network must be one that copy.deepcopy copies, but its attribute "
+                    f"{place!r}, of type {type(value).__name__}, cannot be copied; create it when "
+                    f"it is first used, or give {type(module).__name__} a __deepcopy__ method"
+                )
+    return None
 
 
 def remove_parameters(net: nn.Module, layout: ParameterLayout) -> dict[str, Tensor]:

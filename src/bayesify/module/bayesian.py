@@ -70,8 +70,8 @@ class BayesianModule(RandomNetwork):
 
     Raises:
         ValueError: no parameter is left to make random, or a pattern matches none.
-        TypeError: a parameter cannot be random (see ``ParameterLayout.of``), or a component is not
-            of the expected type.
+        TypeError: a parameter cannot be random (see ``ParameterLayout.of``), the network cannot be
+            copied, or a component is not of the expected type.
 
     Example:
         >>> net = nn.Linear(3, 2)

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from bayesify.distributions.eligible import check_network
 from bayesify.estimators.stateless import copy_network
 
 __all__ = ["RankOne", "rank_one"]
@@ -67,10 +68,9 @@ def rank_one(net: nn.Module, layers: Sequence[str] = ("*",)) -> nn.Module:
         The copy; its outputs are those of ``net``.
 
     Raises:
-        TypeError: ``net`` is not a module or has random weights, or ``layers`` is not a sequence of
-            patterns.
-        ValueError: a pattern matches no linear or convolutional layer, or hooks compute the weight
-            of one, such as those of ``torch.nn.utils.spectral_norm``.
+        TypeError: ``net`` is not a module, has random weights or cannot be made Bayesian, as one
+            with ``torch.nn.utils.spectral_norm``; or ``layers`` is not a sequence of patterns.
+        ValueError: a pattern matches no linear or convolutional layer.
 
     Example:
         >>> from torch import nn
@@ -82,8 +82,7 @@ def rank_one(net: nn.Module, layers: Sequence[str] = ("*",)) -> nn.Module:
         >>> bnn.layout.num_weights  # 30 + 20 + 20 + 10, of 800
         80
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"net must be an nn.Module, got {net!r}")
+    check_network(net)
     if isinstance(layers, str) or not all(isinstance(pattern, str) for pattern in layers):
         raise TypeError(
             f'layers must be a sequence of name patterns such as ("body.*",), got {layers!r}'
@@ -105,11 +104,10 @@ def rank_one(net: nn.Module, layers: Sequence[str] = ("*",)) -> nn.Module:
                     "already; give rank_one the network before BayesianModule gets it"
                 )
             held = "weight" in layer._parameters or "weight" in layer._buffers
-            if not (held or parametrize.is_parametrized(layer, "weight")):
-                raise ValueError(
-                    f"rank_one needs weights that are parameters, but hooks of {name or 'net'} "
-                    "compute its weight; use torch.nn.utils.parametrizations.spectral_norm instead "
-                    "of torch.nn.utils.spectral_norm"
+            if not (held or parametrize.is_parametrized(layer, "weight")):  # a frozen layer
+                raise TypeError(
+                    f"the weight of {name or 'net'} must be a parameter, but a hook computes it; "
+                    "use torch.nn.utils.parametrizations instead, or leave the layer out by layers"
                 )
             parametrize.register_parametrization(layer, "weight", RankOne(weight))
     return copied
