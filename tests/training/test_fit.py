@@ -171,6 +171,16 @@ def test_a_callback_overrides_what_it_needs() -> None:
     assert callback.seen == [1, 2]
 
 
+def test_a_misspelt_method_of_a_callback_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"must be on_start, .*, but Stop has on_epochs, which fit"):
+        type("Stop", (Callback,), {"on_epochs": lambda self, row: None})  # noqa: ARG005
+    with pytest.raises(TypeError, match="but Stop has on_stop, which fit"):
+        type("Stop", (Epochs,), {"on_stop": lambda self: None})  # noqa: ARG005
+    others = type("Others", (), {"on_train_end": lambda self: None})  # noqa: ARG005
+    both = {"on_train_end": lambda self: None, "on_note": lambda self, text: None}  # noqa: ARG005
+    assert type("Both", (Epochs, others), both)().seen == []
+
+
 @loop_over("bad", [print, Epochs, object()])
 def test_what_is_no_callback(bad: Any) -> None:
     elbo = Recorder(CASE.bnn())

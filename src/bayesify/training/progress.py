@@ -9,6 +9,8 @@ from bayesify.training.history import EpochRow, History
 
 __all__ = ["Callback", "LineProgress", "watcher_of"]
 
+#: The methods that ``fit`` calls.
+_METHODS = ("on_start", "on_step", "on_epoch", "on_note", "on_warning")
 
 _HOW = (
     "derive a class from bayesify.Callback, whose methods do nothing, override "
@@ -21,7 +23,8 @@ class Callback(Protocol):
 
     An optional method ``on_note(text)`` receives remarks, and another, ``on_warning(text)``, what
     would be a ``ConvergenceWarning`` otherwise. An exception ends the training; the checkpoint of
-    the last epoch stays.
+    the last epoch stays. A class with another method whose name begins with ``on_`` raises
+    TypeError, since ``fit`` would never call it.
 
     Example:
         >>> class Plot(Callback):
@@ -30,6 +33,21 @@ class Callback(Protocol):
         >>> Plot().on_epoch({"epoch": 1})
         epoch 1
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Check the names of the methods.
+
+        Raises:
+            TypeError: one begins with ``on_`` and is none that ``fit`` calls.
+        """
+        super().__init_subclass__(**options)
+        others = [name for base in cls.__mro__[1:] for name in vars(base)]  # of another library
+        unknown = [n for n in vars(cls) if n.startswith("on_") and n not in (*_METHODS, *others)]
+        if unknown:
+            raise TypeError(
+                f"methods of a callback must be {', '.join(_METHODS)}, but {cls.__name__} has "
+                f"{', '.join(unknown)}, which fit would not call; rename it"
+            )
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Make an instance of a class that derives from this one.
