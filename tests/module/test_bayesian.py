@@ -333,3 +333,20 @@ def test_a_point_estimate_repeats_each_tie_once() -> None:
     bnn = BayesianModule(net, posterior=Delta)
     assert torch.equal(bnn(tokens), net(tokens))
     assert bnn.posterior.mean.numel() == 55
+
+
+def listed() -> nn.Module:
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.LayerNorm(3), nn.LSTM(2, 3))
+    net.own = nn.ParameterList([torch.zeros(()), torch.zeros(2, 3)])
+    return net
+
+
+@loop_over("net", [nn.Linear(3, 2), nn.Linear(3, 2, bias=False), mlp().half(), Tied(), listed()])
+def test_the_network_is_shown_as_it_was(net: nn.Module) -> None:
+    bnn = BayesianModule(net)
+    before = dict(bnn.net.named_parameters())
+    shown = repr(net).replace("\n", "\n  ")
+    for text in (repr(bnn), repr(ELBO(bnn, num_data=3)).replace("\n  ", "\n")):
+        assert f"(net): {shown}\n" in text
+    assert dict(bnn.net.named_parameters()) == before
+    copy.deepcopy(bnn)

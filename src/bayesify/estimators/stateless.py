@@ -25,6 +25,7 @@ __all__ = [
     "modules_of",
     "non_padding_mask",
     "parameter_paths",
+    "placeholders",
     "remove_parameters",
     "restore_parameters",
     "run_with",
@@ -199,6 +200,30 @@ def _installed(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         finally:
             for (held, leaf, _), value in zip(owners, before, strict=True):
                 held[leaf] = value
+
+
+@contextmanager
+def placeholders(net: nn.Module, layout: ParameterLayout) -> Iterator[None]:
+    """Give a network zeros in place of its random parameters, so that it shows which it has.
+
+    Example:
+        >>> net = nn.Linear(3, 2)
+        >>> layout = ParameterLayout.of(net)
+        >>> _ = remove_parameters(net, layout)
+        >>> with placeholders(net, layout):
+        ...     net
+        Linear(in_features=3, out_features=2, bias=True)
+        >>> net
+        Linear(in_features=3, out_features=2, bias=False)
+    """
+    zero = torch.zeros((), dtype=layout.dtype)  # expanded, it has the memory of one number
+    tensors = {}
+    paths = parameter_paths(net, layout)
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        shown = nn.Parameter(zero.expand(shape), requires_grad=False)
+        tensors |= dict.fromkeys(paths[name], shown)
+    with _installed(net, tensors):
+        yield
 
 
 def modules_of(net: nn.Module) -> list[nn.Module]:

@@ -409,6 +409,13 @@ class RandomNetwork(nn.Module):
         """
         self._borrowed.own_trained(self.net)
 
+    def __repr__(self) -> str:
+        if "_turns" not in vars(self):  # while it is made
+            return super().__repr__()
+        # Without its random parameters a layer would say that it has no bias.
+        with self.in_turn(), stateless.placeholders(self.net, self.layout):
+            return super().__repr__()
+
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *others: Any, **options: Any
     ) -> None:
