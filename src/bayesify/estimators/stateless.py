@@ -217,7 +217,7 @@ def placeholders(net: nn.Module, layout: ParameterLayout) -> Iterator[None]:
         Linear(in_features=3, out_features=2, bias=False)
     """
     zero = torch.zeros((), dtype=layout.dtype)  # expanded, it has the memory of one number
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     paths = parameter_paths(net, layout)
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         shown = nn.Parameter(zero.expand(shape), requires_grad=False)

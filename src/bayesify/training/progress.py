@@ -34,13 +34,13 @@ class Callback(Protocol):
         epoch 1
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls) -> None:
         """Check the names of the methods.
 
         Raises:
             TypeError: one begins with ``on_`` and is none that ``fit`` calls.
         """
-        super().__init_subclass__(**options)
+        super().__init_subclass__()
         others = [name for base in cls.__mro__[1:] for name in vars(base)]  # of another library
         unknown = [n for n in vars(cls) if n.startswith("on_") and n not in (*_METHODS, *others)]
         if unknown:
