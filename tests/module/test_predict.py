@@ -212,3 +212,61 @@ def test_the_targets_of_an_example_belong_together() -> None:
     torch.testing.assert_close(bnn.log_prob(x, y, 20, batch_size=2), together, rtol=1e-4, atol=1e-5)
     labels = BayesianModule(nn.Linear(4, 3), likelihood=BernoulliLikelihood())
     assert labels.log_prob(x[:, 0], (y[:, :3] > 1).float(), 5).shape == (5,)
+
+
+class Caching(nn.Module):
+    """A layer that keeps something of a pass in evaluation mode until it is trained."""
+
+    def __init__(self, keeps: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3))
+        self.keeps = keeps
+        self.cache: Tensor | None = None
+        self.caches: dict[str, Tensor] = {}
+
+    def train(self, mode: bool = True) -> Caching:
+        self.cache = None
+        self.caches.clear()
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, scale = self.weight * 2.0, x.new_full((2,), 3.0)
+        if self.keeps == "weight" and not self.training:
+            self.cache = weight = weight if self.cache is None else self.cache
+        elif self.keeps == "view" and not self.training:
+            self.cache = self.weight.T if self.cache is None else self.cache
+            weight = self.cache.T
+        elif self.keeps == "dict" and not self.training:
+            weight = self.caches.setdefault("weight", weight)
+        elif self.keeps == "constant":
+            self.cache = scale if self.cache is None else self.cache
+            scale = self.cache
+        elif self.keeps == "outputs":
+            self.cache = weight.sum()
+        return nn.functional.linear(x, weight) * scale
+
+
+@loop_over("keeps", ["weight", "view", "dict"])
+def test_weights_that_a_network_caches_are_refused(keeps: str) -> None:
+    x = torch.ones(5, 3)
+    bnn = BayesianModule(nn.Sequential(Caching(keeps)), init_std=0.5)
+    name = r"0\.caches" if keeps == "dict" else r"0\.cache"
+    for cut in ({}, {}, {"max_memory": "64 MB"}, {"batch_size": 2}):
+        for inputs in (x, x[:1]):
+            with pytest.raises(ValueError, match=f"the network keeps in {name} and"):
+                bnn.predict(inputs, S, **cut)
+    with pytest.raises(ValueError, match="compute them in each pass, without a cache"):
+        bnn.log_prob(x, torch.zeros(5, dtype=torch.int64), S)
+    # The mean weights are one network.
+    expected = BayesianModule(nn.Sequential(Caching("")), init_std=0.5).predict_mean(x).mean
+    torch.testing.assert_close(bnn.predict_mean(x).mean, expected)
+    point = BayesianModule(Caching(keeps), posterior=Delta)
+    assert not point.predict(x, S).epistemic.any()
+
+
+@loop_over("keeps", ["constant", "outputs"])
+def test_what_a_network_keeps_besides_its_weights_is_no_matter(keeps: str) -> None:
+    x = torch.ones(5, 3)
+    plain, bnn = (BayesianModule(Caching(each), init_std=0.5) for each in ("", keeps))
+    for cut in ({}, {"max_memory": "64 MB"}):
+        torch.testing.assert_close(bnn.predict(x, S, **cut).mean, plain.predict(x, S, **cut).mean)

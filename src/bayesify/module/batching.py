@@ -120,8 +120,8 @@ class Batching(NamedTuple):
             max_memory: the memory that the prediction may use, or None.
 
         Raises:
-            ValueError: ``batch_size`` is below 1, or ``max_memory`` is too small or given where
-                nothing may be divided.
+            ValueError: ``batch_size`` is below 1, ``max_memory`` is too small or given where
+                nothing may be divided, or the network keeps what depends on the random weights.
 
         Example:
             >>> from torch import nn
@@ -151,6 +151,12 @@ class Batching(NamedTuple):
             pass_memory = _cached_pass_memory(network, inputs, cache)
         if pass_memory is None:
             return cls(wanted or min(_MAX_BATCH_SIZE, num_examples), 1)
+        if pass_memory.carried and num_samples > 1:
+            raise ValueError(
+                "each weight sample needs a pass of its own, but later passes read tensors that "
+                f"the network keeps in {', '.join(pass_memory.carried[:3])} and that depend on the "
+                "random weights; compute them in each pass, without a cache"
+            )
         if wanted is None:
             best = _BEST_PASS.get(mean.device.type, _LARGEST_PASS)
             size = min(num_examples, _MAX_BATCH_SIZE, best // pass_memory.per_example)

@@ -201,7 +201,8 @@ class BayesianModule(RandomNetwork):
             TypeError: ``num_samples`` is no whole number, the inputs are no tensors, or a mapping
                 has a name that is no argument of the network.
             ValueError: ``num_samples`` or ``batch_size`` is below 1, there are no examples,
-                or ``max_memory`` is too small.
+                ``max_memory`` is too small, or a pass of the network reads what an earlier one
+                computed from other weights.
         """
         reduction = partial(self.likelihood.predictive, keep_samples=keep_samples)
         predicted: Predictive = self._reduced(

@@ -15,7 +15,10 @@ from torch.utils._pytree import tree_map_only
 
 from bayesify.estimators import stateless
 from bayesify.module.inputs import Inputs, batches_of, check_rows, count_examples
+from bayesify.module.kept_samples import sampler_of
+from bayesify.module.module_attributes import ModuleAttributes
 from bayesify.module.random_network import RandomNetwork
+from bayesify.noise.keys import NoiseKey, Stream
 
 __all__ = ["PROBE_SIZE", "MemoryTracker", "PassMemory", "UnfusedAttention"]
 
@@ -167,6 +170,8 @@ class PassMemory(NamedTuple):
         output: bytes of the output of one example, which ``per_example`` includes.
         vectorises: whether several weight samples can share a pass.
         edits_weights: whether the network writes to its weights.
+        carried: the attributes in which a pass leaves tensors, where the outputs of later passes
+            with other weights depend on them.
     """
 
     single: int
@@ -175,6 +180,7 @@ class PassMemory(NamedTuple):
     output: int
     vectorises: bool
     edits_weights: bool = False
+    carried: tuple[str, ...] = ()
 
     def bytes_for(self, num_examples: int) -> int:
         """Return the bytes of a pass over this number of examples.
@@ -202,7 +208,8 @@ class PassMemory(NamedTuple):
     ) -> tuple[PassMemory, Tensor]:
         """Measure a pass of the mean network over one example and one over a few examples.
 
-        Buffers and generator states of the network are restored afterwards.
+        Buffers and generator states of the network are restored afterwards, and attributes that
+        carry tensors to later passes.
 
         Args:
             network: the network, in evaluation mode.
@@ -225,7 +232,7 @@ class PassMemory(NamedTuple):
             (8, 8, True, False)
         """
         weights = network.posterior.masked_mean.clone()
-        undo = stateless.snapshot(network.net)
+        undo, attributes = stateless.snapshot(network.net), ModuleAttributes(network.net)
 
         edits_weights = False
 
@@ -246,6 +253,9 @@ class PassMemory(NamedTuple):
             affordable = available // max(1, one)
             count = max(1, min(PROBE_SIZE, probe_size, count_examples(inputs), affordable))
             peak, outputs, vectorises = measure(count) if count > 1 else (one, outputs, vectorises)
+            carried = tuple(attributes.new_tensors())
+            if carried and not _is_carried(network, inputs, count, undo, attributes):
+                carried = ()
         finally:
             undo()
         check_rows(outputs, count)
@@ -257,5 +267,50 @@ class PassMemory(NamedTuple):
             output=outputs.nbytes // count,
             vectorises=vectorises,
             edits_weights=edits_weights,
+            carried=carried,
         )
         return pass_memory, outputs
+
+
+def _is_carried(
+    network: RandomNetwork,
+    inputs: Inputs,
+    count: int,
+    undo: Callable[[], None],
+    attributes: ModuleAttributes,
+) -> bool:
+    """Return whether outputs under a weight sample depend on a pass that was run before.
+
+    If so, the attributes are those of before that pass.
+
+    Args:
+        network: the network, after a pass with other weights.
+        inputs: as for ``BayesianModule.predict``.
+        count: the number of examples.
+        undo: restores buffers and generator states.
+        attributes: those before the pass.
+    """
+    key = NoiseKey(network.seed, Stream.PREDICTION, 0)
+    (weights,) = sampler_of(network.posterior, key)(range(1))
+
+    def outputs() -> Tensor:
+        undo()
+        args, kwargs = tree_map_only(Tensor, torch.clone, next(batches_of(inputs, count)))
+        with UnfusedAttention():
+            result = network.run_with(weights.clone(), *args, **kwargs)
+        return network.tensor_of(result).clone()
+
+    first, alone = outputs(), []
+    for _ in "12":  # twice, since a network may be random
+        attributes.restore()
+        alone.append(outputs())
+    is_carried = _are_equal(*alone) and not _are_equal(first, alone[0])
+    if is_carried:
+        attributes.restore()
+    return is_carried
+
+
+def _are_equal(some: Tensor, others: Tensor) -> bool:
+    return some.shape == others.shape and torch.allclose(
+        some, others, rtol=1e-4, atol=0.0, equal_nan=True
+    )
