@@ -20,6 +20,8 @@ __all__ = [
     "LogUniform",
     "SpikeAndSlab",
     "SpikeAndSlabBlock",
+    "Unit",
+    "UnitOrWeight",
     "UnitPrior",
 ]
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CodingError", "Scan", "decode_tensors", "encode_tensors"]
+__all__ = ["CodingError", "IntArray", "Scan", "decode_tensors", "encode_tensors"]
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

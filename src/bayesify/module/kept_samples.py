@@ -13,7 +13,7 @@ from torch import Tensor
 from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior
 from bayesify.noise.keys import NoiseKey
 
-__all__ = ["KeptSamples"]
+__all__ = ["KeptSamples", "sampler_of"]
 
 # Bytes of all vectors that one network keeps, and the least number of samples worth keeping.
 _LARGEST = 256 * 10**6

@@ -24,6 +24,7 @@ from torch import Tensor, library
 
 __all__ = [
     "NoiseKey",
+    "NoiseKind",
     "NoiseSource",
     "Stream",
     "derived_seed",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesify.module.networks import mlp, resnet20
 
-__all__ = ["CASES", "CLASSES", "NUM_DATA", "Case", "Work", "find_cases"]
+__all__ = ["CASES", "CLASSES", "NUM_DATA", "Case", "Work", "find_cases", "perceptron"]
 
 Work = Literal["train", "predict", "predict-once", "predict-mean"]
 

@@ -24,6 +24,7 @@ __all__ = [
     "SAMPLES",
     "Contestant",
     "Step",
+    "bayesian",
     "contestants_of",
     "make_optimizer",
 ]

@@ -26,7 +26,7 @@ from bayesify.module.freezing import FrozenNetwork, freeze
 from bayesify.module.pruning import prune
 from bayesify.module.shrinking import shrink
 
-__all__ = ["check_export", "export_run"]
+__all__ = ["COVERAGE", "check_export", "export_run"]
 
 #: Share of the held-out examples that the threshold of abstention answers.
 COVERAGE = 0.95

@@ -22,6 +22,7 @@ __all__ = [
     "DIGITS",
     "DROPOUT",
     "FINITE",
+    "GROUPED",
     "HELD_OUT",
     "HIDDEN_LAYERS",
     "MIXTURE",

@@ -11,7 +11,14 @@ from pydantic import BaseModel
 
 from bayesify.app.serve.requests import InputError
 
-__all__ = ["ClassAnswer", "ClassAnswers", "NumberAnswer", "NumberAnswers", "class_answers"]
+__all__ = [
+    "ClassAnswer",
+    "ClassAnswers",
+    "NumberAnswer",
+    "NumberAnswers",
+    "class_answers",
+    "number_answers",
+]
 __all__ += ["number_answers"]
 
 Array = npt.NDArray[Any]

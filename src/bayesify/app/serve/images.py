@@ -13,7 +13,15 @@ import numpy.typing as npt
 
 from bayesify.app.serve.requests import Examples, InputError, described
 
-__all__ = ["FORMATS", "ImageReader", "check_size", "decoded_exactly", "example_file", "groups"]
+__all__ = [
+    "FORMATS",
+    "ImageReader",
+    "check_size",
+    "decoded_exactly",
+    "example_file",
+    "groups",
+    "image_file",
+]
 __all__ += ["image_file"]
 
 #: Image files that are read.

@@ -26,6 +26,7 @@ from bayesify.training.history import History
 from bayesify.training.mc_dropout import MCDropout
 
 __all__ = [
+    "PRUNED_SAMPLES",
     *("EPOCHS", "FRACTIONS", "METHODS", "SAMPLES", "Method", "Network", "is_bayesian"),
     *("averaged", "outputs_of", "pruned", "scores", "train_network"),
 ]

@@ -33,7 +33,14 @@ from bayesify.reproduce.papers.referee.problems import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "MEAN_FIELDS", "REFEREE", "R_HAT_LIMIT", "by_contestant"]
+__all__ = [
+    "EXPERIMENT",
+    "MEAN_FIELDS",
+    "REFEREE",
+    "R_HAT_LIMIT",
+    "by_contestant",
+    "relative_distances",
+]
 __all__ += ["relative_distances"]
 
 #: Name of the referee's jobs, files and rows.

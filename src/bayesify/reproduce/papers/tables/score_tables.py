@@ -12,7 +12,16 @@ from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.tables.models import MODELS
 from bayesify.reproduce.papers.tables.sets import SETS, Group, Kind
 
-__all__ = ["GROUPS", "KINDS", "RANKED", "Values", "mean_ranks", "score_tables", "values_of"]
+__all__ = [
+    "GROUPS",
+    "KINDS",
+    "RANKED",
+    "Values",
+    "close_to_best",
+    "mean_ranks",
+    "score_tables",
+    "values_of",
+]
 
 GROUPS: tuple[Group, ...] = ("decision", "development")
 KINDS: tuple[Kind, ...] = ("numbers", "classes")

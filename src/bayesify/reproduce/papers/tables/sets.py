@@ -18,6 +18,7 @@ from bayesify.datasets import load_mushroom, load_regression
 from bayesify.reproduce.harness.experiment import Context
 
 __all__ = [
+    "Array",
     *("MOST_ROWS", "SETS", "SPLITS", "Group", "Kind", "Part", "Parts", "TableSet"),
     *("find_set", "parts"),
 ]
