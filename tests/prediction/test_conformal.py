@@ -323,7 +323,66 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: bf.ConformalSets.of(torch.ones(2, 3), torch.zeros(2, 1)),
         r"targets must have shape \(2,\)",
     ),
+    "fractions of classes": (
+        lambda: bf.ConformalSets.of(torch.ones(2, 3), torch.tensor([0.0, 1.9])),
+        r"targets must be class indices of dtype torch.int64, got torch.float32; convert them",
+    ),
+    "booleans": (
+        lambda: bf.ConformalSets.of(torch.ones(2, 2), torch.tensor([True, False])),
+        "dtype torch.int64, got torch.bool",
+    ),
+    "one axis": (
+        lambda: bf.ConformalSets.of(torch.ones(3), torch.tensor([0, 1, 2])),
+        r"must have shape \(N, K\), a row for each example, got \(3,\)",
+    ),
+    "no class": (
+        lambda: bf.ConformalSets.of(torch.ones(3, 0), torch.zeros(3)),
+        r"must have shape \(N, K\), a row for each example, got \(3, 0\)",
+    ),
+    "integers": (
+        lambda: bf.ConformalSets.of(torch.ones(1, 2).long(), torch.tensor([0])),
+        "must be floating-point numbers, got dtype torch.int64",
+    ),
+    "nan in a row": (
+        lambda: bf.ConformalSets.of(torch.tensor([[1.0], [math.nan]]), torch.tensor([0, 0])),
+        "must be finite, got nan in row 1; correct the inputs of this example, or leave it out",
+    ),
+    "new nan": (
+        lambda: classes(3).sets(torch.tensor([[0.5, math.nan, 0.5]]), 0.9),
+        "must be finite, got nan in row 0",
+    ),
+    "new infinity": (
+        lambda: bf.ConformalSets.joined([classes(3), classes(3)]).sets(
+            torch.tensor([[[0.5, 0.4, 0.1]], [[0.5, math.inf, 0.5]]]), 0.9
+        ),
+        "must be finite, got inf in row 0",
+    ),
+    "other classes": (
+        lambda: classes(3).sets(torch.ones(2, 4), 0.9),
+        "must be of the 3 classes of the calibration, got 4; calibrate on examples of this",
+    ),
+    "joined other classes": (
+        lambda: bf.ConformalSets.joined([classes(3), classes(4)]),
+        "calibrated on the same classes, got 3 and 4 of them",
+    ),
+    "one network, stacked": (
+        lambda: bf.ConformalSets.joined([classes(3)]).sets(torch.ones(1, 2, 3), 0.9),
+        r"must have shape \(N, K\).* got \(1, 2, 3\); stack those of two or more joined networks",
+    ),
+    "several networks, one row": (
+        lambda: bf.ConformalSets.joined([classes(3), classes(3)]).sets(torch.ones(2, 3), 0.9),
+        r"must have shape \(N, K\), a row for each example, got \(3,\)",
+    ),
+    "a number": (
+        lambda: bf.ConformalSets.joined([classes(3), classes(3)]).sets(torch.ones(()), 0.9),
+        r"must be those of the 2 networks, stacked .* got shape \(\)",
+    ),
 }
+
+
+def classes(count: int) -> bf.ConformalSets:
+    """Sets of so many classes, calibrated on 20 examples."""
+    return bf.ConformalSets.of(torch.full((20, count), 1.0 / count), torch.zeros(20).long())
 
 
 def numbers(count: int) -> bf.ConformalIntervals:
@@ -335,6 +394,22 @@ def test_errors(case: str) -> None:
     action, message = ERRORS[case]
     with pytest.raises(ValueError, match=message):
         action()
+
+
+def test_sets_know_their_classes_but_those_of_earlier_versions_do_not() -> None:
+    known = bf.ConformalSets.joined([classes(3), classes(3)])
+    assert known.num_classes == 3
+    old = bf.ConformalSets(known.scores)
+    new = torch.rand(2, 5, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    assert old.num_classes is None
+    assert torch.equal(old.sets(new, 0.9), known.sets(new, 0.9))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_classes_of_any_integers_are_scored(dtype: torch.dtype) -> None:
+    p, y = torch.tensor([[0.6, 0.3, 0.1]]).expand(19, 3), torch.tensor([0] * 14 + [1] * 5)
+    found, expected = bf.ConformalSets.of(p, y.to(dtype)), bf.ConformalSets.of(p, y)
+    assert torch.equal(found.scores[0], expected.scores[0])
 
 
 def test_equal_scores_count_as_equal_in_spite_of_rounding() -> None:

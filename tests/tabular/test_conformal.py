@@ -252,6 +252,13 @@ def test_a_file_keeps_the_calibration(cv: int | None, tmp_path: Path) -> None:
     assert np.array_equal(*ends)
 
 
+@pytest.mark.parametrize("cv", [None, 3])
+def test_a_file_knows_the_classes_of_its_sets(cv: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    classifier().fit(IRIS, NAMES).calibrate(IRIS, NAMES, cv=cv).save(path)
+    assert BayesianMLPClassifier.load(path).conformal_.num_classes == 3
+
+
 def test_a_file_from_before_calibrations_were_kept(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     model = regressor().fit(X, Y)

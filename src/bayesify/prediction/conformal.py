@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Self
 
 import torch
 from torch import Tensor
+
+from bayesify.prediction.predictive import class_indices
 
 __all__ = ["Conformal", "ConformalIntervals", "ConformalSets", "smallest_sets"]
 
@@ -117,7 +119,7 @@ class Conformal:
         count = len(self.scores)
         if count == 1:
             return [predictions]
-        if len(predictions) != count:
+        if predictions.dim() == 0 or len(predictions) != count:
             raise ValueError(
                 f"predictions must be those of the {count} networks, stacked along a first axis "
                 f"of this length, got shape {tuple(predictions.shape)}"
@@ -218,6 +220,10 @@ class ConformalSets(Conformal):
     It is the deterministic form of adaptive prediction sets (Romano, Sesia and Candes 2020) that
     leaves out the class's own probability.
 
+    Args:
+        scores: as for :class:`Conformal`; :meth:`of` computes them.
+        num_classes: K, the number of classes that new probabilities must have; None allows any.
+
     Example:
         >>> import bayesify as bf
         >>> p = torch.tensor([[0.6, 0.3, 0.1]]).expand(19, 3)
@@ -227,41 +233,60 @@ class ConformalSets(Conformal):
                 [ True, False, False]])
     """
 
+    num_classes: int | None = None
+
     @classmethod
     def of(cls, probabilities: Tensor, targets: Tensor) -> Self:
         """Score examples that the model was not trained on.
 
         Args:
-            probabilities: of each class, shape (n, K), such as ``Predictive.mean``.
-            targets: indices of the observed classes, shape (n,).
+            probabilities: of each class, finite, shape (n, K), such as ``Predictive.mean``.
+            targets: indices of the observed classes, integers of shape (n,).
 
         Raises:
-            ValueError: the shapes do not fit, there is no example, or a target is no class.
+            ValueError: the shapes do not fit, a probability is not finite, there is no example, or
+                a target is no class.
         """
+        _check_probabilities(probabilities)
         _check_shape("targets", targets, probabilities[:, 0])
-        classes = probabilities.shape[1]
-        if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= classes):
+        index, classes = class_indices(targets), probabilities.shape[1]
+        if len(index) and (int(index.min()) < 0 or int(index.max()) >= classes):
             raise ValueError(
                 f"targets must be indices of {classes} classes, from 0 to {classes - 1}, got "
-                f"{int(targets.min())} to {int(targets.max())}"
+                f"{int(index.min())} to {int(index.max())}"
             )
-        scores = _mass_before(probabilities).gather(1, targets.long().unsqueeze(1))
-        return cls((scores.squeeze(1),))
+        scores = _mass_before(probabilities).gather(1, index.unsqueeze(1))
+        return cls((scores.squeeze(1),), classes)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Self]) -> Self:
+        """See ``Conformal.joined``; all networks must have the same classes."""
+        found = list(parts)
+        counts = {part.num_classes for part in found} - {None}
+        if len(counts) > 1:
+            raise ValueError(
+                "the networks must be calibrated on the same classes, got "
+                f"{' and '.join(map(str, sorted(filter(None, counts))))} of them; give each "
+                "network a probability of every class, 0 for those it does not know"
+            )
+        return replace(super().joined(found), num_classes=next(iter(counts), None))
 
     def sets(self, probabilities: Tensor, level: float) -> Tensor:
         """Return which classes are in the set of each new example, booleans of shape (N, K).
 
         Args:
-            probabilities: of each class, shape (N, K); of joined networks stacked along a first
-                axis.
+            probabilities: of each class, finite, shape (N, K); of two or more joined networks
+                stacked along a first axis.
             level: probability of holding the class, see :meth:`guarantee`.
 
         Raises:
             ValueError: ``level`` is out of range, there are too few calibration examples for it,
-                or the shapes do not fit.
+                the shapes do not fit, or a probability is not finite.
         """
         rank = self._rank(level)
         parts = self._by_network(probabilities)
+        for part in parts:
+            _check_probabilities(part, self.num_classes)
         # In how many comparisons a class is less plausible than a calibration example's own.
         behind = torch.zeros_like(parts[0], dtype=torch.int64)
         for scores, part in zip(self.scores, parts, strict=True):
@@ -324,6 +349,32 @@ def _check_shape(name: str, tensor: Tensor, expected: Tensor) -> None:
         raise ValueError(
             f"{name} must have shape {tuple(expected.shape)}, got {tuple(tensor.shape)}; nothing "
             "is broadcast"
+        )
+
+
+def _check_probabilities(probabilities: Tensor, classes: int | None = None) -> None:
+    """Raise ValueError unless these are the probabilities of one network, (N, K)."""
+    if probabilities.dim() != 2 or not probabilities.shape[1]:
+        raise ValueError(
+            "probabilities of a network must have shape (N, K), a row for each example, got "
+            f"{tuple(probabilities.shape)}; stack those of two or more joined networks only"
+        )
+    if not probabilities.is_floating_point():
+        raise ValueError(
+            f"probabilities must be floating-point numbers, got dtype {probabilities.dtype}; use "
+            "predict(x).mean"
+        )
+    if classes is not None and probabilities.shape[1] != classes:
+        raise ValueError(
+            f"probabilities must be of the {classes} classes of the calibration, got "
+            f"{probabilities.shape[1]}; calibrate on examples of this network"
+        )
+    wrong = ~probabilities.isfinite()
+    if bool(wrong.any()):
+        row = int(wrong.any(1).nonzero()[0])
+        raise ValueError(
+            f"probabilities must be finite, got {probabilities[row][wrong[row]][0].item()} in row "
+            f"{row}; correct the inputs of this example, or leave it out"
         )
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from bayesify.prediction.jackknife import jackknife
 
 __all__ = [
-    *("Abstention", "Predictive", "SizedIterable", "Uncertainty", "blocks_of", "stack_samples"),
+    *("Abstention", "Predictive", "SizedIterable", "Uncertainty", "blocks_of", "class_indices"),
+    "stack_samples",
 ]
 
 #: The uncertainties of a predictive distribution, by name.
@@ -317,6 +318,27 @@ def choose_samples(components: Tensor, num_draws: int, seed: int) -> tuple[torch
     index = torch.randint(len(components), (num_draws, *shape[1:2]), generator=generator)
     index = index.reshape(*index.shape, *[1] * (len(shape) - 2)).expand(num_draws, *shape[1:])
     return generator, index.to(components.device)
+
+
+def class_indices(targets: Tensor) -> Tensor:
+    """Return targets of any integer dtype as int64 class indices.
+
+    Raises:
+        ValueError: they are no integers.
+
+    Example:
+        >>> class_indices(torch.tensor([0, 2], dtype=torch.uint8))
+        tensor([0, 2])
+        >>> class_indices(torch.tensor([0.0, 1.9]))
+        Traceback (most recent call last):
+        ValueError: targets must be class indices of dtype torch.int64, got torch.float32; ...
+    """
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise ValueError(
+            f"targets must be class indices of dtype torch.int64, got {targets.dtype}; convert "
+            "them with .long()"
+        )
+    return targets.long()
 
 
 def check_joinable(shapes: Sequence[tuple[int, ...]]) -> None:

@@ -165,7 +165,11 @@ def _rebuilt(
     calibration = meta.get("calibration")  # files of earlier versions have none
     if calibration is not None:
         scores = tuple(tensors[f"{_SCORES}{k}"] for k in range(calibration["networks"]))
-        model.conformal_ = (ConformalSets if is_classifier(model) else ConformalIntervals)(scores)
+        model.conformal_ = (
+            ConformalSets(scores, len(model.classes_))
+            if is_classifier(model)
+            else ConformalIntervals(scores)
+        )
         model.fold_models_ = [
             _restored(kind, _below(f"{_FOLDS}{k}.", tensors), fold, source=source)
             for k, fold in enumerate(calibration["folds"])
