@@ -18,6 +18,7 @@ from bayesify.prediction import (
     BernoulliPredictive,
     CategoricalPredictive,
     GaussianPredictive,
+    OrdinalPredictive,
     stack_samples,
 )
 
@@ -259,6 +260,21 @@ def test_gaussian_log_prob_is_of_the_joint_mixture() -> None:
     assert not np.allclose(exact, marginal, rtol=1e-3), "the parts of a target share the weights"
     scalar = GaussianPredictive(MEANS[..., 0], NOISE[..., 0]).log_prob(TARGETS[:, 0])
     assert np.allclose(scalar.numpy(), np.log(parts[..., 0].mean(0)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_classes_may_have_any_integer_dtype(dtype: torch.dtype) -> None:
+    for kind in (CategoricalPredictive, OrdinalPredictive):
+        p, y = kind.from_logits([normals(5, 3)]), torch.tensor([0, 2, 1, 1, 0])
+        assert torch.equal(p.log_prob(y.to(dtype)), p.log_prob(y))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex64])
+def test_classes_that_are_no_integers_raise(dtype: torch.dtype) -> None:
+    p = CategoricalPredictive.from_logits([normals(5, 3)])
+    message = f"class indices of dtype torch.int64, got {dtype}; convert them with"
+    with pytest.raises(ValueError, match=message):
+        p.log_prob(torch.ones(5, dtype=dtype))
 
 
 def test_confident_logits_have_finite_answers() -> None:

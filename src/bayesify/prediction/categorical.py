@@ -20,6 +20,7 @@ from bayesify.prediction.predictive import (
     SizedIterable,
     blocks_of,
     check_joinable,
+    class_indices,
     select_samples,
 )
 
@@ -113,11 +114,7 @@ class CategoricalPredictive(Predictive):
                 f"targets must be class indices of shape {tuple(self.log_mean.shape[:-1])}, got "
                 f"shape {tuple(targets.shape)}; nothing is broadcast"
             )
-        if targets.is_floating_point():
-            raise ValueError(
-                f"targets must be class indices of dtype torch.int64, got {targets.dtype}; convert "
-                "them with .long()"
-            )
+        targets = class_indices(targets)
         if targets.numel() and int(targets.min()) < 0:
             raise ValueError(
                 f"targets must be class indices from 0, got {int(targets.min())}; leave positions "
