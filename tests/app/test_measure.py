@@ -10,7 +10,10 @@ from tests.cases import mlp, normals
 from torch import Tensor
 
 import bayesify as bf
+from bayesify.app.runs import RunError
 from bayesify.app.runs.measure import evaluate
+from bayesify.app.runs.predict import Predictions
+from bayesify.prediction import CategoricalPredictive, PoissonPredictive, Predictive
 
 
 class Data:
@@ -36,3 +39,22 @@ def test_the_kl_is_from_the_prior_around_its_mean(prior: bf.Prior) -> None:
     around_zero = bf.MeanFieldGaussian(torch.zeros_like(std), std)
     expected = float(bf.kl_divergence(around_zero, prior).detach())
     assert metrics["kl_nats"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("names", [(), ("a", "b")])
+def test_predictions_that_are_nan_are_an_error_of_the_run(names: tuple[str, ...]) -> None:
+    outputs = torch.tensor([[[0.0, 1.0]], [[0.0, torch.nan]]])
+    found: Predictive = PoissonPredictive(outputs)
+    if names:
+        found = CategoricalPredictive.from_logits(list(outputs))
+
+    class OfThese(Predictions):
+        def _predictive(self, *_: Any) -> Predictive:
+            return found
+
+    nothing: Any = None
+    predictions = OfThese(nothing, nothing, 0.9, 2, names, nothing)
+    if names:
+        predictions.conformal = bf.ConformalSets((torch.rand(20),), 2)
+    with pytest.raises(RunError, match="predictions must be finite, got NaN or infinity"):
+        list(predictions.parts(torch.zeros(1, 3)))

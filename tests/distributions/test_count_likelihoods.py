@@ -356,16 +356,77 @@ def test_far_rates_have_finite_gradients(count: float, dispersion: float) -> Non
 
 
 @pytest.mark.parametrize(
-    "p",
+    ("p", "got"),
     [
-        PoissonPredictive(torch.full((1, 50), 60.0)),
-        NegativeBinomialPredictive(torch.full((1, 50), 43.0), torch.tensor(50.0)),
+        (PoissonPredictive(torch.tensor([[1.0, 2.0, 60.0]])), "1.14201e.26 for example 2"),
+        (PoissonPredictive(torch.full((1, 3), 1000.0)), "inf for example 0"),
+        (PoissonPredictive(torch.tensor([[9.0, 9.0], [1.0, math.nan]])), "nan for example 1"),
+        (NegativeBinomialPredictive(torch.full((2, 50), 43.0), number(50.0)), "4.72784e.18 for"),
+        (NegativeBinomialPredictive(torch.full((1, 9, 2), math.nan), number(1.0)), "nan for ex"),
     ],
 )
-def test_counts_too_great_for_64_bits_are_drawn_at_their_limit(p: CountPredictive) -> None:
-    draws = p.simulate(20)
+def test_counts_that_do_not_fit_into_64_bits_raise(p: CountPredictive, got: str) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: p.simulate(20),
+        lambda: p.quantile(0.9999),
+        lambda: p.interval(0.9999),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"mean must be a number below 2\^62, got {got}"):
+            call()
+
+
+def test_drawn_rates_and_quantiles_end_at_the_limit_of_64_bits() -> None:
+    p = NegativeBinomialPredictive(torch.full((1, 50), 42.0), torch.tensor(50.0))
+    draws = p.simulate(200)
     assert 2**61 < int(draws.max()) < 2**63 - 1
     assert int(draws.min()) >= 0
+    assert p.quantile(0.9999).unique().tolist() == [2**62]
+
+
+def test_rates_below_the_limit_are_drawn() -> None:
+    draws = PoissonPredictive(torch.full((1, 50), 42.9)).simulate(20)
+    assert 2**61 < int(draws.min()) < int(draws.max()) < 2**62
+
+
+def test_a_rate_in_a_small_share_of_the_samples_does_not_spoil_low_quantiles() -> None:
+    p = PoissonPredictive(torch.tensor([0.0, 0.0, 0.0, 60.0]).unsqueeze(1).double())
+    assert p.quantile(0.5).tolist() == [1]
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
+def test_the_distribution_function_is_constant_between_counts(place: float) -> None:
+    for p in predictives():
+        for count in (-2.0, -1.0, 0.0, 1.0, 7.0):
+            y = torch.full((5, 2), count, dtype=torch.float64)
+            expected = exact_of(p).cdf(count + place).mean(0)
+            np.testing.assert_allclose(p.cdf(y + place), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [0.0, 3.0, 20.0])
+def test_a_rate_of_0_has_the_count_0_and_no_gradients_of_nan(
+    count: float, dtype: torch.dtype
+) -> None:
+    expected = 0.0 if count == 0.0 else -math.inf
+    for dispersion in (None, *DISPERSIONS):
+        outputs = torch.tensor([[[-math.inf]], [[-math.inf]]], dtype=dtype, requires_grad=True)
+        y, parameters = torch.full((1, 1), count), [outputs]
+        likelihood: bf.Likelihood = PoissonLikelihood()
+        if dispersion is not None:
+            likelihood = NegativeBinomialLikelihood(dispersion).to(dtype)
+            parameters += likelihood.parameters()
+        found = likelihood.log_prob(outputs, y)
+        assert found.tolist() == [[expected], [expected]]
+        for gradient in torch.autograd.grad(found.sum(), parameters):
+            assert not bool(gradient.isnan().any())
+            assert bool((gradient == 0.0).all()) or count
+        p = likelihood.predictive([outputs.detach()[0]], keep_samples=True)
+        assert isinstance(p, CountPredictive)
+        assert p.log_prob(y).tolist() == [expected]
+        assert p.cdf(y - 0.5).item() == (0.0 if count == 0.0 else 1.0)
+        assert p.cdf(y).item() == 1.0
+        assert p.quantile(0.999).item() == p.simulate(3).max().item() == 0
 
 
 def test_quantiles_of_great_rates_in_float32() -> None:

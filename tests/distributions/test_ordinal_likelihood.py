@@ -99,6 +99,17 @@ def test_quantiles_are_the_first_classes_that_reach_the_level(q: float) -> None:
         assert (held >= 0.9 - 1e-12).all()
 
 
+def test_quantiles_of_probabilities_that_are_nan_raise() -> None:
+    outputs = normals(3, 4, 1)
+    outputs[1, 2] = torch.nan
+    p = moved(7).predictive(list(outputs), keep_samples=False)
+    assert p.mean[2].isnan().all()
+    calls: list[Callable[[], object]] = [lambda: p.quantile(0.05), lambda: p.interval(0.9)]
+    for call in calls:
+        with pytest.raises(ValueError, match="are numbers, got nan for example 2; correct its inp"):
+            call()
+
+
 @loop_over("dtype", [torch.float32, torch.float64])
 @loop_over("output", [-1e4, -1e3, 0.0, 1e3, 1e4])
 @loop_over("gap", [-1e3, 0.0, 1e3])

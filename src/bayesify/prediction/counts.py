@@ -29,7 +29,7 @@ __all__ = [
 
 #: Limit of the bisection for a quantile, enough for 64 bits.
 _MAX_STEPS = 64
-#: Greater quantiles do not fit into 64 bits, and no counts are drawn of greater means.
+#: Means must be below it to fit into 64 bits; quantiles and drawn rates are at most it.
 _LARGEST = 2.0**62
 #: From here Stirling's series of the log-gamma function has full precision.
 _MANY = 15.0
@@ -73,11 +73,13 @@ class CountPredictive(NumericPredictive):
     def cdf(self, targets: Tensor) -> Tensor:
         """Return the probability that each component is at most its target value, shape (N, ...).
 
+        Between two counts it is that of the lower one.
+
         Raises:
             ValueError: the targets do not have the shape of ``mean``.
         """
         self._check_targets(targets)
-        return self._tails(targets)[0].mean(0).to(self.log_rates)
+        return self._tails(targets.double().floor())[0].mean(0).to(self.log_rates)
 
     def quantile(self, q: float) -> Tensor:
         """Return the least count whose distribution function is at least q, int64, (N, ...).
@@ -86,7 +88,7 @@ class CountPredictive(NumericPredictive):
         has a probability of at most half of the rest.
 
         Raises:
-            ValueError: q is not strictly between 0 and 1.
+            ValueError: q is not strictly between 0 and 1, or a mean is NaN or at least 2^62.
         """
         check_level(q)
         # In float64: of great rates the rounding of the mean exceeds the std.
@@ -106,13 +108,21 @@ class CountPredictive(NumericPredictive):
             is_open = high - low > 1.0
             high = torch.where(is_open & is_enough, middle, high)
             low = torch.where(is_open & ~is_enough, middle, low)
+        # A low quantile may be small where one weight sample has a great rate.
+        _check_means(mean.where(~(high < _LARGEST), 0.0).unsqueeze(0))
         return high.long()
 
     def simulate(self, num_draws: int, *, seed: int = 0) -> Tensor:
-        """See ``NumericPredictive.simulate``; the counts are int64."""
+        """See ``NumericPredictive.simulate``; the counts are int64.
+
+        Raises:
+            ValueError: ``num_draws`` is below 1, or a mean is NaN or at least 2^62.
+        """
         _, index = choose_samples(self.log_rates, num_draws, seed)
-        rates = self.log_rates.gather(0, index).double().exp().cpu().numpy()
-        draws = self._draw(rates, index, np.random.default_rng(seed))
+        rates = self.log_rates.double().exp()
+        _check_means(rates)
+        drawn = rates.gather(0, index).cpu().numpy()
+        draws = self._draw(drawn, index, np.random.default_rng(seed))
         return torch.from_numpy(draws).to(self.log_rates.device)
 
 
@@ -146,9 +156,11 @@ class PoissonPredictive(CountPredictive):
 
     def _tails(self, counts: Tensor) -> tuple[Tensor, Tensor]:
         rates = self.log_rates.double().exp()
-        # The functions are not defined below 0, where the distribution function is 0.
-        first = (counts.double() + 1.0).clamp(min=0.0).expand_as(rates)
-        return torch.special.gammaincc(first, rates), torch.special.gammainc(first, rates)
+        first = (counts.double() + 1.0).expand_as(rates)
+        is_below = first <= 0.0
+        first = first.clamp(min=1.0)  # the functions are not defined below
+        below, above = torch.special.gammaincc(first, rates), torch.special.gammainc(first, rates)
+        return below.where(~is_below, 0.0), above.where(~is_below, 1.0)
 
     def _draw(
         self,
@@ -156,7 +168,7 @@ class PoissonPredictive(CountPredictive):
         index: Tensor,  # noqa: ARG002
         generator: np.random.Generator,
     ) -> npt.NDArray[np.int64]:
-        return generator.poisson(np.minimum(rates, _LARGEST))
+        return generator.poisson(rates)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,18 +242,22 @@ def poisson_log_prob(log_rates: Tensor, counts: Tensor) -> Tensor:
     """Compute the log probability of counts: y log rate - rate - log y!, elementwise.
 
     The terms of great counts are large and cancel. By Stirling's series the sum is
-    y (d - (exp(d) - 1)) - log(2 pi y) / 2 - ..., with d = log(rate / y).
+    y (d - (exp(d) - 1)) - log(2 pi y) / 2 - ..., with d = log(rate / y). A rate of 0, as for an
+    exposure of 0, has log probability 0 for the count 0, and -inf for others.
 
     Example:
         >>> poisson_log_prob(torch.tensor([0.0, 1.0]), torch.tensor([0, 3]))
         tensor([-1.0000, -1.5100])
+        >>> poisson_log_prob(torch.tensor(-torch.inf), torch.tensor([0, 3]))
+        tensor([0., -inf])
     """
     y = counts.to(log_rates)
     few, many = y.clamp(max=_MANY), y.clamp(min=_MANY)
     is_many = y >= _MANY
     # Where a branch is not used, its numbers must not make gradients of NaN.
     rates = log_rates.where(~is_many, 0.0).exp()
-    direct = few * log_rates - rates - torch.lgamma(few + 1.0)
+    # Of a rate of 0 the product with a count of 0 would be NaN.
+    direct = few * log_rates.where(few > 0.0, 0.0) - rates - torch.lgamma(few + 1.0)
     d = (log_rates - many.log()).where(is_many, 0.0)
     series = many * (d - torch.expm1(d)) - 0.5 * (2.0 * math.pi * many).log() - _stirling(many)
     return torch.where(is_many, series, direct)
@@ -261,8 +277,11 @@ def negative_binomial_log_prob(log_rates: Tensor, counts: Tensor, dispersion: Te
     """
     y, alpha = counts.to(log_rates), dispersion.to(log_rates)
     few = _negative_binomial_of_few(log_rates, y.clamp(max=_MANY), alpha)
-    many = _negative_binomial_of_many(log_rates, y.clamp(min=_MANY), alpha)
-    return torch.where(y < _MANY, few, many)
+    # Of a rate of 0 the terms of many counts are NaN, and so are their gradients.
+    is_few, is_zero = y < _MANY, log_rates == -math.inf
+    rates_of_many = log_rates.where(~(is_few | is_zero), 0.0)
+    many = _negative_binomial_of_many(rates_of_many, y.clamp(min=_MANY), alpha)
+    return torch.where(is_few, few, many.where(~is_zero, log_rates))
 
 
 def _negative_binomial_of_few(log_rates: Tensor, y: Tensor, alpha: Tensor) -> Tensor:
@@ -270,11 +289,13 @@ def _negative_binomial_of_few(log_rates: Tensor, y: Tensor, alpha: Tensor) -> Te
     log_odds = log_rates + alpha.log()  # of mean against r
     is_large = r > _MANY
     near, far = r.clamp(max=_MANY), r.clamp(min=_MANY)
-    direct = torch.lgamma(y + near) - torch.lgamma(near) + y * F.logsigmoid(log_odds)
+    # Of a rate of 0 the product with a count of 0 would be NaN.
+    log_share = F.logsigmoid(log_odds).where(y > 0.0, 0.0)
+    direct = torch.lgamma(y + near) - torch.lgamma(near) + y * log_share
     ratio = torch.log1p(y / far)
     series = (far - 0.5) * ratio - y + _stirling(y + far) - _stirling(far)
     # y log(y + r) + y log sigmoid(log_odds), without the logarithms of r, which cancel.
-    series = series + y * (ratio + log_rates - F.softplus(log_odds))
+    series = series + y * (ratio + log_rates - F.softplus(log_odds)).where(y > 0.0, 0.0)
     found = torch.where(is_large, series, direct)
     return found - torch.lgamma(y + 1.0) - r * F.softplus(log_odds)
 
@@ -312,6 +333,19 @@ def _stirling(x: Tensor) -> Tensor:
     s = x.reciprocal().square()
     series: Tensor = (1 / 12 + s * (-1 / 360 + s * (1 / 1260 + s * (-1 / 1680 + s / 1188)))) / x
     return series
+
+
+def _check_means(means: Tensor) -> None:
+    """Raise ValueError where a mean, shape (S, N, ...), is NaN or does not fit into 64 bits."""
+    wrong = ~(means < _LARGEST)
+    if bool(wrong.any()):
+        # The first example, whatever its sample.
+        example = int(wrong.transpose(0, 1).flatten(1).any(1).nonzero()[0])
+        got = means[:, example][wrong[:, example]][0].item()
+        raise ValueError(
+            f"counts are int64, so that their mean must be a number below 2^62, got {got:g} for "
+            f"example {example}; correct its inputs, or scale those that are large"
+        )
 
 
 def check_counts(targets: Tensor) -> None:

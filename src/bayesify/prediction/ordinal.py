@@ -31,10 +31,16 @@ class OrdinalPredictive(CategoricalPredictive):
         intervals from these quantiles hold their level or more.
 
         Raises:
-            ValueError: q is not strictly between 0 and 1.
+            ValueError: q is not strictly between 0 and 1, or a probability is NaN.
         """
         check_level(q)
         probs = self.log_mean.double().exp()
+        wrong = probs.isnan().flatten(1).any(1)
+        if bool(wrong.any()):
+            raise ValueError(
+                "quantiles are classes, which need probabilities that are numbers, got nan for "
+                f"example {int(wrong.nonzero()[0])}; correct its inputs"
+            )
         # Sums from the nearer end, since the sum from the other end rounds to 1.
         if q <= 0.5:
             is_before = probs.cumsum(-1) < q

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 from tests.app.serve.conftest import Client
+from torch import Tensor
 
 from bayesify.app.runs import Run, RunError
 from bayesify.app.runs.measure import in_units, predict_rows
@@ -26,10 +28,10 @@ from bayesify.app.serve.answers import ClassAnswers, NumberAnswers
 from bayesify.app.serve.model import ModelCard
 from bayesify.app.serve.openapi import example_request
 from bayesify.app.serve.page import page
-from bayesify.app.serve.requests import Examples, RequestError, read_limited
+from bayesify.app.serve.requests import Examples, InputError, RequestError, read_limited
 from bayesify.app.serve.run_model import RunModel
 from bayesify.app.serve.service import Limits
-from bayesify.prediction import Predictive
+from bayesify.prediction import PoissonPredictive, Predictive
 from bayesify.tabular.new_table import NewTable
 
 KINDS = ("digits", "folder", "regression", "classification")
@@ -423,3 +425,19 @@ def test_other_types_of_content(client: Client) -> None:
 def test_limits_must_be_positive(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name.replace('_', '-')} must be at least"):
         Limits(**{name: value})
+
+
+def test_a_count_that_is_nan_is_an_error_of_its_example() -> None:
+    class OfCounts(RunModel):
+        def __init__(self) -> None:
+            self._table, self._level, self.card = None, 0.9, Mock(threshold=None)
+
+        def _predictive(self, inputs: Tensor, distances: Tensor | None) -> Predictive:
+            assert distances is None
+            return PoissonPredictive(inputs.unsqueeze(0))
+
+    (answer,) = OfCounts().predict({"inputs": np.zeros((1, 1))})
+    assert answer["prediction"] == 1.0
+    with pytest.raises(InputError, match="a prediction must be finite") as caught:
+        OfCounts().predict({"inputs": np.array([[0.0], [np.nan]])})
+    assert caught.value.path == ("examples", 1)

@@ -102,7 +102,7 @@ class Predictions:
         distribution: the guarantee is for one predictor.
 
         Raises:
-            RunError: it is empty, or too small for the level.
+            RunError: it is empty or too small for the level, or a prediction is not finite.
         """
         inputs, targets = data.test_inputs, data.test_targets
         if not len(inputs):
@@ -118,6 +118,7 @@ class Predictions:
         chunks = zip(inputs.split(_CHUNK_ROWS), distances.split(_CHUNK_ROWS), strict=True)
         parts = [(p.mean, p.total.sqrt()) for p in (self._predictive(*each) for each in chunks)]
         mean, std = (torch.cat(part) for part in zip(*parts, strict=True))
+        _check_finite([mean, std])
         try:
             if self.class_names:
                 self.conformal = ConformalSets.of(mean, targets)
@@ -195,6 +196,8 @@ class Predictions:
             part = slice(start, start + _CHUNK_ROWS)
             chunk = inputs[part]
             predictive = self._predictive(chunk, far[part])
+            split = [predictive.total, predictive.aleatoric, predictive.epistemic]
+            _check_finite([predictive.mean, *split])
             if targets is not None:
                 self.measures.update(predictive, chunk, targets[part])
             if isinstance(predictive, CategoricalPredictive):
@@ -203,7 +206,7 @@ class Predictions:
                 if isinstance(self.conformal, ConformalSets):
                     first.append(self._sets(self.conformal.sets(predictive.mean, self.level)))
             else:
-                std = predictive.total.sqrt()
+                std = split[0].sqrt()
                 if isinstance(self.conformal, ConformalIntervals):
                     low, high = self.conformal.interval(predictive.mean, std, self.level)
                     if isinstance(predictive, CountPredictive):
@@ -212,15 +215,8 @@ class Predictions:
                     low, high = predictive.interval(self.level)
                 numbers = [part.squeeze(-1) for part in (predictive.mean, std, low, high)]
                 first = []
-            numbers += [
-                part.reshape(len(chunk))
-                for part in (predictive.total, predictive.aleatoric, predictive.epistemic)
-            ]
-            if not all(bool(part.isfinite().all()) for part in numbers):
-                raise RunError(
-                    "predictions must be finite, got NaN or infinity: some values lie too far "
-                    "outside the training data; correct or remove these rows"
-                )
+            numbers += [part.reshape(len(chunk)) for part in split]
+            _check_finite(numbers)
             self._count(predictive, len(chunk))
             yield first, numbers
 
@@ -284,6 +280,15 @@ class Predictions:
             "calibration_rows": self.conformal.num_scores,
             "guaranteed_level": self.conformal.guarantee(self.level),
         }
+
+
+def _check_finite(numbers: Iterable[Tensor]) -> None:
+    """Raise RunError where a prediction is NaN or infinite."""
+    if not all(bool(part.isfinite().all()) for part in numbers):
+        raise RunError(
+            "predictions must be finite, got NaN or infinity: some values lie too far outside the "
+            "training data; correct or remove these rows"
+        )
 
 
 def chosen_level(

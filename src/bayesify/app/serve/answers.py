@@ -16,10 +16,10 @@ __all__ = [
     "ClassAnswers",
     "NumberAnswer",
     "NumberAnswers",
+    "check_finite",
     "class_answers",
     "number_answers",
 ]
-__all__ += ["number_answers"]
 
 Array = npt.NDArray[Any]
 
@@ -111,7 +111,7 @@ def class_answers(
         >>> found[0]["prediction"], found[0]["abstain"], found[0]["outside"]
         ('dog', True, None)
     """
-    _check_finite(mean, total, epistemic)
+    check_finite(mean, total, epistemic)
     votes: list[dict[str, int] | None] = [None] * len(mean)
     if samples is not None:
         winners = samples.argmax(-1)
@@ -165,7 +165,7 @@ def number_answers(
     """
     lower, upper = interval
     total = np.square(std)
-    _check_finite(mean, total, lower, upper, epistemic)
+    check_finite(mean, total, lower, upper, epistemic)
     votes: list[list[float] | None] = [None] * len(mean)
     if samples is not None:
         votes = [row.tolist() for row in samples.T]
@@ -194,7 +194,8 @@ def _common(
     ]
 
 
-def _check_finite(*parts: Array) -> None:
+def check_finite(*parts: Array) -> None:
+    """Raise InputError where a prediction, shape (N, ...), is NaN or infinite."""
     for part in parts:
         fine = np.isfinite(part).reshape(len(part), -1).all(1)
         if not fine.all():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesify.app.runs import Run, RunError
 from bayesify.app.runs.measure import in_units
-from bayesify.app.serve.answers import class_answers, number_answers
+from bayesify.app.serve.answers import check_finite, class_answers, number_answers
 from bayesify.app.serve.images import ImageReader, check_size, decoded_exactly
 from bayesify.app.serve.model import Batch, ModelCard
 from bayesify.app.serve.requests import Examples
@@ -95,6 +95,7 @@ class RunModel:
                 samples=p.samples.numpy(),
                 **common,
             )
+        check_finite(p.mean.numpy(), p.total.numpy())  # of NaN, counts have no quantiles
         lower, upper = (part.flatten().numpy() for part in p.interval(self._level))
         if isinstance(p, CountPredictive):
             lower = lower.clip(min=0.0)
