@@ -357,6 +357,21 @@ def test_classes_have_a_lower_bound() -> None:
     assert ELBO(bnn, num_data=2)(normals(2, 3), torch.tensor([0, 3])).loss.isfinite()
 
 
+@pytest.mark.parametrize("ignored", [math.nan, math.inf])
+def test_positions_without_a_class_have_no_gradient_of_their_outputs(ignored: float) -> None:
+    likelihood, targets = CategoricalLikelihood(ignore_index=-100), torch.tensor([[1, -100]])
+    mean, variance = torch.zeros(1, 1, 2, 3), torch.ones(1, 1, 2, 3)
+    mean[0, 0, 1, 0] = variance[0, 0, 1, 2] = ignored
+    mean.requires_grad_()
+    variance.requires_grad_()
+    found = likelihood.expected_log_prob(mean, variance, targets)
+    alone = likelihood.expected_log_prob(mean[:, :, :1], variance[:, :, :1], targets[:, :1])
+    assert found.item() == alone.item()
+    for gradient in torch.autograd.grad(found.sum(), (mean, variance)):
+        assert bool(gradient.isfinite().all())
+        assert bool((gradient[0, 0, 1] == 0.0).all())
+
+
 @pytest.mark.filterwarnings("ignore:.*standard deviations have not converged")
 def test_fit_trains_network_noise_and_layers_below() -> None:
     x = normals(60, 3, dtype=torch.float32)

@@ -72,10 +72,12 @@ class CategoricalLikelihood(Likelihood):
             >>> CategoricalLikelihood().expected_log_prob(mean, variance, torch.tensor([0]))
             tensor([[-1.3133]])
         """
+        log_probs, counted = self.log_prob(mean, targets), self._counted(targets)
+        if counted is not None:  # before the softmax, whose gradient may be NaN there
+            place = counted.unsqueeze(-1)
+            mean, variance = mean.where(place, 0.0), variance.where(place, 0.0)
         # Not as a difference of two sums of the size of the outputs.
         excess = (mean.log_softmax(-1) + 0.5 * variance).logsumexp(-1)
-        counted = self._counted(targets)
-        log_probs = self.log_prob(mean, targets)
         return log_probs - sum_components(excess if counted is None else excess.where(counted, 0.0))
 
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
