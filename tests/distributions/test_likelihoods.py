@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,8 @@ from bayesify.prediction import BernoulliPredictive, GaussianPredictive
 
 NOISY = GaussianLikelihood(input_dependent=True)
 LABELS = BernoulliLikelihood()
+WIDE = StudentTLikelihood()
+BOUNDS = bf.CensoredGaussianLikelihood()
 
 
 def test_input_dependent_noise_is_a_gaussian_of_each_datum() -> None:
@@ -238,8 +242,74 @@ def test_noise_that_depends_on_the_input_is_found() -> None:
         (lambda: LABELS.log_prob(normals(2, 5), torch.ones(5).cfloat()), "dtype torch.complex64"),
         (lambda: LABELS.log_prob(normals(5), torch.ones(())), r"shape \(N,\) or \(N, K\)"),
         (lambda: LABELS.predictive([], keep_samples=False), "at least one weight sample"),
+        (
+            lambda: WIDE.log_prob(normals(2, 5), torch.ones(5) > 0),
+            "torch.bool; for labels use Bern",
+        ),
+        (lambda: WIDE.error(normals(5), torch.ones(5) > 0), "real numbers, got torch.bool"),
+        (lambda: NOISY.log_prob(normals(2, 5, 1, 2), torch.ones(5, 1) > 0), "got torch.bool"),
+        (lambda: WIDE.log_prob(normals(2, 5), torch.ones(5).cfloat()), "got torch.complex64"),
+        (lambda: BOUNDS.log_prob(normals(2, 5), torch.ones(5, 2) > 0), "got torch.bool"),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@loop_over(
+    ("likelihood", "outputs", "targets"),
+    [
+        (GaussianLikelihood(), (24, 1), torch.zeros(5, 1)),
+        (WIDE, (24,), torch.zeros(5)),
+        (NOISY, (24, 1, 2), torch.zeros(5, 1)),
+        (BOUNDS, (24, 1), torch.zeros(5, 1, 2)),
+        (LABELS, (24, 3), torch.zeros(5, 3)),
+        (bf.PoissonLikelihood(), (24,), torch.zeros(5)),
+        (bf.OrdinalLikelihood(3), (24, 1), torch.zeros(5).long()),
+        (bf.CategoricalLikelihood(), (24, 4), torch.zeros(5).long()),
+        (bf.CategoricalLikelihood(), (24, 7, 4), torch.zeros(5, 7).long()),
+    ],
+)
+def test_too_few_targets_are_called_that(
+    likelihood: Likelihood, outputs: tuple[int, ...], targets: Tensor
+) -> None:
+    message = r"rows as the outputs, shape \(24,.*, got \(5,.*: give inputs and targets of the same"
+    with pytest.raises(ValueError, match=message):
+        likelihood.log_prob(torch.zeros(2, *outputs), targets)
+
+
+@loop_over(
+    ("call", "message"),
+    [
+        (
+            lambda: GaussianLikelihood(torch.ones(3)),
+            r"std must be one number, got shape \(3,\); for",
+        ),
+        (lambda: GaussianLikelihood(np.ones((2, 1))), r"got shape \(2, 1\); for a std of each"),
+        (lambda: GaussianLikelihood("0.5"), "std must be one number, got '0.5'; for"),
+        (lambda: GaussianLikelihood([0.5]), r"std must be one number, got \[0.5\]; for"),
+        (lambda: StudentTLikelihood(torch.ones(3)), r"scale must be one number, got shape \(3,\)"),
+        (lambda: StudentTLikelihood(df=torch.ones(3)), r"df must be one number, got shape \(3,\)$"),
+        (
+            lambda: GaussianLikelihood(input_dependent=True, min_std=torch.ones(3)),
+            r"min_std must be one number, got shape \(3,\)$",
+        ),
+        (
+            lambda: bf.NegativeBinomialLikelihood(torch.ones(3)),
+            r"dispersion must be one number, got shape \(3,\)$",
+        ),
+    ],
+)
+def test_arguments_that_are_no_numbers_are_refused(
+    call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+@loop_over("std", [np.float32(0.5), torch.tensor(0.5), torch.tensor([0.5]), np.array(0.5), 0.5])
+def test_a_std_may_be_a_number_of_numpy_or_of_torch(std: Any) -> None:
+    likelihood = GaussianLikelihood(std)
+    assert likelihood.std.shape == ()
+    assert json.dumps(likelihood.config()) == '{"std": 0.5, "learn_std": false}'

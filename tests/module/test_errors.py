@@ -183,7 +183,7 @@ LIKELIHOODS: list[Row] = [
     (lambda: gaussian_loss((5, 1), (5,)), ValueError, "(5, 1).*got (5,); .*use y.unsqueeze(-1)"),
     (lambda: gaussian_loss((5, 2), (1, 2)), ValueError, "(5, 2).*got (1, 2); nothing is broadcast"),
     (lambda: classes(Y[:, None]), ValueError, "shape (5,), got shape (5, 1); flatten .*argmax(-1)"),
-    (lambda: classes(Y[:1]), ValueError, "shape (5,), got shape (1,)"),
+    (lambda: classes(Y[:1]), ValueError, "as many rows as the outputs, shape (5,), got (1,)"),
     (lambda: classes(torch.zeros(5, 4)), ValueError, "shape (5,), got shape (5, 4).*one-hot"),
     (lambda: classes(Y.float()), ValueError, "torch.int64, got torch.float32; .*.long()"),
     (lambda: classes(Y + 4), ValueError, "from 0 to 3 (the network has 4 outputs), got 4"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.distributions.likelihoods.likelihood import Likelihood
+from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
 from bayesify.distributions.whole_numbers import whole_number
 from bayesify.prediction import CategoricalPredictive, Predictive, SizedIterable
 from bayesify.prediction.predictive import sum_components
@@ -128,6 +128,7 @@ class CategoricalLikelihood(Likelihood):
             else ""
         )
         if tuple(targets.shape) != expected:
+            check_rows(targets, expected)
             raise ValueError(
                 f"targets must be class indices of shape {expected}, got shape "
                 f"{tuple(targets.shape)}; flatten them, or turn one-hot rows into indices with "

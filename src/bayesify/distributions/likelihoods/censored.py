@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.likelihoods.gaussian import GaussianLikelihood
-from bayesify.distributions.likelihoods.likelihood import Likelihood
+from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
+from bayesify.distributions.likelihoods.location_scale import check_real
 
 __all__ = ["CensoredGaussianLikelihood"]
 
@@ -39,6 +40,7 @@ class CensoredGaussianLikelihood(GaussianLikelihood):
         min_std: added to a std that the network predicts.
 
     Raises:
+        TypeError: as for ``GaussianLikelihood``.
         ValueError: as for ``GaussianLikelihood``.
 
     Example:
@@ -77,11 +79,13 @@ class CensoredGaussianLikelihood(GaussianLikelihood):
     def _check(self, locations: Tensor, targets: Tensor) -> None:
         expected = (*locations.shape[1:], 2)
         if targets.shape != expected:
+            check_rows(targets, expected)
             raise ValueError(
                 "targets must be bounds (lower, upper) on the last axis, shape "
                 f"{expected}, got {tuple(targets.shape)}; use torch.stack([lower, upper], dim=-1), "
                 "with equal bounds where the target is known"
             )
+        check_real(targets)
         if targets.device.type != "cpu" or torch.compiler.is_compiling():
             return
         lower, upper = targets.unbind(-1)

@@ -8,7 +8,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from bayesify.distributions.likelihoods.likelihood import Likelihood
+from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows, one_number
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import (
     NegativeBinomialPredictive,
@@ -67,6 +67,7 @@ class CountLikelihood(Likelihood):
     @staticmethod
     def _check(outputs: Tensor, targets: Tensor) -> None:
         if outputs.dim() < 2 or targets.shape != outputs.shape[1:]:
+            check_rows(targets, tuple(outputs.shape[1:]))
             raise ValueError(
                 "targets must have the shape of the network's output, (N,) or (N, K), which is "
                 f"{tuple(outputs.shape[1:])}, got {tuple(targets.shape)}; nothing is broadcast: "
@@ -123,7 +124,8 @@ class NegativeBinomialLikelihood(CountLikelihood):
         learn_dispersion: whether alpha is trained, as a point estimate, 1e-6 + softplus(rho).
 
     Raises:
-        ValueError: the dispersion is not above 1e-6 and finite.
+        TypeError: the dispersion is not one number.
+        ValueError: it is not above 1e-6 and finite.
 
     Example:
         >>> likelihood = NegativeBinomialLikelihood(1.0, learn_dispersion=False)
@@ -133,6 +135,7 @@ class NegativeBinomialLikelihood(CountLikelihood):
 
     def __init__(self, dispersion: float = 1.0, *, learn_dispersion: bool = True) -> None:
         super().__init__()
+        dispersion = one_number("dispersion", dispersion)
         if not _LEAST_DISPERSION < dispersion < math.inf:
             raise ValueError(
                 f"dispersion must be above {_LEAST_DISPERSION} and finite, got {dispersion}; "

@@ -36,6 +36,7 @@ class GaussianLikelihood(LocationScaleLikelihood):
             them all weight.
 
     Raises:
+        TypeError: std or min_std is not one number.
         ValueError: std is not positive and finite; min_std is negative or not finite, or not 0
             without ``input_dependent``; or ``input_dependent`` is combined with std or
             ``learn_std``.

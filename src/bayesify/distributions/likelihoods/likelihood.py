@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from bayesify.distributions.precision import WideModule
 from bayesify.prediction import Predictive, SizedIterable
 
-__all__ = ["Likelihood", "check_for_each_example", "log_probs_of"]
+__all__ = ["Likelihood", "check_for_each_example", "check_rows", "log_probs_of", "one_number"]
 
 
 class Likelihood(WideModule, ABC):
@@ -136,3 +137,50 @@ def check_for_each_example(found: Tensor, outputs: Tensor, name: str) -> None:
             f"weight sample and example, got {tuple(found.shape)}; sum over the components of a "
             "target, and let targets have the shape of the mean"
         )
+
+
+def check_rows(targets: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError where targets differ from the shape they must have in their number only.
+
+    Example:
+        >>> check_rows(torch.zeros(5, 1), (24, 1))
+        Traceback (most recent call last):
+        ValueError: targets must have as many rows as the outputs, shape (24, 1), got (5, 1); ...
+    """
+    is_alike = targets.dim() > 0 and len(shape) > 0 and targets.shape[1:] == shape[1:]
+    if is_alike and len(targets) != shape[0]:
+        raise ValueError(
+            f"targets must have as many rows as the outputs, shape {shape}, got "
+            f"{tuple(targets.shape)}; nothing is broadcast: give inputs and targets of the same "
+            "examples"
+        )
+
+
+def one_number(name: str, value: Any, hint: str = "") -> float:
+    """Return an argument that is one number, as a Python number also if it is of NumPy or a tensor.
+
+    Args:
+        name: the argument's name, for errors.
+        value: its value.
+        hint: what to do instead, for errors.
+
+    Raises:
+        TypeError: it is not one number.
+
+    Example:
+        >>> one_number("std", torch.tensor(0.5))
+        0.5
+        >>> one_number("std", torch.ones(3))
+        Traceback (most recent call last):
+        TypeError: std must be one number, got shape (3,)
+    """
+    if isinstance(value, int | float):
+        return value
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):  # of several numbers, or of what is no number
+        pass
+    shape = getattr(value, "shape", None)
+    got = repr(value) if shape is None else f"shape {tuple(shape)}"
+    raise TypeError(f"{name} must be one number, got {got}{hint}")

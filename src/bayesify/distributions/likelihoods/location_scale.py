@@ -8,12 +8,12 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from bayesify.distributions.likelihoods.likelihood import Likelihood
+from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows, one_number
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import Predictive, SizedIterable, stack_samples
 from bayesify.prediction.predictive import sum_components
 
-__all__ = ["LocationScaleLikelihood"]
+__all__ = ["LocationScaleLikelihood", "check_real"]
 
 #: Smallest scale that a network can predict, in units of the target.
 _LEAST_SCALE = 1e-6
@@ -33,6 +33,7 @@ class LocationScaleLikelihood(Likelihood):
         minimum: added to a scale that the network predicts.
 
     Raises:
+        TypeError: the scale or the minimum is not one number.
         ValueError: the scale is not positive and finite; the minimum is negative or not finite, or
             not 0 without ``input_dependent``; or ``input_dependent`` is combined with a scale.
     """
@@ -57,6 +58,7 @@ class LocationScaleLikelihood(Likelihood):
                 f"input-dependent noise is predicted by the network, but got {name}={scale} too; "
                 "remove one of the two"
             )
+        minimum = one_number(f"min_{name}", minimum)
         if not (0.0 <= minimum < math.inf):
             raise ValueError(f"min_{name} must be 0 or more and finite, got {minimum}")
         if minimum and not input_dependent:
@@ -64,7 +66,8 @@ class LocationScaleLikelihood(Likelihood):
                 f"min_{name}={minimum} is for a {name} that the network predicts; add "
                 f"input_dependent=True, or give {name} itself"
             )
-        value = 1.0 if scale is None else scale
+        several = f"; for a {name} of each component or example use input_dependent=True"
+        value = 1.0 if scale is None else one_number(name, scale, several)
         if not (value > 0.0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, got {scale}")
         self.input_dependent, self._minimum = input_dependent, minimum
@@ -173,9 +176,26 @@ class LocationScaleLikelihood(Likelihood):
 
     def _check(self, locations: Tensor, targets: Tensor) -> None:
         if targets.shape != locations.shape[1:]:
+            check_rows(targets, tuple(locations.shape[1:]))
             name = "means" if self.input_dependent else "output"
             raise ValueError(
                 f"targets must have the shape of the network's {name}, "
                 f"{tuple(locations.shape[1:])}, got {tuple(targets.shape)}; nothing is broadcast: "
                 "use y.unsqueeze(-1) or y.squeeze(-1)"
             )
+        check_real(targets)
+
+
+def check_real(targets: Tensor) -> None:
+    """Raise ValueError where targets are no real numbers.
+
+    Example:
+        >>> check_real(torch.tensor([True]))
+        Traceback (most recent call last):
+        ValueError: targets must be real numbers, got torch.bool; for labels use Bern...
+    """
+    if targets.dtype == torch.bool or targets.is_complex():
+        raise ValueError(
+            f"targets must be real numbers, got {targets.dtype}; for labels use "
+            "BernoulliLikelihood, or convert them with .float()"
+        )

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from bayesify.distributions.likelihoods.likelihood import one_number
 from bayesify.distributions.likelihoods.location_scale import LocationScaleLikelihood
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import Predictive, StudentTPredictive
@@ -48,6 +49,7 @@ class StudentTLikelihood(LocationScaleLikelihood):
         min_scale: added to a scale that the network predicts, in units of the target.
 
     Raises:
+        TypeError: df, scale or min_scale is not one number.
         ValueError: df is not above 2 and finite; scale is not positive and finite; min_scale is
             negative or not finite, or not 0 without ``input_dependent``; or ``input_dependent`` is
             combined with a scale or with ``learn_scale=False``.
@@ -76,6 +78,7 @@ class StudentTLikelihood(LocationScaleLikelihood):
                 "input-dependent noise is predicted by the network, but got learn_scale=False too; "
                 "remove one of the two"
             )
+        df = None if df is None else one_number("df", df)
         if df is not None and not 2.0 < df < math.inf:
             raise ValueError(
                 f"df must be above 2, so that the variance exists, and finite, got {df}; for "
