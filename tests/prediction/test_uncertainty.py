@@ -84,6 +84,26 @@ def test_three_formulas_add_up(make: Make, samples: int, spread: float) -> None:
         assert float(p.epistemic.max()) < 1e-14
 
 
+@loop_over("width", [1.5e19, 3e19, 1e30])
+def test_squares_that_overflow_leave_the_sum_of_the_parts(width: float) -> None:
+    means = torch.tensor([[0.0, width, 1.0], [0.0, -width, 3.0]])
+    for p in (
+        GaussianPredictive(means, torch.tensor(0.5)),
+        StudentTPredictive(means, torch.tensor(0.5), torch.tensor(4.0)),
+    ):
+        assert torch.equal(p.total[1], p.aleatoric[1] + p.epistemic[1])
+        assert torch.allclose(p.total[[0, 2]], (p.aleatoric + p.epistemic)[[0, 2]])
+        assert bool(p.total.isfinite()[1]) == (width == 1.5e19)
+        compiled = torch.compile(lambda q: q.total, backend="eager")
+        assert torch.equal(compiled(p), p.total)
+
+
+def test_noise_may_be_absent_or_nan() -> None:
+    means = torch.tensor([[-1.0], [1.0]])
+    assert GaussianPredictive(means, torch.tensor(0.0)).total.tolist() == [1.0]
+    assert GaussianPredictive(means, torch.tensor(torch.nan)).total.isnan().all()
+
+
 def test_far_from_zero_too() -> None:
     p = GaussianPredictive(1e6 + gaussian(50, 20, 2).means, torch.tensor(0.1).double())
     check_split(p)
@@ -260,6 +280,16 @@ NAN = float("nan")
             r"\(S, N, ...\)",
         ),
         (lambda: GaussianPredictive(torch.ones(3, 2), torch.ones(3)), ValueError, "broadcastable"),
+        (
+            lambda: GaussianPredictive(torch.ones(3, 2), torch.tensor([-1.0, torch.nan])),
+            ValueError,
+            "noise_std must be 0 or more, got -1; give the width of the noise itself, not its log",
+        ),
+        (
+            lambda: StudentTPredictive(torch.ones(3, 2), torch.tensor(-0.5), torch.tensor(3.0)),
+            ValueError,
+            "scale must be 0 or more, got -0.5",
+        ),
         (lambda: gaussian(1, 4).standard_error(lambda p: p.mean), ValueError, "at least 2 weight"),
         (lambda: gaussian(5, 4).standard_error(lambda p: p.mean, groups=6), ValueError, "2 to .*5"),
         (lambda: gaussian(5, 4).standard_error(lambda p: p.mean, groups=1), ValueError, "got 1"),

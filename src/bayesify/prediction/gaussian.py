@@ -22,11 +22,11 @@ class GaussianPredictive(LocationScalePredictive):
 
     Args:
         means: the mean of the target under each weight sample, shape (S, N, ...).
-        noise_std: standard deviation of the noise, broadcastable to ``means``.
+        noise_std: standard deviation of the noise, 0 or more, broadcastable to ``means``.
 
     Raises:
         ValueError: ``means`` has fewer than two axes or no sample, or ``noise_std`` cannot be
-            broadcast to it.
+            broadcast to it or is negative.
 
     Example:
         >>> p = GaussianPredictive(torch.tensor([[[-1.0]], [[1.0]]]), torch.tensor(0.5))

@@ -35,6 +35,19 @@ class LocationScalePredictive(NumericPredictive):
     #: Mean of the target under each weight sample, shape (S, N, ...).
     means: Tensor
 
+    def __post_init__(self) -> None:
+        """Check shapes and values."""
+        super().__post_init__()
+        if torch.compiler.is_compiling():  # there are no values while a program is traced
+            return
+        # NaN passes: it is what a network predicts of inputs that are NaN.
+        if bool((self._scale < 0.0).any()):
+            name, least = self._fields[1], float(self._scale[self._scale < 0.0].min())
+            raise ValueError(
+                f"{name} must be 0 or more, got {least:g}; give the width of the noise itself, not "
+                "its logarithm"
+            )
+
     @abstractmethod
     def _variance_factor(self) -> Tensor | float:
         """Return the variance of the noise of scale 1, broadcastable to ``means``."""

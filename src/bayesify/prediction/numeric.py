@@ -118,7 +118,12 @@ class NumericPredictive(Predictive):
         """Variance of the target, shape (N, ...): second moment minus squared mean."""
         deviations = self._deviations
         moment = (deviations.square() + self._noise_variance).mean(0)
-        return moment - deviations.mean(0).square()
+        found = moment - deviations.mean(0).square()
+        is_lost = ~found.isfinite()
+        if torch.compiler.is_compiling() or bool(is_lost.any()):
+            # A square overflows earlier than the variance, and then infinity minus infinity is NaN.
+            found = torch.where(is_lost, self.aleatoric + self.epistemic, found)
+        return found
 
     @property
     def aleatoric(self) -> Tensor:

@@ -21,13 +21,13 @@ class StudentTPredictive(LocationScalePredictive):
 
     Args:
         means: the mean of the target under each weight sample, shape (S, N, ...).
-        scale: width of the noise, broadcastable to ``means``.
+        scale: width of the noise, 0 or more, broadcastable to ``means``.
         df: degrees of freedom of the noise, above 2, broadcastable to ``means``. The variance of
             the noise is scale^2 df / (df - 2).
 
     Raises:
         ValueError: ``means`` has fewer than two axes or no sample, ``scale`` or ``df`` cannot be
-            broadcast to it, or ``df`` is not above 2.
+            broadcast to it, ``scale`` is negative, or ``df`` is not above 2.
 
     Example:
         >>> means = torch.tensor([[[-1.0]], [[1.0]]])
