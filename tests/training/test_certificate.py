@@ -52,6 +52,14 @@ def test_the_inverse_agrees_with_closed_forms() -> None:
             binary_kl_inverse(*arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wrong", [math.nan, 1.2, -0.1, math.inf, -math.inf])
+def test_shares_out_of_range_have_no_divergence(wrong: float) -> None:
+    with pytest.raises(ValueError, match=f"q must be from 0 to 1, got {wrong}"):
+        binary_kl(wrong, 0.5)
+    with pytest.raises(ValueError, match=f"p must be from 0 to 1, got {wrong}"):
+        binary_kl(0.5, wrong)
+
+
 def at_prior(net: nn.Module, std: float = 0.05) -> bf.BayesianModule:
     return bf.BayesianModule(net, prior=bf.Gaussian(std), prior_mean="initial", init_std=std)
 

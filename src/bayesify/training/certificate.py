@@ -93,10 +93,20 @@ class Certificate:
 def binary_kl(q: float, p: float) -> float:
     """Compute KL(Bernoulli(q) || Bernoulli(p)) in nats.
 
+    Args:
+        q: a share, from 0 to 1.
+        p: a share, from 0 to 1.
+
+    Raises:
+        ValueError: a share is out of its range.
+
     Example:
         >>> binary_kl(0.5, 0.5), round(binary_kl(0.0, 0.5), 6), binary_kl(0.5, 1.0)
         (0.0, 0.693147, inf)
     """
+    for name, share in (("q", q), ("p", p)):
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"{name} must be from 0 to 1, got {share}")
     total = 0.0
     for a, b, difference in ((q, p, p - q), (1.0 - q, 1.0 - p, q - p)):
         if a > 0.0 and b == 0.0:
