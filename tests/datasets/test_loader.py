@@ -76,6 +76,21 @@ def test_values_that_are_not_finite_are_counted_and_located() -> None:
         TensorLoader(torch.zeros(4, 1), torch.tensor([0.0, 1.0, torch.inf, 0.0]), 2)
 
 
+def test_infinite_targets_may_be_bounds() -> None:
+    x, y = torch.zeros(2, 1), torch.tensor([[[0.0, torch.inf]], [[-torch.inf, 1.0]]])
+    with pytest.raises(
+        ValueError, match=r"got 2 .* has_bounds=True where these are bounds .* mend"
+    ):
+        TensorLoader(x, y, 2)
+    assert len(TensorLoader(x, y, 2, has_bounds=True)) == 1
+    y[0, 0, 0] = torch.nan
+    for has_bounds in (False, True):
+        with pytest.raises(ValueError, match=r"index \(0, 0, 0\); mend or drop these examples"):
+            TensorLoader(x, y, 2, has_bounds=has_bounds)
+    with pytest.raises(ValueError, match=r"inputs must .* index \(0, 0\); mend or drop these"):
+        TensorLoader(torch.full((2, 1), torch.inf), torch.zeros(2), 2)
+
+
 @pytest.mark.parametrize(
     ("num_inputs", "num_targets", "batch_size", "message"),
     [

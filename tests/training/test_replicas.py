@@ -212,6 +212,29 @@ def test_the_network_that_diverged_is_named() -> None:
         fit_replicas(made, loader(), epochs=1, callback=Silent())
 
 
+@pytest.mark.parametrize("separate", [False, True])
+def test_targets_that_are_nan_are_named(separate: bool) -> None:
+    loaders = []
+    for seed in range(COUNT):
+        x, y = data(seed)
+        loaders.append(TensorLoader(x, y.double().unsqueeze(1), 40, seed=seed))
+    loaders[2 if separate else 0].targets.fill_(torch.nan)
+    made = [
+        bf.ELBO(
+            bf.BayesianModule(
+                nn.Sequential(nn.Flatten(), nn.Linear(64, 1)).double(),
+                likelihood=bf.GaussianLikelihood(),
+                seed=seed,
+            ),
+            num_data=NUM_DATA,
+        )
+        for seed in range(COUNT)
+    ]
+    message = rf"network {2 if separate else 0}: the nll .* targets of this minibatch are NaN"
+    with pytest.raises(ArithmeticError, match=message):
+        fit_replicas(made, loaders if separate else loaders[0], epochs=1, callback=Silent())
+
+
 def test_without_a_compiler_autograd_trains_them(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler.compiled_library.cache_clear()
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)

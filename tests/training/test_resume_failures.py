@@ -173,8 +173,16 @@ class Batches(list[Any]):
 @loop_over(
     ("what", "message"),
     [
-        ("inputs", r"the network's output at step 5 \(epoch 2, minibatch 2\) is NaN or infinite"),
-        ("targets", r"the nll at step 5 \(epoch 2, minibatch 2\) is NaN or infinite"),
+        (
+            "inputs",
+            r"the network's output at step 5 \(epoch 2, minibatch 2\) is NaN or infinite: most "
+            "likely the learning rate is too high, or the inputs are not scaled or hold NaN",
+        ),
+        (
+            "targets",
+            r"the nll at step 5 \(epoch 2, minibatch 2\) is NaN or infinite: targets of this "
+            "minibatch are NaN or infinite; mend them, or use CensoredGaussianLikelihood",
+        ),
     ],
 )
 def test_a_bad_loss_names_step_and_cause_and_keeps_the_checkpoint(

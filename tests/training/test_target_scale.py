@@ -23,7 +23,9 @@ def train(targets: torch.Tensor, likelihood: bf.Likelihood) -> None:
     net: nn.Module = nn.Linear(1, 1)
     if getattr(likelihood, "input_dependent", False):
         net = nn.Sequential(nn.Linear(1, 2), nn.Unflatten(-1, (1, 2)))
-    loader = bf.datasets.TensorLoader(inputs, targets.unsqueeze(-1), 16)
+    has_bounds = isinstance(likelihood, bf.CensoredGaussianLikelihood)
+    y = targets.unsqueeze(1)
+    loader = bf.datasets.TensorLoader(inputs, y, 16, has_bounds=has_bounds)
     elbo = bf.ELBO(bf.BayesianModule(net, likelihood=likelihood), num_data=len(targets))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -31,6 +33,11 @@ def train(targets: torch.Tensor, likelihood: bf.Likelihood) -> None:
 
 
 UNIT = torch.randn(32, generator=torch.Generator().manual_seed(0))
+ABOVE, BELOW = torch.full((32,), torch.inf), torch.full((32,), -torch.inf)
+
+
+def bounds(lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
+    return torch.stack([lower, upper], dim=-1)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +47,10 @@ UNIT = torch.randn(32, generator=torch.Generator().manual_seed(0))
         (250_000.0 + 60_000.0 * UNIT, bf.GaussianLikelihood(input_dependent=True)),
         (30.0 + UNIT, bf.GaussianLikelihood()),
         (0.001 * UNIT, bf.GaussianLikelihood()),
+        (bounds(30.0 + UNIT, ABOVE), bf.CensoredGaussianLikelihood()),
+        (bounds(BELOW, 30.0 + UNIT), bf.CensoredGaussianLikelihood()),
     ],
-    ids=["far", "far, input-dependent", "mean only", "narrow"],
+    ids=["far", "far, input-dependent", "mean only", "narrow", "right-censored", "left-censored"],
 )
 def test_targets_far_from_unit_scale_are_reported(
     targets: torch.Tensor, likelihood: bf.Likelihood
@@ -57,8 +66,13 @@ def test_targets_far_from_unit_scale_are_reported(
         (2.0 + 5.0 * UNIT, bf.GaussianLikelihood(std=0.1)),
         (0.001 * UNIT, bf.GaussianLikelihood(std=0.001)),
         (torch.full((32,), 1.0), bf.GaussianLikelihood()),
+        (bounds(UNIT, ABOVE), bf.CensoredGaussianLikelihood()),
+        (bounds(BELOW, ABOVE), bf.CensoredGaussianLikelihood()),
     ],
-    ids=["unit", "wider than the noise", "narrow with narrow noise", "constant"],
+    ids=[
+        *("unit", "wider than the noise", "narrow with narrow noise", "constant"),
+        *("censored", "unknown"),
+    ],
 )
 def test_other_targets_are_not(targets: torch.Tensor, likelihood: bf.Likelihood) -> None:
     train(targets, likelihood)

@@ -186,7 +186,13 @@ def _check_finite(name: str, values: Tensor) -> None:
     bad = ~values.isfinite()
     if bad.any():
         positions = bad.nonzero()
+        remedy = "mend or drop these examples"
+        if name == "targets" and not bool(values.isnan().any()):
+            remedy = (
+                "pass has_bounds=True where these are bounds of censored targets, as for "
+                f"CensoredGaussianLikelihood, since dropping them biases the rest; else {remedy}"
+            )
         raise ValueError(
             f"{name} must be finite, got {len(positions)} NaN or infinite values, the first at "
-            f"index {tuple(positions[0].tolist())}; mend or drop these examples"
+            f"index {tuple(positions[0].tolist())}; {remedy}"
         )

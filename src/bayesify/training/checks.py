@@ -9,7 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bayesify.distributions.likelihoods import GaussianLikelihood, Likelihood
+from bayesify.distributions.likelihoods import (
+    CensoredGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+)
 from bayesify.distributions.whole_numbers import whole_number
 from bayesify.noise.keys import process_count
 from bayesify.training.backends import NonFiniteLossError
@@ -22,6 +26,7 @@ __all__ = [
     "ShortStreamWarning",
     "TargetScaleWarning",
     "UnreadParameterWarning",
+    "are_wrong",
     "check_arguments",
     "check_can_divide",
     "check_objective",
@@ -223,13 +228,14 @@ def warn_of_target_scale(likelihood: Likelihood, targets: object, *, stacklevel:
 
     Args:
         likelihood: another than a ``GaussianLikelihood`` has no scale.
-        targets: those of a minibatch.
+        targets: those of a minibatch; infinite bounds of censored ones are left out.
         stacklevel: as for ``warnings.warn``.
     """
     if not isinstance(likelihood, GaussianLikelihood) or not isinstance(targets, torch.Tensor):
         return
     values = targets.detach().double()
-    if values.numel() < 2 or not bool(values.isfinite().all()):
+    values = values[values.isfinite()]
+    if values.numel() < 2:
         return
     mean, std = float(values.mean()), float(values.std(correction=0))
     noise = 1.0 if likelihood.input_dependent else float(likelihood.std.detach())
@@ -246,14 +252,38 @@ def warn_of_target_scale(likelihood: Likelihood, targets: object, *, stacklevel:
     )
 
 
-def diverged(what: str, path: Path | None) -> str:
-    """The message of a NonFiniteLossError; ``path`` is the run's checkpoint."""
+def are_wrong(likelihood: Likelihood, targets: object) -> bool:
+    """Return whether a target is NaN, or infinite where it is no bound of a censored one.
+
+    Example:
+        >>> bounds = torch.tensor([[0.0, torch.inf]])
+        >>> are_wrong(GaussianLikelihood(), bounds), are_wrong(CensoredGaussianLikelihood(), bounds)
+        (True, False)
+    """
+    if not isinstance(targets, torch.Tensor):
+        return False
+    has_bounds = isinstance(likelihood, CensoredGaussianLikelihood)
+    return bool((targets.isnan() if has_bounds else ~targets.isfinite()).any())
+
+
+def diverged(what: str, path: Path | None, *, has_wrong_targets: bool = False) -> str:
+    """The message of a NonFiniteLossError.
+
+    Args:
+        what: what is NaN or infinite, and where.
+        path: the run's checkpoint.
+        has_wrong_targets: whether targets of this minibatch are NaN or infinite.
+    """
     kept = (
         f"the last good checkpoint is {path}"
         if path is not None and path.exists()
         else "no checkpoint had been written yet"
     )
-    return (
-        f"{what} is NaN or infinite: most likely the learning rate is too high, or the inputs are "
-        f"not scaled or hold NaN; lower the rate or mend the inputs, and begin anew; {kept}"
+    why = (
+        "targets of this minibatch are NaN or infinite; mend them, or use "
+        "CensoredGaussianLikelihood for targets of which only bounds are known, and begin anew"
+        if has_wrong_targets
+        else "most likely the learning rate is too high, or the inputs are not scaled or hold NaN; "
+        "lower the rate or mend the inputs, and begin anew"
     )
+    return f"{what} is NaN or infinite: {why}; {kept}"

@@ -16,7 +16,12 @@ from bayesify.module.inputs import Inputs
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.backends import Noise, NonFiniteLossError
-from bayesify.training.checks import check_parameters, diverged, warn_of_target_scale
+from bayesify.training.checks import (
+    are_wrong,
+    check_parameters,
+    diverged,
+    warn_of_target_scale,
+)
 from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.division import Division, Share
 from bayesify.training.elbo import ELBOTerms
@@ -179,7 +184,13 @@ def run_epochs(
                     index = epoch * batches + minibatch.batch
                     for each in members:
                         pruning.prune(each.elbo.bnn, each.optimizer, index, batches)
-                return step(minibatch, options)
+                try:
+                    return step(minibatch, options)
+                except NonFiniteLossError as error:
+                    k = error.network
+                    own = minibatch.targets[k] if separate else minibatch.targets
+                    error.has_wrong_targets = are_wrong(members[k].elbo.bnn.likelihood, own)
+                    raise
 
             with closing(minibatches(epoch, start.batch)) as data:
                 wanted = examples if last and not is_resumed else []
@@ -303,4 +314,6 @@ def _located(
         if len(members) > 1:
             what = f"network {error.network}: {what}"
         where = f"{what} (epoch {epoch + 1}, minibatch {index + 1})"
-        raise NonFiniteLossError(diverged(where, members[error.network].path)) from None
+        path = members[error.network].path
+        message = diverged(where, path, has_wrong_targets=error.has_wrong_targets)
+        raise NonFiniteLossError(message) from None

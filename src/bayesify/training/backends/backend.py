@@ -68,6 +68,8 @@ class NonFiniteLossError(ArithmeticError):
 
     #: The index of the network among several that are trained at once.
     network = 0
+    #: Whether targets of the minibatch are NaN, or infinite where they must not be.
+    has_wrong_targets = False
 
 
 class Backend(Protocol):
