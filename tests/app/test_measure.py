@@ -44,7 +44,7 @@ def test_the_kl_is_from_the_prior_around_its_mean(prior: bf.Prior) -> None:
 @pytest.mark.parametrize("names", [(), ("a", "b")])
 def test_predictions_that_are_nan_are_an_error_of_the_run(names: tuple[str, ...]) -> None:
     outputs = torch.tensor([[[0.0, 1.0]], [[0.0, torch.nan]]])
-    found: Predictive = PoissonPredictive(outputs)
+    found: Predictive = PoissonPredictive(outputs[..., 1:])
     if names:
         found = CategoricalPredictive.from_logits(list(outputs))
 
