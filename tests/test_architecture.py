@@ -147,6 +147,30 @@ def test_a_stranger_opens_few_entries() -> None:
     assert {Path(entry).stem for entry in entries} | {ROOT, *START} == set(PACKAGES)
 
 
+def listed_names(tree: ast.Module) -> set[str] | None:
+    """The names in a module's ``__all__``, or None if it has none."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(each, ast.Name) and each.id == "__all__" for each in targets):
+            assert isinstance(node, ast.Assign)
+            return {
+                str(each.value) for each in ast.walk(node.value) if isinstance(each, ast.Constant)
+            }
+    return None
+
+
+def test_modules_list_what_others_import_from_them() -> None:
+    trees = {name: ast.parse(text) for name, text in read_sources().items()}
+    listed = {name: listed_names(tree) for name, tree in trees.items()}
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            names = listed.get(str(getattr(node, "module", None)))
+            if not isinstance(node, ast.ImportFrom) or names is None or node.module == ROOT:
+                continue
+            wanted = {each.name for each in node.names if f"{node.module}.{each.name}" not in trees}
+            assert wanted <= names, f"{node.module} lacks {wanted - names}, which {name} imports"
+
+
 #: A module's first line says what the module is or does; a riddle starts with one of these.
 RIDDLE = re.compile(r"(What|How|Which|Whether|Where|Who|Of)\b")
 

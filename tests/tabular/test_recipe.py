@@ -16,11 +16,11 @@ from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.tabular import (
     Noise,
     Scaling,
-    Silent,
     TableNet,
     TableRecipe,
     WeightedLikelihood,
 )
+from bayesify.training.progress import NoProgress
 
 D = torch.float64
 
@@ -128,7 +128,7 @@ def streamed(parts: int, *, plain: bool = False, seed: int = 0) -> tuple[float, 
     recipe = TableRecipe(steps=500, lr=0.03)
     for number, (a, b) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
         before = 0.0 if plain else float(number * len(a))
-        recipe.fit(bnn, a, b, num_before=before, callback=Silent())
+        recipe.fit(bnn, a, b, num_before=before, callback=NoProgress())
     q = bnn.posterior
     assert isinstance(q, MeanFieldGaussian)
     mean, std = float(q.mean.detach()), float(q.std.detach())
@@ -174,7 +174,7 @@ def test_learned_noise_is_found_for_each_target() -> None:
     y = x[:, :2] + spread * torch.randn(400, 2, generator=torch.Generator().manual_seed(5), dtype=D)
     recipe = TableRecipe(hidden=(8,), steps=600)
     bnn = recipe.module(3, 2, noise="learned", seed=0)
-    recipe.fit(bnn, x, y, callback=Silent())
+    recipe.fit(bnn, x, y, callback=NoProgress())
     found = bnn.predict(x[:1]).aleatoric[0].sqrt()
     torch.testing.assert_close(found, spread, rtol=0.25, atol=0.0)
 
@@ -184,7 +184,7 @@ def test_a_trained_net_can_be_saved_and_loaded(tmp_path) -> None:  # type: ignor
     recipe = TableRecipe(hidden=(4,), steps=5)
     bnn = recipe.module(3, 1, noise="learned", seed=0)
     with pytest.warns(bf.training.ConvergenceWarning):
-        recipe.fit(bnn, x, y, weights=torch.full((12,), 2.0), callback=Silent())
+        recipe.fit(bnn, x, y, weights=torch.full((12,), 2.0), callback=NoProgress())
     bf.save(bnn, tmp_path / "model.safetensors")
     again = bf.load(
         tmp_path / "model.safetensors", TableNet(3, (4,), 1, noise="learned", relevance=True)
@@ -197,7 +197,7 @@ def test_minibatches_go_round_the_table() -> None:
     x, y, _ = table(100)
     seen: list[int] = []
 
-    class Watch(Silent):
+    class Watch(NoProgress):
         def on_start(self, *, epochs: int, batches: int, history: object) -> None:  # noqa: ARG002
             seen.extend([epochs, batches])
 
@@ -220,7 +220,7 @@ def test_an_input_that_matters_is_found_relevant() -> None:
     y = torch.sin(2.0 * x[:, :1]) + 0.1 * torch.randn(300, 1, generator=generator, dtype=D)
     recipe = TableRecipe(hidden=(20,), steps=400)
     bnn = recipe.module(12, 1, noise="learned", seed=0)
-    recipe.fit(bnn, x, y, callback=Silent())
+    recipe.fit(bnn, x, y, callback=NoProgress())
     factors = bnn.net.log_relevance.exp()
     assert factors[0] > 3.0 * factors[1:].max()
     # Without factors all inputs have one prior.

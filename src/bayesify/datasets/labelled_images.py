@@ -196,18 +196,13 @@ class ImageSchema:
         """Channels, height and width of an input."""
         return self.channels, self.size, self.size
 
-    def inputs(self, paths: Iterable[Path], on_image: Callable[[], None] | None = None) -> Tensor:
+    def inputs(self, paths: Iterable[Path]) -> Tensor:
         """Read images as inputs, shape (N, channels * size * size), float32.
 
         Raises:
             DataError: one cannot be read.
         """
-        squares = []
-        for path in paths:
-            squares.append(middle_square(open_image(path), self.size, self.channels))
-            if on_image is not None:
-                on_image()
-        return self.standardised(torch.stack(squares))
+        return self.standardised(self.pixels(paths))
 
     def pixels(self, files: Iterable[Path | BytesIO]) -> Tensor:
         """Read images as squares, shape (N, channels, size, size), uint8.

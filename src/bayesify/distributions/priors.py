@@ -12,7 +12,16 @@ from torch import Tensor
 
 from bayesify.distributions.layout import ParameterLayout
 
-__all__ = ["BlockPrior", "Gaussian", "Laplace", "Prior", "ScaleMixture", "StudentT"]
+__all__ = [
+    "PRIOR_LIMITS",
+    "BlockPrior",
+    "Gaussian",
+    "Laplace",
+    "Prior",
+    "ScaleMixture",
+    "StudentT",
+    "check_positive",
+]
 
 
 class Prior(ABC):

@@ -19,7 +19,7 @@ from bayesify.estimators.interception import READERS
 from bayesify.estimators.stateless import modules_of
 
 __all__ = [
-    *("Call", "Mark", "Place", "Recording"),
+    *("Mark", "Place", "RecordedCall", "Recording"),
     *("held_tensors", "made_like", "tensors_in_containers", "version_of"),
 ]
 
@@ -37,7 +37,7 @@ _CALL, _ANSWER = 10_000, 5_000
 _MOST_KEPT = 256 * 10**6
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """A function, its arguments and its result, with places for the tensors that are known.
 
     Example:
@@ -133,7 +133,7 @@ class Recording(TorchFunctionMode):
 
     def __init__(self, inputs: list[Tensor], outside: list[Tensor]) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
         self._places = _Places()
         #: The tensors by place; None for those that a later pass does not need.
         self.objects: list[Tensor | None] = []
@@ -219,7 +219,7 @@ class Recording(TorchFunctionMode):
         if not random and (tensors or made) and _is_of_pytorch(func):
             with contextlib.suppress(_OpaqueError):
                 answer = self._described(result, add=True)
-        self.calls.append(Call(func, *given, answer))
+        self.calls.append(RecordedCall(func, *given, answer))
         for place, tensor in known.items():
             if answer is Mark.COMPUTED:
                 # Kept for later passes, which all see it in its last state.

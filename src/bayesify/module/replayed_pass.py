@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
-from bayesify.module.recorded_pass import Call, Mark, Place, made_like
+from bayesify.module.recorded_pass import Mark, Place, RecordedCall, made_like
 
 __all__ = ["Forgotten", "Replay"]
 
@@ -40,7 +40,9 @@ class Replay(TorchFunctionMode):
         True
     """
 
-    def __init__(self, calls: Sequence[Call], objects: Sequence[Any], answers: _Answers) -> None:
+    def __init__(
+        self, calls: Sequence[RecordedCall], objects: Sequence[Any], answers: _Answers
+    ) -> None:
         super().__init__()
         self._calls, self._objects, self._answers, self._next = calls, objects, answers, 0
 

@@ -14,7 +14,7 @@ from bayesify.estimators import stateless
 from bayesify.estimators.stateless import modules_of
 from bayesify.module.inputs import Repeated
 from bayesify.module.recorded_pass import (
-    Call,
+    RecordedCall,
     Recording,
     held_tensors,
     tensors_in_containers,
@@ -101,7 +101,7 @@ class Trunk:
 
     def __init__(self, network: _Network) -> None:
         self._network = network
-        self._calls: list[Call] = []
+        self._calls: list[RecordedCall] = []
         self._objects: list[Any] = []
         self._versions: list[tuple[int, int]] = []
         self._inputs: Sequence[int] = ()

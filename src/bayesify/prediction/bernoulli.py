@@ -26,7 +26,7 @@ from bayesify.prediction.predictive import (
     select_samples,
 )
 
-__all__ = ["BernoulliPredictive"]
+__all__ = ["BernoulliPredictive", "check_labels"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,9 @@ from torch import Tensor
 from bayesify.prediction.jackknife import jackknife
 
 __all__ = [
-    *("Abstention", "Predictive", "SizedIterable", "Uncertainty", "blocks_of", "class_indices"),
-    "stack_samples",
+    *("KEEP_SAMPLES_HINT", "Abstention", "Predictive", "SizedIterable", "Uncertainty"),
+    *("blocks_of", "check_joinable", "check_level", "choose_samples", "class_indices"),
+    *("select_samples", "stack_samples", "sum_components"),
 ]
 
 #: The uncertainties of a predictive distribution, by name.

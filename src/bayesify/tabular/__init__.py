@@ -6,14 +6,13 @@ The names here need no pandas and no scikit-learn. ``training_table`` and ``new_
 
 from bayesify.tabular.advice import TableWarning
 from bayesify.tabular.model import Noise, TableNet, prior_by_inputs, table_baseline, table_module
-from bayesify.tabular.recipe import Silent, TableRecipe
+from bayesify.tabular.recipe import TableRecipe
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.weights import WeightedLikelihood
 
 __all__ = [
     "Noise",
     "Scaling",
-    "Silent",
     "TableNet",
     "TableRecipe",
     "TableWarning",

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from bayesify.module.bayesian import BayesianModule
-from bayesify.tabular.recipe import Silent
 from bayesify.training.history import EpochRow, History
+from bayesify.training.progress import NoProgress
 
 __all__ = ["EarlyStopping", "NoProgressError", "StepCounter"]
 
 
-class StepCounter(Silent):
+class StepCounter(NoProgress):
     """Count steps, and remember whether ``fit`` warned.
 
     Example:

@@ -26,34 +26,17 @@ from bayesify.tabular.weights import WeightedLikelihood
 from bayesify.training import fit
 from bayesify.training.backends import why_no_closed_forms
 from bayesify.training.elbo import ELBO
-from bayesify.training.history import EpochRow, History
+from bayesify.training.history import History
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import cosine
 from bayesify.training.streaming import StreamingELBO
 
-__all__ = ["Silent", "TableRecipe"]
+__all__ = ["TableRecipe"]
 
 #: Steps of an epoch of few rows: each epoch has a fixed cost.
 _STEPS_AN_EPOCH = 50
 #: Of classes, whose logits have no unit, as standardised numbers have one.
 _OF_CLASSES: dict[str, Any] = {"steps": 1000, "lr": 0.03, "prior_std": 7.0, "kl_warmup": 0.3}
-
-
-class Silent:
-    """Callback of training that shows nothing.
-
-    Example:
-        >>> Silent().on_epoch({"epoch": 1.0})
-    """
-
-    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
-        """Show nothing."""
-
-    def on_step(self, *, epoch: int, batch: int) -> None:
-        """Show nothing."""
-
-    def on_epoch(self, row: EpochRow) -> None:
-        """Show nothing."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +67,9 @@ class TableRecipe:
         >>> recipe = TableRecipe.for_rows(len(x), hidden=(8,), steps=20)
         >>> bnn = recipe.module(1, 1, noise="learned", seed=0)
         >>> import warnings
+        >>> from bayesify.training.progress import NoProgress
         >>> with warnings.catch_warnings(action="ignore"):  # of so few steps
-        ...     history = recipe.fit(bnn, x, x.square(), callback=Silent())
+        ...     history = recipe.fit(bnn, x, x.square(), callback=NoProgress())
         >>> bnn.predict(x).mean.shape
         torch.Size([40, 1])
     """

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 from bayesify.training.history import EpochRow, History
 
-__all__ = ["Callback", "LineProgress", "watcher_of"]
+__all__ = ["Callback", "LineProgress", "NoProgress", "watcher_of"]
 
 #: The methods that ``fit`` calls.
 _METHODS = ("on_start", "on_step", "on_epoch", "on_note", "on_warning")
@@ -102,8 +102,12 @@ class LineProgress:
         print("  ".join(parts), file=sys.stderr)
 
 
-class _NoProgress(Callback):
-    """Show nothing, remarks included."""
+class NoProgress(Callback):
+    """Show nothing, remarks included.
+
+    Example:
+        >>> NoProgress().on_epoch({"epoch": 1.0})
+    """
 
 
 def watcher_of(callback: Callback | None, *, progress: bool) -> Callback:
@@ -124,7 +128,7 @@ def watcher_of(callback: Callback | None, *, progress: bool) -> Callback:
             "in another way pass a callback, see bayesify.Callback"
         )
     if callback is None:
-        return LineProgress() if progress else _NoProgress()
+        return LineProgress() if progress else NoProgress()
     if isinstance(callback, list | tuple):
         raise TypeError(
             f"callback must be one object, got a {type(callback).__name__} of {len(callback)}; "

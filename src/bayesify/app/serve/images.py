@@ -22,7 +22,6 @@ __all__ = [
     "groups",
     "image_file",
 ]
-__all__ += ["image_file"]
 
 #: Image files that are read.
 FORMATS = ("PNG", "JPEG")

@@ -210,7 +210,7 @@ class OptimizerState:
     """The optimiser's state for one parameter, allocated where there is none yet.
 
     Args:
-        optimizer: Adam or SGD.
+        optimizer: Adam, SGD or IVON.
         parameter: one of its parameters.
 
     Example:

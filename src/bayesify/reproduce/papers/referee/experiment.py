@@ -41,7 +41,6 @@ __all__ = [
     "by_contestant",
     "relative_distances",
 ]
-__all__ += ["relative_distances"]
 
 #: Name of the referee's jobs, files and rows.
 REFEREE = "hmc"
