@@ -55,9 +55,13 @@ def groups(*pairs: object) -> Prior:
 
 
 ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
-    (lambda: ByGroup({}), ValueError, 'at least one pattern, got none; write {"*": Gaussian'),
-    (lambda: ByGroup("*"), TypeError, "patterns with their priors, got '*'; write ByGroup({"),
-    (lambda: ByGroup(Gaussian()), TypeError, "patterns with .*got Gaussian(std=1.0); write"),
+    (lambda: ByGroup({}), ValueError, "at least one pattern, got none; write ByGroup({"),
+    (
+        lambda: ByGroup("*"),
+        TypeError,
+        "mapping of name patterns or pairs, got '*'; write ByGroup({",
+    ),
+    (lambda: ByGroup(Gaussian()), TypeError, "mapping .*got Gaussian(std=1.0); write"),
     (lambda: ByGroup([Gaussian()]), TypeError, "patterns with .*got [Gaussian(std=1.0)]; write"),
     (lambda: groups((3, Gaussian())), TypeError, "patterns of parameter names such as .*got 3"),
     (lambda: groups(("*", 0.3)), TypeError, "priors such as Gaussian(0.3), got 0.3 for '*'"),

@@ -330,6 +330,9 @@ def test_errors_say_what_to_do() -> None:
         LowRankGaussian(0)
     with pytest.raises(ValueError, match="must have at least one pattern, got none"):
         PosteriorByGroup({})
+    for wrong in (5, [("a",)]):
+        with pytest.raises(TypeError, match="must be given a mapping of name patterns or pairs"):
+            PosteriorByGroup(wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"or families such as FullGaussian.*got .*Delta"):
         PosteriorByGroup({"*": Delta})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match=r"every random parameter a family"):

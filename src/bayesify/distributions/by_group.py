@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from bayesify.distributions.layout import ParameterLayout
+from bayesify.distributions.layout import ParameterLayout, pattern_pairs
 from bayesify.distributions.priors import PRIOR_LIMITS, BlockPrior, Gaussian, Prior, check_positive
 from bayesify.distributions.whole_numbers import whole_number
 
@@ -42,25 +42,9 @@ class ByGroup(Prior):
     groups: tuple[tuple[str, Prior], ...]
 
     def __init__(self, groups: Mapping[str, Prior] | Iterable[tuple[str, Prior]]) -> None:
-        try:
-            pairs = tuple(groups.items() if isinstance(groups, Mapping) else groups)
-            checked = tuple((pattern, prior) for pattern, prior in pairs)
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"ByGroup must be given patterns with their priors, got {groups!r}; write "
-                'ByGroup({"*.bias": Laplace(0.5), "*": Gaussian(0.3)})'
-            ) from None
-        if not checked:
-            raise ValueError(
-                'ByGroup must have at least one pattern, got none; write {"*": Gaussian(0.3)} for '
-                "one prior over all parameters"
-            )
+        example = 'ByGroup({"*.bias": Laplace(0.5), "*": Gaussian(0.3)})'
+        checked = pattern_pairs("ByGroup", groups, example)
         for pattern, prior in checked:
-            if not isinstance(pattern, str):
-                raise TypeError(
-                    "ByGroup must hold patterns of parameter names such as '*.bias', got "
-                    f"{pattern!r}"
-                )
             if not isinstance(prior, Prior) or isinstance(prior, ByGroup | BlockPrior):
                 raise TypeError(
                     f"ByGroup must hold priors such as Gaussian(0.3), got {prior!r} for "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.correlations import Independent, Kronecker, LowRank, Triangular
-from bayesify.distributions.layout import ParameterLayout
+from bayesify.distributions.layout import ParameterLayout, pattern_pairs
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.structured import Group, PosteriorFamily
 from bayesify.distributions.whole_numbers import whole_number
@@ -200,18 +200,10 @@ class PosteriorByGroup(PosteriorFamily):
         groups: Mapping[str, PosteriorFamily | type[MeanFieldGaussian]]
         | Iterable[tuple[str, PosteriorFamily | type[MeanFieldGaussian]]],
     ) -> None:
-        pairs = tuple(groups.items() if isinstance(groups, Mapping) else groups)
-        if not pairs:
-            raise ValueError(
-                "PosteriorByGroup must have at least one pattern, got none; write "
-                'PosteriorByGroup({"*": LowRankGaussian()})'
-            )
+        pairs = pattern_pairs(
+            "PosteriorByGroup", groups, 'PosteriorByGroup({"*": LowRankGaussian()})'
+        )
         for pattern, family in pairs:
-            if not isinstance(pattern, str):
-                raise TypeError(
-                    "PosteriorByGroup must hold patterns of parameter names such as '*.bias', got "
-                    f"{pattern!r}"
-                )
             nested = isinstance(family, PosteriorByGroup)
             if nested or not (family is MeanFieldGaussian or isinstance(family, PosteriorFamily)):
                 raise TypeError(

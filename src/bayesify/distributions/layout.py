@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from bayesify.distributions.eligible import (
 )
 from bayesify.distributions.normalization import affine_names_within, is_affine
 
-__all__ = ["ParameterLayout", "Selector", "abbreviate"]
+__all__ = ["ParameterLayout", "Selector", "abbreviate", "pattern_pairs"]
 
 #: A shell pattern over parameter names, or a module type: all parameters of such modules.
 Selector: TypeAlias = str | type[nn.Module]
@@ -305,3 +305,37 @@ def abbreviate(names: Sequence[str], limit: int = 12) -> str:
     """
     shown = ", ".join(names[:limit])
     return shown + (f", ... ({len(names)} in all)" if len(names) > limit else "")
+
+
+def pattern_pairs(owner: str, groups: Any, example: str) -> tuple[tuple[str, Any], ...]:
+    """Return name patterns and what each stands for, given as a mapping or as pairs.
+
+    Args:
+        owner: the class that is given them, for errors.
+        groups: the mapping or pairs.
+        example: a right call, for errors.
+
+    Raises:
+        TypeError: they are something else, or a pattern is no string.
+        ValueError: there are none.
+
+    Example:
+        >>> pattern_pairs("ByGroup", {"*.bias": 1, "*": 2}, "")
+        (('*.bias', 1), ('*', 2))
+    """
+    try:
+        pairs = tuple(groups.items() if isinstance(groups, Mapping) else groups)
+        checked = tuple((pattern, value) for pattern, value in pairs)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{owner} must be given a mapping of name patterns or pairs, got {groups!r}; write "
+            f"{example}"
+        ) from None
+    if not checked:
+        raise ValueError(f"{owner} must have at least one pattern, got none; write {example}")
+    for pattern, _ in checked:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"{owner} must hold patterns of parameter names such as '*.bias', got {pattern!r}"
+            )
+    return checked
