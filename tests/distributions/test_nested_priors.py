@@ -62,7 +62,7 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
         "mapping of name patterns or pairs, got '*'; write ByGroup({",
     ),
     (lambda: ByGroup(Gaussian()), TypeError, "mapping .*got Gaussian(std=1.0); write"),
-    (lambda: ByGroup([Gaussian()]), TypeError, "patterns with .*got [Gaussian(std=1.0)]; write"),
+    (lambda: ByGroup([Gaussian()]), TypeError, "mapping .*got [Gaussian(std=1.0)]; write"),
     (lambda: groups((3, Gaussian())), TypeError, "patterns of parameter names such as .*got 3"),
     (lambda: groups(("*", 0.3)), TypeError, "priors such as Gaussian(0.3), got 0.3 for '*'"),
     (
