@@ -11,6 +11,7 @@ from torch import Tensor
 from bayesify.distributions.by_group import EmpiricalGaussian, empirical_variance
 from bayesify.distributions.log_magnitude import log_magnitude_excess
 from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.priors import PRIOR_LIMITS, Gaussian, Laplace
 from bayesify.distributions.softplus import log_std_from, softplus, softplus_ratio
 from bayesify.distributions.sparsity import GroupedGaussianBlock, LogUniform, SpikeAndSlabBlock
@@ -155,7 +156,7 @@ def gaussian_grouped(q: MeanFieldGaussian, p: GroupedGaussianBlock) -> Tensor:
         >>> gaussian_grouped(q, GroupedGaussianBlock((1, 1, 2))).exp().detach()  # s is 2
         tensor([2., 2.])
     """
-    squares = _wide(q.mean).square() + _wide(q.full_std).square()
+    squares = at_least_float32(q.mean).square() + at_least_float32(q.full_std).square()
     average = p.sum_by_unit(squares, q.mask) / p.count_by_unit(squares, q.mask)
     low, high = PRIOR_LIMITS
     variance = average.clamp(low**2, high**2)
@@ -173,17 +174,12 @@ def gaussian_spike_and_slab(q: MeanFieldGaussian, p: SpikeAndSlabBlock) -> Tenso
         >>> gaussian_spike_and_slab(q, p).sum().exp()  # 1 / pi, as the slab is q
         tensor(5., grad_fn=<ExpBackward0>)
     """
-    squares = _wide(q.mean).square() + _wide(q.full_std).square()
+    squares = at_least_float32(q.mean).square() + at_least_float32(q.full_std).square()
     total, count = p.sum_by_unit(squares, q.mask), p.count_by_unit(squares, q.mask)
     slab = math.log(p.pi) - 0.5 * total / p.std1**2 - count * math.log(p.std1)
     spike = math.log1p(-p.pi) - 0.5 * total / p.std2**2 - count * math.log(p.std2)
     # Second derivatives of torch.logaddexp are NaN where the two differ much.
     return -p.spread((slab + softplus(spike - slab)) / count) - q.log_std - 0.5
-
-
-def _wide(vector: Tensor) -> Tensor:
-    """In float32 at least, because squares overflow half precision."""
-    return vector.to(torch.promote_types(vector.dtype, torch.float32))
 
 
 def mean_magnitude_gradients(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from bayesify.distributions.posteriors import (
     Posterior,
     WeightDraw,
 )
+from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.priors import BlockPrior, Gaussian, Laplace, Prior
 from bayesify.distributions.softplus import log_softplus, softplus
 from bayesify.distributions.sparsity import (
@@ -276,7 +277,7 @@ def _monte_carlo_terms(
     """Return the KL of each prior without a closed form, averaged over the draw."""
     weights = draw.weights if prior_mean is None else draw.weights - prior_mean
     # Half precision would overflow in 1 / std^2 of a narrow prior.
-    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    weights = at_least_float32(weights)
     terms = zip(
         forms,
         _log_densities(q, p, forms, prior_mean),

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Conversion", "WideModule", "widely"]
+__all__ = ["Conversion", "WideModule", "at_least_float32", "widely"]
 
 #: A conversion as ``nn.Module._apply`` makes it, such as to another dtype or device.
 Conversion = Callable[[Tensor], Tensor]
@@ -31,6 +31,18 @@ class WideModule(nn.Module):
 
     def _apply(self, fn: Conversion, recurse: bool = True) -> Self:
         return super()._apply(widely(fn), recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32, or in its own dtype if that is wider.
+
+    Sums over many examples or weights, and squares, overflow half precision.
+
+    Example:
+        >>> at_least_float32(torch.zeros(1, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def widely(conversion: Conversion) -> Conversion:

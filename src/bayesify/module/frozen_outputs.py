@@ -17,6 +17,7 @@ from bayesify.distributions.likelihoods import (
     Likelihood,
     OrdinalLikelihood,
 )
+from bayesify.distributions.precision import at_least_float32
 
 __all__ = ["ClassOutputs", "NumberOutputs", "frozen_head"]
 
@@ -69,7 +70,7 @@ class _ClassHead(nn.Module):
         assert isinstance(
             self.likelihood, CategoricalLikelihood | BernoulliLikelihood | OrdinalLikelihood
         )
-        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        wide = at_least_float32(outputs)
         log_probs = self.likelihood.class_log_probs(wide)
         log_mean = log_probs.logsumexp(0) - math.log(len(log_probs))
         mean = log_mean.exp()
@@ -102,7 +103,7 @@ class _NumberHead(nn.Module):
         self.register_buffer("places", torch.arange(1.0, _PARTS))
 
     def forward(self, outputs: Tensor) -> NumberOutputs:
-        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        wide = at_least_float32(outputs)
         locations, scale = self.likelihood.location_and_scale(wide)
         mean = locations.mean(0)
         epistemic = (locations - mean).square().mean(0)

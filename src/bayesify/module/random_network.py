@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bayesify.distributions.layout import ParameterLayout, Selector
 from bayesify.distributions.posteriors import Delta, Posterior, WeightDraw
+from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.structured import PosteriorFamily
 from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import (
@@ -111,7 +112,7 @@ class RandomNetwork(nn.Module):
         self.net = stateless.copy_network(net)
         self._borrowed = BorrowedMemory(self.net)
         initial = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
-        mean = initial.to(torch.promote_types(initial.dtype, torch.float32))
+        mean = at_least_float32(initial)
         self.seed = whole_number("seed", seed, None)
         if not -(2**127) <= self.seed < 2**127:
             raise ValueError(f"seed must have at most 128 bits with its sign, got {seed}")

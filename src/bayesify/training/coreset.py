@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.whole_numbers import whole_number
 from bayesify.noise.keys import Stream, derived_seed
 
@@ -65,7 +66,7 @@ def choose_coreset(
 
 
 def _k_center(rows: Tensor, first: int, size: int) -> Tensor:
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    rows = at_least_float32(rows)
     if not bool(rows.isfinite().all()):
         raise ValueError("inputs must be finite, got NaN or infinite values")
     scale = _scale(rows, first)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayesify.distributions.likelihoods.likelihood import log_probs_of
 from bayesify.distributions.posteriors import Delta, GaussianPosterior, Posterior
+from bayesify.distributions.precision import at_least_float32
 from bayesify.module.inputs import Inputs, count_examples
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.training.convergence import ResidualMeter
@@ -62,7 +63,7 @@ class EpochMeter:
         counted = likelihood.error_count(targets) if share is None or share.weight else 0
         if samples > 1:
             targets = targets.repeat(samples, *[1] * (targets.dim() - 1))
-        outputs = _widened(terms.outputs.flatten(0, 1))
+        outputs = at_least_float32(terms.outputs.flatten(0, 1))
         nll = float(terms.nll)
         self._add("count", size)
         self._add("nll", nll * size)
@@ -135,11 +136,6 @@ class EpochMeter:
         self._sums[name] = self._sums.get(name, 0.0) + value
 
 
-def _widened(outputs: Tensor) -> Tensor:
-    """Outputs in float32 at least, since sums over many examples overflow half precision."""
-    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-
-
 def _fraction_pruned(posterior: Posterior) -> float:
     """The fraction of the weights that are pruned."""
     mask = posterior.mask
@@ -193,7 +189,7 @@ def validation_row(elbo: ELBO, division: Division | None, processes: Processes) 
             if not share.weight:
                 continue
         inputs, targets = pair_of((inputs, targets), device)
-        outputs = _widened(bnn.mean_outputs(inputs, batch_size=_batch_size_of(inputs)))
+        outputs = at_least_float32(bnn.mean_outputs(inputs, batch_size=_batch_size_of(inputs)))
         own = bnn.likelihood.error_count(targets)
         if own:
             error += float(bnn.likelihood.error(outputs, targets)) * own

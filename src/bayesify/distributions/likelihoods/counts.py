@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows, one_number
+from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import (
     NegativeBinomialPredictive,
@@ -167,6 +168,6 @@ class NegativeBinomialLikelihood(CountLikelihood):
 
 def _log_rates(outputs: Tensor) -> Tensor:
     # In half precision the mean would overflow or lose its digits.
-    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    outputs = at_least_float32(outputs)
     excess = (outputs - _LARGEST_OUTPUT).clamp(min=0.0)
     return outputs.clamp(max=_LARGEST_OUTPUT) + torch.log1p(excess)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from bayesify.distributions.precision import WideModule
+from bayesify.distributions.precision import WideModule, at_least_float32
 from bayesify.prediction import Predictive, SizedIterable
 
 __all__ = ["Likelihood", "check_for_each_example", "check_rows", "log_probs_of", "one_number"]
@@ -108,14 +107,13 @@ def log_probs_of(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Te
         ValueError: a likelihood of one's own returns another shape, or the targets do not fit.
 
     Example:
+        >>> import torch
         >>> from bayesify import GaussianLikelihood
         >>> outputs = torch.zeros(2, 3, 1, dtype=torch.bfloat16)
         >>> log_probs_of(GaussianLikelihood(std=1.0), outputs, torch.zeros(3, 1)).dtype
         torch.float32
     """
-    # Under autocast too.
-    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    found = likelihood.log_prob(wide, targets)
+    found = likelihood.log_prob(at_least_float32(outputs), targets)  # under autocast too
     check_for_each_example(found, outputs, f"{type(likelihood).__name__}.log_prob")
     return found
 
@@ -129,6 +127,7 @@ def check_for_each_example(found: Tensor, outputs: Tensor, name: str) -> None:
         ValueError: it returned another shape.
 
     Example:
+        >>> import torch
         >>> check_for_each_example(torch.zeros(2, 3), torch.zeros(2, 3, 8), "Own.log_prob")
     """
     if found.shape != outputs.shape[:2]:
@@ -143,6 +142,7 @@ def check_rows(targets: Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError where targets differ from the shape they must have in their number only.
 
     Example:
+        >>> import torch
         >>> check_rows(torch.zeros(5, 1), (24, 1))
         Traceback (most recent call last):
         ValueError: targets must have as many rows as the outputs, shape (24, 1), got (5, 1); ...
@@ -168,6 +168,7 @@ def one_number(name: str, value: Any, hint: str = "") -> float:
         TypeError: it is not one number.
 
     Example:
+        >>> import torch
         >>> one_number("std", torch.tensor(0.5))
         0.5
         >>> one_number("std", torch.ones(3))
