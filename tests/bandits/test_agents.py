@@ -18,8 +18,7 @@ import bayesify as bf
 from bayesify.bandits import EpsilonGreedy, Learning, ThompsonSampler
 from bayesify.bandits.learning import RewardModel
 from bayesify.distributions.softplus import inverse_softplus
-from bayesify.noise.keys import Stream, derived_seed
-from bayesify.training.minibatches import kept_generators
+from bayesify.noise.keys import Stream, derived_seed, kept_generators
 
 ACTS = 1500
 MEANS, STDS = (0.0, 0.3, -0.5), (1.0, 0.5, 2.0)

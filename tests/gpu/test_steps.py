@@ -23,7 +23,7 @@ from tests.gpu.device import COMPILER_WARNING, DEVICE, needs_gpu
 from torch import Tensor, nn
 
 import bayesify as bf
-from bayesify.noise.keys import Stream, seed_global_generators
+from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.training.backends import (
     AutogradBackend,
     Backend,
@@ -32,7 +32,6 @@ from bayesify.training.backends import (
     GraphBackend,
     make_backend,
 )
-from bayesify.training.minibatches import kept_generators
 
 pytestmark = [needs_gpu, COMPILER_WARNING]
 

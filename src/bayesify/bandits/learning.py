@@ -21,14 +21,13 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
-from bayesify.noise.keys import Stream, seed_global_generators
+from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.training import NonFiniteLossError
 from bayesify.training.backends import Backend, make_backend
 from bayesify.training.checkpoint import check_same, load_trained, trained_parts
 from bayesify.training.elbo import ELBO
 from bayesify.training.fit import step_of
 from bayesify.training.loop import Minibatch, StepOptions, run_steps
-from bayesify.training.minibatches import kept_generators
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 
 __all__ = ["Learning", "RewardModel"]

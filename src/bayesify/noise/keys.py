@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
@@ -29,6 +30,7 @@ __all__ = [
     "Stream",
     "derived_seed",
     "increment_counter",
+    "kept_generators",
     "make_counter",
     "process_count",
     "process_rank",
@@ -195,12 +197,26 @@ def derived_seed(seed: int, stream: Stream, step: int, sample: int = 0) -> int:
     return int.from_bytes(_digest(8, (seed, stream, step, sample, 0)), "little") >> 1
 
 
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Restore torch's global generators on exit.
+
+    Example:
+        >>> before = torch.get_rng_state()
+        >>> with kept_generators():
+        ...     _ = torch.rand(1)
+        >>> torch.equal(before, torch.get_rng_state())
+        True
+    """
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
+
+
 def seed_global_generators(seed: int, stream: Stream, step: int, sample: int = 0) -> None:
     """Seed torch's global generators, from which dropout draws, by all bits of a key.
 
     Example:
         >>> from torch.nn.functional import dropout
-        >>> from bayesify.training.minibatches import kept_generators
         >>> with kept_generators():
         ...     masks = []
         ...     for step in (0, 1, 0):

@@ -23,9 +23,8 @@ from bayesify.module.inputs import WHOLE, Inputs, Repeated, batches_of, check_ro
 from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.turns import Turns
-from bayesify.noise.keys import Stream, seed_global_generators
+from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.prediction import Predictive
-from bayesify.training.minibatches import kept_generators
 
 __all__ = ["MCDropout"]
 

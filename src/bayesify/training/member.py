@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.io import check_can_be_stored
 from bayesify.module.threads import one_thread_if_small, rows_of
+from bayesify.noise.keys import kept_generators
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends import Noise
 from bayesify.training.checkpoint import (
@@ -30,7 +31,6 @@ from bayesify.training.free_energy import (
     untrained_free_energy,
 )
 from bayesify.training.history import EpochMeter, EpochRow, validation_row
-from bayesify.training.minibatches import kept_generators
 from bayesify.training.processes import Processes
 from bayesify.training.pruning_schedule import PruningSchedule
 from bayesify.training.schedules import (

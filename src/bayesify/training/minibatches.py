@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,12 +12,14 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DistributedSampler
 
 from bayesify.module.inputs import Inputs
-from bayesify.noise.keys import Stream, derived_seed, seed_global_generators
+from bayesify.noise.keys import (
+    Stream,
+    derived_seed,
+    kept_generators,
+    seed_global_generators,
+)
 
-__all__ = [
-    *("Loader", "kept_generators", "minibatches"),
-    *("num_batches_of", "num_data_of", "pair_of"),
-]
+__all__ = ["Loader", "minibatches", "num_batches_of", "num_data_of", "pair_of"]
 
 
 class Loader(Protocol):
@@ -197,10 +198,3 @@ def _seed_loader(loader: Loader, epoch: int, epoch_seed: int) -> None:
             generator.manual_seed(epoch_seed)
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(epoch)
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Restore torch's global generators on exit."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
