@@ -318,15 +318,17 @@ def test_classes_that_a_network_masks_have_no_uncertainty() -> None:
 
 
 class RunningMean(nn.Linear):
-    """A layer that keeps an average of its outputs in a buffer."""
+    """A layer that keeps an average of its outputs in a buffer, and a sum in one that is None."""
 
     def __init__(self) -> None:
         super().__init__(3, 2)
         self.register_buffer("average", torch.zeros(()))
+        self.register_buffer("sum", None)
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = super().forward(x)
         self.average = 0.9 * self.average + 0.1 * outputs.mean()
+        self.sum = outputs.sum()
         return outputs
 
 

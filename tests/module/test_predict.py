@@ -253,7 +253,7 @@ def test_weights_that_a_network_caches_are_refused(keeps: str) -> None:
     name = r"0\.caches" if keeps == "dict" else r"0\.cache"
     for cut in ({}, {}, {"max_memory": "64 MB"}, {"batch_size": 2}):
         for inputs in (x, x[:1]):
-            with pytest.raises(ValueError, match=f"the network keeps in {name} and"):
+            with pytest.raises(ValueError, match=f"keeps tensors of an earlier pass in {name}, on"):
                 bnn.predict(inputs, S, **cut)
     with pytest.raises(ValueError, match="compute them in each pass, without a cache"):
         bnn.log_prob(x, torch.zeros(5, dtype=torch.int64), S)
@@ -270,3 +270,21 @@ def test_what_a_network_keeps_besides_its_weights_is_no_matter(keeps: str) -> No
     plain, bnn = (BayesianModule(Caching(each), init_std=0.5) for each in ("", keeps))
     for cut in ({}, {"max_memory": "64 MB"}):
         torch.testing.assert_close(bnn.predict(x, S, **cut).mean, plain.predict(x, S, **cut).mean)
+
+
+class CachingForGood(Caching):
+    """A network that does not clear its cache, so that a pass of an earlier call has filled it."""
+
+    def train(self, mode: bool = True) -> CachingForGood:
+        nn.Module.train(self, mode)
+        return self
+
+
+def test_a_cache_that_an_earlier_call_has_filled_is_refused() -> None:
+    x = torch.ones(9, 3)
+    for call in (lambda bnn: bnn.predict(x, 1), lambda bnn: bnn.mean_outputs(x)):
+        bnn = BayesianModule(CachingForGood("weight"), init_std=0.5)
+        call(bnn)
+        for inputs in (x, x[:5], x[:2]):
+            with pytest.raises(ValueError, match="keeps tensors of an earlier pass in cache, on"):
+                bnn.predict(inputs, S)

@@ -112,6 +112,7 @@ def test_the_second_layer_counts_and_does_nothing() -> None:
     assert bf.BayesianModule(skips).layout.num_weights == bf.BayesianModule(net).layout.num_weights
 
 
+@pytest.mark.filterwarnings("ignore::bayesify.training.UnreadParameterWarning")
 def test_as_run_says_how_many_weights_are_of_no_use() -> None:
     (job,) = tiny(NAMES[0]).jobs((0,), True)[1:]
     pruning = scratch.run(job, Context())["pruning"]

@@ -172,10 +172,12 @@ def test_a_callback_overrides_what_it_needs() -> None:
 
 
 def test_a_misspelt_method_of_a_callback_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"must be on_start, .*, but Stop has on_epochs, which fit"):
+    with pytest.raises(TypeError, match=r"the methods on_start, .*, and not on_epochs of Stop"):
         type("Stop", (Callback,), {"on_epochs": lambda self, row: None})  # noqa: ARG005
-    with pytest.raises(TypeError, match="but Stop has on_stop, which fit"):
-        type("Stop", (Epochs,), {"on_stop": lambda self: None})  # noqa: ARG005
+    with pytest.raises(TypeError, match="and not on_step_end of Stop"):
+        type("Stop", (Epochs,), {"on_step_end": lambda self: None})  # noqa: ARG005
+    own = {"on_best": lambda self: None, "on_steps": 7}  # noqa: ARG005
+    assert type("Own", (Epochs,), own)().seen == []  # called by the class itself; no method
     others = type("Others", (), {"on_train_end": lambda self: None})  # noqa: ARG005
     both = {"on_train_end": lambda self: None, "on_note": lambda self, text: None}  # noqa: ARG005
     assert type("Both", (Epochs, others), both)().seen == []

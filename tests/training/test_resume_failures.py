@@ -33,9 +33,9 @@ from tests.training.test_resume import (
 )
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
-from bayesify import ELBO, BayesianModule, Gaussian, Prior, fit, load, save
+from bayesify import ELBO, BayesianModule, Gaussian, Prior, StreamingELBO, fit, load, save
 from bayesify.app.cli import main
 from bayesify.datasets import TensorLoader
 from bayesify.io import StorageError
@@ -331,3 +331,33 @@ def test_a_resumed_run_has_the_schedule_and_optimizer_of_its_checkpoint(tmp_path
     with pytest.raises(StorageError, match=r"weight_decay is 0\.1 here and 0 there"):
         run("plain", 4, optimizer=adam(weight_decay=0.1))
     assert len(run("plain", 4, optimizer=adam(foreach=False))) == 4
+
+
+@pytest.mark.parametrize("cycle", [OneCycleLR, CyclicLR])
+def test_schedules_that_change_momentum_resume_with_the_same_objects(
+    cycle: Any, tmp_path: Path
+) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2))
+    sgd = SGD(bnn.parameters(), lr=0.01, momentum=0.9)
+    options = {"total_steps": 8} if cycle is OneCycleLR else {"base_lr": 0.01}
+    schedule = cycle(sgd, max_lr=0.1, **options)
+    loader = TensorLoader(torch.ones(6, 3), torch.arange(6) % 2, 3)
+    made = {"optimizer": sgd, "scheduler": schedule, "checkpoint_dir": tmp_path, "progress": False}
+    elbo = ELBO(bnn, num_data=6)
+    with pytest.raises(KeyboardInterrupt):
+        fit(elbo, loader, epochs=4, **(made | {"callback": Stop(ctrl_c, 1, 1)}))
+    assert len(fit(elbo, loader, epochs=4, resume=True, **made)) == 4
+
+
+def test_a_resumed_part_has_as_many_examples_before_it(tmp_path: Path) -> None:
+    loader = TensorLoader(torch.ones(6, 3), torch.arange(6) % 2, 3)
+
+    def run(num_before: int, epochs: int) -> None:
+        bnn = BayesianModule(nn.Linear(3, 2), exclude=("bias",))
+        elbo = StreamingELBO(bnn, num_data=6, num_before=num_before)
+        fit(elbo, loader, epochs=epochs, checkpoint_dir=tmp_path, resume=True, progress=False)
+
+    run(1000, 1)
+    with pytest.raises(StorageError, match=r"num_before is 10\.0 here and 1000\.0 there"):
+        run(10, 2)
+    run(1000, 2)

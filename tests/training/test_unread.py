@@ -1,4 +1,4 @@
-"""Random parameters that the network's outputs do not depend on are named after the first epoch."""
+"""Random parameters that the network's outputs do not depend on are named after some epochs."""
 
 from __future__ import annotations
 
@@ -57,10 +57,11 @@ class Experts(nn.Module):
         return outputs
 
 
-def train(net: nn.Module, backend: Any, **options: Any) -> None:
+def train(net: nn.Module, backend: Any, num_samples: int = 1, **options: Any) -> None:
     bnn = bf.BayesianModule(net, **options)
     loader = [(X[X[:, 0] > 0.0], Y[X[:, 0] > 0.0]), (X[X[:, 0] <= 0.0], Y[X[:, 0] <= 0.0])]
-    bf.fit(bf.ELBO(bnn, num_data=12), loader, epochs=2, backend=backend, progress=False)
+    elbo = bf.ELBO(bnn, num_data=12, num_samples=num_samples)
+    bf.fit(elbo, loader, epochs=12, backend=backend, progress=False)
 
 
 @loop_over("backend", ["auto", "closed-form"])
@@ -85,8 +86,31 @@ def test_what_no_output_depends_on_is_named(
     assert [each.category for each in said].count(UnreadParameterWarning) == 1
 
 
-@loop_over("backend", ["auto", "closed-form", "autograd"])
-def test_what_some_minibatches_read_is_read(backend: str) -> None:
+class DroppedLayers(nn.Module):
+    """Residual layers that are left out at random, as by stochastic depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(6)])
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if not self.training or float(torch.rand(())) > 0.4:
+                x = x + layer(x).tanh()
+        outputs: Tensor = self.out(x)
+        return outputs
+
+
+@loop_over("backend", ["auto", "closed-form"])
+def test_what_some_passes_read_is_read(backend: str) -> None:
     with warnings.catch_warnings(action="error", category=UnreadParameterWarning):
         train(Experts(), backend)
+        train(DroppedLayers(), backend)
+        train(DroppedLayers(), backend, num_samples=3)
         train(TwoHeads(), backend, output="classes", exclude=("number.*",))
+
+
+def test_a_few_steps_tell_nothing() -> None:
+    with warnings.catch_warnings(action="error", category=UnreadParameterWarning):
+        bf.fit(bf.ELBO(bf.BayesianModule(Nested()), num_data=12), [(X, Y)], progress=False)

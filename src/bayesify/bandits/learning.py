@@ -78,7 +78,7 @@ class Learning:
             value = getattr(self, name)
             if name == "updates" and callable(value):
                 continue
-            whole_number(name, value)
+            object.__setattr__(self, name, whole_number(name, value))
         if not (self.reward_scale > 0.0 and math.isfinite(self.reward_scale)):
             raise ValueError(f"reward_scale must be positive and finite, got {self.reward_scale}")
 

@@ -26,7 +26,7 @@ from bayesify.datasets.idx import parse_idx
 from bayesify.datasets.image_files import (
     check_image,
     find_images,
-    left_out_remarks,
+    find_images_and_remarks,
     open_image,
     thumbnail,
 )
@@ -78,6 +78,7 @@ __all__ = [
     "find_dataset",
     "find_file",
     "find_images",
+    "find_images_and_remarks",
     "find_labelled_images",
     "find_test_inputs",
     "fit_image_folder",
@@ -85,7 +86,6 @@ __all__ = [
     "gap_splits",
     "get_file",
     "known_datasets",
-    "left_out_remarks",
     "load_clinc150",
     "load_image_folder",
     "load_images",

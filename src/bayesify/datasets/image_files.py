@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 from bayesify.datasets.files import DataError
 
 __all__ = [
-    *("check_image", "find_images", "image_bytes", "image_kind", "left_out_remarks"),
+    *("check_image", "find_images", "image_bytes", "image_kind", "find_images_and_remarks"),
     *("middle_square", "open_image", "thumbnail"),
 ]
 
@@ -45,40 +45,46 @@ def find_images(folder: Path) -> list[Path]:
         ...     [path.name for path in find_images(Path(folder))]
         ['a.jpg', 'b.png', 'c.jfif']
     """
-    found = [path for path in _visible_files(folder) if path.suffix.lower() in _SUFFIXES]
-    if not found:
-        remarks = "".join(f"; {remark}" for remark in left_out_remarks(folder))
-        raise DataError(f"{folder} must hold images such as .png or .jpg, but has none{remarks}")
-    return found
+    return find_images_and_remarks(folder)[0]
 
 
-def left_out_remarks(folder: Path) -> tuple[str, ...]:
-    """Return a remark on the files of a folder that :func:`find_images` leaves out, if any.
+def find_images_and_remarks(folder: Path) -> tuple[list[Path], tuple[str, ...]]:
+    """Return the images as :func:`find_images` does, and a remark on the files that are left out.
 
     Raises:
-        DataError: the folder cannot be read.
+        DataError: the folder cannot be read, or holds no image.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for name in ("a.jpg", "b.heic", "c.heic", "README"):
         ...         Path(folder, name).touch()
-        ...     left_out_remarks(Path(folder))
+        ...     find_images_and_remarks(Path(folder))[1]
         ('3 files without the suffix of an image are left out: 2 .heic, 1 without suffix',)
     """
+    files = _visible_files(folder)
+    found = [path for path in files if path.suffix.lower() in _SUFFIXES]
+    remarks = _remarks(files)
+    if not found:
+        why = "".join(f"; {remark}" for remark in remarks)
+        raise DataError(f"{folder} must hold images such as .png or .jpg, but has none{why}")
+    return found, remarks
+
+
+def _remarks(files: Sequence[Path]) -> tuple[str, ...]:
     others = [
         path.suffix.lower() or "without suffix"
-        for path in _visible_files(folder)
+        for path in files
         if path.suffix.lower() not in _SUFFIXES and path.name.lower() not in _NO_IMAGES
     ]
     if not others:
         return ()
     counts = Counter(others).most_common()
     some = ", ".join(f"{count:,} {suffix}" for suffix, count in counts[:_MOST_NAMED])
-    files = "1 file" if len(others) == 1 else f"{len(others):,} files"
+    count = "1 file" if len(others) == 1 else f"{len(others):,} files"
     verb = "is" if len(others) == 1 else "are"
     more = ", ..." if len(counts) > _MOST_NAMED else ""
-    return (f"{files} without the suffix of an image {verb} left out: {some}{more}",)
+    return (f"{count} without the suffix of an image {verb} left out: {some}{more}",)
 
 
 def _visible_files(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bayesify.datasets.files import DataError
-from bayesify.datasets.image_files import find_images, left_out_remarks
+from bayesify.datasets.image_files import find_images_and_remarks
 from bayesify.datasets.labelled_images import (
     FolderData,
     ImageSchema,
@@ -31,7 +31,7 @@ def find_labelled_images(folder: Path) -> LabelledImages:
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
-    paths = find_images(folder)
+    paths, left_out = find_images_and_remarks(folder)
     loose = [path for path in paths if path.parent == folder]
     if loose:
         raise DataError(
@@ -52,7 +52,7 @@ def find_labelled_images(folder: Path) -> LabelledImages:
         tuple(path.as_posix() for path in inside),
         remarks=(
             *(f"{name} has no images and is no class" for name in empty),
-            *left_out_remarks(folder),
+            *left_out,
         ),
     )
 

@@ -72,8 +72,8 @@ class TensorLoader:
                 )
         if len(targets) == 0:
             raise ValueError("there must be at least 1 example, got 0")
-        whole_number("batch_size", batch_size)
-        whole_number("seed", seed, None)
+        batch_size = whole_number("batch_size", batch_size)
+        seed = whole_number("seed", seed, None)
         for part in parts:
             _check_finite("inputs", part)
         _check_finite("targets", targets.nan_to_num(torch.nan, 0.0, 0.0) if has_bounds else targets)

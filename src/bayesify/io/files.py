@@ -162,7 +162,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         (False, '1')
     """
     path = named_file(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
     try:
         yield temporary
         with temporary.open("rb+") as file:

@@ -151,11 +151,13 @@ class Batching(NamedTuple):
             pass_memory = _cached_pass_memory(network, inputs, cache)
         if pass_memory is None:
             return cls(wanted or min(_MAX_BATCH_SIZE, num_examples), 1)
-        if pass_memory.carried and num_samples > 1:
+        # An earlier call, with inputs of another kind, may have left them.
+        carried = next((each.carried for each in cache.values() if each and each.carried), ())
+        if (carried := pass_memory.carried or carried) and num_samples > 1:
             raise ValueError(
-                "each weight sample needs a pass of its own, but later passes read tensors that "
-                f"the network keeps in {', '.join(pass_memory.carried[:3])} and that depend on the "
-                "random weights; compute them in each pass, without a cache"
+                "each weight sample needs a pass of its own, but the network keeps tensors of an "
+                f"earlier pass in {', '.join(carried[:3])}, on which the outputs of later ones "
+                "depend; compute them in each pass, without a cache"
             )
         if wanted is None:
             best = _BEST_PASS.get(mean.device.type, _LARGEST_PASS)

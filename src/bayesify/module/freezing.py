@@ -28,7 +28,8 @@ __all__ = ["FrozenNetwork", "freeze"]
 #: The levels of the quantiles of numbers, unless others are asked for.
 QUANTILES = (0.025, 0.5, 0.975)
 
-#: Further layers that act on each row by itself in evaluation mode, whatever their arguments.
+#: Further layers that act on each row by itself in evaluation mode. Batch normalisation without
+#: running statistics is refused apart.
 _BY_ROW = {
     *(nn.Identity, nn.Linear, nn.PReLU, nn.RReLU, nn.GroupNorm),
     *(nn.Dropout, nn.Dropout1d, nn.AlphaDropout, nn.FeatureAlphaDropout),

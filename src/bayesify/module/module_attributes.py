@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +13,8 @@ __all__ = ["ModuleAttributes"]
 
 #: The attributes that every module has: parameters, buffers, submodules, hooks and the mode.
 _OF_ALL = frozenset(vars(nn.Module()))
+#: Containers with more entries are taken for data, not for a cache.
+_MOST = 1000
 
 
 class ModuleAttributes:
@@ -37,25 +38,25 @@ class ModuleAttributes:
     def __init__(self, net: nn.Module) -> None:
         self._net = net
         self._own = {module: _attributes(module) for module in modules_of(net)}
+        self._tensors = [
+            each for own in self._own.values() for value in own.values() for each in _tensors(value)
+        ]
         self._contents: list[tuple[Any, Any]] = [
             (value, copy.copy(value))
             for own in self._own.values()
             for value in own.values()
-            if type(value) in (list, dict)
+            if type(value) in (list, dict) and len(value) <= _MOST
         ]
 
     def new_tensors(self) -> list[str]:
         """Return the attributes that hold other tensors than before, in a list or a dict too."""
-        contents = {id(value): content for value, content in self._contents}
-        found = []
-        for path, module in self._net.named_modules():
-            own = self._own.get(module, {})
-            for name, value in _attributes(module).items():
-                before = contents.get(id(value), own.get(name))
-                known = {id(each) for each in _tensors_in(before)}
-                if any(id(each) not in known for each in _tensors_in(value)):
-                    found.append(f"{path}.{name}" if path else name)
-        return found
+        known = {id(each) for each in self._tensors}
+        return [
+            f"{path}.{name}" if path else name
+            for path, module in self._net.named_modules()
+            for name, value in _attributes(module).items()
+            if any(id(each) not in known for each in _tensors(value))
+        ]
 
     def restore(self) -> None:
         """Give the modules the attributes that they had."""
@@ -73,11 +74,15 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _OF_ALL}
 
 
-def _tensors_in(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif type(value) in (list, tuple):
-        for each in value:  # type: ignore[attr-defined]
-            yield from _tensors_in(each)
-    elif type(value) is dict:
-        yield from _tensors_in([*value.values()])
+def _tensors(value: object) -> list[Tensor]:
+    """Return the tensors of a value: itself, or those in containers of few entries."""
+    found: list[Tensor] = []
+    left, seen = [value], set()
+    while left:
+        each = left.pop()
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif type(each) in (list, tuple, dict) and id(each) not in seen and len(each) <= _MOST:  # type: ignore[arg-type]
+            seen.add(id(each))
+            left.extend(each.values() if isinstance(each, dict) else each)  # type: ignore[arg-type]
+    return found

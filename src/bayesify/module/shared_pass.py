@@ -34,7 +34,8 @@ def in_one_pass(net: nn.Module, run: Callable[..., Tensor], *stacked: Any) -> Te
         torch.Size([3, 4, 1])
         >>> in_one_pass(layer, lambda w: w if float(w.sum()) > 0 else -w, rows)
     """
-    undo, buffers = snapshot(net), list(net.buffers())
+    undo = snapshot(net)
+    buffers = [(module, dict(module._buffers)) for module in net.modules()]  # None among them
     try:
         with UnfusedAttention():
             outputs: Tensor = torch.vmap(run)(*stacked)
@@ -45,6 +46,10 @@ def in_one_pass(net: nn.Module, run: Callable[..., Tensor], *stacked: Any) -> Te
         if is_out_of_memory(error):
             raise
         return None
-    if any(now is not before for now, before in zip(net.buffers(), buffers, strict=False)):
+    if any(
+        each is not before.get(name)
+        for module, before in buffers
+        for name, each in module._buffers.items()
+    ):
         undo()
     return outputs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.prediction.numeric import NumericPredictive
-from bayesify.prediction.predictive import check_level, choose_samples
+from bayesify.prediction.predictive import check_level, choose_samples, has_values
 
 __all__ = ["LocationScalePredictive"]
 
@@ -38,11 +38,9 @@ class LocationScalePredictive(NumericPredictive):
     def __post_init__(self) -> None:
         """Check shapes and values."""
         super().__post_init__()
-        if torch.compiler.is_compiling():  # there are no values while a program is traced
-            return
         scale = self._scale.detach()
         # The minimum alone is several times faster than a comparison of each number.
-        if scale.numel() == 0 or float(scale.amin()) >= 0.0:
+        if not has_values(scale) or scale.numel() == 0 or float(scale.amin()) >= 0.0:
             return
         negative = scale[scale < 0.0]  # none where a network predicts NaN of inputs that are NaN
         if len(negative):

@@ -14,6 +14,7 @@ from torch import Tensor
 from bayesify.prediction.predictive import (
     Predictive,
     check_joinable,
+    has_values,
     select_samples,
     sum_components,
 )
@@ -119,11 +120,10 @@ class NumericPredictive(Predictive):
         deviations = self._deviations
         moment = (deviations.square() + self._noise_variance).mean(0)
         found = moment - deviations.mean(0).square()
-        is_lost = ~found.isfinite()
-        if torch.compiler.is_compiling() or bool(is_lost.any()):
-            # A square overflows earlier than the variance, and then infinity minus infinity is NaN.
-            found = torch.where(is_lost, self.aleatoric + self.epistemic, found)
-        return found
+        if has_values(found) and bool(found.isfinite().all()):
+            return found
+        # A square overflows earlier than the variance, and then infinity minus infinity is NaN.
+        return torch.where(found.isfinite(), found, self.aleatoric + self.epistemic)
 
     @property
     def aleatoric(self) -> Tensor:

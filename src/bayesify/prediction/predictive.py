@@ -15,7 +15,7 @@ from bayesify.prediction.jackknife import jackknife
 __all__ = [
     *("KEEP_SAMPLES_HINT", "Abstention", "Predictive", "SizedIterable", "Uncertainty"),
     *("blocks_of", "check_joinable", "check_level", "choose_samples", "class_indices"),
-    *("select_samples", "stack_samples", "sum_components"),
+    *("has_values", "select_samples", "stack_samples", "sum_components"),
 ]
 
 #: The uncertainties of a predictive distribution, by name.
@@ -356,3 +356,19 @@ def check_level(q: float) -> None:
     """Raise ValueError unless q lies strictly between 0 and 1."""
     if not 0.0 < q < 1.0:
         raise ValueError(f"q must lie strictly between 0 and 1, got {q}")
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Return whether the numbers of a tensor are known, as they are not while a program is traced.
+
+    Example:
+        >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
+        (True, False)
+    """
+    if torch.compiler.is_compiling() or tensor.is_meta:
+        return False
+    try:
+        _ = [float(number) for number in tensor.detach().flatten()[:1]]
+    except RuntimeError:  # under vmap, or of a fake tensor
+        return False
+    return True

@@ -14,9 +14,8 @@ from bayesify.datasets import (
     DataError,
     LabelledImages,
     check_image,
-    find_images,
+    find_images_and_remarks,
     find_labelled_images,
-    left_out_remarks,
 )
 from bayesify.tabular.cells import is_missing
 from bayesify.tabular.columns import Column, ImageColumn
@@ -226,10 +225,9 @@ def new_table_file(path: Path, schema: TableSchema, *, labelled: bool = False) -
     if labelled:
         found = find_labelled_images(path)
         return _FolderFile(path, (names[0], schema.target.name), "", found.remarks, found)
-    paths = (path,) if path.is_file() else tuple(find_images(path))
+    paths, remarks = ([path], ()) if path.is_file() else find_images_and_remarks(path)
     folder = path.parent if path.is_file() else path
-    found = LabelledImages(path, paths, ("",) * len(paths), ())
-    remarks = left_out_remarks(path) if path.is_dir() else ()
+    found = LabelledImages(path, tuple(paths), ("",) * len(paths), ())
     return _FolderFile(folder, (names[0],), "", remarks, found)
 
 

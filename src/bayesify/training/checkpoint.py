@@ -146,11 +146,18 @@ def update_settings(optimizer: Optimizer, scheduler: LRScheduler) -> dict[str, A
             {
                 name: list(value) if isinstance(value, tuple) else value
                 for name, value in group.items()
-                if name not in _NOT_COMPARED and isinstance(value, bool | float | int | tuple)
+                if name not in (*_NOT_COMPARED, *_cycled(group))
+                and isinstance(value, bool | float | int | tuple)
             }
             for group in groups
         ],
     }
+
+
+def _cycled(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the entries of an optimiser's group that OneCycleLR or CyclicLR change."""
+    has_cycle = any(name in group for name in ("max_momentum", "base_momentum"))
+    return ("betas", "momentum") if has_cycle else ()
 
 
 def _check_training(path: Path, wanted: dict[str, Any], stored: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ class ShortStreamWarning(UserWarning):
 
 
 class UnreadParameterWarning(UserWarning):
-    """Random parameters had no gradient of the likelihood in the first epoch.
+    """Random parameters had no gradient of the likelihood in any step.
 
     Example:
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
@@ -102,7 +102,7 @@ def warn_of_short_stream(loader: object, num_data: int, brought: int) -> None:
 
 
 def warn_of_unread(names: Sequence[str]) -> None:
-    """Warn of random parameters that had no gradient of the likelihood in an epoch."""
+    """Warn of random parameters that had no gradient of the likelihood in any step."""
     if not names:
         return
     some = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
@@ -281,7 +281,8 @@ def diverged(what: str, path: Path | None, *, has_wrong_targets: bool = False) -
     )
     why = (
         "targets of this minibatch are NaN or infinite; mend them, or use "
-        "CensoredGaussianLikelihood for targets of which only bounds are known, and begin anew"
+        "CensoredGaussianLikelihood for targets of which only bounds are known; or, where the "
+        "likelihood leaves such targets out, lower the learning rate, and begin anew"
         if has_wrong_targets
         else "most likely the learning rate is too high, or the inputs are not scaled or hold NaN; "
         "lower the rate or mend the inputs, and begin anew"

@@ -149,8 +149,8 @@ def fit(
         ShortStreamWarning: a loader without a length ends before it has brought ``num_data``
             examples.
         TargetScaleWarning: the targets of a ``GaussianLikelihood`` are far from unit scale.
-        UnreadParameterWarning: the outputs of the first epoch did not depend on some random
-            parameters, by the compiled or closed-form backend.
+        UnreadParameterWarning: the outputs of twenty steps or more did not depend on some random
+            parameters, by the compiled or closed-form backend in one process.
 
     Example:
         >>> import torch
@@ -213,6 +213,7 @@ def fit(
         getattr(watcher, "on_note", lambda _: None)(note)
 
     device = elbo.bnn.posterior.mean.device
+    told: set[str] = set()
 
     def minibatches_of(epoch: int, first: int) -> Generator[Minibatch, None, None]:
         rank, index = processes.rank, first - 1
@@ -241,11 +242,11 @@ def fit(
                 inputs, targets, share = division.share(index, inputs, targets)
                 yield Minibatch(index, *pair_of((inputs, targets), device), share)
         accumulation.check_brought(index + 1)
-        if epoch == 0 and index >= 0:
-            if processes.is_alone:
-                warn_of_short_stream(train_loader, elbo.num_data, index + 1)
-            if processes.is_first and first == 0:
-                warn_of_unread(chosen.unread)
+        if epoch == 0 and processes.is_alone and index >= 0:
+            warn_of_short_stream(train_loader, elbo.num_data, index + 1)
+        unread = [name for name in chosen.unread if name not in told]
+        warn_of_unread(unread)
+        told.update(unread)
 
     [history] = run_epochs(
         [member],

@@ -23,8 +23,8 @@ class Callback(Protocol):
 
     An optional method ``on_note(text)`` receives remarks, and another, ``on_warning(text)``, what
     would be a ``ConvergenceWarning`` otherwise. An exception ends the training; the checkpoint of
-    the last epoch stays. A class with another method whose name begins with ``on_`` raises
-    TypeError, since ``fit`` would never call it.
+    the last epoch stays. A class with a method such as ``on_epochs`` raises TypeError, since
+    ``fit`` would never call it.
 
     Example:
         >>> class Plot(Callback):
@@ -38,15 +38,19 @@ class Callback(Protocol):
         """Check the names of the methods.
 
         Raises:
-            TypeError: one begins with ``on_`` and is none that ``fit`` calls.
+            TypeError: one begins as one that ``fit`` calls and is another, such as ``on_epochs``.
         """
         super().__init_subclass__()
         others = [name for base in cls.__mro__[1:] for name in vars(base)]  # of another library
-        unknown = [n for n in vars(cls) if n.startswith("on_") and n not in (*_METHODS, *others)]
-        if unknown:
+        mistaken = [
+            name
+            for name, value in vars(cls).items()
+            if callable(value) and name.startswith(_METHODS) and name not in (*_METHODS, *others)
+        ]
+        if mistaken:
             raise TypeError(
-                f"methods of a callback must be {', '.join(_METHODS)}, but {cls.__name__} has "
-                f"{', '.join(unknown)}, which fit would not call; rename it"
+                f"fit calls the methods {', '.join(_METHODS)} of a callback, and not "
+                f"{', '.join(mistaken)} of {cls.__name__}; rename it"
             )
 
     def __new__(cls, *_: Any, **__: Any) -> Self:

@@ -79,7 +79,8 @@ class PruningSchedule:
             )
         if not 0.0 < self.power < math.inf:
             raise ValueError(f"power must be positive and finite, got {self.power}")
-        whole_number("times_per_epoch", self.times_per_epoch)
+        times = whole_number("times_per_epoch", self.times_per_epoch)
+        object.__setattr__(self, "times_per_epoch", times)
 
     @property
     def settings(self) -> dict[str, Any]:

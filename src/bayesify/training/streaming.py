@@ -133,8 +133,8 @@ class StreamingELBO(ELBO):
         self.register_buffer("std_before", std)
         self.register_buffer("log_std_before", log_std)
         self.num_before = float(num_before)
-        self._points = _points(bnn) if num_before else []
-        for number, parameter in enumerate(self._points):
+        self._points = list(_points(bnn)) if num_before else []
+        for number, parameter in enumerate(_points(bnn).values() if num_before else ()):
             self.register_buffer(f"{_POINT}{number}", parameter.detach().clone())
         if init_std is not None:
             _narrow(bnn, init_std, _in_heads(bnn) - fresh)
@@ -146,6 +146,11 @@ class StreamingELBO(ELBO):
         for name, tensor in before.items():
             setattr(made, name, widely(fn)(tensor))
         return made
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See ``ELBO.settings``."""
+        return {"num_before": self.num_before} if self.num_before else {}
 
     def complexity(
         self,
@@ -165,16 +170,18 @@ class StreamingELBO(ELBO):
         # A sum over all weights overflows half precision.
         kl = per_weight.sum(dtype=torch.promote_types(per_weight.dtype, torch.float32))
         penalty = kl.new_zeros(())
-        for number, parameter in enumerate(self._points):
-            moved = parameter - getattr(self, f"{_POINT}{number}")
+        held = dict(self.bnn.named_parameters()) if self._points else {}
+        for number, name in enumerate(self._points):
+            moved = held[name] - getattr(self, f"{_POINT}{number}")
             penalty = penalty + 0.5 * self.num_before * moved.square().sum(dtype=kl.dtype)
         return kl, penalty
 
 
-def _points(bnn: BayesianModule) -> list[Tensor]:
-    """Return the trained parameters that have no posterior."""
+def _points(bnn: BayesianModule) -> dict[str, Tensor]:
+    """Return the trained parameters that have no posterior, by their names."""
     own = {id(parameter) for parameter in bnn.posterior.parameters()}
-    return [each for each in bnn.parameters() if each.requires_grad and id(each) not in own]
+    named = bnn.named_parameters()
+    return {name: each for name, each in named if each.requires_grad and id(each) not in own}
 
 
 def _matching(bnn: BayesianModule, new: Sequence[str]) -> set[str]:

@@ -16,9 +16,8 @@ from bayesify.datasets import (
     DataError,
     ImageSchema,
     LabelledImages,
-    find_images,
+    find_images_and_remarks,
     find_labelled_images,
-    left_out_remarks,
 )
 
 __all__ = ["NewImages"]
@@ -52,10 +51,9 @@ class NewImages:
         """
         if _is_table(path):
             return cls._of_table(path, schema)
-        paths = [path] if path.is_file() else find_images(path)
+        paths, remarks = ([path], ()) if path.is_file() else find_images_and_remarks(path)
         folder = path.parent if path.is_file() else path
         names = tuple(each.relative_to(folder).as_posix() for each in paths)
-        remarks = left_out_remarks(path) if path.is_dir() else ()
         found = LabelledImages(path, tuple(paths), ("",) * len(paths), names, remarks=remarks)
         return cls(schema, found, has_classes=False)
 

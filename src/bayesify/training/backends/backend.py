@@ -87,7 +87,10 @@ class Backend(Protocol):
 
     @property
     def unread(self) -> Sequence[str]:
-        """The random parameters in which no step had a gradient of the likelihood, if it knows."""
+        """The random parameters in which none of many steps had a gradient of the likelihood.
+
+        There are none where the backend does not know, as with several processes.
+        """
 
     def step(
         self,

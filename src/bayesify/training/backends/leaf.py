@@ -23,6 +23,10 @@ from bayesify.training.processes import Processes
 
 __all__ = ["LeafBackend", "SampleSource", "sample_sources"]
 
+#: Steps after which a parameter without a gradient is one that no output depends on: fewer may all
+#: have left out a layer that is dropped at random.
+_ENOUGH_STEPS = 20
+
 
 class SampleSource(NamedTuple):
     """The index of the noise of one weight sample, and whether the sample has its negative.
@@ -83,13 +87,15 @@ class LeafBackend(ABC):
     ) -> None:
         self._elbo, self._optimizer = elbo, optimizer
         self._processes = Processes.alone() if processes is None else processes
-        self._unread: Sequence[str] | None = None
+        self._unread, self._steps_seen = set(elbo.bnn.layout.names), 0
         self._prepare()
 
     @property
     def unread(self) -> Sequence[str]:
         """See ``Backend.unread``."""
-        return self._unread or ()
+        names = self._elbo.bnn.layout.names
+        enough = self._steps_seen >= _ENOUGH_STEPS and self._processes.is_alone
+        return [name for name in names if name in self._unread] if enough else ()
 
     def step(
         self,
@@ -128,6 +134,7 @@ class LeafBackend(ABC):
                 values.append(self._complexity(sample))
             if not last:
                 in_mean, _ = self._backward(_part(nll, weight, count), others, gradients)
+                self._note_reads(in_mean)
                 [in_mean] = self._summed(in_mean)
                 self._accumulate(in_mean, sample, factor)
                 gradients = [parameter.grad for parameter in others]
@@ -147,14 +154,17 @@ class LeafBackend(ABC):
             terms = terms._replace(loss=loss, nll=whole, kl=kl, penalty=penalty)
             require_finite(elbo, terms)
             processes.add_up_gradients(self._other_parameters())
-        if self._unread is None or self._unread:
-            names = zip(elbo.bnn.layout.names, found_gradients[0], strict=True)
-            without = [name for name, gradient in names if gradient is None]
-            before = without if self._unread is None else self._unread
-            self._unread = [name for name in without if name in before]
+        self._note_reads(found_gradients[0])
+        self._steps_seen += 1
         in_mean, in_spread = self._summed(*found_gradients)
         residual = self._update(in_mean, in_spread, factor, with_residual=with_residual)
         return terms._replace(std_residual=residual)
+
+    def _note_reads(self, in_mean: ParameterGradients) -> None:
+        """Note which parameters the outputs of a pass depended on."""
+        if self._unread:
+            names = zip(self._elbo.bnn.layout.names, in_mean, strict=True)
+            self._unread -= {name for name, gradient in names if gradient is not None}
 
     @property
     def _adds_leaf_gradients(self) -> bool:
