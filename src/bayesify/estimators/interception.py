@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from bayesify.estimators.last_outputs import LastOutputs
 from bayesify.estimators.operations import LinearOperation, linear_operation
 from bayesify.estimators.products import product
+from bayesify.estimators.transforms import transform_levels
 from bayesify.estimators.views import Views, shape_before_folding, transposition
 
 __all__ = ["READERS", "WeightInterceptor", "tensors_in"]
@@ -57,7 +56,7 @@ class WeightInterceptor(TorchFunctionMode):
         self._compiling = torch.compiler.is_compiling()
         # Compiled code has no ids; there ``_name_of`` compares with each tensor.
         self._by_id = {} if self._compiling else {id(tensors[name]): name for name in tensors}
-        self._level = None if self._compiling else _transforms()
+        self._level = None if self._compiling else transform_levels()
         self._views = Views(compiling=self._compiling)
         self.last = LastOutputs()
 
@@ -167,7 +166,7 @@ class WeightInterceptor(TorchFunctionMode):
         # outputs.
         if torch.is_grad_enabled() != self._grad_mode:
             return False
-        return self._compiling or _transforms() == self._level
+        return self._compiling or transform_levels() == self._level
 
     def _names_in(self, value: object) -> list[str]:
         parts = _parts(value)
@@ -212,11 +211,6 @@ def tensors_in(value: object) -> list[Tensor]:
 def _reads(function: str) -> bool:
     """Return whether a function that returns no tensor reads the values of its arguments."""
     return function in READERS or function.startswith("_foreach")
-
-
-def _transforms() -> tuple[int | None, int]:
-    """The levels of the transforms of ``torch.func`` and of forward-mode derivatives around."""
-    return maybe_current_level(), forward_ad._current_level
 
 
 def _parts(value: object) -> list[object] | None:

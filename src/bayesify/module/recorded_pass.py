@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
 from bayesify.estimators.interception import READERS
 from bayesify.estimators.stateless import modules_of
+from bayesify.estimators.transforms import is_transformed
 
 __all__ = [
     *("Mark", "Place", "RecordedCall", "Recording"),
@@ -342,11 +341,7 @@ def made_like(value: Any, parts: list[Any]) -> Any:
 
 def _is_plain() -> bool:
     """Return whether no gradients are taken, and no transform of functions is at work."""
-    return (
-        not torch.is_grad_enabled()
-        and maybe_current_level() is None
-        and forward_ad._current_level < 0
-    )
+    return not torch.is_grad_enabled() and not is_transformed()
 
 
 def _is_of_pytorch(func: Callable[..., Any]) -> bool:

@@ -22,6 +22,7 @@ from bayesify.distributions.kl import KLMethod, kl_divergence
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.priors import Prior
+from bayesify.estimators.transforms import is_transformed
 from bayesify.estimators.weight_sampling import WeightSampling
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of
@@ -157,11 +158,7 @@ _METHODS = frozenset(("draw", "noise", "run_with_named", "sample_outputs"))
 
 def _is_transformed() -> bool:
     """Whether code is compiled, or a transform of ``torch.func`` or forward mode is active."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    )
+    return torch.compiler.is_compiling() or is_transformed()
 
 
 def _is_batched(gradient: Tensor | None) -> bool:
