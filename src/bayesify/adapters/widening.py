@@ -72,6 +72,7 @@ def widen(
 
     Example:
         >>> from peft import LoraConfig, get_peft_model
+        >>> _ = torch.manual_seed(0)
         >>> config = LoraConfig(r=2, target_modules=["0"], init_lora_weights=False)
         >>> net = get_peft_model(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)), config)
         >>> x = torch.randn(50, 8)
