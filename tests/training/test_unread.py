@@ -102,6 +102,26 @@ class DroppedLayers(nn.Module):
         return outputs
 
 
+class Turns(nn.Module):
+    """Two layers that take turns, pass by pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.passes = nn.Linear(4, 3), nn.Linear(4, 3), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.second if self.passes % 2 else self.first
+        self.passes += torch.is_grad_enabled()
+        outputs: Tensor = layer(x)
+        return outputs
+
+
+@loop_over("backend", ["auto", "closed-form"])
+def test_what_one_weight_sample_of_a_step_reads_is_read(backend: str) -> None:
+    with warnings.catch_warnings(action="error", category=UnreadParameterWarning):
+        train(Turns(), backend, num_samples=2)
+
+
 @loop_over("backend", ["auto", "closed-form"])
 def test_what_some_passes_read_is_read(backend: str) -> None:
     with warnings.catch_warnings(action="error", category=UnreadParameterWarning):
