@@ -9,10 +9,9 @@ from bayesify.io.files import (
     read_tensors,
     write_tensors,
 )
+from bayesify.io.frozen_parameters import freeze_as_described, frozen_of, without_frozen
 from bayesify.io.models import (
     check_can_be_stored,
-    freeze_as_described,
-    frozen_of,
     load,
     model_document,
     model_meta,
@@ -20,7 +19,6 @@ from bayesify.io.models import (
     restore_model,
     save,
     unpack_state,
-    without_frozen,
 )
 
 __all__ = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,14 @@ from bayesify.io.components import (
     posterior_of,
     prior_of,
 )
-from bayesify.io.files import StorageError, digest_of, read_tensors, write_tensors
+from bayesify.io.files import StorageError, read_tensors, write_tensors
+from bayesify.io.frozen_parameters import freeze_as_described, frozen_of, without_frozen
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 
 __all__ = [
-    *(
-        "check_can_be_stored",
-        "freeze_as_described",
-        "frozen_of",
-        "load",
-        "model_document",
-        "model_meta",
-    ),
-    "model_tensors",
-    *("read_model", "restore_model", "save", "unpack_state", "without_frozen"),
+    *("check_can_be_stored", "load", "model_document", "model_meta", "model_tensors"),
+    *("read_model", "restore_model", "save", "unpack_state"),
 ]
 
 _PRIOR_MEAN = "prior_mean"
@@ -97,62 +89,6 @@ def model_document(
     """
     tensors, described = without_frozen(bnn, model_tensors(bnn), frozen)
     return tensors, {"kind": "model", "model": {**model_meta(bnn), **described}}
-
-
-def without_frozen(
-    bnn: BayesianModule, tensors: Mapping[str, Tensor], frozen: bool | Sequence[str]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Leave the frozen parameters of a network out of the tensors of its file, and describe them.
-
-    Args:
-        bnn: the network.
-        tensors: those of :func:`model_tensors`.
-        frozen: as for :func:`save`.
-
-    Returns:
-        The tensors that are left, and for the description of the network which parameters are
-        frozen and which of them were left out.
-
-    Raises:
-        TypeError: ``frozen`` is a single string.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 2))
-        >>> bnn = BayesianModule(net, include=["1.*"])
-        >>> without_frozen(bnn, model_tensors(bnn), frozen=False)[1]["frozen"]["names"]
-        ['net.0.bias', 'net.0.weight']
-    """
-    if isinstance(frozen, str):
-        raise TypeError(
-            f"frozen must be a bool or a sequence of patterns, got the string {frozen!r}"
-        )
-    untrained = sorted(n for n, each in bnn.named_parameters() if not each.requires_grad)
-    left_out = _frozen_tensors(bnn.net, ("*",) if frozen is True else frozen or ())
-    if not left_out:
-        return dict(tensors), {"untrained": untrained}
-    kept = {name: each for name, each in tensors.items() if name not in left_out}
-    description = {"names": sorted(left_out), "sha256": digest_of(left_out, {})}
-    return kept, {"untrained": untrained, "frozen": description}
-
-
-def freeze_as_described(bnn: BayesianModule, meta: Mapping[str, Any]) -> None:
-    """Freeze the parameters that the description of a network in a file has as frozen, no others.
-
-    Args:
-        bnn: the network.
-        meta: the description. One of an earlier version says nothing, and nothing is changed.
-
-    Example:
-        >>> bnn = BayesianModule(nn.Linear(3, 2))
-        >>> freeze_as_described(bnn, {"untrained": ["posterior.rho"]})
-        >>> [name for name, each in bnn.named_parameters() if each.requires_grad]
-        ['posterior.mean']
-    """
-    if "untrained" in meta:
-        untrained = set(meta["untrained"])
-        for name, parameter in bnn.named_parameters():
-            if parameter.is_floating_point() or parameter.is_complex():
-                parameter.requires_grad_(name not in untrained)
 
 
 def load(
@@ -378,43 +314,6 @@ def _check_state(bnn: BayesianModule, state: Mapping[str, Tensor], source: str) 
                 f"{source} is of another architecture: its {name.removeprefix('net.')!r} has shape "
                 f"{tuple(state[name].shape)}, that of the given network {shape}"
             )
-
-
-def _frozen_tensors(net: nn.Module, but: Sequence[str]) -> dict[str, Tensor]:
-    """Return the frozen parameters of a network that match no pattern, by their names in a file."""
-    return {
-        f"net.{name}": parameter.detach().cpu()
-        for name, parameter in net.named_parameters(remove_duplicate=False)
-        if not (parameter.requires_grad or any(fnmatchcase(name, pattern) for pattern in but))
-    }
-
-
-def frozen_of(net: nn.Module, meta: Mapping[str, Any], source: str) -> dict[str, Tensor]:
-    """Return the parameters of a network that a file leaves out.
-
-    Args:
-        net: the network.
-        meta: the description of the network in the file.
-        source: the file, for the error.
-
-    Raises:
-        StorageError: they are not those that the file was saved with.
-
-    Example:
-        >>> frozen_of(nn.Linear(3, 2), {}, "model.safetensors")
-        {}
-    """
-    left_out = meta.get("frozen")
-    if left_out is None:
-        return {}
-    own = {f"net.{name}": p for name, p in net.named_parameters(remove_duplicate=False)}
-    found = {name: own[name].detach().cpu() for name in left_out["names"] if name in own}
-    if len(found) < len(left_out["names"]) or digest_of(found, {}) != left_out["sha256"]:
-        raise StorageError(
-            f"{source} was saved without its frozen parameters, and those of the given network are "
-            "others; pass the pretrained network that was made Bayesian, with its values and dtype"
-        )
-    return found
 
 
 def _output_name(output: Output) -> str | None:
