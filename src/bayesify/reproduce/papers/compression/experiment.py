@@ -159,7 +159,10 @@ def table(results: Sequence[Result]) -> str:
 
 def _title(name: str) -> str:
     kind = name.rpartition("-")[2]
-    return f"bayesify, few {kind}" if kind in ("weights", "bytes", "units") else "bayesify"
+    titles = {"fast": "bayesify, fast"} | {
+        each: f"bayesify, few {each}" for each in ("weights", "bytes", "units")
+    }
+    return titles.get(kind, "bayesify")
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:

@@ -59,6 +59,14 @@ _FIRST: dict[str, dict[str, Any]] = {
         **{**_CAFFE, "step_size": 1.0, "dropout_input": 0.1},
         "bound": {**_BOUND, "epochs": 100, "fraction": 0.9948, "prune_between": [0.1, 0.8]},
     },
+    "lenet-5-caffe-fast": {
+        **{**_CAFFE, "step_size": 1.0, "dropout_input": 0.1},
+        "bound": {
+            **{**_BOUND, "temperature": 0.3, "epochs": 80, "fraction": 0.98},
+            **{"prune_between": [0.1, 0.6], "units": [1, 8, 16, 64]},
+        },
+        "tuning": {**_TUNING, "epochs": 50, "dropout_input": 0.1},
+    },
     "lenet-5-caffe-units": {
         **{**_CAFFE, "step_size": 1.0},
         "bound": {**_BOUND, "epochs": 60, "fraction": 0.99, "units": [1, 5, 10, 16]},
@@ -159,6 +167,12 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
     "lenet-5-caffe-bytes": {
         "fewer": ("one weight in 204 left", {"bound": {"fraction": 0.9951}}),
     },
+    "lenet-5-caffe-fast": {
+        "whole": (
+            "no weights pruned but those of units, late and cold",
+            _late(bound={"epochs": 80}, tuning={"epochs": 50}),
+        ),
+    },
     "lenet-5-caffe-units": {
         "late": (
             "units pruned between 10 and 80 %, temperature .3",
@@ -202,6 +216,7 @@ CHOSEN = {
     "lenet-300-100-units": "lenet-300-100-units-0.1",
     "lenet-5-caffe-weights": "lenet-5-caffe-weights-late",
     "lenet-5-caffe-bytes": "lenet-5-caffe-bytes-fewer",
+    "lenet-5-caffe-fast": "lenet-5-caffe-fast",
     "lenet-5-caffe-units": "lenet-5-caffe-units",
     "2x1200": "2x1200",
 }
