@@ -109,7 +109,7 @@ def test_nll_is_finite_where_float32_probabilities_vanish():
 
 def test_reliability_against_numpy_and_its_own_calibration_error():
     probs, y = random_case(n=2000)
-    r = reliability(probs, y, bins=10)
+    r = reliability(probs, y, num_bins=10)
     confidence = probs.max(-1).values.numpy()
     counts, edges = np.histogram(confidence, bins=10, range=(0, 1))
     assert r.counts.tolist() == counts.tolist()
@@ -128,11 +128,11 @@ def test_reliability_against_numpy_and_its_own_calibration_error():
 def test_a_bin_includes_its_lower_limit():
     probs = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0], [0.45, 0.45, 0.1]])
     y = torch.tensor([0, 1, 2])
-    assert reliability(probs, y, bins=4).counts.tolist() == [0, 1, 1, 1]
-    assert reliability(probs, y, bins=2).counts.tolist() == [1, 2]
+    assert reliability(probs, y, num_bins=4).counts.tolist() == [0, 1, 1, 1]
+    assert reliability(probs, y, num_bins=2).counts.tolist() == [1, 2]
     # Between .7 and the float32 next to it, which is below.
     close = torch.tensor([[0.7 - 6e-9, 0.3 + 6e-9]], dtype=torch.float64)
-    assert reliability(close, y[:1], bins=10).counts.tolist() == [0] * 6 + [1, 0, 0, 0]
+    assert reliability(close, y[:1], num_bins=10).counts.tolist() == [0] * 6 + [1, 0, 0, 0]
 
 
 def test_shares_of_many_examples_are_summed_in_float64():
@@ -194,5 +194,5 @@ def test_logits_and_no_bins_raise():
     with pytest.raises(ValueError, match=r"log_softmax\(-1\)"):
         nll(torch.tensor([[2.0, 1.0]]), torch.tensor([0]))
     for metric in (expected_calibration_error, reliability):
-        with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
-            metric(torch.full((1, 2), 0.5), torch.tensor([0]), bins=0)
+        with pytest.raises(ValueError, match="num_bins must be at least 1, got 0"):
+            metric(torch.full((1, 2), 0.5), torch.tensor([0]), num_bins=0)

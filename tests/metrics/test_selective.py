@@ -126,13 +126,17 @@ def test_calibration_in_equal_bins_is_torchmetrics() -> None:
     certain = torch.where((certain == 1.0).any(-1, keepdim=True) & (certain < 1), 0.0, certain)
     exact = metrics.expected_calibration_error(certain, y)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        got = metrics.calibration_error(certain.to(dtype), y, bins=1)
+        got = metrics.calibration_error(certain.to(dtype), y, num_bins=1)
         assert got == pytest.approx(
-            metrics.expected_calibration_error(certain.to(dtype), y, bins=1), abs=1e-5
+            metrics.expected_calibration_error(certain.to(dtype), y, num_bins=1), abs=1e-5
         )
     assert metrics.calibration_error(certain, y) == pytest.approx(exact, rel=1e-4)
-    together = metrics.calibration_error(probs, y, bins=1, norm="max")  # one bin: all norms agree
-    assert together == pytest.approx(metrics.expected_calibration_error(probs, y, bins=1), rel=1e-4)
+    together = metrics.calibration_error(
+        probs, y, num_bins=1, norm="max"
+    )  # one bin: all norms agree
+    assert together == pytest.approx(
+        metrics.expected_calibration_error(probs, y, num_bins=1), rel=1e-4
+    )
     last = torch.tensor([[1.0, 0.0], [0.95, 0.05]]), torch.tensor([1, 0])
     for norm in ("l1", "l2", "max"):  # both in the last bin
         assert metrics.calibration_error(*last, norm=norm) == pytest.approx(0.475, abs=1e-6)

@@ -199,7 +199,7 @@ def test_wrong_arguments_are_errors() -> None:
     with pytest.raises(ValueError, match=r"one label an example, got samples of shape \(4, 5, 2, "):
         batch_bald(several, 1)
     for num in (0, 6):
-        with pytest.raises(ValueError, match="num must lie from 1 to 5"):
+        with pytest.raises(ValueError, match="num_examples must lie from 1 to 5"):
             batch_bald(p, num)
     with pytest.raises(ValueError, match="num_configurations must be at least 1, got 0"):
         batch_bald(p, 2, num_configurations=0)
@@ -224,12 +224,12 @@ def classifier() -> tuple[bf.BayesianModule, Tensor]:
 def test_acquire_chooses_what_the_function_says(method: str) -> None:
     bnn, pool = classifier()
     targets = pool[:7] if method == "epig" else None
-    found = bf.acquire(bnn, pool, 5, method, targets=targets, num_samples=30)  # type: ignore[arg-type]
+    found = bf.acquire(bnn, pool, 5, method, target_inputs=targets, num_samples=30)  # type: ignore[arg-type]
     assert found.dtype == torch.int64
     assert len(set(found.tolist())) == 5
     assert torch.equal(
         found,
-        bf.acquire(bnn, pool, 5, method, targets=targets, num_samples=30),  # type: ignore[arg-type]
+        bf.acquire(bnn, pool, 5, method, target_inputs=targets, num_samples=30),  # type: ignore[arg-type]
     )
     p = bnn.predict(pool, 30, keep_samples=True)
     expected = {
@@ -248,14 +248,14 @@ def test_acquire_refuses_what_it_cannot_rank() -> None:
     bnn, pool = classifier()
     with pytest.raises(ValueError, match=r"method must be one of batch-bald, bald, .* got 'best'"):
         bf.acquire(bnn, pool, 1, "best")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="without targets"):
+    with pytest.raises(ValueError, match="without target_inputs"):
         bf.acquire(bnn, pool, 1, "epig")
-    with pytest.raises(ValueError, match="with targets"):
-        bf.acquire(bnn, pool, 1, "bald", targets=pool)
+    with pytest.raises(ValueError, match="with target_inputs"):
+        bf.acquire(bnn, pool, 1, "bald", target_inputs=pool)
     for num in (0, 51):
-        with pytest.raises(ValueError, match="num must lie from 1 to 50"):
+        with pytest.raises(ValueError, match="num_examples must lie from 1 to 50"):
             bf.acquire(bnn, pool, num)
-    with pytest.raises(TypeError, match=r"num must be a whole number, got 2\.5"):
+    with pytest.raises(TypeError, match=r"num_examples must be a whole number, got 2\.5"):
         bf.acquire(bnn, pool, 2.5)  # type: ignore[arg-type]
     numbers = bf.BayesianModule(nn.Linear(3, 1), likelihood=bf.GaussianLikelihood(std=1.0))
     with pytest.raises(TypeError, match="got GaussianLikelihood"):

@@ -27,11 +27,11 @@ class Reliability:
     first three in float64.
 
     Args:
-        edges: limits of the bins from 0 to 1, shape (bins + 1,); each bin includes its lower
+        edges: limits of the bins from 0 to 1, shape (num_bins + 1,); each bin includes its lower
             limit, the last bin both limits.
-        confidence: mean confidence of the examples of each bin, shape (bins,), nan where empty.
-        accuracy: share of them that is classified correctly, shape (bins,), nan where empty.
-        counts: number of examples in each bin, shape (bins,), int64.
+        confidence: mean confidence of the examples of each bin, shape (num_bins,), nan where empty.
+        accuracy: share of them that is classified correctly, shape (num_bins,), nan where empty.
+        counts: number of examples in each bin, shape (num_bins,), int64.
 
     Example:
         >>> r = reliability(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]), 2)
@@ -52,7 +52,7 @@ class Reliability:
         return float((share * (self.accuracy - self.confidence).abs()).nansum())
 
 
-def expected_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> float:
+def expected_calibration_error(probs: Tensor, targets: Tensor, num_bins: int = 15) -> float:
     """Return the mean of |accuracy - confidence| over equal bins of confidence, from 0 to 1.
 
     The L1 error of the top label: each bin is weighted by its number of examples (Guo et al.
@@ -60,21 +60,21 @@ def expected_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> floa
 
     Args:
         probs: class probabilities, shape (N, K).
-        y: class indices, shape (N,), dtype int64.
-        bins: number of equal bins from 0 to 1.
+        targets: class indices, shape (N,), dtype int64.
+        num_bins: number of equal bins from 0 to 1.
 
     Raises:
-        ValueError: shapes, dtypes or values are invalid, or ``bins`` is below 1.
+        ValueError: shapes, dtypes or values are invalid, or ``num_bins`` is below 1.
 
     Example:
         >>> probs = torch.tensor([[0.75, 0.25], [0.75, 0.25]])
         >>> expected_calibration_error(probs, torch.tensor([0, 1]))
         0.25
     """
-    return reliability(probs, y, bins).mean_gap
+    return reliability(probs, targets, num_bins).mean_gap
 
 
-def adaptive_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> float:
+def adaptive_calibration_error(probs: Tensor, targets: Tensor, num_bins: int = 15) -> float:
     """Return the calibration error over bins with equal numbers of examples, from 0 to 1.
 
     Bins of equal width are nearly empty where the network is rarely unsure, and their error is
@@ -83,26 +83,26 @@ def adaptive_calibration_error(probs: Tensor, y: Tensor, bins: int = 15) -> floa
 
     Args:
         probs: class probabilities, shape (N, K).
-        y: class indices, shape (N,), dtype int64.
-        bins: number of bins, each of N / bins examples.
+        targets: class indices, shape (N,), dtype int64.
+        num_bins: number of bins, each of N / num_bins examples.
 
     Raises:
-        ValueError: shapes, dtypes or values are invalid, or ``bins`` is below 1.
+        ValueError: shapes, dtypes or values are invalid, or ``num_bins`` is below 1.
 
     Example:
         >>> probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.9, 0.1], [0.9, 0.1]])
-        >>> round(adaptive_calibration_error(probs, torch.tensor([0, 1, 0, 0]), bins=2), 4)
+        >>> round(adaptive_calibration_error(probs, torch.tensor([0, 1, 0, 0]), num_bins=2), 4)
         0.175
     """
-    check_probabilities(probs, y, bins=bins)
+    check_probabilities(probs, targets, num_bins=num_bins)
     ordered = _confidence(probs)[0].sort().values
-    inner = ordered[[number * len(ordered) // bins for number in range(1, bins)]]
+    inner = ordered[[number * len(ordered) // num_bins for number in range(1, num_bins)]]
     edges = torch.cat((torch.zeros(1), inner, torch.ones(1)))
-    return _binned(probs, y, edges.double()).mean_gap
+    return _binned(probs, targets, edges.double()).mean_gap
 
 
 def calibration_error(
-    probs: Tensor, y: Tensor, bins: int = 15, *, norm: Literal["l1", "l2", "max"] = "l1"
+    probs: Tensor, targets: Tensor, num_bins: int = 15, *, norm: Literal["l1", "l2", "max"] = "l1"
 ) -> float:
     """Return the top-label calibration error in a given norm over equal bins, by torchmetrics.
 
@@ -110,13 +110,13 @@ def calibration_error(
 
     Args:
         probs: class probabilities, shape (N, K).
-        y: class indices, shape (N,), dtype int64.
-        bins: number of equal bins from 0 to 1.
+        targets: class indices, shape (N,), dtype int64.
+        num_bins: number of equal bins from 0 to 1.
         norm: ``"l1"`` for the mean gap, ``"l2"`` for its root mean square, ``"max"`` for the
             largest gap.
 
     Raises:
-        ValueError: shapes, dtypes or values are invalid, or ``bins`` is below 1.
+        ValueError: shapes, dtypes or values are invalid, or ``num_bins`` is below 1.
         ModuleNotFoundError: torchmetrics is not installed.
 
     Example:
@@ -124,33 +124,34 @@ def calibration_error(
         >>> calibration_error(probs, torch.tensor([0, 1]), norm="max")
         0.25
     """
-    check_probabilities(probs, y, bins=bins)
+    check_probabilities(probs, targets, num_bins=num_bins)
     if norm not in ("l1", "l2", "max"):
         raise ValueError(f'norm must be "l1", "l2" or "max", got {norm!r}')
     error = torchmetrics_function("multiclass_calibration_error")
     # Below 1, because torchmetrics puts a confidence of 1 into an additional bin.
     clipped = probs.detach().float().clamp(0.0, 1.0 - 2.0**-24)
-    return float(error(clipped, y, num_classes=probs.shape[-1], n_bins=bins, norm=norm))
+    return float(error(clipped, targets, num_classes=probs.shape[-1], n_bins=num_bins, norm=norm))
 
 
-def reliability(probs: Tensor, y: Tensor, bins: int = 15) -> Reliability:
+def reliability(probs: Tensor, targets: Tensor, num_bins: int = 15) -> Reliability:
     """Compute accuracy and mean confidence in equal bins of confidence.
 
     Args:
         probs: class probabilities, shape (N, K).
-        y: class indices, shape (N,), dtype int64.
-        bins: number of equal bins from 0 to 1.
+        targets: class indices, shape (N,), dtype int64.
+        num_bins: number of equal bins from 0 to 1.
 
     Raises:
-        ValueError: shapes, dtypes or values are invalid, or ``bins`` is below 1.
+        ValueError: shapes, dtypes or values are invalid, or ``num_bins`` is below 1.
 
     Example:
-        >>> r = reliability(torch.tensor([[0.7, 0.3], [0.9, 0.1]]), torch.tensor([1, 0]), bins=2)
+        >>> probs = torch.tensor([[0.7, 0.3], [0.9, 0.1]])
+        >>> r = reliability(probs, torch.tensor([1, 0]), num_bins=2)
         >>> r.counts.tolist(), round(r.confidence[1].item(), 3), r.accuracy[1].item()
         ([0, 2], 0.8, 0.5)
     """
-    check_probabilities(probs, y, bins=bins)
-    return _binned(probs, y, torch.linspace(0.0, 1.0, bins + 1, dtype=torch.float64))
+    check_probabilities(probs, targets, num_bins=num_bins)
+    return _binned(probs, targets, torch.linspace(0.0, 1.0, num_bins + 1, dtype=torch.float64))
 
 
 def _confidence(probs: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,14 +159,14 @@ def _confidence(probs: Tensor) -> tuple[Tensor, Tensor]:
     return confidence, predicted
 
 
-def _binned(probs: Tensor, y: Tensor, edges: Tensor) -> Reliability:
+def _binned(probs: Tensor, targets: Tensor, edges: Tensor) -> Reliability:
     confidence, predicted = _confidence(probs)
-    bins = len(edges) - 1
+    num_bins = len(edges) - 1
     # A confidence of 1, or above by rounding, belongs to the last bin.
-    index = (torch.bucketize(confidence, edges, right=True) - 1).clamp_max(bins - 1)
-    counts = torch.bincount(index, minlength=bins)
-    sums = torch.zeros(2, bins, dtype=torch.float64)
+    index = (torch.bucketize(confidence, edges, right=True) - 1).clamp_max(num_bins - 1)
+    counts = torch.bincount(index, minlength=num_bins)
+    sums = torch.zeros(2, num_bins, dtype=torch.float64)
     sums[0].index_add_(0, index, confidence)
-    sums[1].index_add_(0, index, (predicted == y.cpu()).double())
+    sums[1].index_add_(0, index, (predicted == targets.cpu()).double())
     means = sums / counts
     return Reliability(edges, means[0], means[1], counts)

@@ -16,9 +16,9 @@ _TOLERANCE = 0.04
 
 
 def check_probabilities(
-    probs: Tensor, y: Tensor, *, logarithms: bool = False, bins: int = 1
+    probs: Tensor, targets: Tensor, *, logarithms: bool = False, num_bins: int = 1
 ) -> None:
-    """Raise ValueError unless ``probs`` are class probabilities and ``y`` class indices."""
+    """Raise ValueError unless ``probs`` are class probabilities and ``targets`` class indices."""
     name = "log_probs" if logarithms else "probs"
     if probs.dim() != 2 or probs.shape[0] < 1 or probs.shape[1] < 2:
         raise ValueError(
@@ -27,19 +27,19 @@ def check_probabilities(
         )
     if not probs.dtype.is_floating_point:
         raise ValueError(f"{name} must be floating point, got {probs.dtype}")
-    if y.shape != probs.shape[:1] or y.dtype != torch.int64:
+    if targets.shape != probs.shape[:1] or targets.dtype != torch.int64:
         raise ValueError(
-            f"y must be class indices of shape ({probs.shape[0]},) and dtype torch.int64, got "
-            f"shape {tuple(y.shape)} and {y.dtype}"
+            f"targets must be class indices of shape ({probs.shape[0]},) and dtype torch.int64, "
+            f"got shape {tuple(targets.shape)} and {targets.dtype}"
         )
-    low, high = int(y.min()), int(y.max())
+    low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= probs.shape[1]:
         raise ValueError(
-            f"y must lie from 0 to {probs.shape[1] - 1}, for {name} has {probs.shape[1]} classes, "
-            f"got {low if low < 0 else high}"
+            f"targets must lie from 0 to {probs.shape[1] - 1}, for {name} has {probs.shape[1]} "
+            f"classes, got {low if low < 0 else high}"
         )
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
+    if num_bins < 1:
+        raise ValueError(f"num_bins must be at least 1, got {num_bins}")
     values = probs.detach().double().exp() if logarithms else probs.detach().double()
     off = float((values.sum(-1) - 1.0).abs().max())
     least = float(values.min())

@@ -18,12 +18,12 @@ from bayesify.prediction.bernoulli import check_labels
 __all__ = ["brier", "classification_metrics", "error_percent", "nll"]
 
 
-def error_percent(probs: Tensor, y: Tensor) -> float:
+def error_percent(probs: Tensor, targets: Tensor) -> float:
     """Return the share of examples whose most probable class is wrong, in percent.
 
     Args:
         probs: class probabilities, shape (N, K).
-        y: class indices, shape (N,), dtype int64.
+        targets: class indices, shape (N,), dtype int64.
 
     Raises:
         ValueError: shapes, dtypes or values are invalid.
@@ -32,18 +32,18 @@ def error_percent(probs: Tensor, y: Tensor) -> float:
         >>> error_percent(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
         50.0
     """
-    check_probabilities(probs, y)
-    return 100.0 * float((probs.argmax(-1) != y).double().mean())
+    check_probabilities(probs, targets)
+    return 100.0 * float((probs.argmax(-1) != targets).double().mean())
 
 
-def nll(log_probs: Tensor, y: Tensor) -> float:
-    """Return -log p(y), averaged over the examples, in nats per example.
+def nll(log_probs: Tensor, targets: Tensor) -> float:
+    """Return -log p(target), averaged over the examples, in nats per example.
 
     Args:
         log_probs: logarithm of the class probabilities, shape (N, K); for several weight samples
             the log of the *averaged* probabilities (``CategoricalPredictive.log_mean``). With
             logarithms, a probability that vanishes in float32 still has a finite nll.
-        y: class indices, shape (N,), dtype int64.
+        targets: class indices, shape (N,), dtype int64.
 
     Raises:
         ValueError: shapes, dtypes or values are invalid.
@@ -52,16 +52,16 @@ def nll(log_probs: Tensor, y: Tensor) -> float:
         >>> round(nll(torch.tensor([[0.5, 0.5], [0.2, 0.8]]).log(), torch.tensor([0, 1])), 4)
         0.4581
     """
-    check_probabilities(log_probs, y, logarithms=True)
-    return -float(log_probs.gather(-1, y.unsqueeze(-1)).double().mean())
+    check_probabilities(log_probs, targets, logarithms=True)
+    return -float(log_probs.gather(-1, targets.unsqueeze(-1)).double().mean())
 
 
-def brier(probs: Tensor, y: Tensor) -> float:
+def brier(probs: Tensor, targets: Tensor) -> float:
     """Return the squared error summed over classes and averaged over examples, from 0 to 2.
 
     Args:
         probs: class probabilities, shape (N, K).
-        y: class indices, shape (N,), dtype int64.
+        targets: class indices, shape (N,), dtype int64.
 
     Raises:
         ValueError: shapes, dtypes or values are invalid.
@@ -70,14 +70,14 @@ def brier(probs: Tensor, y: Tensor) -> float:
         >>> round(brier(torch.tensor([[0.8, 0.2]]), torch.tensor([0])), 4)
         0.08
     """
-    check_probabilities(probs, y)
+    check_probabilities(probs, targets)
     difference = probs.double()
-    difference = difference - torch.nn.functional.one_hot(y, probs.shape[-1])
+    difference = difference - torch.nn.functional.one_hot(targets, probs.shape[-1])
     return float(difference.square().sum(-1).mean())
 
 
 def classification_metrics(
-    predictive: Predictive, mean_probs: Tensor, y: Tensor
+    predictive: Predictive, mean_probs: Tensor, targets: Tensor
 ) -> dict[str, float]:
     """Return the metrics that every run of classification reports.
 
@@ -85,7 +85,7 @@ def classification_metrics(
         predictive: the averaged predictive distribution of N examples, from ``bnn.predict(x)``.
         mean_probs: ``bnn.predict_mean(x).mean`` of the mean-weights network: class probabilities
             (N, K), or the probability of 1 (N, ...).
-        y: class indices, shape (N,), dtype int64; or labels 0 and 1, shape (N, ...), each of
+        targets: class indices, shape (N,), dtype int64; or labels 0 and 1, shape (N, ...), each of
             which then counts as an example of two classes.
 
     Returns:
@@ -102,13 +102,13 @@ def classification_metrics(
         ['brier', 'ece', 'error_mean_weights', 'error_predictive', 'nll']
     """
     if isinstance(predictive, BernoulliPredictive):
-        if not y.shape == mean_probs.shape == predictive.log_mean.shape[:-1]:
+        if not targets.shape == mean_probs.shape == predictive.log_mean.shape[:-1]:
             raise ValueError(
-                f"y and mean_probs must have shape {tuple(predictive.log_mean.shape[:-1])}, got "
-                f"{tuple(y.shape)} and {tuple(mean_probs.shape)}"
+                f"targets and mean_probs must have shape {tuple(predictive.log_mean.shape[:-1])}, "
+                f"got {tuple(targets.shape)} and {tuple(mean_probs.shape)}"
             )
-        check_labels(y, tuple(y.shape))
-        log_probs, y = predictive.log_mean.reshape(-1, 2), y.reshape(-1).long()
+        check_labels(targets, tuple(targets.shape))
+        log_probs, targets = predictive.log_mean.reshape(-1, 2), targets.reshape(-1).long()
         mean_probs = torch.stack((1.0 - mean_probs, mean_probs), -1).reshape(-1, 2)
     elif isinstance(predictive, CategoricalPredictive):
         log_probs = predictive.log_mean
@@ -120,9 +120,9 @@ def classification_metrics(
         )
     probs = log_probs.exp()
     return {
-        "error_mean_weights": error_percent(mean_probs, y),
-        "error_predictive": error_percent(probs, y),
-        "nll": nll(log_probs, y),
-        "brier": brier(probs, y),
-        "ece": expected_calibration_error(probs, y),
+        "error_mean_weights": error_percent(mean_probs, targets),
+        "error_predictive": error_percent(probs, targets),
+        "nll": nll(log_probs, targets),
+        "brier": brier(probs, targets),
+        "ece": expected_calibration_error(probs, targets),
     }

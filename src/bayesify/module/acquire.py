@@ -25,15 +25,15 @@ Acquisition = Literal["batch-bald", "bald", "epig", "entropy", "random"]
 def acquire(
     bnn: BayesianModule,
     pool: Inputs | Iterable[Any],
-    num: int,
+    num_examples: int,
     method: Acquisition = "batch-bald",
     *,
-    targets: Inputs | None = None,
+    target_inputs: Inputs | None = None,
     num_samples: int = 100,
     max_memory: int | str | None = None,
     seed: int | None = None,
 ) -> Tensor:
-    """Choose ``num`` examples of a pool to be labelled next.
+    """Choose examples of a pool to be labelled next.
 
     Label them, move them from the pool to the training data, train anew, and ask again.
 
@@ -42,7 +42,7 @@ def acquire(
     ========================  ==================================================================
     ``"batch-bald"``          the batch that says most about the weights, see ``batch_bald``
     ``"bald"``                the largest mutual information of label and weights, each alone
-    ``"epig"``                the largest information about predictions at ``targets``, see ``epig``
+    ``"epig"``                the largest information about predictions at ``target_inputs``
     ``"entropy"``             the largest entropy, noise of the labels included: a baseline
     ``"random"``              at random: the baseline to beat
     ========================  ==================================================================
@@ -50,21 +50,22 @@ def acquire(
     Args:
         bnn: a trained classifier.
         pool: the inputs of N unlabelled examples, as for ``BayesianModule.predict``.
-        num: the number of examples to choose, from 1 to N.
+        num_examples: the number of examples to choose, from 1 to N.
         method: as above.
-        targets: for ``"epig"``, some hundred inputs such as those that will be predicted.
+        target_inputs: for ``"epig"``, some hundred inputs such as those that will be predicted.
         num_samples: S, weight samples of the prediction. ``"batch-bald"`` and ``"epig"`` hold the
             S * N * K probabilities of the pool; from a large pool take a random part.
         max_memory: as for ``BayesianModule.predict``, for each prediction.
         seed: of the weight samples and of random choices; None stands for the seed of the module.
 
     Returns:
-        Indices into the pool, int64, shape (num,), on the CPU, the first choice first.
+        Indices into the pool, int64, shape (num_examples,), on the CPU, the first choice first.
 
     Raises:
-        TypeError: the likelihood is not of classes or binary labels, or ``num`` no whole number.
-        ValueError: ``method`` is unknown, ``num`` is out of range, ``targets`` are missing, or
-            given for another method, or a score of the pool is not finite.
+        TypeError: the likelihood is not of classes or binary labels, or ``num_examples`` no whole
+            number.
+        ValueError: ``method`` is unknown, ``num_examples`` is out of range, ``target_inputs`` are
+            missing, or given for another method, or a score of the pool is not finite.
 
     Example:
         >>> from torch import nn
@@ -80,23 +81,24 @@ def acquire(
         raise ValueError(
             f"method must be one of {', '.join(get_args(Acquisition))}, got {method!r}"
         )
-    if (method == "epig") is (targets is None):
+    if (method == "epig") is (target_inputs is None):
         raise ValueError(
-            'targets must be given for method="epig" and for no other: the inputs whose '
+            'target_inputs must be given for method="epig" and for no other: the inputs whose '
             f"predictions matter; got method={method!r} "
-            f"{'without' if targets is None else 'with'} targets"
+            f"{'without' if target_inputs is None else 'with'} target_inputs"
         )
     pool = inputs_of(pool, bnn.posterior.mean.device, bnn.net)
     count = count_examples(pool)
-    num = whole_number("num", num, None)
-    if not 1 <= num <= count:
+    num_examples = whole_number("num_examples", num_examples, None)
+    if not 1 <= num_examples <= count:
         raise ValueError(
-            f"num must lie from 1 to {count}, the number of examples in the pool, got {num}"
+            f"num_examples must lie from 1 to {count}, the number of examples in the pool, got "
+            f"{num_examples}"
         )
     seed = bnn.seed if seed is None else seed
     if method == "random":
         generator = torch.Generator().manual_seed(derived_seed(seed, Stream.ACTING, 0))
-        return torch.randperm(count, generator=generator)[:num]
+        return torch.randperm(count, generator=generator)[:num_examples]
     predict = partial(
         bnn.predict,
         num_samples=num_samples,
@@ -111,9 +113,9 @@ def acquire(
             f"{type(bnn.likelihood).__name__}; for numbers rank by bnn.predict(pool).epistemic"
         )
     if method == "batch-bald":
-        return batch_bald(predictive, num, seed=seed)[0].cpu()
-    if targets is not None:
-        scores = epig(predictive, predict(targets))
+        return batch_bald(predictive, num_examples, seed=seed)[0].cpu()
+    if target_inputs is not None:
+        scores = epig(predictive, predict(target_inputs))
     else:
         scores = predictive.epistemic if method == "bald" else predictive.total
     if scores.numel() != count:
@@ -127,4 +129,4 @@ def acquire(
             f"the scores of the pool must be finite, got {float(scores.flatten()[bad])} of example "
             f"{bad}; leave out examples that are no numbers"
         )
-    return scores.flatten().topk(num).indices.cpu()
+    return scores.flatten().topk(num_examples).indices.cpu()

@@ -26,7 +26,7 @@ _LARGEST = 2**22
 
 
 def batch_bald(
-    predictive: Predictive, num: int, *, num_configurations: int = 1000, seed: int = 0
+    predictive: Predictive, num_examples: int, *, num_configurations: int = 1000, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Choose a batch of examples whose labels together are most informative about the weights.
 
@@ -43,19 +43,20 @@ def batch_bald(
 
     Args:
         predictive: of N candidates with S kept weight samples and K classes.
-        num: the number of examples to choose, from 1 to N.
+        num_examples: the number of examples to choose, from 1 to N.
         num_configurations: configurations of labels to enumerate or to draw.
         seed: determines the drawn configurations.
 
     Returns:
-        The indices of the examples in the order of choice, int64, shape (num,), and the gain of
-        each, in nats, shape (num,). The time is about num * num_configurations * S * N * K
-        multiplications, the working memory 100 MB next to the samples.
+        The indices of the examples in the order of choice, int64, shape (num_examples,), and the
+        gain of each, in nats, shape (num_examples,). The time is about num_examples *
+        num_configurations * S * N * K multiplications, the working memory 100 MB next to the
+        samples.
 
     Raises:
         TypeError: the prediction is not of classes or binary labels.
         ValueError: the samples were not kept, an example has several labels, a prediction is no
-            number, or ``num`` or ``num_configurations`` is out of range.
+            number, or ``num_examples`` or ``num_configurations`` is out of range.
 
     Example:
         >>> a, b = [3.0, -3.0], [-3.0, 3.0]  # examples 0 and 1 are copies; 2 is independent
@@ -65,11 +66,11 @@ def batch_bald(
         ([0, 2], [0, 1])
     """
     log_probs = _log_probs_of(predictive, "the predictive distribution")
-    _check_count("num", num, log_probs.shape[1])
+    _check_count("num_examples", num_examples, log_probs.shape[1])
     labels = _ChosenLabels(log_probs, num_configurations, seed)
     indices: list[int] = []
     gains: list[Tensor] = []
-    for _ in range(num):
+    for _ in range(num_examples):
         information = labels.information(log_probs)
         information[indices] = -math.inf
         best = int(information.argmax())

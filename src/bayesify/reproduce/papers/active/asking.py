@@ -259,7 +259,7 @@ def _chosen(
         problem.pool_inputs[candidates],
         count,
         config["method"],
-        targets=problem.pool_inputs[targets] if config["method"] == "epig" else None,
+        target_inputs=problem.pool_inputs[targets] if config["method"] == "epig" else None,
         num_samples=config["num_samples"],
     )
     return [int(index) for index in candidates[chosen]]
