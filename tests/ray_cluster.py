@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from filelock import FileLock
 
 _MEMORY = {"object_store_memory": 100 * 2**20}
 
@@ -33,7 +34,9 @@ def two_nodes() -> Iterator[Any]:
 
     root = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    with own_ray_folder(), mock.patch.dict(os.environ, {"PYTHONPATH": path}):
+    # One cluster at a time: two that start on few CPUs take several times as long as in turn.
+    turn = FileLock(Path(tempfile.gettempdir(), "bayesify-tests-ray.lock"))
+    with turn, own_ray_folder(), mock.patch.dict(os.environ, {"PYTHONPATH": path}):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **_MEMORY})
         try:
             cluster.add_node(num_cpus=1, **_MEMORY)

@@ -331,7 +331,9 @@ def test_coverage_on_yacht(cv: int | None) -> None:
     for _ in range(3):
         train, middle, new = np.split(rng.permutation(308), [100, 200])
         rows = middle if cv is None else train
-        model = BayesianMLPRegressor(random_state=0).fit(data.inputs[train], data.targets[train])
+        # The guarantee holds whatever the model; few steps leave one that is far from good.
+        model = BayesianMLPRegressor(steps=300, random_state=0)
+        model.fit(data.inputs[train], data.targets[train])
         model.calibrate(data.inputs[rows], data.targets[rows], cv=cv)
         lower, upper = model.predict_interval(data.inputs[new], 0.9, method="conformal")
         held += int(((lower <= data.targets[new]) & (data.targets[new] <= upper)).sum())

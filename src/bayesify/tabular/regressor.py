@@ -98,7 +98,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         >>> bool((lower < mean).all() and (mean < upper).all())
         True
         >>> visits = np.random.default_rng(0).poisson(np.exp(X[:, 2] * 20))
-        >>> counts = BayesianMLPRegressor(likelihood="poisson", random_state=0).fit(X, visits)
+        >>> counts = BayesianMLPRegressor(likelihood="poisson", steps=300, random_state=0)
+        >>> counts = counts.fit(X, visits)
         >>> counts.predict_interval(X[:1], level=0.9)
         (array([1.]), array([7.]))
     """

@@ -60,9 +60,9 @@ def evaluate(
 
     Example:
         >>> from bayesify.sklearn import BayesianMLPRegressor
-        >>> found = evaluate(
-        ...     lambda seed: BayesianMLPRegressor(random_state=seed), "yacht", 0, "validation"
-        ... )
+        >>> def make(seed: int) -> BayesianMLPRegressor:
+        ...     return BayesianMLPRegressor(steps=300, random_state=seed)
+        >>> found = evaluate(make, "yacht", 0, "validation")
         >>> sorted(found)
         ['coverage', 'crps', 'fit_seconds', 'nll', 'predict_seconds', 'rmse', 'width']
     """
