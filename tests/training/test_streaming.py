@@ -292,7 +292,11 @@ def test_parameters_without_a_posterior_have_a_prior_of_earlier_examples() -> No
     noise = bf.GaussianLikelihood(std=0.5, learn_std=True)
     bnn = bf.BayesianModule(nn.Linear(2, 1), likelihood=noise, init_std=0.1)
     elbo = bf.StreamingELBO(bnn, num_data=1, num_before=200)
-    free = bf.StreamingELBO(bnn, num_data=1)
+    with pytest.warns(
+        UserWarning, match=r"train likelihood\S*, which have no posterior; give num_"
+    ):
+        bf.StreamingELBO(bnn, num_data=1)
+    free = bf.StreamingELBO(bnn, num_data=1, num_before=0)
     [rho] = bnn.likelihood.parameters()
     before = rho.detach().clone()
     with torch.no_grad():

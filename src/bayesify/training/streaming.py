@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -62,7 +63,8 @@ class StreamingELBO(ELBO):
         bnn: the network, with a ``MeanFieldGaussian`` posterior.
         num_data: N_t, the number of new examples.
         num_samples: S, weight samples per step.
-        num_before: N_1 + ... + N_(t-1), the number of examples of the earlier parts, or 0.
+        num_before: N_1 + ... + N_(t-1), the number of examples of the earlier parts. None is 0, and
+            warns if parameters have no posterior.
         new: name patterns of the parameters that still have their initial values. For the first
             part these are all parameters that its examples use.
         init_std: largest standard deviation with which training begins, positive. Larger ones of
@@ -94,14 +96,14 @@ class StreamingELBO(ELBO):
         *,
         num_data: int,
         num_samples: int = 1,
-        num_before: float = 0,
+        num_before: float | None = None,
         new: Sequence[str] = (),
         init_std: float | None = None,
     ) -> None:
         given: Any = num_before
-        if not isinstance(given, Real):
-            raise TypeError(f"num_before must be a number, got {given!r}")
-        if not 0.0 <= num_before < math.inf:
+        if given is not None and not isinstance(given, Real):
+            raise TypeError(f"num_before must be a number or None, got {given!r}")
+        if num_before is not None and not 0.0 <= num_before < math.inf:
             raise ValueError(f"num_before must be at least 0 and finite, got {num_before}")
         given = init_std
         if given is not None and not isinstance(given, Real):
@@ -132,9 +134,17 @@ class StreamingELBO(ELBO):
         self.register_buffer("mean_before", mean)
         self.register_buffer("std_before", std)
         self.register_buffer("log_std_before", log_std)
-        self.num_before = float(num_before)
-        self._points = list(_points(bnn)) if num_before else []
-        for number, parameter in enumerate(_points(bnn).values() if num_before else ()):
+        points = _points(bnn)
+        if num_before is None and points:
+            warnings.warn(
+                f"the new examples alone will train {abbreviate(list(points))}, which have no "
+                "posterior; give num_before, the number of earlier examples, to hold them, or "
+                "num_before=0 to train them so",
+                stacklevel=2,
+            )
+        self.num_before = float(num_before or 0)
+        self._points = list(points) if num_before else []
+        for number, parameter in enumerate(points.values() if num_before else ()):
             self.register_buffer(f"{_POINT}{number}", parameter.detach().clone())
         if init_std is not None:
             _narrow(bnn, init_std, _in_heads(bnn) - fresh)
