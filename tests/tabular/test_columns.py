@@ -133,6 +133,12 @@ FORMS = {
     ),
     "swiss": (["1'234.5", "12"], NumberForm(thousands="'"), [1234.5, 12.0]),
     "plain": (["1.234", "0.5"], NumberForm(), [1.234, 0.5]),
+    "typographic minus": (["\u22125", "3", "\u22121.5"], NumberForm(), [-5.0, 3.0, -1.5]),
+    "swedish": (["\u22125,5", "3,2"], NumberForm(decimal_comma=True), [-5.5, 3.2]),
+    "german minus": (["\u22121.234", "1,5"], NumberForm(True, "."), [-1234.0, 1.5]),
+    "blank after the sign": (["- 5", "3"], NumberForm(), [-5.0, 3.0]),
+    "arabic": (["\u0661", "\u0662\u0663"], NumberForm(), [1.0, 23.0]),
+    "full width": (["\uff11", "\uff12"], NumberForm(), [1.0, 2.0]),
 }
 
 
@@ -187,6 +193,16 @@ def test_strays_and_infinities_are_reported() -> None:
         "column: 1 value is no number, such as 'oops', and counts as missing",
         "column: 2 values are infinite and count as missing",
     ]
+
+
+def test_a_point_alone_is_no_number() -> None:
+    scan = scanned([*NUMBERS, "."])
+    assert math.isinf(scan.column().parse(cells("."))[0])
+    assert scan.remarks == ["column: 1 value is no number, such as '.', and counts as missing"]
+
+
+def test_whole_numbers_with_a_typographic_minus_are_whole() -> None:
+    assert scanned(["\u22121", "2", "3"] * 5).is_whole
 
 
 def test_amounts_that_are_taken_for_categories_are_reported() -> None:

@@ -16,7 +16,6 @@ from bayesify.tabular.cells import (
     Floats,
     Texts,
     as_days,
-    as_numbers,
     by_value,
     is_missing,
 )
@@ -87,7 +86,7 @@ class ColumnScan:
         """Count the next cells."""
         codes, unique = by_value(cells)
         sizes = np.bincount(codes, minlength=len(unique))
-        numbers = as_numbers(unique)
+        numbers = NumberForm().parse(unique)
         absent = np.isnan(numbers)
         absent[absent] = is_missing(unique[absent])
         self.missing += int(sizes[absent].sum())
@@ -189,7 +188,8 @@ class ColumnScan:
         if self._date_form() is not None:
             return "convert its dates to numbers, such as days, and use --task regression"
         if 2 * self._numbers >= self.count:
-            other = next(text for text in self.texts if np.isnan(as_numbers(_array(text))[0]))
+            texts = np.array(list(self.texts), dtype=object)
+            other = texts[np.isnan(NumberForm().parse(texts))][0]
             return (
                 f"{self._numbers:,} of its {self.count:,} cells are numbers: write cells such as "
                 f"{_shown(other)} as numbers too"

@@ -34,7 +34,7 @@ _SAME_UNIT = {
 }
 #: Units of a column that are told apart; a column with more has no unit.
 _MOST_UNITS = 20
-_GROUPED_POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+")
+_GROUPED_POINTS = re.compile(r"[+\-\u2212]?\s{0,2}[1-9]\d{0,2}(?:\.\d{3})+")
 _BLANKS = str.maketrans("\u2019\u00a0\u2009\u202f\u2212", "'   -")
 
 
@@ -97,34 +97,26 @@ class NumberForm:
 
     def parse(self, texts: Texts) -> Floats:
         """Return the numbers of stripped cells; nan for a text that is not of this form."""
+        values = np.full(len(texts), math.nan)
         if not (self.thousands or self.unit):
-            return as_numbers(texts, decimal_comma=self.decimal_comma)
-        parts = [split_unit(text) for text in texts]
-        name = _name_of(self.unit)
-        return np.array(
-            [
-                math.nan if part is None or _name_of(part.unit) != name else self._value(part)
-                for part in parts
-            ],
-            dtype=np.float64,
-        )
+            values = as_numbers(texts, decimal_comma=self.decimal_comma).copy()
+        # Also -5 with a typographic minus or a blank, and digits of other scripts.
+        left = np.isnan(values)
+        values[left] = [self._value(text) for text in texts[left]]
+        return values
 
-    def _value(self, part: Split) -> float:
-        if self._pattern.fullmatch(part.number) is None:
+    def _value(self, text: str) -> float:
+        part = split_unit(text)
+        if part is None or _name_of(part.unit) != _name_of(self.unit):
+            return math.nan
+        if not self.reads(part.number):
             return math.nan
         plain = part.number.replace(self.thousands, "") if self.thousands else part.number
-        try:
-            return float(plain.replace(",", ".") if self.decimal_comma else plain)
-        except ValueError:  # a point alone
-            return math.nan
-
-    @property
-    def _pattern(self) -> re.Pattern[str]:
-        return _PATTERNS[self.decimal_comma, self.thousands]
+        return float(plain.replace(",", ".") if self.decimal_comma else plain)
 
     def reads(self, number: str) -> bool:
         """Return whether a number without its unit is of this form."""
-        return self._pattern.fullmatch(number) is not None
+        return _PATTERNS[self.decimal_comma, self.thousands].fullmatch(number) is not None
 
     @property
     def words(self) -> str:
@@ -149,7 +141,7 @@ SHAPES = tuple(
 )
 _PATTERNS = {
     (form.decimal_comma, form.thousands): re.compile(
-        "[+-]?(?:"
+        r"[+-]?(?=[.,]?\d)(?:"  # a point alone is no number
         + (rf"[1-9]\d{{0,2}}(?:{re.escape(form.thousands)}\d{{3}})+|" if form.thousands else "")
         + r"\d*)(?:"
         + ("," if form.decimal_comma else r"\.")
