@@ -148,3 +148,24 @@ def test_stored_numbers_have_one_meaning_however_training_wrote_them(
         small = pd.DataFrame({"area": cells / 1000.0})
         with pytest.raises(TableError, match="the unit may be another one"):
             NewTable.open(table_of(small), schema)
+
+
+def test_a_duration_is_a_number_of_days_whatever_its_unit(tmp_path: Path) -> None:
+    hours = [None if i % 9 == 0 else i * i % 37 for i in range(ROWS)]
+    days = [None if each is None else each / 24.0 for each in hours]
+    target = np.random.default_rng(0).normal(size=ROWS)
+    parquet.write_table(pa.table({"x": days, "y": target}), tmp_path / "days.parquet")
+    plain, schema = fit_table(tmp_path / "days.parquet", "y")
+    _, of_days = fit_table(tmp_path / "days.parquet", "x")
+    for unit in ("s", "ms", "us", "ns"):
+        ticks = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit] * 3600
+        cells = pa.array([each and each * ticks for each in hours], pa.duration(unit))
+        parquet.write_table(pa.table({"x": cells, "y": target}), tmp_path / "t.parquet")
+        data, found = fit_table(tmp_path / "t.parquet", "y")
+        assert found.columns == schema.columns
+        assert torch.equal(data.train_inputs, plain.train_inputs)
+        assert fit_table(tmp_path / "t.parquet", "x")[1].target == of_days.target
+    frame = pd.DataFrame({"x": pd.to_timedelta(pd.Series(days), unit="D")})
+    tables = [NewTable.open(table_of(each), schema) for each in (frame, pd.DataFrame({"x": days}))]
+    one, other = (torch.cat([rows.inputs for rows in table]) for table in tables)
+    assert torch.equal(one, other)

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyarrow import compute
 
 from bayesify.tabular.cells import Floats, Texts
 
 __all__ = ["TableRows", "as_text", "is_number", "rechunked"]
+
+_TICKS_A_DAY = {unit: 86_400 * 1000**place for place, unit in enumerate(("s", "ms", "us", "ns"))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +51,10 @@ class TableRows:
         """Return the cells of a column of numbers, float64, shape (N,); nan for an empty one.
 
         They are the numbers that their texts stand for with a decimal point: those of a column in
-        single precision are its shortest decimals. None for a column that is not stored as numbers.
+        single precision are its shortest decimals, and durations are days. None for a column that
+        is not stored as numbers.
         """
-        cells = self.table[name]
+        cells = _in_days(self.table[name])
         if not is_number(cells.type):
             return None
         if pa.types.is_float32(cells.type) or pa.types.is_decimal(cells.type):
@@ -75,17 +79,26 @@ def is_number(kind: pa.DataType) -> bool:
     """
     kinds = pa.types
     is_float = kinds.is_float32(kind) or kinds.is_float64(kind)
-    return bool(kinds.is_integer(kind) or is_float or kinds.is_decimal(kind))
+    is_exact = kinds.is_integer(kind) or kinds.is_decimal(kind)
+    return bool(is_exact or is_float or kinds.is_duration(kind))
 
 
 def as_text(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return values as text; an empty one as "".
+    """Return values as text, durations as numbers of days; an empty one as "".
 
     Example:
         >>> as_text(pa.array([1.5, None])).to_pylist()
         ['1.5', '']
     """
-    return values.cast(pa.large_string()).fill_null("")
+    return _in_days(values).cast(pa.large_string()).fill_null("")
+
+
+def _in_days(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return durations as numbers of days, whatever their unit, and other values as they are."""
+    if not pa.types.is_duration(values.type):
+        return values
+    ticks = values.cast(pa.int64()).cast(pa.float64(), safe=False)
+    return compute.divide(ticks, float(_TICKS_A_DAY[values.type.unit]))
 
 
 def rechunked(parts: Iterable[TableRows], size: int) -> Iterator[TableRows]:
