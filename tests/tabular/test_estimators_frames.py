@@ -228,6 +228,19 @@ def test_arrays_of_texts_and_numbers() -> None:
     assert model.score(np.array(x, dtype=object), y) == 1.0
 
 
+@pytest.mark.parametrize(("dtype", "kind"), [("m8", "number"), ("M8", "date")])
+def test_arrays_of_dates_and_durations_mean_the_same_in_every_unit(dtype: str, kind: str) -> None:
+    days = np.arange(60)[:, None].astype(f"{dtype}[D]")
+    expected = None
+    for unit in ("D", "h", "s", "ns"):
+        model = BayesianMLPRegressor(steps=20, random_state=0)
+        model.fit(days.astype(f"{dtype}[{unit}]"), np.arange(60.0))
+        assert [column.kind for column in model.columns_] == [kind]
+        found = model.predict(days)
+        expected = found if expected is None else expected
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_a_text_of_its_own_in_every_row_is_not_used() -> None:
     table = pd.DataFrame({"x": np.arange(60.0) % 7, "who": [f"person {i}" for i in range(60)]})
     with pytest.warns(TableWarning, match="the column 'who' is not used: it identifies rows"):

@@ -148,3 +148,11 @@ def test_durations_are_no_targets() -> None:
     hours = pd.to_timedelta(np.arange(20.0), unit="h")
     with pytest.raises(ValueError, match="convert dates and durations to numbers"):
         trained(np.arange(20.0), hours)
+
+
+def test_complex_numbers_are_no_inputs(prices: BayesianMLPRegressor) -> None:
+    cells = np.arange(20.0) + 1j
+    with pytest.raises(ValueError, match="'x' must hold real numbers, got complex ones"):
+        trained(cells, np.arange(20.0))
+    with pytest.raises(ValueError, match="'x' must hold real numbers, got complex ones"):
+        prices.predict(pd.DataFrame({"x": cells}))

@@ -35,6 +35,8 @@ _DAY = pd.Timedelta(days=1)
 def frame_of(table: Any, *, always: bool = False) -> pd.DataFrame | None:
     """Return a table as a pandas data frame; None if it is an array of numbers.
 
+    An array of dates or durations is a frame: its numbers depend on its unit.
+
     Args:
         table: a pandas data frame, another that has ``to_pandas`` such as polars', or anything
             that NumPy makes an array of.
@@ -63,8 +65,11 @@ def frame_of(table: Any, *, always: bool = False) -> pd.DataFrame | None:
     texts = array.dtype.kind in "US" or (
         array.dtype == object and any(isinstance(cell, str) for cell in array.flat)
     )
-    if array.ndim != 2 or not (texts or always):
+    times = array.dtype.kind in "mM"
+    if array.ndim != 2 or not (texts or times or always):
         return None
+    if times:
+        return pd.DataFrame(array)
     return pd.DataFrame(array.astype(object)).infer_objects()
 
 
@@ -154,12 +159,21 @@ def _column(name: str, cells: pd.Series) -> tuple[Column, list[str]]:
 
 
 def _kind(cells: pd.Series) -> str:
-    """Return number, flag, date, category or text."""
+    """Return number, flag, date, category or text.
+
+    Raises:
+        ValueError: the numbers are complex.
+    """
     dtype = cells.dtype
     if isinstance(dtype, pd.CategoricalDtype):
         return "category"
     if types.is_bool_dtype(dtype):
         return "flag"
+    if types.is_complex_dtype(dtype):
+        raise ValueError(
+            f"the column {cells.name!r} must hold real numbers, got complex ones; give their real "
+            "and imaginary parts as two columns"
+        )
     if types.is_numeric_dtype(dtype) or types.is_timedelta64_dtype(dtype):
         return "number"
     if types.is_datetime64_any_dtype(dtype):
