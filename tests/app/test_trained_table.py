@@ -72,6 +72,8 @@ def test_options_and_errors(place: Path) -> None:
             run.predict(frame, level=0.5)
     else:
         assert "lower_50" in run.predict(frame, level=0.5).columns
+        assert "lower_99.99999" in run.predict(frame, level=0.9999999).columns
+        assert "upper_7" in run.predict(frame, level=0.07).columns
     frame["size"] = "much"
     with pytest.raises(TableError, match="the column 'size' must hold numbers with a decimal"):
         run.predict(frame)

@@ -202,6 +202,12 @@ def test_predictions_that_miss_are_marked():
     np.testing.assert_allclose(segments[0], [[2.0, -0.5], [2.0, 1.5]])
 
 
+def test_a_level_of_intervals_is_not_rounded_to_one():
+    y = torch.arange(4.0)
+    figure = predicted_against_true(y, y - 1.0, y + 1.0, y.unsqueeze(1), level=0.9999999)
+    assert "The 99.99999 % intervals" in figure.axes[0].get_title(loc="left")
+
+
 def test_many_predictions_are_thinned_but_all_counted():
     ax = predicted(5001).axes[0]
     drawn = sum(len(line.get_xydata()) for line in ax.lines[1:])

@@ -275,6 +275,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: numbers(8).interval(torch.zeros(1), torch.ones(1), 0.9),
         r"level 0\.9 needs at least 9 calibration examples, got 8; give more, or lower the level",
     ),
+    "too few for almost 1": (
+        lambda: numbers(8).guarantee(0.9999999),
+        r"level 0\.9999999 needs at least 9999999 .* got 8",
+    ),
     "too few for 0.95": (lambda: numbers(18).guarantee(0.95), "needs at least 19 .* got 18"),
     "level": (lambda: numbers(9).guarantee(1.0), "strictly between 0 and 1, got 1"),
     "level nan": (lambda: numbers(9).guarantee(math.nan), "strictly between 0 and 1, got nan"),

@@ -144,7 +144,7 @@ def predicted_against_true(
             label = f"target {words} the interval"
             ax.plot(truth[of], middle[of], "o", ms=3, color=COLOURS[colour], label=label)
     share = 100.0 * float(held.mean())
-    text = f"The {100.0 * level:g} % intervals hold {share:.1f} % of {count:,} targets"
+    text = f"The {100.0 * level:.15g} % intervals hold {share:.1f} % of {count:,} targets"
     ax.set(title=text, xlabel=f"true {name}", xlim=ends)
     drawn = "" if len(chosen) == count else f", {len(chosen)} of them drawn"
     ax.set_ylabel(f"predicted {name}{drawn}")

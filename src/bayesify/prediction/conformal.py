@@ -109,7 +109,7 @@ class Conformal:
         rank = math.ceil((self.num_scores + 1) * exact)
         if rank > self.num_scores:
             raise ValueError(
-                f"level {level:g} needs at least {math.ceil(exact / (1 - exact))} calibration "
+                f"level {level} needs at least {math.ceil(exact / (1 - exact))} calibration "
                 f"examples, got {self.num_scores}; give more, or lower the level"
             )
         return rank

@@ -140,7 +140,7 @@ class Predictions:
         if self.class_names:
             more = [] if self.conformal is None else ["set"]
             return ["prediction", *more, *(f"p({name})" for name in self.class_names), *split]
-        percent = f"{100.0 * self.level:g}"
+        percent = f"{100.0 * self.level:.15g}"
         return ["mean", "std", f"lower_{percent}", f"upper_{percent}", *split]
 
     def measure(self, inputs: Tensor, targets: Tensor, distances: Tensor) -> None:
