@@ -116,6 +116,21 @@ def test_a_setting_that_has_no_form_in_json_is_pickled_as_before() -> None:
     np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
 
 
+@pytest.mark.parametrize(("fitted", "changed"), [("gaussian", "poisson"), ("poisson", "gaussian")])
+def test_another_likelihood_after_training_is_an_error(fitted: Any, changed: Any) -> None:
+    x = np.arange(20.0)[:, None]
+    model = BayesianMLPRegressor(likelihood=fitted, steps=5, random_state=0).fit(x, x[:, 0])
+    model.set_params(likelihood=changed)
+    for act in (
+        lambda: model.save("model.safetensors"),
+        lambda: model.predict(x),
+        lambda: model.partial_fit(x, x[:, 0]),
+    ):
+        with pytest.raises(ValueError, match=f"must be '{fitted}', as in training, got '{changed}"):
+            act()
+    assert len(model.set_params(likelihood=fitted).predict(x)) == 20
+
+
 @pytest.mark.parametrize("change", ["setting", "failed fit", "half precision"])
 def test_what_fits_no_more_is_pickled_as_it_is(change: str) -> None:
     x, y = load_diabetes(return_X_y=True)

@@ -23,6 +23,7 @@ __all__ = [
     "LARGEST_COUNT",
     "CountStatistics",
     "NumberLikelihood",
+    "check_unchanged",
     "has_classes",
     "number_likelihood",
     "wrong_count",
@@ -58,6 +59,23 @@ def number_likelihood(name: str) -> Likelihood:
     if name == "censored":
         return CensoredGaussianLikelihood(input_dependent=True)
     return GaussianLikelihood(input_dependent=True)
+
+
+def check_unchanged(fitted: Likelihood, name: str) -> None:
+    """Check that the likelihood of a trained estimator is still the one in its settings.
+
+    Raises:
+        ValueError: it is another one.
+
+    Example:
+        >>> check_unchanged(PoissonLikelihood(), "poisson")
+    """
+    if type(fitted) is not type(number_likelihood(name)):
+        names = get_args(NumberLikelihood)
+        own = next(each for each in names if type(number_likelihood(each)) is type(fitted))
+        raise ValueError(
+            f"likelihood must be {own!r}, as in training, got {name!r}; set it back, or call fit"
+        )
 
 
 def has_classes(likelihood: Likelihood) -> bool:

@@ -32,6 +32,7 @@ from bayesify.tabular.likelihoods import (
     LARGEST_COUNT,
     CountStatistics,
     NumberLikelihood,
+    check_unchanged,
     number_likelihood,
     wrong_count,
 )
@@ -265,6 +266,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     ) -> tuple[Array, Array]:
         """Return the checked rows and targets, which set the form of later ones if ``first``."""
         _check_are_numbers(y)
+        if not first:
+            check_unchanged(self.bnn_.likelihood, self.likelihood)
         table, targets = self._checked(
             X, y, first=first, sample_weight=sample_weight, multi_output=True, y_numeric=True
         )
@@ -383,6 +386,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         return lower, upper
 
     def _stored_targets(self) -> dict[str, Any]:
+        check_unchanged(self.bnn_.likelihood, self.likelihood)
         scaling = self.target_scaling_
         spread = self._count_spread.tolist() if self.likelihood in COUNTS else None
         return {
@@ -403,6 +407,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     @property
     def _marginal(self) -> Tensor:
+        check_unchanged(self.bnn_.likelihood, self.likelihood)
         # The variance of standardised targets is 1.
         return self._count_spread if self.likelihood in COUNTS else torch.ones(())
 
