@@ -174,6 +174,16 @@ def test_days_before_months_unless_that_cannot_be() -> None:
     assert months_first.form == "%m/%d/%Y"
 
 
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_the_order_of_the_rows_does_not_decide_whether_there_are_dates(pieces: int) -> None:
+    days = [f"{1 + i % 28:02d}.{1 + i % 12:02d}.{2000 + i % 20}" for i in range(188)]
+    strays = [f"unknown {i:02d}" for i in range(12)]
+    for texts in ([*strays, *days], [*days, *strays], [*days[:90], *strays, *days[90:]]):
+        column = scanned(texts, pieces=pieces).column()
+        assert isinstance(column, DateColumn)
+        assert column.form == "%d.%m.%Y"
+
+
 def test_the_value_of_a_date_does_not_depend_on_the_other_cells() -> None:
     texts = cells("9999-12-31", "2024-01-01T10:00:00.1234567", "-821-01-01", "2024-01-01", "soon")
     alone = [as_days(cells(text), "ISO8601")[0] for text in texts]

@@ -43,6 +43,9 @@ _LARGEST_SMALL = 100
 _MOST_TEXTS = 100_000
 #: Share of its cells that must be numbers, or dates, in a column of numbers, or dates.
 _MOSTLY = 0.9
+#: Cells by which the likely formats of dates are found.
+_SAMPLE = 50
+_DIGIT = re.compile(r"\d")
 _TWO_MEANINGS = "the commas or points in its numbers may separate thousands or be decimal points"
 _ID_NAME = re.compile(
     r"(?:^|[_\W])(?:id|idx|index|uuid|guid|key|row|row_?n(?:r|o|um|umber)?)$"
@@ -80,7 +83,9 @@ class ColumnScan:
         self._last: float | None = None
         self._first: float | None = None
         self._consecutive = True
-        self._dates: Counter[str] | None = None
+        self._like_dates = 0
+        #: Cells that each likely format of dates reads.
+        self._dates: Counter[str] = Counter()
 
     def update(self, cells: Texts) -> None:
         """Count the next cells."""
@@ -122,13 +127,14 @@ class ColumnScan:
         self._last = float(values[-1])
 
     def _update_dates(self, known: Texts, sizes: npt.NDArray[np.int64]) -> None:
-        if self._dates is None:
-            few = known[:50]
-            looks = [bool(re.search(r"\d", text)) and 6 <= len(text) <= 40 for text in few]
-            forms = DATE_FORMATS if np.mean(looks) >= _MOSTLY else ()
-            self._dates = Counter(
-                {form: 0 for form in forms if np.isfinite(as_days(few, form)).mean() >= _MOSTLY}
-            )
+        looks = [6 <= len(text) <= 40 and _DIGIT.search(text) is not None for text in known]
+        self._like_dates += int(sizes[looks].sum())
+        likely = self._like_dates >= _MOSTLY * self.count
+        if likely and not self._dates and self.texts.total() == self.count:
+            # By all cells so far: the first ones may be the few that are no dates.
+            known = np.array(list(self.texts), dtype=object)
+            sizes = np.array(list(self.texts.values()))
+            self._dates = Counter(dict.fromkeys(_likely_dates(known, sizes), 0))
         for form in list(self._dates):
             fits = np.isfinite(as_days(known, form))
             self._dates[form] += int(sizes[fits].sum())
@@ -209,7 +215,6 @@ class ColumnScan:
                 self._remark(self._infinite, "infinite")
             return NumberColumn(name=name, **dataclasses.asdict(numbers))
         if (form := self._date_form()) is not None:
-            assert self._dates is not None
             strange = self.count - self._dates[form]
             if strange:
                 self._remark(strange, f"no date like {form}")
@@ -276,6 +281,18 @@ class ColumnScan:
     def _flag_words(self) -> tuple[str, str] | None:
         found = {text.lower() for text in self.texts} if len(self.texts) <= 6 else set()
         return next((words for words in FLAG_WORDS if found and found <= set(words)), None)
+
+
+def _likely_dates(texts: Texts, sizes: npt.NDArray[np.int64]) -> list[str]:
+    """Return the formats of dates that read half of some cells, evenly spaced in their order.
+
+    The share of the sample may differ from that of all cells, by which the format is then chosen.
+    """
+    order = np.argsort(texts)
+    ends = np.cumsum(sizes[order])
+    places = np.searchsorted(ends, (np.arange(_SAMPLE) + 0.5) / _SAMPLE * ends[-1])
+    some = texts[order[places]]
+    return [form for form in DATE_FORMATS if np.isfinite(as_days(some, form)).mean() >= 0.5]
 
 
 def _array(text: str) -> Texts:
