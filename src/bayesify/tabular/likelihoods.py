@@ -1,9 +1,10 @@
-"""Likelihoods of a table's target by their names, and what counts tell of the network's start."""
+"""Likelihoods of a table's target by their names, checks of targets, and statistics of counts."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ __all__ = [
     "LARGEST_COUNT",
     "CountStatistics",
     "NumberLikelihood",
+    "check_are_numbers",
     "check_unchanged",
     "has_classes",
     "number_likelihood",
@@ -121,10 +123,43 @@ def wrong_count(values: Any) -> float | None:
     """Return the first number of an array that is no count, or too large; None if all are.
 
     Example:
-        >>> import numpy as np
         >>> wrong_count(np.array([0.0, 3.0])), wrong_count(np.array([1.0, -2.0, 0.5]))
         (None, -2.0)
     """
     fine = (values >= 0.0) & (values <= LARGEST_COUNT) & (values % 1.0 == 0.0)
     wrong = values[~fine]
     return float(wrong[0]) if wrong.size else None
+
+
+def check_are_numbers(y: Any) -> None:
+    """Check that targets are no texts, dates or durations, which scikit-learn takes.
+
+    Raises:
+        ValueError: they are.
+
+    Example:
+        >>> check_are_numbers([1.5, 2])
+    """
+    try:
+        values = np.asarray(y)
+    except ValueError:  # rows of different lengths
+        return
+    wrong = None
+    if values.dtype.kind in "mM":
+        wrong = str(values.flat[0]) if values.size else None
+    elif values.dtype.kind in "OUS":
+        texts = (str(each) for each in values.flat if isinstance(each, str | bytes))
+        wrong = next((text for text in texts if not _is_number(text)), None)
+    if wrong is not None:
+        raise ValueError(
+            f"y must hold numbers, got {wrong!r}; use BayesianMLPClassifier for classes, and "
+            "convert dates and durations to numbers"
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

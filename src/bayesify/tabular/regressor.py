@@ -32,6 +32,7 @@ from bayesify.tabular.likelihoods import (
     LARGEST_COUNT,
     CountStatistics,
     NumberLikelihood,
+    check_are_numbers,
     check_unchanged,
     number_likelihood,
     wrong_count,
@@ -265,7 +266,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         sample_weight: Any = None,
     ) -> tuple[Array, Array]:
         """Return the checked rows and targets, which set the form of later ones if ``first``."""
-        _check_are_numbers(y)
+        check_are_numbers(y)
         if not first:
             check_unchanged(self.bnn_.likelihood, self.likelihood)
         table, targets = self._checked(
@@ -421,30 +422,3 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_are_numbers(y: Any) -> None:
-    """Raise ValueError where targets are texts, dates or durations, which scikit-learn takes."""
-    try:
-        values = np.asarray(y)
-    except ValueError:  # rows of different lengths
-        return
-    wrong = None
-    if values.dtype.kind in "mM":
-        wrong = str(values.flat[0]) if values.size else None
-    elif values.dtype.kind in "OUS":
-        texts = (str(each) for each in values.flat if isinstance(each, str | bytes))
-        wrong = next((text for text in texts if not _is_number(text)), None)
-    if wrong is not None:
-        raise ValueError(
-            f"y must hold numbers, got {wrong!r}; use BayesianMLPClassifier for classes, and "
-            "convert dates and durations to numbers"
-        )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
