@@ -117,12 +117,14 @@ def test_a_setting_that_has_no_form_in_json_is_pickled_as_before() -> None:
 
 
 @pytest.mark.parametrize(("fitted", "changed"), [("gaussian", "poisson"), ("poisson", "gaussian")])
-def test_another_likelihood_after_training_is_an_error(fitted: Any, changed: Any) -> None:
+def test_another_likelihood_after_training_is_an_error(
+    fitted: Any, changed: Any, tmp_path: Path
+) -> None:
     x = np.arange(20.0)[:, None]
     model = BayesianMLPRegressor(likelihood=fitted, steps=5, random_state=0).fit(x, x[:, 0])
     model.set_params(likelihood=changed)
     for act in (
-        lambda: model.save("model.safetensors"),
+        lambda: model.save(tmp_path / "model.safetensors"),
         lambda: model.predict(x),
         lambda: model.partial_fit(x, x[:, 0]),
     ):
