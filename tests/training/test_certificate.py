@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -356,6 +357,46 @@ def test_a_prediction_that_depends_on_the_batch_is_refused() -> None:
         check_certifiable(bnn)
     net = nn.Sequential(nn.Conv1d(1, 3, 3), nn.InstanceNorm1d(3))
     check_certifiable(bf.BayesianModule(net, prior=bf.Gaussian(0.1), prior_mean="initial"))
+
+
+class Mixing(nn.Module):
+    """A network that computes the logits of an example from the whole batch."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.mix = nn.Linear(3, 2), mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        nn.Softmax(dim=0),
+        lambda h: h - h.mean(0),
+        lambda h: torch.nn.functional.batch_norm(h, None, None, training=True),
+        lambda h: (h - h.mean(0)) / h.std(0),
+    ],
+)
+def test_a_network_that_mixes_the_examples_of_a_batch_is_refused(mix: Any) -> None:
+    torch.manual_seed(0)
+    bnn, x, y = at_prior(Mixing(mix)), torch.randn(400, 3), torch.zeros(400).long()
+    message = (
+        r"depend on the others of its batch: they are \[.* 2 and \[.*\] in one of 2048; compute"
+    )
+    with pytest.raises(ValueError, match=message):
+        bf.certify(bnn, x, y, prior_indices=(), num_samples=3000)
+    with pytest.raises(ValueError, match=message):
+        sampled_error(bnn, x, y, num_samples=3000)
+
+
+def test_noise_of_the_network_and_masked_classes_do_not_count_as_mixing() -> None:
+    torch.manual_seed(0)
+    mask = torch.tensor([False, True])
+    for mix in (nn.Softmax(dim=-1), torch.rand_like, lambda h: h.masked_fill(mask, -math.inf)):
+        bnn, x = at_prior(Mixing(mix)), torch.randn(40, 3)
+        assert 0.0 <= sampled_error(bnn, x, torch.zeros(40).long(), num_samples=100) <= 100.0
 
 
 class Recurrent(nn.Module):

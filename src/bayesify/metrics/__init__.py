@@ -22,7 +22,8 @@ from bayesify.metrics.regression import (
     regression_metrics,
 )
 from bayesify.metrics.selective import RiskCoverage, ood_auroc, risk_coverage
-from bayesify.training.certificate import binary_kl, binary_kl_inverse, sampled_error
+from bayesify.training.binary_kl import binary_kl, binary_kl_inverse
+from bayesify.training.certificate import sampled_error
 
 __all__ = [
     "Reliability",

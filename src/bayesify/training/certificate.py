@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,14 +20,17 @@ from bayesify.module.inputs import Inputs, arguments_of, count_examples, inputs_
 from bayesify.module.shared_pass import in_one_pass
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
 from bayesify.training.backends.leaves import LeafPosterior
+from bayesify.training.binary_kl import binary_kl_inverse
 from bayesify.training.pac_bayes import check_certifiable
 
-__all__ = ["Certificate", "binary_kl", "binary_kl_inverse", "certify", "sampled_error"]
+__all__ = ["Certificate", "certify", "sampled_error"]
 
 #: Examples of one forward pass, where each has weights of its own.
 _ROWS = 2048
 #: Weights that are drawn at once, where each example has a whole vector of them.
 _WEIGHTS = 2**20
+#: The greatest difference of logits that counts as rounding, relative to the largest of them.
+_ROUNDING = 1e-2
 
 
 @dataclass(frozen=True)
@@ -88,76 +90,6 @@ class Certificate:
             f"nats, {self.error:.2f} % observed).{chosen} It does not cover the mean weights, "
             "averaged predictions, or examples of another distribution."
         )
-
-
-def binary_kl(q: float, p: float) -> float:
-    """Compute KL(Bernoulli(q) || Bernoulli(p)) in nats.
-
-    Args:
-        q: a share, from 0 to 1.
-        p: a share, from 0 to 1.
-
-    Raises:
-        ValueError: a share is out of its range.
-
-    Example:
-        >>> binary_kl(0.5, 0.5), round(binary_kl(0.0, 0.5), 6), binary_kl(0.5, 1.0)
-        (0.0, 0.693147, inf)
-    """
-    for name, share in (("q", q), ("p", p)):
-        if not 0.0 <= share <= 1.0:
-            raise ValueError(f"{name} must be from 0 to 1, got {share}")
-    total = 0.0
-    for a, b, difference in ((q, p, p - q), (1.0 - q, 1.0 - p, q - p)):
-        if a > 0.0 and b == 0.0:
-            return math.inf
-        if a > 0.0:
-            # Where a and b are close, log(b / a) from the difference, which does not cancel.
-            is_close = abs(difference) < 0.5 * a
-            total -= a * (math.log1p(difference / a) if is_close else math.log(b / a))
-    return max(total, 0.0)
-
-
-def binary_kl_inverse(
-    q: float, divergence: float, side: Literal["upper", "lower"] = "upper"
-) -> float:
-    """Return the largest p with ``binary_kl(q, p) <= divergence``, or with "lower" the least.
-
-    It is found by bisection to the last bit, and rounded outwards: never inside the bound.
-
-    Args:
-        q: a share, from 0 to 1.
-        divergence: in nats, at least 0.
-        side: ``"upper"`` for p >= q, ``"lower"`` for p <= q.
-
-    Raises:
-        ValueError: an argument is out of its range.
-
-    Example:
-        >>> round(binary_kl_inverse(0.0, 0.1), 9) == round(1 - math.exp(-0.1), 9)
-        True
-        >>> binary_kl_inverse(0.2, 0.0), round(binary_kl_inverse(0.2, 0.05, "lower"), 4)
-        (0.2, 0.0952)
-    """
-    if not 0.0 <= q <= 1.0:
-        raise ValueError(f"q must be from 0 to 1, got {q}")
-    if not divergence >= 0.0:
-        raise ValueError(f"divergence must be at least 0, got {divergence}")
-    if side not in ("upper", "lower"):
-        raise ValueError(f'side must be "upper" or "lower", got {side!r}')
-    if divergence == 0.0:
-        return q
-    inside, outside = q, 1.0 if side == "upper" else 0.0
-    if binary_kl(q, outside) <= divergence:
-        return outside
-    while True:
-        middle = 0.5 * (inside + outside)
-        if middle in (inside, outside):
-            return outside
-        if binary_kl(q, middle) <= divergence:
-            inside = middle
-        else:
-            outside = middle
 
 
 @torch.no_grad()
@@ -275,8 +207,8 @@ def sampled_error(
 
     Raises:
         TypeError: ``num_samples`` is no integer.
-        ValueError: ``num_samples`` is below 1, the targets are not class indices of shape (N,), or
-            the posterior is not a ``MeanFieldGaussian``.
+        ValueError: ``num_samples`` is below 1, the targets are not class indices of shape (N,), the
+            posterior is not a ``MeanFieldGaussian``, or the network mixes the examples of a batch.
 
     Example:
         >>> x = torch.zeros(10, 3)
@@ -365,6 +297,7 @@ def _count_wrong(
         before = bnn.estimator
         bnn.estimator = LocalReparameterization()
         try:
+            _check_apart(bnn, inputs, picks[:_ROWS], seed)
             wrong = _wrong_in_passes(bnn, inputs, targets, picks, seed, rows=_ROWS)
             group = _WEIGHTS // bnn.layout.num_weights
             if wrong is None and group > 1:
@@ -375,6 +308,35 @@ def _count_wrong(
             bnn.estimator = before
     assert wrong is not None
     return wrong
+
+
+def _check_apart(bnn: BayesianModule, inputs: Inputs, rows: Tensor, seed: int) -> None:
+    """Raise ValueError where an example's logits depend on the others of its batch."""
+    noise = bnn.posterior.noise(NoiseKey(seed, Stream.CERTIFICATE, 0), range(1))
+    weights = bnn.posterior.draw(noise).weights[0]
+
+    def logits(some: Tensor) -> Tensor:
+        args, kwargs = arguments_of(tree_map_only(Tensor, lambda each: each[some], inputs))
+        return bnn.tensor_of(bnn.run_with(weights, *args, **kwargs))
+
+    among = logits(rows)
+    _check_logits(among.unsqueeze(0), None)
+    # Two, since a network may fail on a batch of one, as for a standard deviation.
+    among, few = among[:2], logits(rows[:2])
+    share = max(_ROUNDING, 16.0 * torch.finfo(among.dtype).eps)
+    limit = share * float(among.nan_to_num(0.0, 0.0, 0.0).abs().max())
+
+    def differs(one: Tensor) -> bool:
+        return not torch.allclose(one, few, rtol=0.0, atol=limit, equal_nan=True)
+
+    # A network with noise of its own differs from itself, and the noise is no other example.
+    if differs(among) and not differs(logits(rows[:2])):
+        raise ValueError(
+            "a certificate is of predictions for one example, but the network's logits of an "
+            f"example depend on the others of its batch: they are {few[0].tolist()} in a batch of "
+            f"2 and {among[0].tolist()} in one of {len(rows)}; compute them from the example "
+            "alone, as with softmax over the classes, GroupNorm or LayerNorm"
+        )
 
 
 def _wrong_in_passes(
