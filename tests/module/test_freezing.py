@@ -300,21 +300,37 @@ def test_a_layer_that_mixes_examples_gets_weight_samples() -> None:
     torch.testing.assert_close(bf.freeze(bnn, 4)(x).mean, bnn.predict(x, 4).mean)
 
 
+class Masked(nn.Module):
+    """A network of three classes, of which the last is never possible."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(x)
+        return outputs.masked_fill(torch.tensor([False, False, True]), -torch.inf)
+
+
 def test_classes_that_a_network_masks_have_no_uncertainty() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            outputs: Tensor = self.linear(x)
-            return outputs.masked_fill(torch.tensor([False, False, True]), -torch.inf)
-
     bnn, x = bf.BayesianModule(Masked(), init_std=0.5), torch.ones(2, 4)
     expected, found = bnn.predict(x, 8), bf.freeze(bnn, num_samples=8)(x)
     torch.testing.assert_close(found.mean, expected.mean)
     torch.testing.assert_close(found.total, expected.total)
     torch.testing.assert_close(found.epistemic, expected.epistemic)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 8])
+def test_classes_that_a_network_masks_leave_gradients_that_are_numbers(samples: int) -> None:
+    torch.manual_seed(0)
+    frozen = bf.freeze(bf.BayesianModule(Masked(), init_std=0.5), samples)
+    x = torch.randn(2, 4, requires_grad=True)
+    found = frozen(x)
+    assert bool((found.mean[:, 2] == 0.0).all())
+    for part in (found.mean[:, 0], found.total, found.epistemic):
+        (slope,) = torch.autograd.grad(part.sum(), x, retain_graph=True)
+        assert bool(slope.isfinite().all())
+        assert bool(slope.any()) or (part is found.epistemic and samples < 2)
 
 
 class RunningMean(nn.Linear):

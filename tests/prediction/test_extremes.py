@@ -32,6 +32,25 @@ def test_many_samples_in_half_precision(dtype: torch.dtype) -> None:
         )
 
 
+@loop_over("dtype", [torch.float64, torch.bfloat16])
+def test_classes_that_no_sample_allows_leave_gradients_that_are_numbers(dtype: torch.dtype) -> None:
+    logits = normals(4, 5, 3).to(dtype).requires_grad_()
+    masked = logits.masked_fill(torch.tensor([False, False, True]), -torch.inf)
+    y = torch.tensor([0, 1, 1, 0, 1])
+    one_by_one = CategoricalPredictive.from_logits(masked, keep_samples=True)
+    bare = CategoricalPredictive.from_logits(masked.detach())
+    for p in (one_by_one, one_by_one.subset(range(4))):  # also of all samples as a block
+        torch.testing.assert_close(p.log_mean.detach(), bare.log_mean)
+        assert bool((p.log_mean[:, 2] == -torch.inf).all())
+        for part in (p.mean[:, 0], p.total, p.aleatoric, p.epistemic, p.log_prob(y)):
+            (slope,) = torch.autograd.grad(part.sum(), logits, retain_graph=True)
+            assert bool(slope.isfinite().all())
+            assert bool(slope.any())
+    joined = CategoricalPredictive.joined([one_by_one, one_by_one])
+    (slope,) = torch.autograd.grad(joined.total.sum(), logits)
+    assert bool(slope.isfinite().all())
+
+
 @loop_over("scale", [1e-30, 1e-10, 1e10, 1e30])
 def test_densities_and_quantiles_at_any_scale(scale: float) -> None:
     noise = 0.3 + normals(6, 5, 2, seed=3).square()

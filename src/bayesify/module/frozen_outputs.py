@@ -26,6 +26,8 @@ __all__ = ["ClassOutputs", "NumberOutputs", "frozen_head"]
 _PARTS, _STEPS = 8, 8
 #: The least level of a quantile; of lesser ones float32 resolves too little of the tail.
 LEAST = 1e-4
+#: The logarithm that stands for that of 0: its exponential is 0 in every dtype.
+_LOG_ZERO = -1e4
 
 
 class ClassOutputs(NamedTuple):
@@ -71,15 +73,14 @@ class _ClassHead(nn.Module):
             self.likelihood, CategoricalLikelihood | BernoulliLikelihood | OrdinalLikelihood
         )
         wide = at_least_float32(outputs)
-        log_probs = self.likelihood.class_log_probs(wide)
+        # A probability of 0, as where a network masks its logits, adds nothing, to gradients too.
+        log_probs = self.likelihood.class_log_probs(wide).clamp_min(_LOG_ZERO)
         log_mean = log_probs.logsumexp(0) - math.log(len(log_probs))
         mean = log_mean.exp()
         # KL(sample || average), averaged: exact where the samples nearly agree, as a difference of
         # two entropies is not.
-        # A class of probability 0, as where a network masks its logits, adds nothing.
-        excess = torch.where(log_probs > -torch.inf, log_probs - log_mean, 0.0)
-        divergence = (log_probs.exp() * excess).sum(-1).mean(0)
-        total = -(mean * torch.where(mean > 0.0, log_mean, 0.0)).sum(-1)
+        divergence = (log_probs.exp() * (log_probs - log_mean)).sum(-1).mean(0)
+        total = -(mean * log_mean).sum(-1)
         return ClassOutputs(
             mean[..., 1] if self.is_binary else mean,
             total.clamp_min(0.0),

@@ -73,6 +73,9 @@ def average_probabilities(
             log_samples[start:stop] = block
         wide, alone = torch.promote_types(dtype, torch.float32), len(block) == 1
         probs = block.to(accumulation_dtype(block)).exp()
+        if block.requires_grad:
+            # The gradient of a sum of zeros alone, of which each logarithm is -inf, would be NaN.
+            block = block.to(wide).clamp_min(torch.finfo(wide).min)
         summed = block[0] if alone else block.to(wide).logsumexp(0)
         if log_sum is None:
             log_sum = summed.to(wide, copy=True)
@@ -95,10 +98,13 @@ def average_probabilities(
         start = stop
     if log_sum is None:
         raise ValueError("at least one weight sample is needed, got none")
+    log_mean = log_sum - math.log(count)
+    if log_mean.requires_grad:
+        log_mean = log_mean.masked_fill(log_mean <= torch.finfo(wide).min, -math.inf)
     mean, expected = prob_sum / count, entropy_sum / count
     information = _normalise(mean)[1] - expected
     return AveragedProbabilities(
-        (log_sum - math.log(count)).to(dtype),
+        log_mean.to(dtype),
         expected.to(dtype),
         information.clamp_min(0.0).to(dtype),
         log_samples,
