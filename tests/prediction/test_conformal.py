@@ -297,6 +297,16 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: bf.ConformalIntervals.of(torch.zeros(1), torch.ones(1), torch.tensor([math.nan])),
         "must be numbers, got nan; correct",
     ),
+    "nan of one network": (
+        lambda: bf.ConformalIntervals.joined([numbers(9), numbers(9)]).interval(
+            torch.tensor([[0.0, 0.0], [0.0, math.nan]]), torch.ones(2, 2), 0.9
+        ),
+        "means must be finite, got nan for 1 of 4; correct the inputs of these examples",
+    ),
+    "infinite mean": (
+        lambda: numbers(9).interval(torch.tensor([-math.inf]), torch.ones(1), 0.9),
+        "means must be finite, got -inf for 1 of 1",
+    ),
     "std": (
         lambda: bf.ConformalIntervals.of(torch.zeros(2), torch.tensor([1.0, 0.0]), torch.zeros(2)),
         "std must be positive, got 0",

@@ -171,10 +171,16 @@ class ConformalIntervals(Conformal):
 
         Raises:
             ValueError: ``level`` is out of range, there are too few calibration examples for it,
-                or the shapes do not fit.
+                the shapes do not fit, or a mean is not finite.
         """
         rank = self._rank(level)
         _check_std(mean, std)
+        wrong = ~mean.isfinite()
+        if bool(wrong.any()):
+            raise ValueError(
+                f"means must be finite, got {mean[wrong][0].item()} for {int(wrong.sum())} of "
+                f"{mean.numel()}; correct the inputs of these examples, or leave them out"
+            )
         means, stds = self._by_network(mean), self._by_network(std)
         shape = tuple(means[0].shape[1:])
         if shape != tuple(self.scores[0].shape[1:]):
