@@ -21,9 +21,11 @@ from bayesify import (
     ELBO,
     IVON,
     BayesianModule,
+    ClosedFormLastLayer,
     Delta,
     Gaussian,
     LocalReparameterization,
+    MatrixGaussian,
     PACBayesObjective,
     PruningSchedule,
     fit,
@@ -385,6 +387,30 @@ def test_a_pac_bayes_bound_is_an_error() -> None:
     bnn = BayesianModule(nn.Linear(3, 4).double(), prior=Gaussian(0.1))
     with pytest.raises(ValueError, match="pruning needs an ELBO"):
         trained(PACBayesObjective(bnn, num_data=N, form="f-quad"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, TypeError, r"a layer of at most 4,096 weights, got one of 5,050"),
+        (
+            {"estimator": ClosedFormLastLayer()},
+            ValueError,
+            r"but pruning would remove some of 1\.weight, 1\.bias; use another estimator",
+        ),
+    ],
+)
+def test_what_pruning_would_stop_is_an_error_before_the_first_step(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    width = 10 if options else 50
+    net = nn.Sequential(nn.Linear(100, width), nn.Linear(width, 2))
+    elbo = ELBO(BayesianModule(net, posterior=MatrixGaussian(), **options), num_data=N)
+    x, y = torch.randn(N, 100), torch.zeros(N).long()
+    with pytest.raises(error, match=message):
+        fit(elbo, TensorLoader(x, y, 4), epochs=EPOCHS, pruning=SCHEDULE, callback=Silent())
+    assert elbo.step == 0
+    assert elbo.bnn.posterior.mask is None
 
 
 def test_the_order_of_two_networks_is_their_own_snr() -> None:

@@ -123,7 +123,13 @@ class Correlation(WideModule, ABC):
         Args:
             scale: the scale of each weight, shape (n,).
             mask: False for weights that do not count, shape (n,), or None.
+
+        Raises:
+            TypeError: see :meth:`check_prunable`.
         """
+
+    def check_prunable(self) -> None:
+        """Raise TypeError where :meth:`total_correlation` needs that all weights count."""
 
 
 class Independent(Correlation):
@@ -288,14 +294,18 @@ class Kronecker(Correlation):
         return most * (self._flat(squares) + _LEAST).sqrt()
 
     def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:
-        """See :meth:`Correlation.total_correlation`; the determinants of A and B are 1.
-
-        Raises:
-            TypeError: some of more than 4,096 weights do not count, for which there is no formula.
-        """
+        """See :meth:`Correlation.total_correlation`; the determinants of A and B are 1."""
         if mask is None or bool(mask.all()):
             relative = scale / scale.detach().amax().clamp(min=torch.finfo(scale.dtype).tiny)
             return torch.sum(self.std(relative).log() - relative.log())
+        self.check_prunable()
+        # Row i of the identity is weight i's noise, so that row i holds what noise i does to all.
+        each = torch.eye(self.num_weights, dtype=scale.dtype, device=scale.device)
+        factor = self.deviations(scale, each)[:, mask]
+        return self.std(scale)[mask].log().sum() - 0.5 * _log_det(factor.T @ factor)
+
+    def check_prunable(self) -> None:
+        """Raise TypeError for more than 4,096 weights, since there is no formula for some."""
         if self.num_weights > _LARGEST_DENSE:
             raise TypeError(
                 "the KL of a MatrixGaussian of which weights are pruned, or are an embedding's "
@@ -303,10 +313,6 @@ class Kronecker(Correlation):
                 f"got one of {self.num_weights:,}; predict with the pruned network, "
                 "or train the layer with MeanFieldGaussian, by PosteriorByGroup"
             )
-        # Row i of the identity is weight i's noise, so that row i holds what noise i does to all.
-        each = torch.eye(self.num_weights, dtype=scale.dtype, device=scale.device)
-        factor = self.deviations(scale, each)[:, mask]
-        return self.std(scale)[mask].log().sum() - 0.5 * _log_det(factor.T @ factor)
 
     def output_noise(self, scale: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return v and A: the outputs' deviations of a linear layer are A (sqrt(v) * e).

@@ -11,7 +11,9 @@ from typing import Any, Literal
 import torch
 from torch.optim import Optimizer
 
+from bayesify.distributions.structured import StructuredGaussian
 from bayesify.distributions.whole_numbers import whole_number
+from bayesify.estimators import ClosedFormLastLayer
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.pruning import check_pruning, prune_in_place
 from bayesify.training.elbo import ELBO
@@ -94,9 +96,10 @@ class PruningSchedule:
         pruned networks from the first step on.
 
         Raises:
-            ValueError: pruning would not end before training does, or the objective is a bound
-                that a pruned network has not.
-            TypeError: the weights have no std, and the criterion needs one.
+            ValueError: pruning would not end before training does, the objective is a bound that a
+                pruned network has not, or its estimator takes no pruned last layer.
+            TypeError: the weights have no std, and the criterion needs one; or a layer's KL has no
+                formula where some of its weights are pruned.
         """
         if self.until_epoch >= epochs:
             raise ValueError(
@@ -108,6 +111,7 @@ class PruningSchedule:
                 "pruning needs an ELBO, got a PACBayesObjective: its bound does not hold for a "
                 "network whose weights are removed by the data; leave out pruning"
             )
+        _check_prunable(elbo.bnn)
         prune_in_place(elbo.bnn, 0.0, self.criterion)
 
     def fraction_at(self, step: int, batches: int) -> float:
@@ -149,6 +153,23 @@ class PruningSchedule:
         """The step before which pruning begins, and that before which it ends."""
         first = math.ceil(self.from_epoch * batches)
         return first, max(first + 1, math.ceil(self.until_epoch * batches))
+
+
+def _check_prunable(bnn: BayesianModule) -> None:
+    """Raise an error where training would stop once weights are pruned."""
+    if not isinstance(bnn.posterior, StructuredGaussian):
+        return
+    for group in bnn.posterior.joint_groups:
+        group.correlation.check_prunable()
+        # The layer registered last: which gives the outputs is known only once the network runs.
+        is_last = bnn.layout.names[-1] in group.names
+        is_closed = isinstance(bnn.estimator, ClosedFormLastLayer)
+        if is_last and is_closed and not group.correlation.scale_is_own:
+            raise ValueError(
+                "ClosedFormLastLayer needs a last layer without pruned weights where its posterior "
+                f"is a MatrixGaussian, but pruning would remove some of {', '.join(group.names)}; "
+                "use another estimator such as LocalReparameterization(), or another posterior"
+            )
 
 
 @torch.no_grad()
