@@ -265,6 +265,10 @@ def test_a_mask_of_the_prior_is_the_same_as_its_indices() -> None:
         bf.certify(bnn, x, y, prior_indices=seen[1:])
     with pytest.raises(TypeError, match=r"integers or a mask, got torch.float32"):
         bf.certify(bnn, x, y, prior_indices=[0.9, 1.9])  # type: ignore[list-item]
+    with pytest.raises(
+        TypeError, match=r"got torch.uint8; write \.long\(\) for indices and \.bool"
+    ):
+        bf.certify(bnn, x, y, prior_indices=seen.byte())
 
 
 def test_the_sampled_error_checks_its_arguments() -> None:

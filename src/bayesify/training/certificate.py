@@ -258,8 +258,12 @@ def _without(prior_indices: Tensor | Sequence[int], count: int) -> Tensor:
                 f"a mask of prior_indices must have shape ({count},), got {tuple(seen.shape)}"
             )
         seen = seen.nonzero().squeeze(-1)
-    elif seen.numel() and (seen.is_floating_point() or seen.is_complex()):
-        raise TypeError(f"prior_indices must be integers or a mask, got {seen.dtype}")
+    elif seen.numel() and seen.dtype not in (torch.int64, torch.int32, torch.int16):
+        # In one byte each it may be a mask, which would be read as the indices 0 and 1.
+        raise TypeError(
+            f"prior_indices must be integers or a mask, got {seen.dtype}; write .long() for "
+            "indices and .bool() for a mask"
+        )
     seen = seen.to("cpu", torch.int64)
     if seen.numel() and bool(((seen < 0) | (seen >= count)).any()):
         raise ValueError(
