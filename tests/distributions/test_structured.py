@@ -393,6 +393,21 @@ def test_extreme_standard_deviations_are_finite(family: PosteriorFamily, rho: fl
         assert bool(parameter.grad.isfinite().all()), name
 
 
+def test_extreme_standard_deviations_side_by_side_have_the_kl_of_the_mean_field() -> None:
+    """At its start the family has no correlations."""
+    found = []
+    for posterior in (MeanFieldGaussian, MatrixGaussian()):
+        bnn = BayesianModule(nn.Linear(3, 2), posterior=posterior, prior=Gaussian(1.0))
+        with torch.no_grad():
+            bnn.posterior.mean.zero_()
+            bnn.posterior.rho.copy_(torch.tensor([-100.0, 50.0] * 4))
+        kl = kl_divergence(bnn.posterior, bnn.weight_prior)
+        slopes = torch.autograd.grad(kl, list(bnn.posterior.parameters()))
+        assert all(bool(slope.isfinite().all()) for slope in slopes)
+        found.append((kl.detach(), slopes[1]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=0.0)
+
+
 @pytest.mark.parametrize("family", [LowRankGaussian(2), MatrixGaussian(), FullGaussian()])
 @pytest.mark.parametrize("init_std", [1e-30, 1e-24, 1e-3])
 def test_tiny_initial_standard_deviations(family: PosteriorFamily, init_std: float) -> None:

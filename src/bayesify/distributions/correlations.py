@@ -117,11 +117,11 @@ class Correlation(WideModule, ABC):
         return found
 
     @abstractmethod
-    def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:
+    def total_correlation(self, log_scale: Tensor, mask: Tensor | None) -> Tensor:
         """Return (sum of log std_i^2 - log det covariance) / 2 in nats, a scalar.
 
         Args:
-            scale: the scale of each weight, shape (n,).
+            log_scale: the logarithm of the scale of each weight, shape (n,).
             mask: False for weights that do not count, shape (n,), or None.
 
         Raises:
@@ -136,7 +136,7 @@ class Independent(Correlation):
     """No correlation: C is the identity.
 
     Example:
-        >>> float(Independent(2).total_correlation(torch.ones(2), None))
+        >>> float(Independent(2).total_correlation(torch.zeros(2), None))
         0.0
     """
 
@@ -154,9 +154,9 @@ class Independent(Correlation):
         """See :meth:`Correlation.given`; there are none."""
         return torch.zeros_like(scale), scale
 
-    def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
+    def total_correlation(self, log_scale: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
         """See :meth:`Correlation.total_correlation`."""
-        return scale.new_zeros(())
+        return log_scale.new_zeros(())
 
 
 class LowRank(Correlation):
@@ -203,7 +203,7 @@ class LowRank(Correlation):
         spread: Tensor = (1.0 + self.factor.square().sum(dim=1)).sqrt()
         return scale * spread
 
-    def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
+    def total_correlation(self, log_scale: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
         """See :meth:`Correlation.total_correlation`; the determinant is that of I + F^T F."""
         factor = self.factor if mask is None else self.factor[mask]
         inner = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
@@ -233,7 +233,7 @@ class Triangular(Correlation):
         """See :meth:`Correlation.std`."""
         return scale * _unit_lower(self.factor).square().sum(dim=1).sqrt()
 
-    def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
+    def total_correlation(self, log_scale: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
         """See :meth:`Correlation.total_correlation`; the determinant of C C^T is 1."""
         factor = _unit_lower(self.factor)
         if mask is not None:
@@ -293,16 +293,16 @@ class Kronecker(Correlation):
         squares = self._spread(relative, lambda each: _unit_lower(each).square())
         return most * (self._flat(squares) + _LEAST).sqrt()
 
-    def total_correlation(self, scale: Tensor, mask: Tensor | None) -> Tensor:
+    def total_correlation(self, log_scale: Tensor, mask: Tensor | None) -> Tensor:
         """See :meth:`Correlation.total_correlation`; the determinants of A and B are 1."""
+        unit, relative = self._relative(log_scale)  # the unit of all scales cancels
         if mask is None or bool(mask.all()):
-            relative = scale / scale.detach().amax().clamp(min=torch.finfo(scale.dtype).tiny)
-            return torch.sum(self.std(relative).log() - relative.log())
+            return torch.sum(self.std(relative).log() - (log_scale - unit))
         self.check_prunable()
         # Row i of the identity is weight i's noise, so that row i holds what noise i does to all.
-        each = torch.eye(self.num_weights, dtype=scale.dtype, device=scale.device)
-        factor = self.deviations(scale, each)[:, mask]
-        return self.std(scale)[mask].log().sum() - 0.5 * _log_det(factor.T @ factor)
+        each = torch.eye(self.num_weights, dtype=relative.dtype, device=relative.device)
+        factor = self.deviations(relative, each)[:, mask]
+        return self.std(relative)[mask].log().sum() - 0.5 * _log_det(factor.T @ factor)
 
     def check_prunable(self) -> None:
         """Raise TypeError for more than 4,096 weights, since there is no formula for some."""

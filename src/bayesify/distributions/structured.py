@@ -216,11 +216,11 @@ class StructuredGaussian(GaussianPosterior):
 
     def total_correlation(self) -> Tensor:
         """KL from q to the product of its marginals, in nats, over the unpruned weights."""
-        scales = self._split(softplus(self.rho))
+        scales = self._log_scales
         masks = [None] * len(scales) if self.mask is None else self._split(self.mask)
         parts = zip(self._correlations, scales, masks, strict=True)
         with self._without_autocast():
-            return torch.stack([c.total_correlation(scale, mask) for c, scale, mask in parts]).sum()
+            return torch.stack([c.total_correlation(log, mask) for c, log, mask in parts]).sum()
 
     def extra_repr(self) -> str:
         """Show the family."""

@@ -72,6 +72,8 @@ def learn_prior_mean(
     """Train a classifier by plain empirical risk minimisation, as the centre of a prior.
 
     Dropout in the network is used here and is off in the returned one (Perez-Ortiz et al. 2021).
+    ``F.dropout(x, p, self.training)`` within a forward pass is not: it stays on in training mode,
+    which the returned network is in, unless its ``p`` is an attribute that you set to 0.
 
     Args:
         net: the network, which is copied.
