@@ -286,6 +286,14 @@ def test_the_sampled_error_checks_its_arguments() -> None:
         sampled_error(low_rank, torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
 
 
+def test_logits_without_noise_are_tied_as_in_a_prediction() -> None:
+    """A network without weights always answers class 0."""
+    bnn = bf.prune(bf.BayesianModule(nn.Linear(3, 2)), 1.0)
+    x = torch.randn(40, 3)
+    assert sampled_error(bnn, x, torch.zeros(40).long(), num_samples=500) == 0.0
+    assert sampled_error(bnn, x, torch.ones(40).long(), num_samples=500) == 100.0
+
+
 class LogStd(bf.MeanFieldGaussian):
     """A mean field whose rho is log std."""
 

@@ -91,8 +91,7 @@ class LocalReparameterization(PerExampleEstimator):
             if bias is not None and bias.spread is not None:
                 deviations = deviations + _drawn(variance, state)
             return mean + deviations.to(mean.dtype)
-        # Adding costs two passes less than clamping and does not change a larger variance.
-        std = (variance + MIN_VARIANCE).sqrt()
+        std = _root(variance)
         noise = state.noise.normals(mean.shape, std.dtype, mean.device)
         if std.dtype != mean.dtype:
             return mean + (std * noise).to(mean.dtype)
@@ -102,7 +101,13 @@ class LocalReparameterization(PerExampleEstimator):
 def _drawn(variance: Tensor, state: PassState) -> Tensor:
     """Draw independent normals of these variances."""
     noise = state.noise.normals(variance.shape, variance.dtype, variance.device)
-    return (variance + MIN_VARIANCE).sqrt() * noise
+    return _root(variance) * noise
+
+
+def _root(variance: Tensor) -> Tensor:
+    """Return the square root, whose gradient at 0 is finite; without gradients exactly 0 there."""
+    # Adding costs two passes less than clamping and does not change a larger variance.
+    return (variance + MIN_VARIANCE if torch.is_grad_enabled() else variance).sqrt()
 
 
 def _joint_deviations(operation: LinearOperation, group: ScaledGroup, state: PassState) -> Tensor:
