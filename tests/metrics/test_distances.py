@@ -62,6 +62,8 @@ def test_errors() -> None:
         metrics.wasserstein(p, GaussianPredictive(normals(5, 3), torch.tensor(0.7)))
     with pytest.raises(ValueError, match="num_quantiles must be at least 1"):
         metrics.wasserstein(p, p, num_quantiles=0)
+    with pytest.raises(TypeError, match=r"num_quantiles must be a whole number, got 2\.5"):
+        metrics.wasserstein(p, p, num_quantiles=2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="same components"):
         metrics.wasserstein_of_samples(torch.zeros(3, 2), torch.zeros(3, 1))
     with pytest.raises(ValueError, match="must not be nan"):

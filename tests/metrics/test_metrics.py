@@ -11,10 +11,14 @@ from bayesify.metrics import (
     Reliability,
     brier,
     classification_metrics,
+    crps,
     error_percent,
     expected_calibration_error,
     nll,
+    ood_auroc,
     reliability,
+    total_variation,
+    wasserstein_of_samples,
 )
 from bayesify.prediction import CategoricalPredictive, GaussianPredictive
 
@@ -196,3 +200,21 @@ def test_logits_and_no_bins_raise():
     for metric in (expected_calibration_error, reliability):
         with pytest.raises(ValueError, match="num_bins must be at least 1, got 0"):
             metric(torch.full((1, 2), 0.5), torch.tensor([0]), num_bins=0)
+        with pytest.raises(TypeError, match=r"num_bins must be a whole number, got 2\.5"):
+            metric(torch.full((1, 2), 0.5), torch.tensor([0]), num_bins=2.5)
+
+
+def test_lists_and_arrays_are_told_to_be_tensors():
+    p, y = torch.full((1, 2), 0.5), torch.tensor([0])
+    with pytest.raises(TypeError, match=r"log_probs must be a tensor, got ndarray; use torch.as_t"):
+        nll(p.log().numpy(), y)
+    with pytest.raises(TypeError, match="targets must be a tensor, got list"):
+        error_percent(p, [0])
+    with pytest.raises(TypeError, match="targets must be a tensor, got list"):
+        crps(GaussianPredictive(torch.zeros(1, 1), torch.tensor(1.0)), [0.0])
+    with pytest.raises(TypeError, match="in_scores must be a tensor, got list"):
+        ood_auroc([0.1], torch.tensor([0.2]))
+    with pytest.raises(TypeError, match="probs must be a tensor, got ndarray"):
+        total_variation(p.numpy(), p)
+    with pytest.raises(TypeError, match="other must be a tensor, got list"):
+        wasserstein_of_samples(torch.zeros(2), [0.0])

@@ -203,6 +203,11 @@ def test_wrong_arguments_are_errors() -> None:
             batch_bald(p, num)
     with pytest.raises(ValueError, match="num_configurations must be at least 1, got 0"):
         batch_bald(p, 2, num_configurations=0)
+    for wrong_number in (2.0, True):
+        with pytest.raises(TypeError, match="num_examples must be a whole number, got"):
+            batch_bald(p, wrong_number)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"num_configurations must be a whole number, got 2\.5"):
+        joint_information(p, [0], num_configurations=2.5)  # type: ignore[arg-type]
     for wrong in ([], [5], [-1], [0.5]):
         with pytest.raises(ValueError, match="indices must be at least one integer from 0 to 4"):
             joint_information(p, wrong)  # type: ignore[arg-type]

@@ -293,6 +293,11 @@ NAN = float("nan")
         (lambda: gaussian(1, 4).standard_error(lambda p: p.mean), ValueError, "at least 2 weight"),
         (lambda: gaussian(5, 4).standard_error(lambda p: p.mean, groups=6), ValueError, "2 to .*5"),
         (lambda: gaussian(5, 4).standard_error(lambda p: p.mean, groups=1), ValueError, "got 1"),
+        (
+            lambda: gaussian(5, 4).standard_error(lambda p: p.mean, groups=2.5),  # type: ignore[arg-type]
+            TypeError,
+            r"groups must be a whole number, got 2\.5",
+        ),
         (lambda: gaussian(5, 4).standard_error(lambda p: p.interval(0.9)), TypeError, "got tuple"),
         (
             lambda: CategoricalPredictive.from_logits([normals(2, 3)]).standard_error(len),

@@ -85,6 +85,10 @@ def test_wrong_arguments_are_errors() -> None:
             bf.choose_coreset(wrong, 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="inputs must be finite"):
         bf.choose_coreset(x.clone().fill_(torch.nan), 2, "k-center")
+    with pytest.raises(
+        TypeError, match=r"real numbers, got torch\.complex64; use torch\.view_as_r"
+    ):
+        bf.choose_coreset(x.to(torch.complex64), 2, "k-center")
 
 
 def test_k_center_does_not_depend_on_where_the_inputs_lie() -> None:

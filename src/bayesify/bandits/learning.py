@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from bayesify.bandits.replay import ReplayBuffer
 from bayesify.distributions.likelihoods import CategoricalLikelihood, GaussianLikelihood
 from bayesify.distributions.posteriors import Delta
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.training import NonFiniteLossError
 from bayesify.training.backends import Backend, make_backend
 from bayesify.training.checkpoint import check_same, load_trained, trained_parts

@@ -13,7 +13,7 @@ from bayesify.distributions.correlations import Independent, Kronecker, LowRank,
 from bayesify.distributions.layout import ParameterLayout, pattern_pairs
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.structured import Group, PosteriorFamily
-from bayesify.distributions.whole_numbers import whole_number
+from bayesify.noise.whole_numbers import whole_number
 
 __all__ = [
     "FullGaussian",

@@ -64,6 +64,7 @@ def expected_calibration_error(probs: Tensor, targets: Tensor, num_bins: int = 1
         num_bins: number of equal bins from 0 to 1.
 
     Raises:
+        TypeError: an argument is no tensor, or ``num_bins`` no whole number.
         ValueError: shapes, dtypes or values are invalid, or ``num_bins`` is below 1.
 
     Example:
@@ -87,6 +88,7 @@ def adaptive_calibration_error(probs: Tensor, targets: Tensor, num_bins: int = 1
         num_bins: number of bins, each of N / num_bins examples.
 
     Raises:
+        TypeError: an argument is no tensor, or ``num_bins`` no whole number.
         ValueError: shapes, dtypes or values are invalid, or ``num_bins`` is below 1.
 
     Example:
@@ -116,6 +118,7 @@ def calibration_error(
             largest gap.
 
     Raises:
+        TypeError: an argument is no tensor, or ``num_bins`` no whole number.
         ValueError: shapes, dtypes or values are invalid, or ``num_bins`` is below 1.
         ModuleNotFoundError: torchmetrics is not installed.
 
@@ -142,6 +145,7 @@ def reliability(probs: Tensor, targets: Tensor, num_bins: int = 15) -> Reliabili
         num_bins: number of equal bins from 0 to 1.
 
     Raises:
+        TypeError: an argument is no tensor, or ``num_bins`` no whole number.
         ValueError: shapes, dtypes or values are invalid, or ``num_bins`` is below 1.
 
     Example:

@@ -8,18 +8,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["check_probabilities", "torchmetrics_function"]
+from bayesify.noise.whole_numbers import whole_number
+
+__all__ = ["check_probabilities", "check_tensors", "torchmetrics_function"]
 
 #: Largest error of the sum of the probabilities of an example: bfloat16 rounds a logarithm below
 #: -8, and so every probability of thousands of equal classes, by up to 1 / 32.
 _TOLERANCE = 0.04
 
 
+def check_tensors(**values: object) -> None:
+    """Raise TypeError unless all are tensors, given by their names.
+
+    Example:
+        >>> check_tensors(targets=[0, 1])
+        Traceback (most recent call last):
+        TypeError: targets must be a tensor, got list; use torch.as_tensor(targets)
+    """
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})"
+            )
+
+
 def check_probabilities(
     probs: Tensor, targets: Tensor, *, logarithms: bool = False, num_bins: int = 1
 ) -> None:
-    """Raise ValueError unless ``probs`` are class probabilities and ``targets`` class indices."""
+    """Check that ``probs`` are class probabilities and ``targets`` class indices.
+
+    Raises:
+        TypeError: one is no tensor, or ``num_bins`` no whole number.
+        ValueError: shapes, dtypes or values are invalid, or ``num_bins`` is below 1.
+    """
     name = "log_probs" if logarithms else "probs"
+    check_tensors(**{name: probs, "targets": targets})
     if probs.dim() != 2 or probs.shape[0] < 1 or probs.shape[1] < 2:
         raise ValueError(
             f"{name} must have shape (N, K) with N of at least 1 and K of at least 2, got "
@@ -38,8 +61,7 @@ def check_probabilities(
             f"targets must lie from 0 to {probs.shape[1] - 1}, for {name} has {probs.shape[1]} "
             f"classes, got {low if low < 0 else high}"
         )
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+    whole_number("num_bins", num_bins)
     values = probs.detach().double().exp() if logarithms else probs.detach().double()
     off = float((values.sum(-1) - 1.0).abs().max())
     least = float(values.min())

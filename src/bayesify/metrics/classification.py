@@ -26,6 +26,7 @@ def error_percent(probs: Tensor, targets: Tensor) -> float:
         targets: class indices, shape (N,), dtype int64.
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: shapes, dtypes or values are invalid.
 
     Example:
@@ -46,6 +47,7 @@ def nll(log_probs: Tensor, targets: Tensor) -> float:
         targets: class indices, shape (N,), dtype int64.
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: shapes, dtypes or values are invalid.
 
     Example:
@@ -64,6 +66,7 @@ def brier(probs: Tensor, targets: Tensor) -> float:
         targets: class indices, shape (N,), dtype int64.
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: shapes, dtypes or values are invalid.
 
     Example:

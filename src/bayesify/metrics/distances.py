@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.metrics.checks import check_probabilities
+from bayesify.metrics.checks import check_probabilities, check_tensors
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import NumericPredictive
 
 __all__ = [
@@ -23,6 +24,7 @@ def agreement(probs: Tensor, other: Tensor) -> float:
         other: class probabilities of the same examples, shape (N, K).
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: shapes differ, or rows do not hold probabilities.
 
     Example:
@@ -42,6 +44,7 @@ def total_variation(probs: Tensor, other: Tensor) -> float:
         other: class probabilities of the same examples, shape (N, K).
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: shapes differ, or rows do not hold probabilities.
 
     Example:
@@ -66,12 +69,14 @@ def wasserstein_of_samples(samples: Tensor, other: Tensor) -> Tensor:
         Shape (...), in the unit of the samples, float64.
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: there is no sample, the shapes of the components differ, or a sample is nan.
 
     Example:
         >>> wasserstein_of_samples(torch.tensor([0.0, 1.0]), torch.tensor([2.0, 2.0, 3.0, 3.0]))
         tensor(2., dtype=torch.float64)
     """
+    check_tensors(samples=samples, other=other)
     if samples.dim() < 1 or samples.shape[1:] != other.shape[1:] or not len(samples) * len(other):
         raise ValueError(
             "samples must have shapes (S, ...) and (T, ...) with S and T of at least 1 and the "
@@ -104,7 +109,7 @@ def wasserstein(
         The distance in the target's unit.
 
     Raises:
-        TypeError: a distribution is not over numbers.
+        TypeError: a distribution is not over numbers, or ``num_quantiles`` no whole number.
         ValueError: they are not of the same shape, or ``num_quantiles`` is below 1.
 
     Example:
@@ -126,7 +131,7 @@ def quantile_grid(predictive: NumericPredictive, num_quantiles: int) -> Tensor:
     """Return the quantiles at (i + 1/2) / num_quantiles, shape (num_quantiles, N, ...), float64.
 
     Raises:
-        TypeError: the distribution is not over numbers.
+        TypeError: the distribution is not over numbers, or ``num_quantiles`` no whole number.
         ValueError: ``num_quantiles`` is below 1.
 
     Example:
@@ -140,13 +145,13 @@ def quantile_grid(predictive: NumericPredictive, num_quantiles: int) -> Tensor:
             "quantiles need a predictive distribution of numbers, such as a GaussianPredictive, "
             f"got {type(predictive).__name__}"
         )
-    if num_quantiles < 1:
-        raise ValueError(f"num_quantiles must be at least 1, got {num_quantiles}")
+    num_quantiles = whole_number("num_quantiles", num_quantiles)
     levels = [(place + 0.5) / num_quantiles for place in range(num_quantiles)]
     return torch.stack([predictive.quantile(level).double() for level in levels])
 
 
 def _check_pair(probs: Tensor, other: Tensor) -> None:
+    check_tensors(probs=probs, other=other)
     if probs.shape != other.shape:
         raise ValueError(
             f"the probabilities must have one shape (N, K), got {tuple(probs.shape)} and "

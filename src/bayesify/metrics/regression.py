@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from bayesify.metrics.checks import check_tensors
 from bayesify.prediction import GaussianPredictive, NumericPredictive, Predictive
 
 __all__ = ["crps", "interval_coverage", "interval_width", "regression_metrics"]
@@ -34,7 +35,7 @@ def crps(predictive: NumericPredictive, targets: Tensor) -> float:
         targets: true values, of the shape of the mean, (N, ...).
 
     Raises:
-        TypeError: the predictive distribution is not over numbers.
+        TypeError: the predictive distribution is not over numbers, or ``targets`` no tensor.
         ValueError: the shapes do not match, or a target is nan.
 
     Example:
@@ -90,7 +91,7 @@ def interval_coverage(predictive: NumericPredictive, targets: Tensor, level: flo
             100 * level % of the targets.
 
     Raises:
-        TypeError: the predictive distribution is not over numbers.
+        TypeError: the predictive distribution is not over numbers, or ``targets`` no tensor.
         ValueError: the shapes do not match, a target is nan, or ``level`` is out of its range.
 
     Example:
@@ -133,7 +134,7 @@ def regression_metrics(predictive: Predictive, targets: Tensor) -> dict[str, flo
         nats per example; the intervals' coverages ``coverage_50`` to ``coverage_95`` in percent.
 
     Raises:
-        TypeError: the predictive distribution is not over numbers.
+        TypeError: the predictive distribution is not over numbers, or ``targets`` no tensor.
         ValueError: the shapes do not match, or a target is nan.
 
     Example:
@@ -173,6 +174,7 @@ def _check(predictive: Predictive, targets: Tensor) -> NumericPredictive:
             "GaussianPredictive, from a network with a GaussianLikelihood, got "
             f"{type(predictive).__name__}"
         )
+    check_tensors(targets=targets)
     shape = predictive.mean.shape
     if targets.shape != shape or targets.numel() < 1:
         raise ValueError(

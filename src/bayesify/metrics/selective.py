@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayesify.metrics.checks import torchmetrics_function
+from bayesify.metrics.checks import check_tensors, torchmetrics_function
 
 __all__ = ["RiskCoverage", "ood_auroc", "risk_coverage"]
 
@@ -68,6 +68,7 @@ def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
             risk is an error in percent, or a squared error.
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: the shapes are not equal and (N,), there is no example, or a value is nan.
 
     Example:
@@ -107,6 +108,7 @@ def ood_auroc(in_scores: Tensor, out_scores: Tensor) -> float:
         A number from 0 to 1.
 
     Raises:
+        TypeError: an argument is no tensor.
         ValueError: a shape is not (N,), there is no example, or a value is nan.
         ModuleNotFoundError: torchmetrics is not installed.
 
@@ -124,6 +126,7 @@ def ood_auroc(in_scores: Tensor, out_scores: Tensor) -> float:
 
 
 def _column(name: str, values: Tensor) -> Tensor:
+    check_tensors(**{name: values})
     if values.dim() != 1 or len(values) < 1 or values.is_complex():
         raise ValueError(
             f"{name} must be real numbers of shape (N,) with N of at least 1, got shape "

@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, count_examples, inputs_of
 from bayesify.module.random_network import check_bayesian
 from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import BernoulliPredictive, CategoricalPredictive
 from bayesify.prediction.acquisition import batch_bald, epig
 

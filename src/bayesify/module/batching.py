@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators.stateless import is_out_of_memory, modules_of
 from bayesify.module.inputs import WHOLE, Inputs, arguments_of, count_examples
 from bayesify.module.pass_memory import PROBE_SIZE, MemoryTracker, PassMemory
 from bayesify.module.random_network import RandomNetwork
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import SizedIterable
 
 __all__ = [

@@ -18,7 +18,6 @@ from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterio
 from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.distributions.structured import PosteriorFamily
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import Estimator, stateless
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
 from bayesify.module.inputs import Inputs, inputs_of
@@ -29,6 +28,7 @@ from bayesify.module.random_network import RandomNetwork
 from bayesify.module.sampling import SampledOutputs, run_in_batches
 from bayesify.module.threads import one_thread_if_small, rows_in_pass
 from bayesify.noise.keys import NoiseKey, Stream
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import Predictive, SizedIterable
 from bayesify.prediction.predictive import blocks_of
 

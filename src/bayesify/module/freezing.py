@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta, MeanFieldGaussian
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import Estimator, LocalReparameterization, WeightSampling, stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.frozen_outputs import ClassOutputs, NumberOutputs, frozen_head
@@ -22,6 +21,7 @@ from bayesify.module.shared_pass import in_one_pass
 from bayesify.module.turns import Turns
 from bayesify.module.unit_roles import ELEMENTWISE
 from bayesify.noise.keys import NoiseKey, NoiseSource, Stream
+from bayesify.noise.whole_numbers import whole_number
 
 __all__ = ["FrozenNetwork", "freeze"]
 

@@ -14,7 +14,6 @@ from bayesify.distributions.layout import ParameterLayout, Selector
 from bayesify.distributions.posteriors import Delta, Posterior, WeightDraw
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.structured import PosteriorFamily
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import (
     ClosedFormLastLayer,
     Estimator,
@@ -39,6 +38,7 @@ from bayesify.noise.keys import (
     process_rank,
     read_counter,
 )
+from bayesify.noise.whole_numbers import whole_number
 
 __all__ = ["RandomNetwork", "check_bayesian", "refuse_in_backward"]
 

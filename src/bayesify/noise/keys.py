@@ -8,7 +8,6 @@ exactly.
 from __future__ import annotations
 
 import hashlib
-import operator
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, library
+
+from bayesify.noise.whole_numbers import whole_number
 
 __all__ = [
     "NoiseKey",
@@ -338,11 +339,9 @@ def _digest(num_bytes: int, key: _Key) -> bytes:
     seed, stream, step, sample, place = key
     if step < 0 or sample < 0:
         raise ValueError(f"step and sample must be at least 0, got {step} and {sample}")
-    try:
-        seed = operator.index(seed)
-    except TypeError as error:
-        raise TypeError(f"seed must be a whole number, got {seed!r}") from error
-    text = seed.to_bytes(16, "little", signed=True) + struct.pack("<qqq", stream, step, sample)
+    text = whole_number("seed", seed, None).to_bytes(16, "little", signed=True) + struct.pack(
+        "<qqq", stream, step, sample
+    )
     # Place 0 is not hashed: earlier versions had no places, and their runs must resume unchanged.
     return hashlib.shake_256(text + (struct.pack("<q", place) if place else b"")).digest(num_bytes)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction.averaging import accumulation_dtype
 from bayesify.prediction.bernoulli import BernoulliPredictive
 from bayesify.prediction.categorical import CategoricalPredictive
@@ -54,7 +55,8 @@ def batch_bald(
         samples.
 
     Raises:
-        TypeError: the prediction is not of classes or binary labels.
+        TypeError: the prediction is not of classes or binary labels, or ``num_examples`` or
+            ``num_configurations`` no whole number.
         ValueError: the samples were not kept, an example has several labels, a prediction is no
             number, or ``num_examples`` or ``num_configurations`` is out of range.
 
@@ -66,6 +68,7 @@ def batch_bald(
         ([0, 2], [0, 1])
     """
     log_probs = _log_probs_of(predictive, "the predictive distribution")
+    num_examples = whole_number("num_examples", num_examples, None)
     _check_count("num_examples", num_examples, log_probs.shape[1])
     labels = _ChosenLabels(log_probs, num_configurations, seed)
     indices: list[int] = []
@@ -193,8 +196,7 @@ class _ChosenLabels:
     """
 
     def __init__(self, log_probs: Tensor, limit: int, seed: int) -> None:
-        if limit < 1:
-            raise ValueError(f"num_configurations must be at least 1, got {limit}")
+        limit = whole_number("num_configurations", limit)
         count, dtype = len(log_probs), accumulation_dtype(log_probs)
         self._log_probs, self._limit, self._seed = log_probs, limit, seed
         self._chosen: list[int] = []

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.noise.whole_numbers import whole_number
+
 __all__ = ["jackknife"]
 
 _GROUPS = 25
@@ -31,7 +33,7 @@ def jackknife(
 
     Raises:
         ValueError: there are fewer than two samples, or ``groups`` is not from 2 to S.
-        TypeError: the statistic is neither a tensor nor a number.
+        TypeError: the statistic is neither a tensor nor a number, or ``groups`` no whole number.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0, 4.0, 7.0])
@@ -43,7 +45,7 @@ def jackknife(
             f"a standard error needs at least 2 weight samples, got {num_samples}; call predict "
             "with num_samples=100"
         )
-    count = min(num_samples, _GROUPS) if groups is None else groups
+    count = min(num_samples, _GROUPS) if groups is None else whole_number("groups", groups, None)
     if not 2 <= count <= num_samples:
         raise ValueError(
             f"groups must lie from 2 to the number of weight samples, {num_samples}, got {groups}"

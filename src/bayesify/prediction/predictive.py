@@ -218,7 +218,8 @@ class Predictive(ABC):
         Raises:
             ValueError: the samples were not kept, there is only one, or ``groups`` is out of
                 range.
-            TypeError: ``statistic`` returns neither a tensor nor a number.
+            TypeError: ``statistic`` returns neither a tensor nor a number, or ``groups`` is no
+                whole number.
 
         Example:
             >>> from bayesify.prediction import GaussianPredictive

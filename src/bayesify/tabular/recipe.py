@@ -17,9 +17,9 @@ from bayesify.datasets import Passes, TensorLoader
 from bayesify.distributions.families import PosteriorName, named_posterior
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likelihood
 from bayesify.distributions.priors import Gaussian
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import LocalReparameterization, WeightSampling
 from bayesify.module.bayesian import BayesianModule
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.tabular.model import Noise, TableNet, table_module
 from bayesify.tabular.relevance import sparse_relevance
 from bayesify.tabular.weights import WeightedLikelihood

@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_map_only
 
 from bayesify.distributions.kl import kl_divergence
 from bayesify.distributions.posteriors import MeanFieldGaussian
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import LocalReparameterization, stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples, inputs_of
 from bayesify.module.shared_pass import in_one_pass
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.backends.leaves import LeafPosterior
 from bayesify.training.binary_kl import binary_kl_inverse
 from bayesify.training.pac_bayes import check_certifiable

@@ -14,8 +14,8 @@ from bayesify.distributions.likelihoods import (
     GaussianLikelihood,
     Likelihood,
 )
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.noise.keys import process_count
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.backends import NonFiniteLossError
 from bayesify.training.elbo import ELBO
 from bayesify.training.history import is_finite

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.precision import at_least_float32
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.whole_numbers import whole_number
 
 __all__ = ["CoresetMethod", "choose_coreset"]
 
@@ -37,7 +37,8 @@ def choose_coreset(
         Indices into the examples, int64, shape (size,), on the CPU, in the order of choice.
 
     Raises:
-        TypeError: ``inputs`` is not a tensor, or ``size`` not an integer.
+        TypeError: ``inputs`` is not a tensor, or for "k-center" of complex numbers, or ``size`` is
+            not an integer.
         ValueError: ``method`` is unknown, ``size`` is out of range, or, for "k-center",
             inputs or their differences are not finite.
 
@@ -66,6 +67,11 @@ def choose_coreset(
 
 
 def _k_center(rows: Tensor, first: int, size: int) -> Tensor:
+    if rows.is_complex():
+        raise TypeError(
+            f'"k-center" needs inputs that are real numbers, got {rows.dtype}; use '
+            "torch.view_as_real(x)"
+        )
     rows = at_least_float32(rows)
     if not bool(rows.isfinite().all()):
         raise ValueError("inputs must be finite, got NaN or infinite values")

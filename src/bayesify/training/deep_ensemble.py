@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.io.files import StorageError, write_tensors
 from bayesify.io.frozen_parameters import without_frozen
 from bayesify.io.models import model_meta, model_tensors, read_model, restore_model
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, inputs_of
 from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import Predictive
 
 __all__ = ["DeepEnsemble"]

@@ -20,7 +20,6 @@ from bayesify.distributions.kl import (
 )
 from bayesify.distributions.likelihoods.likelihood import check_for_each_example, log_probs_of
 from bayesify.distributions.posteriors import Delta, WeightDraw
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, check_not_copied
 from bayesify.noise.keys import (
@@ -32,6 +31,7 @@ from bayesify.noise.keys import (
     process_rank,
     read_counter,
 )
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.convergence import StdResidual
 from bayesify.training.kernel.drawn_weights import DrawnWeights
 

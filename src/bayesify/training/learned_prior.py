@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.distributions.posteriors import Delta
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.elbo import ELBO
 from bayesify.training.fit import fit
 from bayesify.training.minibatches import Loader

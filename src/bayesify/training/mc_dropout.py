@@ -16,7 +16,6 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import WHOLE, Inputs, Repeated, batches_of, check_rows, inputs_of
@@ -24,6 +23,7 @@ from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.turns import Turns
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import Predictive
 
 __all__ = ["MCDropout"]

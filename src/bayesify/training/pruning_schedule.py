@@ -12,10 +12,10 @@ import torch
 from torch.optim import Optimizer
 
 from bayesify.distributions.structured import StructuredGaussian
-from bayesify.distributions.whole_numbers import whole_number
 from bayesify.estimators import ClosedFormLastLayer
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.pruning import check_pruning, prune_in_place
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.elbo import ELBO
 from bayesify.training.pac_bayes import PACBayesObjective
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
 from bayesify.distributions.softplus import inverse_softplus, softplus
-from bayesify.distributions.whole_numbers import whole_number
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import OrdinalPredictive, Predictive, SizedIterable
 
 __all__ = ["OrdinalLikelihood"]
