@@ -98,11 +98,11 @@ def average_probabilities(
         start = stop
     if log_sum is None:
         raise ValueError("at least one weight sample is needed, got none")
+    mean, expected = prob_sum / count, entropy_sum / count
+    information = _normalise(mean)[1] - expected
     log_mean = log_sum - math.log(count)
     if log_mean.requires_grad:
         log_mean = log_mean.masked_fill(log_mean <= torch.finfo(wide).min, -math.inf)
-    mean, expected = prob_sum / count, entropy_sum / count
-    information = _normalise(mean)[1] - expected
     return AveragedProbabilities(
         log_mean.to(dtype),
         expected.to(dtype),
