@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.optim import LBFGS, SGD
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from bayesify import ELBO, BayesianModule, Delta, fit, make_step
+from bayesify import ELBO, BayesianModule, Delta, fit, fit_replicas, make_step
 from bayesify.datasets import TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian
 
@@ -262,3 +263,29 @@ def test_the_default_optimizer_takes_complex_parameters() -> None:
     before = elbo.bnn.net.factor.detach().clone()  # type: ignore[union-attr,operator]
     fit(elbo, [(torch.ones(20, 3), torch.arange(20) % 2)], epochs=1, progress=False)
     assert not torch.equal(elbo.bnn.net.factor.detach(), before)  # type: ignore[union-attr,operator]
+
+
+@loop_over("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_that_are_switched_off_are_an_error(mode: Any) -> None:
+    class Leaving(list[Any]):
+        """A loader within whose block the minibatches are used, too."""
+
+        def __iter__(self) -> Iterator[Any]:
+            with torch.no_grad():
+                yield from super().__iter__()
+
+    elbo = Recorder(CASE.bnn())
+    before = elbo.bnn.posterior.mean.detach().clone()
+    step = make_step(elbo, SGD(elbo.parameters(), lr=0.1))
+    with mode():
+        for train in (
+            lambda: fit(elbo, loader(), progress=False),
+            lambda: fit_replicas([elbo], loader(), progress=False),
+            lambda: step(*CASE.data(N)),
+        ):
+            with pytest.raises(RuntimeError, match=r"needs gradients, but.*switched off; leave"):
+                train()
+    with pytest.raises(RuntimeError, match="where a loader or a callback begins them"):
+        fit(elbo, Leaving(loader()), progress=False)
+    assert torch.equal(elbo.bnn.posterior.mean, before)
+    assert not elbo.inputs

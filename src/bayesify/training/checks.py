@@ -29,6 +29,7 @@ __all__ = [
     "are_wrong",
     "check_arguments",
     "check_can_divide",
+    "check_gradients_are_on",
     "check_objective",
     "check_one_process",
     "check_parameters",
@@ -146,8 +147,13 @@ def check_arguments(
     epochs: int,
     pruning: PruningSchedule | None = None,
 ) -> None:
-    """Raise TypeError or ValueError where the arguments of ``fit`` do not fit together."""
+    """Check that the arguments of ``fit`` fit together, and that gradients are switched on.
+
+    Raises:
+        RuntimeError, TypeError, ValueError: see ``fit``.
+    """
     check_objective(elbo, "fit")
+    check_gradients_are_on()
     for each in (loader, validation_loader):
         wrong = (tuple, Mapping, np.ndarray, torch.Tensor, torch.utils.data.Dataset)
         if isinstance(each, wrong):
@@ -183,6 +189,25 @@ def check_arguments(
             "the objective's num_data must be the number of training examples, "
             f"{' or '.join(map(str, sorted(allowed)))}, got {elbo.num_data}; the KL would be "
             "weighted wrongly"
+        )
+
+
+def check_gradients_are_on() -> None:
+    """Raise RuntimeError where PyTorch would compute no gradients.
+
+    The posterior would go to the prior: the gradient of the KL is in closed form.
+
+    Example:
+        >>> with torch.no_grad():
+        ...     check_gradients_are_on()
+        Traceback (most recent call last):
+        RuntimeError: training needs gradients, but they are switched off; leave ...
+    """
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        raise RuntimeError(
+            "training needs gradients, but they are switched off; leave torch.no_grad(), "
+            "torch.set_grad_enabled(False) and torch.inference_mode() out around training, and end "
+            "them where a loader or a callback begins them"
         )
 
 

@@ -141,6 +141,7 @@ def fit(
             processes differ in an argument, in the data or in the checkpoint.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
         NonFiniteLossError: the loss or a parameter is NaN or infinite.
+        RuntimeError: gradients are switched off, as within ``torch.no_grad()``.
         StorageError: the checkpoint is damaged or of another run.
         FileExistsError: ``checkpoint_dir`` holds a checkpoint and ``resume`` is False.
 

@@ -18,6 +18,7 @@ from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.backends import Noise, NonFiniteLossError
 from bayesify.training.checks import (
     are_wrong,
+    check_gradients_are_on,
     check_parameters,
     diverged,
     warn_of_target_scale,
@@ -84,8 +85,10 @@ def run_steps(
 
     Raises:
         NonFiniteLossError: a term is NaN or infinite.
+        RuntimeError: gradients are switched off.
     """
     for minibatch in minibatches:
+        check_gradients_are_on()  # a loader or a callback may have switched them off
         # Drop autocast's cached casts: they are of the parameters before the last update.
         torch.clear_autocast_cache()
         with one_thread_if_small(network, passes * rows_of(minibatch.inputs)):

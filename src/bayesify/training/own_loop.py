@@ -12,7 +12,7 @@ from bayesify.module.inputs import Inputs, check_not_copied
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import BackendName, make_backend
-from bayesify.training.checks import check_can_divide, check_objective
+from bayesify.training.checks import check_can_divide, check_gradients_are_on, check_objective
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.optimizers import check_decay, check_holds, check_takes_steps
 from bayesify.training.processes import Processes
@@ -47,6 +47,7 @@ class Step(Protocol):
 
         Raises:
             NonFiniteLossError: the nll is NaN or infinite; nothing was updated.
+            RuntimeError: gradients are switched off, as within ``torch.no_grad()``.
             ValueError: ``batch_index`` or ``kl_scale`` is out of its range, or a geometric weight
                 lacks its index.
         """
@@ -116,6 +117,7 @@ def make_step(
         kl_scale: float = 1.0,
         with_kl: bool = False,
     ) -> ELBOTerms:
+        check_gradients_are_on()
         if elbo.step == 0:
             check_not_copied(inputs, targets)
         torch.clear_autocast_cache()  # of casts of the parameters before the last update

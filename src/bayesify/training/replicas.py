@@ -77,6 +77,7 @@ def fit_replicas(
         ValueError: the networks or the loaders do not go together; see also ``fit``.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
         NonFiniteLossError: a loss or a parameter is NaN or infinite.
+        RuntimeError: gradients are switched off, as within ``torch.no_grad()``.
         StorageError, FileExistsError: as of ``fit``.
 
     Warns:
