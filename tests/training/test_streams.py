@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 
 import bayesify as bf
 from bayesify.training.checks import ShortStreamWarning
+from bayesify.training.minibatches import num_batches_of
 from bayesify.training.progress import Callback
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
@@ -88,20 +89,41 @@ def test_a_stream_goes_on_within_an_epoch(tmp_path: Path) -> None:
     assert torch.equal(weights(loader, resume=True, **folder), weights(loader))
 
 
+class Shard(Stream):
+    """Each worker brings rows of its own."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        worker = torch.utils.data.get_worker_info()
+        yield from list(super().__iter__())[worker.id :: worker.num_workers]
+
+
+class SizedShard(Shard):
+    def __len__(self) -> int:
+        return N
+
+
 # Other tests may have loaded JAX, which warns of its threads; the workers do not use it.
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-def test_the_workers_of_a_stream_bring_all(monkeypatch: pytest.MonkeyPatch) -> None:
+# PyTorch's own, where the minibatches of several workers are more than one would bring.
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")
+@pytest.mark.parametrize(
+    ("stream", "batch_size", "expected"),
+    [(Shard(), 8, 2), (SizedShard(), 8, 2), (SizedShard(), 4, 4)],
+)
+def test_the_workers_of_a_stream_bring_all(stream: Shard, batch_size: int, expected: int) -> None:
     """Each of two workers has half of the rows, and a last minibatch that is not full."""
-
-    class Shard(Stream):
-        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-            worker = torch.utils.data.get_worker_info()
-            yield from list(super().__iter__())[worker.id :: worker.num_workers]
-
     objective = elbo()
-    loader = DataLoader(Shard(), batch_size=8, num_workers=2)
+    loader = DataLoader(stream, batch_size, num_workers=2)
     bf.fit(objective, loader, epochs=1)
-    assert objective.step == 2, "one minibatch of five rows from each"
+    assert objective.step == expected
+
+
+def test_the_workers_of_a_stream_may_drop_what_is_not_full() -> None:
+    counts = [
+        num_batches_of(DataLoader(SizedShard(), size, num_workers=2, drop_last=drops), N)
+        for size, drops in ((4, False), (4, True), (None, False))
+    ]
+    assert counts == [4, 2, N]
 
 
 def test_replicas_take_a_stream() -> None:

@@ -82,8 +82,9 @@ def fit(
         elbo: the objective; its network is trained in place.
         train_loader: minibatches (inputs, targets), or mappings with the targets under "labels";
             tensors on the CPU are moved to the network's device. Its ``set_epoch``, if any, is
-            called. One without a length, of a stream, brings ``num_data`` examples an epoch in
-            minibatches of its ``batch_size``.
+            called. Its length is the number of minibatches of an epoch, which ends there. One
+            without a length, of a stream, brings ``num_data`` examples an epoch in minibatches of
+            its ``batch_size``. Each worker of a stream beyond the first may add a minibatch.
         validation_loader: data on which the mean weights are measured after each epoch.
         epochs: passes over the training data, including those before a resume.
         lr: learning rate of the default optimiser; None is 1e-3. An ``optimizer`` has its own.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from bayesify.module.inputs import Inputs
 from bayesify.noise.keys import (
@@ -39,9 +39,9 @@ class Loader(Protocol):
 def num_batches_of(loader: Loader, num_data: int) -> int:
     """Return the number of minibatches in an epoch.
 
-    A loader of a stream, such as an ``IterableDataset``, has no length. Its epoch then has
-    ``num_data`` examples by minibatches of its ``batch_size``, and ends there. Each worker beyond
-    the first may bring one more, since each ends with a minibatch that is not full.
+    A loader of a stream, such as an ``IterableDataset``, may have no length. Its epoch then has
+    ``num_data`` examples by minibatches of its ``batch_size``, and ends there. Each worker of a
+    stream beyond the first may bring one more, since each ends with a minibatch that is not full.
 
     Raises:
         TypeError: the loader has neither a length nor a batch size.
@@ -53,18 +53,22 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
         >>> num_batches_of(torch.utils.data.DataLoader(Stream(), batch_size=4), num_data=10)
         3
     """
+    others = max(0, getattr(loader, "num_workers", 0) - 1)
+    size = getattr(loader, "batch_size", None)
     try:
-        return len(loader)
+        length = len(loader)
     except TypeError:
-        size = getattr(loader, "batch_size", None)
         if not size:
             raise TypeError(
                 "a loader must tell the number of minibatches by its length, or by a batch_size, "
                 f"got a {type(loader).__name__} without both; use a DataLoader, also over an "
                 "IterableDataset, or give your class a __len__"
             ) from None
-        others = max(0, getattr(loader, "num_workers", 0) - 1)
         return -(-num_data // int(size)) + others
+    is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    # DataLoader counts the minibatches of a stream's length as if one worker brought them.
+    adds = is_stream and size and not getattr(loader, "drop_last", False)
+    return length + others if adds else length
 
 
 def minibatches(
