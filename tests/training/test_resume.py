@@ -15,9 +15,10 @@ import torch
 from tests.cases import Case, mlp
 from tests.training.test_fit import CASE, N
 from tests.training.test_fit_random import torchs_loader, with_dropout
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR, SequentialLR
+from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import ELBO, PruningSchedule, StreamingELBO, fit, fit_replicas, prune
 from bayesify.datasets import TensorLoader
@@ -350,3 +351,23 @@ def test_what_an_objective_holds_besides_its_network_is_resumed(make: Any, tmp_p
     plain = ELBO(setup.objective().bnn, num_data=N)
     with pytest.raises(StorageError, match="another objective"):
         setup.run(tmp_path / "parts", plain, epochs=EPOCHS + 1)
+
+
+# Other tests may have loaded JAX, which warns of its threads; the workers do not use it.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_workers_that_persist_have_the_same_order_after_a_resume(tmp_path: Path) -> None:
+    def weights(folder: Path, epochs: Sequence[int]) -> Tensor:
+        for last in epochs:
+            data = DataLoader(
+                TensorDataset(*CASE.data(N)),
+                8,
+                shuffle=True,
+                num_workers=1,
+                persistent_workers=True,
+            )
+            elbo = ELBO(CASE.bnn(), num_data=N)
+            fit(elbo, data, epochs=last, checkpoint_dir=folder, resume=True, progress=False)
+            assert data.sampler.generator is None, "the loader is left as it was"  # type: ignore[attr-defined]
+        return elbo.bnn.posterior.mean.detach()
+
+    assert torch.equal(weights(tmp_path / "whole", [2]), weights(tmp_path / "parts", [1, 2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -94,9 +95,8 @@ def minibatches(
     minibatch is fetched is the same for equal values of ``fetch_rank``.
     """
     epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
-    _seed_loader(loader, epoch, epoch_seed)
     length = len(loader) if length is None else length
-    with kept_generators():
+    with kept_generators(), _seeded(loader, epoch, epoch_seed):
         torch.manual_seed(epoch_seed)
         iterator = iter(loader)
         for batch in range(length):
@@ -193,12 +193,25 @@ def num_data_of(loader: Loader) -> set[int]:
     return {len(owner) for owner in owners if hasattr(owner, "__len__")}
 
 
-def _seed_loader(loader: Loader, epoch: int, epoch_seed: int) -> None:
+@contextmanager
+def _seeded(loader: Loader, epoch: int, epoch_seed: int) -> Iterator[None]:
+    """Seed a loader's own generators for an epoch, and those that its samplers lack."""
     batch_sampler: Any = getattr(loader, "batch_sampler", None)
     samplers: list[Any] = [getattr(owner, "sampler", None) for owner in (loader, batch_sampler)]
+    # Workers that persist draw a seed in the first epoch of a process only, so that the global
+    # generator would give a resumed run another order.
+    persist = getattr(loader, "persistent_workers", False)
+    lacking = [each for each in samplers if persist and getattr(each, "generator", ...) is None]
     for owner in (loader, batch_sampler, *samplers):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(epoch_seed)
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(epoch)
+    for sampler in lacking:
+        sampler.generator = torch.Generator().manual_seed(epoch_seed)
+    try:
+        yield
+    finally:
+        for sampler in lacking:
+            sampler.generator = None
