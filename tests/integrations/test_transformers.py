@@ -256,6 +256,24 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
         assert torch.equal(ours, getattr(whole.model.bnn.posterior, name))
 
 
+def test_labels_are_kept_that_the_network_does_not_take(tmp_path: Path) -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(11, 4), nn.Linear(4, K)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            out: Tensor = self.head(self.embedding(input_ids).mean(1))
+            return out
+
+    torch.manual_seed(0)
+    elbo = bf.ELBO(bf.BayesianModule(Plain()), num_data=N)
+    trainer = trained(tmp_path, elbo, max_steps=1)
+    p = elbo.bnn.predict_mean(Texts().ids)
+    expected = -float(p.log_prob(Texts().labels).mean())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("samples", [0, 5])
 def test_an_evaluation_is_the_nll(samples: int, tmp_path: Path) -> None:
     trainer = trained(tmp_path, eval_samples=samples)
@@ -380,7 +398,9 @@ def test_tied_frozen_parameters_are_saved_once(tmp_path: Path) -> None:
     assert torch.equal(again.net.lm_head.weight, again.net.transformer.wte.weight)
 
 
-@pytest.mark.parametrize("length", [{"num_train_epochs": 1.25}, {"max_steps": 3}, {}])
+@pytest.mark.parametrize(
+    "length", [{"num_train_epochs": 1.25}, {"max_steps": 3}, {}, {"gradient_accumulation_steps": 3}]
+)
 def test_a_warm_up_ends_where_its_epochs_do(length: dict[str, float], tmp_path: Path) -> None:
     scales: list[float] = []
 

@@ -87,6 +87,7 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
             raise ValueError(f"eval_samples must be at least 0, got {eval_samples}")
         self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
         self._rho_lr_scale, self._eval_samples = rho_lr_scale, eval_samples
+        self._updates, self._since_update = -1, 0
         self._trained_on = others.get("train_dataset")
         if model is not None or others.get("model_init") is None:
             self._use(model)
@@ -97,7 +98,7 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
             check_decay(self._elbo, self.optimizer)
         # The network's arguments, of which Trainer keeps the columns of the data.
         names = list(inspect.signature(_base_of(self._elbo.bnn.net).forward).parameters)
-        self._signature_columns = [*names, *self.label_names, "label", "label_ids"]
+        self._signature_columns = [*names, *self.label_names, "labels", "label", "label_ids"]
         self.can_return_loss = True
 
     def call_model_init(self, trial: Any = None) -> ELBO:
@@ -202,11 +203,19 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         return network_inputs, targets
 
     def _kl_scale(self) -> float:
+        """Return the KL's factor in the next minibatch; the Trainer counts updates only."""
         if not self._warmup.epochs:
             return 1.0
-        per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        steps = math.ceil(self._elbo.num_data / (per_step * self.args.world_size))
-        return self._warmup.scale(self.state.global_step, steps)
+        updates, every = self.state.global_step, self.args.gradient_accumulation_steps
+        if updates == self._updates:
+            self._since_update = (self._since_update + 1) % every
+        else:
+            self._updates, self._since_update = updates, 0
+        per_minibatch = self.args.train_batch_size * self.args.world_size
+        batches = math.ceil(self._elbo.num_data / per_minibatch)
+        epoch, in_epoch = divmod(updates, math.ceil(batches / every))
+        minibatch = epoch * batches + in_epoch * every + self._since_update
+        return self._warmup.scale(minibatch, batches)
 
 
 def _ignored_target(elbo: ELBO) -> int | None:
