@@ -203,3 +203,38 @@ def test_the_data_of_one_process_are_not_all(tmp_path: Path) -> None:
     elbo.num_data = N // 2
     with pytest.raises(ValueError, match=f"the number of training examples, {N}, got {N // 2}"):
         trainer(tmp_path).fit(ELBOModule(elbo), DataLoader(data, BATCH, sampler=sampler))
+
+
+class Graph(nn.Module):
+    """A layer whose outputs at a node are summed over its edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(nodes)
+        return outputs.index_add(0, edges[:, 1], outputs[edges[:, 0]])
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+def test_a_graph_is_trained_and_validated(samples: int, tmp_path: Path) -> None:
+    def elbo() -> bf.ELBO:
+        torch.manual_seed(0)
+        return bf.ELBO(bf.BayesianModule(Graph()), num_data=N)
+
+    data = [((X, torch.arange(20).view(10, 2)), Y)]
+    graphs: Any = DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+    module, alone = ELBOModule(elbo(), val_samples=samples), elbo()
+    made = trainer(tmp_path)
+    made.fit(module, graphs, [graphs, graphs])
+    bf.fit(alone, graphs, epochs=EPOCHS)
+    torch.testing.assert_close(weights_of(module.elbo)[0], weights_of(alone)[0])
+    p = alone.bnn.predict(data[0][0], samples or 1, batch_size="all")
+    if not samples:
+        p = alone.bnn.predict_mean(data[0][0], batch_size="all")
+    for place in (0, 1):
+        found = made.logged_metrics[f"val_nll/dataloader_idx_{place}"]
+        assert float(found) == pytest.approx(-float(p.log_prob(Y).mean()), rel=1e-4)
+    [first], _ = made.predict(module, [graphs, graphs])
+    assert first["mean"].shape == (N, 4)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesify.module.inputs import Inputs, count_examples
+from bayesify.module.inputs import Inputs, batch_size_of
 from bayesify.prediction import Predictive
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.elbo import ELBO, ELBOTerms
@@ -110,23 +110,36 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
             else 1.0,
         )
         logged = {name: getattr(terms, name).detach() for name in ("loss", "nll", "kl")}
-        self.log_dict(logged, batch_size=count_examples(inputs))
+        self.log_dict(logged, batch_size=len(targets))
         # Lightning divides by the number of minibatches that share a step, also where an epoch ends
         # with fewer.
         accumulation = Accumulation(self.trainer.accumulate_grad_batches, batches)
         return terms.loss * (accumulation.every / accumulation.size(batch_idx))
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Log the nll of a minibatch, of the mean weights or averaged over weight samples."""
-        inputs, targets = pair_of(batch)
-        bnn = self.elbo.bnn
-        if self._val_samples:
-            nll = -bnn.log_prob(inputs, targets, self._val_samples).mean()
-        else:
-            nll = self.elbo.nll(bnn.mean_outputs(inputs).unsqueeze(0), targets)
-        self.log("val_nll", nll, batch_size=count_examples(inputs), sync_dist=True)
+    def validation_step(
+        self,
+        batch: Any,
+        batch_idx: int,  # noqa: ARG002
+        dataloader_idx: int = 0,  # noqa: ARG002
+    ) -> None:
+        """Log the nll of a minibatch, of the mean weights or averaged over weight samples.
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
+        Of several loaders each has a value of its own, under the names that Lightning gives them.
+        """
+        inputs, targets = pair_of(batch)
+        bnn, size = self.elbo.bnn, batch_size_of(inputs)
+        if self._val_samples:
+            nll = -bnn.log_prob(inputs, targets, self._val_samples, batch_size=size).mean()
+        else:
+            nll = self.elbo.nll(bnn.mean_outputs(inputs, batch_size=size).unsqueeze(0), targets)
+        self.log("val_nll", nll, batch_size=len(targets), sync_dist=True)
+
+    def predict_step(
+        self,
+        batch: Any,
+        batch_idx: int,  # noqa: ARG002
+        dataloader_idx: int = 0,  # noqa: ARG002
+    ) -> dict[str, Tensor]:
         """Predict for a batch of inputs, or of pairs of inputs and targets.
 
         Returns:
@@ -137,7 +150,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
             inputs, _ = pair_of(batch)
         except ValueError:
             inputs = batch
-        p = self.elbo.bnn.predict(inputs)
+        p = self.elbo.bnn.predict(inputs, batch_size=batch_size_of(inputs))
         names = ("mean", "prediction", "total", "aleatoric", "epistemic")
         return {name: getattr(p, name) for name in names}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from torch.utils.data import (
 )
 
 __all__ = [
-    *("WHOLE", "Inputs", "Repeated", "arguments_of", "batches_of", "check_names"),
-    *("check_not_copied", "check_rows", "count_examples", "inputs_of"),
+    *("WHOLE", "Inputs", "Repeated", "arguments_of", "batch_size_of", "batches_of"),
+    *("check_names", "check_not_copied", "check_rows", "count_examples", "inputs_of"),
 ]
 
 #: The batch size of inputs that are not divided, and whose lengths may differ.
@@ -252,6 +252,21 @@ def count_examples(inputs: Inputs) -> int:
             'bnn.predict takes them with batch_size="all"'
         )
     return lengths.pop()
+
+
+def batch_size_of(inputs: Inputs) -> Literal["all"] | None:
+    """Return the ``batch_size`` that inputs of training need: "all" where they are not divided.
+
+    Example:
+        >>> nodes, edges = torch.zeros(5, 4), torch.zeros(9, 2)
+        >>> batch_size_of((nodes, edges)), batch_size_of(nodes)
+        ('all', None)
+    """
+    try:
+        count_examples(inputs)
+    except (TypeError, ValueError):
+        return "all"
+    return None
 
 
 def _wrong_type(value: object) -> TypeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from bayesify.distributions.likelihoods.likelihood import log_probs_of
 from bayesify.distributions.posteriors import Delta, GaussianPosterior, Posterior
 from bayesify.distributions.precision import at_least_float32
-from bayesify.module.inputs import Inputs, count_examples
+from bayesify.module.inputs import batch_size_of
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.training.convergence import ResidualMeter
 from bayesify.training.division import Division, Share
@@ -157,15 +156,6 @@ def is_finite(elbo: ELBO) -> bool:
     return all(bool(parameter.isfinite().all()) for parameter in elbo.parameters())
 
 
-def _batch_size_of(inputs: Inputs) -> Literal["all"] | None:
-    """Return "all" for inputs that training takes and that cannot be divided, such as a graph's."""
-    try:
-        count_examples(inputs)
-    except (TypeError, ValueError):
-        return "all"
-    return None
-
-
 @torch.no_grad()
 def validation_row(elbo: ELBO, division: Division | None, processes: Processes) -> EpochRow:
     """Error and nll of the mean weights on a loader's data; None for each without a loader.
@@ -189,7 +179,7 @@ def validation_row(elbo: ELBO, division: Division | None, processes: Processes) 
             if not share.weight:
                 continue
         inputs, targets = pair_of((inputs, targets), device)
-        outputs = at_least_float32(bnn.mean_outputs(inputs, batch_size=_batch_size_of(inputs)))
+        outputs = at_least_float32(bnn.mean_outputs(inputs, batch_size=batch_size_of(inputs)))
         own = bnn.likelihood.error_count(targets)
         if own:
             error += float(bnn.likelihood.error(outputs, targets)) * own
