@@ -60,18 +60,19 @@ class Recorder(ELBO):
 class Rates:
     """A callback that notes the learning rates after every step."""
 
-    def __init__(self) -> None:
+    def __init__(self, lr: float | Tensor = 0.5) -> None:
+        self.lr = lr
         self.made: list[Optimizer] = []
         self.rates: list[list[float]] = []
 
     def factory(self, groups: list[dict[str, Any]]) -> Optimizer:
-        self.made.append(SGD(groups, lr=0.5))
+        self.made.append(SGD(groups, lr=self.lr, foreach=False))
         return self.made[0]
 
     def on_start(self, **_: Any) -> None: ...
 
     def on_step(self, **_: Any) -> None:
-        self.rates.append([group["lr"] for group in self.made[0].param_groups])
+        self.rates.append([float(group["lr"]) for group in self.made[0].param_groups])
 
     def on_epoch(self, row: Any) -> None: ...
 
@@ -266,7 +267,8 @@ def test_rho_has_a_learning_rate_of_its_own() -> None:
     torch.testing.assert_close(moved[7.0][1], 7.0 * moved[1.0][1], rtol=1e-9, atol=1e-12)
 
 
-def test_rates_fall_by_the_minibatch_as_the_schedule_says() -> None:
+@loop_over("lr", [0.5, torch.tensor(0.5, dtype=torch.float64)])
+def test_rates_fall_by_the_minibatch_as_the_schedule_says(lr: Any) -> None:
     half_cosine = [0.25 * (1 + math.cos(math.pi * step / 6)) for step in range(1, 7)]
     by_schedule: dict[Any, list[float]] = {
         None: [0.5] * 6,
@@ -275,7 +277,7 @@ def test_rates_fall_by_the_minibatch_as_the_schedule_says() -> None:
         (lambda optimizer, _: ExponentialLR(optimizer, 0.5)): [2.0**-i for i in range(2, 8)],
     }
     for schedule, expected in by_schedule.items():
-        watch = Rates()
+        watch = Rates(copy.deepcopy(lr))
         rows = fit(
             Recorder(CASE.bnn()), loader(), epochs=2, optimizer=watch.factory, callback=watch,
             scheduler=schedule, rho_lr_scale=3.0,

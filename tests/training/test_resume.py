@@ -121,6 +121,13 @@ SETUPS = {
             ("scheduler", lambda optimizer, _: ExponentialLR(optimizer, 0.8)),
         ),
     ),
+    "a rate that is a tensor": Setup(
+        fit=(
+            ("optimizer", lambda groups: Adam(groups, lr=torch.tensor(0.01), foreach=False)),
+            ("scheduler", cosine),
+            ("rho_lr_scale", 3.0),
+        ),
+    ),
     "learned noise, mixture, geometric": Setup(
         case=Case("scale-mixture", "mean-field", "gaussian-learned"),
         elbo=(("kl_weighting", "geometric"), ("num_batches", 3), ("num_samples", 2)),

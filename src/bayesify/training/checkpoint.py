@@ -7,9 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -128,7 +130,7 @@ def read_checkpoint(
             f"minibatches; resume it with as many, got {batches}"
         )
     load_trained(path, elbo, optimizer, tensors, meta)
-    scheduler.load_state_dict(_with_number_keys(meta["scheduler"]))
+    scheduler.load_state_dict(_from_json(meta["scheduler"], scheduler.state_dict()))
     return position
 
 
@@ -144,7 +146,7 @@ def update_settings(optimizer: Optimizer, scheduler: LRScheduler) -> dict[str, A
         "scheduler": type(scheduler).__name__.lstrip("_"),
         "optimizer": [
             {
-                name: list(value) if isinstance(value, tuple) else value
+                name: _as_json(value)
                 for name, value in group.items()
                 if name not in (*_NOT_COMPARED, *_cycled(group))
                 and isinstance(value, bool | float | int | tuple)
@@ -198,7 +200,7 @@ def trained_parts(elbo: ELBO, optimizer: Optimizer) -> tuple[dict[str, Tensor], 
         "running": elbo.running,
         "optimizer": {
             "type": type(optimizer).__name__,
-            "groups": optimizer_state["param_groups"],
+            "groups": _as_json(optimizer_state["param_groups"]),
             "scalars": scalars,
         },
     }
@@ -239,6 +241,7 @@ def load_trained(
         tensor.copy_(there[name])
     elbo.step = meta["step"]
     elbo.running = meta.get("running", {})  # older checkpoints are of the ELBO, which has none
+    groups = _from_json(groups, optimizer.state_dict()["param_groups"])
     optimizer.load_state_dict({"state": _optimizer_state(tensors, meta), "param_groups": groups})
 
 
@@ -273,7 +276,7 @@ def scheduler_meta(scheduler: LRScheduler) -> dict[str, Any]:
     Raises:
         TypeError: it holds something that JSON does not.
     """
-    state: dict[str, Any] = _with_listed_keys(scheduler.state_dict())
+    state: dict[str, Any] = _as_json(scheduler.state_dict())
     try:
         json.dumps(state)
     except TypeError as error:
@@ -289,22 +292,33 @@ def scheduler_meta(scheduler: LRScheduler) -> dict[str, Any]:
 _COUNTS = "counts by number"
 
 
-def _with_listed_keys(state: Any) -> Any:
-    """Write mappings with whole numbers as keys as lists of pairs, also within others."""
+def _as_json(state: Any) -> Any:
+    """Write tensors of one number, as learning rates may be, as numbers, and counts as pairs."""
     if isinstance(state, Mapping):
         if state and all(isinstance(key, int) for key in state):
-            return {_COUNTS: [[key, _with_listed_keys(state[key])] for key in state]}
-        return {key: _with_listed_keys(value) for key, value in state.items()}
-    return [_with_listed_keys(each) for each in state] if isinstance(state, list) else state
+            return {_COUNTS: [[key, _as_json(state[key])] for key in state]}
+        return {key: _as_json(value) for key, value in state.items()}
+    if isinstance(state, Tensor) and state.numel() == 1:
+        return state.item()
+    return [_as_json(each) for each in state] if isinstance(state, list | tuple) else state
 
 
-def _with_number_keys(state: Any) -> Any:
-    """Undo :func:`_with_listed_keys`; what it wrote are counts, as in ``MultiStepLR``."""
+def _from_json(state: Any, like: Any) -> Any:
+    """Undo :func:`_as_json`.
+
+    Args:
+        state: what it wrote; mappings with whole numbers as keys are counts, as in ``MultiStepLR``.
+        like: the state of the new run, whose tensors tell which numbers were tensors.
+    """
     if isinstance(state, dict):
         if set(state) == {_COUNTS}:
-            return Counter({key: _with_number_keys(value) for key, value in state[_COUNTS]})
-        return {key: _with_number_keys(value) for key, value in state.items()}
-    return [_with_number_keys(each) for each in state] if isinstance(state, list) else state
+            return Counter({key: _from_json(value, None) for key, value in state[_COUNTS]})
+        known = like if isinstance(like, Mapping) else {}
+        return {key: _from_json(value, known.get(key)) for key, value in state.items()}
+    if isinstance(state, list):
+        parts = like if isinstance(like, list | tuple) else ()
+        return [_from_json(each, part) for each, part in zip_longest(state, parts[: len(state)])]
+    return torch.full_like(like, state) if isinstance(like, Tensor) else state
 
 
 def _optimizer_state(tensors: dict[str, Tensor], meta: dict[str, Any]) -> dict[int, dict[str, Any]]:

@@ -167,7 +167,7 @@ def run_epochs(
                 member.elbo.train()  # a callback may have measured in evaluation mode
                 for part in parts:
                     part.eval()
-                rate = member.optimizer.param_groups[0]["lr"]
+                rate = float(member.optimizer.param_groups[0]["lr"])  # it may be a tensor
                 member.position.sums.setdefault("learning_rate", rate)
 
             def options_of(

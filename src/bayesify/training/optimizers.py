@@ -131,7 +131,8 @@ def make_optimizer(
                 "rho_lr_scale needs a posterior with a rho, and an optimiser that keeps it in a "
                 "parameter group of its own"
             )
-        group[0]["lr"] *= float(rho_lr_scale)
+        # Not in place: a rate that is a tensor may be that of all groups.
+        group[0]["lr"] = group[0]["lr"] * float(rho_lr_scale)
     return made
 
 
