@@ -317,6 +317,21 @@ def test_an_epoch_is_resumed_with_as_many_minibatches(tmp_path: Path) -> None:
     setup.run(tmp_path)
 
 
+def test_a_schedule_is_resumed_with_as_many_minibatches(tmp_path: Path) -> None:
+    setup, schedules = Setup(), {"cosine": cosine, "constant": None}
+
+    def run(name: str) -> History:
+        data = TensorLoader(*CASE.data(N), 4, seed=1)
+        options = {"scheduler": schedules[name], "checkpoint_dir": tmp_path / name}
+        return fit(setup.objective(), data, epochs=2, resume=True, **options)  # type: ignore[arg-type]
+
+    for name, scheduler in schedules.items():
+        setup.run(tmp_path / name, epochs=1, scheduler=scheduler)
+    with pytest.raises(StorageError, match="by steps, and epochs of 3 minibatches; resume it with"):
+        run("cosine")
+    assert len(run("constant")) == 2
+
+
 class Weighted(ELBO):
     """An objective with a parameter of its own."""
 

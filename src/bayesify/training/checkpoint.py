@@ -115,8 +115,8 @@ def read_checkpoint(
 
     Raises:
         StorageError: the file is cut off, altered, or of a run with another architecture,
-            objective or optimiser, or, within an epoch, with another number of minibatches than
-            ``batches``; nothing has then been changed.
+            objective or optimiser, or, within an epoch or under a schedule of the learning rate,
+            with another number of minibatches than ``batches``; nothing has then been changed.
     """
     tensors, meta = read_tensors(path)
     if meta.get("kind") != "checkpoint":
@@ -128,6 +128,12 @@ def read_checkpoint(
         raise StorageError(
             f"{path} is of a run that was interrupted within an epoch of {position.batches} "
             f"minibatches; resume it with as many, got {batches}"
+        )
+    if settings["scheduler"] != "Constant" and position.batches not in (0, batches):
+        raise StorageError(
+            f"{path} is of a run with a schedule of the learning rate by steps, and epochs of "
+            f"{position.batches} minibatches; resume it with as many, got {batches}, or begin "
+            "another run in another folder, with the network that bayesify.load reads from the file"
         )
     load_trained(path, elbo, optimizer, tensors, meta)
     scheduler.load_state_dict(_from_json(meta["scheduler"], scheduler.state_dict()))
