@@ -88,3 +88,12 @@ def test_the_sums_resume() -> None:
         for each in part:
             meter.add(StdResidual((0.0, 0.0, 0.0, each), (0, 0, 0, 1)), kl_factor=1.0)
     assert meter.row() == row(0.0, [-1.0, -1.2, -1.1, -1.0, -1.1, -1.2], (0, 1))
+
+
+def test_a_kl_of_hardly_any_weight_leaves_no_number() -> None:
+    meter = ResidualMeter({})
+    for factor in (1e-200, 1e-320):
+        meter.add(StdResidual((-5.0, 0.0, 0.0, 0.0), (5, 0, 0, 0)), kl_factor=factor)
+    assert meter.row()["std_residual"] is None
+    meter.add(StdResidual((-5.0, 0.0, 0.0, 0.0), (5, 0, 0, 0)), kl_factor=1.0)
+    assert meter.row()["std_residual"] == -1.0

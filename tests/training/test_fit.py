@@ -344,13 +344,11 @@ def test_another_call_goes_on_with_other_orders_and_masks(several: Any) -> None:
     assert not torch.equal(one[0], one[3])
 
 
-def test_a_callback_that_leaves_evaluation_mode_on_changes_nothing() -> None:
+@loop_over("when", ["on_epoch", "on_step"])
+def test_a_callback_that_leaves_evaluation_mode_on_changes_nothing(when: str) -> None:
     class Measuring(Callback):
         def __init__(self, bnn: BayesianModule) -> None:
-            self.bnn = bnn
-
-        def on_epoch(self, row: Any) -> None:  # noqa: ARG002
-            self.bnn.eval()
+            setattr(self, when, lambda *_, **__: bnn.eval())
 
     modes: list[bool] = []
     bnn = CASE.bnn()

@@ -166,7 +166,10 @@ class ResidualMeter:
         self._sums = sums
 
     def add(self, residual: StdResidual, kl_factor: float) -> None:
-        """Add the residual of a minibatch in which the KL had this factor."""
+        """Add the residual of a minibatch in which the KL had this factor.
+
+        One whose square is too large for a number is left out.
+        """
         total = sum(residual.counts)
         if not total:
             return
@@ -174,9 +177,12 @@ class ResidualMeter:
             ("all", residual.mean, total),
             *((name, residual.mean_of(i), residual.counts[i]) for i, name in enumerate(_GROUPS)),
         ):
-            if mean is not None:
-                value = mean / kl_factor
-                added = {"": value, "_squared": value**2, "_count": 1.0, "_share": count / total}
+            if mean is None:
+                continue
+            value = mean / kl_factor
+            squared = value * value
+            if not math.isinf(squared):  # as where the KL has hardly any weight yet
+                added = {"": value, "_squared": squared, "_count": 1.0, "_share": count / total}
                 for part, each in added.items():
                     key = f"residual_{name}{part}"
                     self._sums[key] = self._sums.get(key, 0.0) + each

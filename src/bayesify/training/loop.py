@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bayesify.estimators.stateless import frozen_in_evaluation
@@ -25,7 +25,7 @@ from bayesify.training.checks import (
 )
 from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.division import Division, Share
-from bayesify.training.elbo import ELBOTerms
+from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.free_energy import FirstExamples, free_energy_note
 from bayesify.training.history import EpochMeter, History
 from bayesify.training.interrupt import deferred_interrupt
@@ -163,10 +163,8 @@ def run_epochs(
                 for name in ("error", "error_count"):
                     start.sums.pop(name, None)
             meters = [EpochMeter(each.elbo, batches, each.position.sums) for each in members]
-            for member, parts in zip(members, kept, strict=True):
-                member.elbo.train()  # a callback may have measured in evaluation mode
-                for part in parts:
-                    part.eval()
+            _set_modes(members, kept)
+            for member in members:
                 rate = float(member.optimizer.param_groups[0]["lr"])  # it may be a tensor
                 member.position.sums.setdefault("learning_rate", rate)
 
@@ -211,6 +209,8 @@ def run_epochs(
                         if updated:
                             member.schedule.step()
                     callback.on_step(epoch=epoch, batch=index)
+                    if not all(_is_training(each.elbo) for each in members):
+                        _set_modes(members, kept)  # it measured in evaluation mode
                     if processes.stops and updated and index + 1 < batches:
                         for member in members:
                             check_parameters(member.elbo, epoch, member.path)
@@ -251,6 +251,18 @@ def run_epochs(
             tell=getattr(callback, "on_warning", None),
         )
     return [member.position.history for member in members]
+
+
+def _set_modes(members: Sequence[Member], kept: Sequence[Sequence[nn.Module]]) -> None:
+    """Set the networks to training mode, and the parts of each that keep it to evaluation mode."""
+    for member, parts in zip(members, kept, strict=True):
+        member.elbo.train()
+        for part in parts:
+            part.eval()
+
+
+def _is_training(elbo: ELBO) -> bool:
+    return elbo.training and elbo.bnn.training and elbo.bnn.net.training
 
 
 def _compare_with_untrained(
