@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.cases import mlp
 from tests.loops import loop_over
 from tests.training.test_fit import CASE, N, Recorder, flat_sgd, loader
 from torch import Tensor
-from torch.optim import LBFGS, SGD
+from torch.optim import LBFGS, SGD, SparseAdam
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
@@ -210,6 +211,12 @@ def test_schedulers_and_optimisers_that_cannot_train_are_refused() -> None:
         fit(elbo, loader(), optimizer=LBFGS(elbo.parameters()))
     with pytest.raises(TypeError, match="of one pass, got LBFGS, whose step needs a closure"):
         make_step(elbo, LBFGS(elbo.parameters()))
+    for name in ("Muon", "SparseAdam"):
+        kind = getattr(torch.optim, name, torch.optim.SparseAdam)
+        with pytest.raises(TypeError, match=f"mean and rho, got {kind.__name__}, which"):
+            fit(elbo, loader(), optimizer=partial(kind, lr=0.1))
+    with pytest.raises(TypeError, match="got SparseAdam, which needs sparse gradients"):
+        make_step(elbo, SparseAdam(elbo.parameters()))
     assert not elbo.inputs
 
 

@@ -24,6 +24,12 @@ __all__ = [
 #: A function of parameter groups that builds an optimiser, such as torch's optimiser classes.
 OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
 
+#: PyTorch's optimisers that cannot train mean and rho, and why not.
+_UNFIT = {
+    "Muon": "which only takes matrices, and mean and rho are vectors of all random weights",
+    "SparseAdam": "which needs sparse gradients, and those of mean and rho are dense",
+}
+
 
 def parameter_groups(elbo: ELBO) -> list[dict[str, Any]]:
     """Return the trainable parameters for an optimiser, in two groups: rho comes last.
@@ -82,8 +88,8 @@ def make_optimizer(
     Raises:
         ValueError: ``rho_lr_scale`` or ``lr`` is not positive, or cannot be applied; or the
             optimiser holds no parameter of the objective, or has weight decay for rho.
-        TypeError: ``optimizer`` is neither an optimiser nor a function of one, or needs a closure;
-            or a rate is no number.
+        TypeError: ``optimizer`` is neither an optimiser nor a function of one, needs a closure, or
+            cannot train mean and rho; or a rate is no number.
     """
     given: Any = rho_lr_scale
     if not isinstance(given, Real):
@@ -120,6 +126,7 @@ def make_optimizer(
         # Fused: one pass over the flat vectors a step. PyTorch has it for real numbers only.
         fused = all(each.is_floating_point() for group in groups for each in group["params"])
         optimizer = partial(torch.optim.Adam, lr=1e-3 if lr is None else float(lr), fused=fused)
+    _check_fits(getattr(optimizer, "func", optimizer))
     made = optimizer(groups)
     check_takes_steps(made)
     check_decay(elbo, made)
@@ -189,7 +196,7 @@ def check_takes_steps(optimizer: object) -> None:
     """Check that something is an optimiser whose step needs no closure.
 
     Raises:
-        TypeError: it is not, or it does, as that of L-BFGS.
+        TypeError: it is not, or it does, as that of L-BFGS; or it cannot train mean and rho.
 
     Example:
         >>> check_takes_steps(torch.optim.LBFGS([torch.zeros(1, requires_grad=True)]))
@@ -201,12 +208,23 @@ def check_takes_steps(optimizer: object) -> None:
             "optimizer must be a torch.optim.Optimizer or a function that returns one, got "
             f"{optimizer!r}"
         )
+    _check_fits(type(optimizer))
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TypeError(
             "the optimizer must step by the gradients of one pass, got "
             f"{type(optimizer).__name__}, whose step needs a closure; use it in a loop of your own"
         )
+
+
+def _check_fits(kind: object) -> None:
+    """Raise TypeError for a class of PyTorch's optimisers that cannot train mean and rho."""
+    for name, reason in _UNFIT.items():
+        if kind is getattr(torch.optim, name, ...):  # older versions have no Muon
+            raise TypeError(
+                f"the optimizer must train the posterior's mean and rho, got {name}, {reason}; use "
+                "one such as torch.optim.Adam"
+            )
 
 
 def check_decay(elbo: ELBO, optimizer: Optimizer) -> None:
