@@ -103,6 +103,17 @@ def test_the_code_of_a_page_runs(
     run_snippets(page, PAGES[page]())
 
 
+def test_the_layer_that_a_page_holds_stays_as_it_is() -> None:
+    names = run_snippets("docs/any-network.md", classification(Parts()))
+    bnn, posterior = names["bnn"], names["bnn"].posterior
+    before = [each.detach().clone() for each in (posterior.mean, posterior.rho)]
+    elbo = bf.ELBO(bnn, num_data=16)
+    bf.fit(elbo, names["loader"], epochs=2, progress=False)
+    for old, new in zip(before, (posterior.mean, posterior.rho), strict=True):
+        held = bnn.layout.unflatten(old == new)
+        assert all(bool(each.all()) == name.startswith("body.") for name, each in held.items())
+
+
 def test_the_summary_is_the_one_that_is_shown() -> None:
     text = (ROOT / "docs" / "estimators.md").read_text(encoding="utf-8")
     test = doctest.DocTestParser().get_doctest(
