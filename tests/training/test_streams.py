@@ -126,6 +126,24 @@ def test_the_workers_of_a_stream_may_drop_what_is_not_full() -> None:
     assert counts == [4, 2, N]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("workers", [2, 3, 4, 7])
+@pytest.mark.parametrize("batch_size", [1, 3, 10])
+@pytest.mark.parametrize("length", [5, 31, 40])
+def test_the_minibatches_of_a_divided_stream(length: int, batch_size: int, workers: int) -> None:
+    """They are as many as by turns or in blocks, whichever are more, so that no row is lost."""
+
+    class Sized(Stream):
+        def __len__(self) -> int:
+            return length
+
+    rows = torch.arange(length)
+    divided = [rows[worker::workers] for worker in range(workers)], rows.chunk(workers)
+    counts = [sum(len(part.split(batch_size)) for part in parts if len(part)) for parts in divided]
+    loader = DataLoader(Sized(), batch_size, num_workers=workers)
+    assert num_batches_of(loader, length) == max(counts)
+
+
 def test_replicas_take_a_stream() -> None:
     objectives = [elbo(), elbo()]
     bf.fit_replicas(objectives, DataLoader(Stream(), batch_size=4), epochs=2)

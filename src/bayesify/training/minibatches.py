@@ -41,8 +41,9 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
     """Return the number of minibatches in an epoch.
 
     A loader of a stream, such as an ``IterableDataset``, may have no length. Its epoch then has
-    ``num_data`` examples by minibatches of its ``batch_size``, and ends there. Each worker of a
-    stream beyond the first may bring one more, since each ends with a minibatch that is not full.
+    ``num_data`` examples by minibatches of its ``batch_size``, and ends there. Each worker beyond
+    the first may bring one more, since each ends with a minibatch that is not full: those of a
+    stream with a length are counted as if the workers divided its examples evenly.
 
     Raises:
         TypeError: the loader has neither a length nor a batch size.
@@ -66,10 +67,20 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
                 "IterableDataset, or give your class a __len__"
             ) from None
         return -(-num_data // int(size)) + others
-    is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
-    # DataLoader counts the minibatches of a stream's length as if one worker brought them.
-    adds = is_stream and size and not getattr(loader, "drop_last", False)
-    return length + others if adds else length
+    dataset: Any = getattr(loader, "dataset", None)
+    is_stream = isinstance(dataset, IterableDataset)
+    if is_stream and size and others and not getattr(loader, "drop_last", False):
+        # DataLoader counts the minibatches as if one worker brought them.
+        return max(length, _of_workers(len(dataset), int(size), others + 1))
+    return length
+
+
+def _of_workers(examples: int, size: int, workers: int) -> int:
+    """Return the minibatches of a stream that workers divide by turns, or in blocks if more."""
+    block = -(-examples // workers)
+    by_turns = [len(range(worker, examples, workers)) for worker in range(workers)]
+    in_blocks = [max(0, min(block, examples - block * worker)) for worker in range(workers)]
+    return max(sum(-(-each // size) for each in parts) for parts in (by_turns, in_blocks))
 
 
 def minibatches(
