@@ -252,6 +252,25 @@ def test_equal_ratios_go_in_the_order_of_the_flat_vector() -> None:
     assert torch.equal(kept, torch.arange(SIZE) >= 22)
 
 
+@loop_over("dim", [0, 1, None])
+def test_a_normalised_row_keeps_its_direction(dim: int | None) -> None:
+    """Weight norm divides each row by its norm, and zeros by zero are not a number."""
+    normalised = nn.utils.parametrizations.weight_norm(nn.Linear(6, 9), dim=dim)
+    bnn = BayesianModule(nn.Sequential(normalised, nn.ReLU(), nn.Linear(9, 3)), init_std=0.05)
+    rows = {0: 9, 1: 6, None: 1}[dim]
+    for fraction in (0.7, 0.95, 1.0):
+        small = prune(prune(bnn, 0.5), fraction)
+        assert small.predict(torch.randn(4, 6), 5).mean.isfinite().all()
+        size = bnn.layout.num_weights
+        pruned = min(math.floor(fraction * size), size - rows)
+        assert int(small.posterior.mask.sum()) == size - pruned
+        assert torch.equal(small.posterior.mask, prune(bnn, fraction).posterior.mask)
+    assert small.posterior.mask.nonzero().shape == (rows, 1)
+    directions = bnn.layout.unflatten(small.posterior.mask)["0.parametrizations.weight.original1"]
+    assert int(directions.sum()) == rows, "of each row one weight is left"
+    assert not small.to_module()[0].weight.any(), "the magnitudes are pruned as other weights are"
+
+
 def test_a_pruned_copy_shares_nothing() -> None:
     bnn = uneven()
     state = copy.deepcopy(bnn.state_dict())

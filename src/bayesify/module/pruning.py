@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.parametrize import ParametrizationList
 
 from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.module.bayesian import BayesianModule
@@ -64,10 +67,15 @@ def prune(
     zero in the mean and in every sample, also after further training, saving and loading, and is
     not part of the KL.
 
+    Of each row that ``torch.nn.utils.parametrizations.weight_norm`` divides by its norm, the
+    highest weight is kept, since a row of zeros has no direction; its unit is removed by its
+    magnitude ``original0``.
+
     Args:
         bnn: the network, which is not changed.
         fraction: the fraction of the D weights that is pruned afterwards, from 0 to 1. The result
-            has floor(fraction D) pruned weights, or more if more were pruned before.
+            has floor(fraction D) pruned weights, or more if more were pruned before; but never
+            those kept of normalised rows.
         criterion: ``"snr"`` removes the weights with the lowest |mean| / std, ``"magnitude"`` those
             with the lowest |mean|, which a point estimate has too.
 
@@ -110,13 +118,36 @@ def prune_in_place(bnn: BayesianModule, fraction: float, criterion: str = "snr")
     ratio = ratio.clamp_min(torch.finfo(posterior.mean.dtype).min)
     if posterior.mask is not None:
         ratio = torch.where(posterior.mask, ratio, -math.inf)
+    num_kept = 0
+    for rows in _normalised_rows(bnn):
+        ratio[rows.gather(1, ratio[rows].argmax(1, keepdim=True))] = math.inf
+        num_kept += len(rows)
     # The factor compensates rounding: 0.29 * 100 is slightly below 29 in binary.
     num_pruned = math.floor(fraction * ratio.numel() * (1.0 + 1e-12))
+    num_pruned = min(num_pruned, ratio.numel() - num_kept)
     if posterior.mask is None:
         posterior.mask = torch.ones_like(ratio, dtype=torch.bool)
     # A stable sort prunes weights with equal ratios in the order of the flat vector.
     posterior.mask[ratio.argsort(stable=True)[:num_pruned]] = False
     posterior.mean.masked_fill_(~posterior.mask, 0.0)
+
+
+def _normalised_rows(bnn: BayesianModule) -> Iterator[Tensor]:
+    """Yield the places, in the flat vector, of the weights that weight norm divides by one norm.
+
+    Their shape is (rows, weights of a row). Where all of a row are zero, it has no direction.
+    """
+    layout = bnn.layout
+    places = layout.unflatten(torch.arange(layout.num_weights, device=bnn.posterior.mean.device))
+    first = {alias: aliases[0] for aliases in layout.ties for alias in aliases}
+    for path, module in bnn.net.named_modules():
+        if not (isinstance(module, ParametrizationList) and isinstance(module[0], _WeightNorm)):
+            continue
+        name = first.get(f"{path}.original1")
+        if name is not None:
+            own, axis = places[name], module[0].dim
+            # -1 stands for one norm of the whole tensor.
+            yield own.reshape(1, -1) if axis == -1 else own.movedim(axis, 0).flatten(1)
 
 
 def check_pruning(fraction: float, criterion: str) -> None:
