@@ -416,3 +416,51 @@ def test_layers_that_act_on_rows_keep_local_reparametrisation(layer: nn.Module) 
     frozen = bf.freeze(bnn, 7, estimator=LOCAL)
     alone = torch.cat([frozen.outputs(x.unsqueeze(0)) for x in X], 1)
     torch.testing.assert_close(frozen.outputs(X), alone, atol=1e-5, rtol=1e-5)
+
+
+class Halved(nn.Module):
+    """Halves its inputs in place; an LSTM has no form under vmap."""
+
+    def __init__(self, *, recurrent: bool) -> None:
+        super().__init__()
+        self.body = nn.LSTM(4, 6, batch_first=True) if recurrent else nn.Linear(4, 6)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x.div_(2.0))
+        outputs: Tensor = self.last(hidden[0][:, -1] if isinstance(hidden, tuple) else hidden)
+        return outputs
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_every_sample_sees_the_inputs_as_they_were(recurrent: bool) -> None:
+    bnn = bf.BayesianModule(Halved(recurrent=recurrent), init_std=0.1)
+    inputs = normals(5, 7, 4, seed=2).float() if recurrent else X.clone()
+    before = inputs.clone()
+    check_equal(bf.freeze(bnn, 6), bnn.predict(inputs, 6), inputs)
+    assert torch.equal(inputs, before)
+
+
+def test_gradients_in_the_inputs_of_a_pruned_network_are_finite() -> None:
+    """A unit without weights has variance 0, where the root has an infinite slope."""
+    x = X.clone().requires_grad_()
+    bf.freeze(bf.prune(make_mlp(), 0.75), 8, estimator=LOCAL)(x).total.sum().backward()
+    assert bool(x.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("shift", [0.0, 20.0], ids=["near", "far apart"])
+def test_quantiles_have_the_slope_of_the_mixture(shift: float) -> None:
+    torch.manual_seed(1)
+    head = bf.freeze(make_mlp(1, likelihood=bf.GaussianLikelihood(std=0.3)), 4).head.double()
+    outputs = normals(4, 5, 1, seed=8)
+    outputs[:2] += shift
+    for unit in range(4):
+        step = torch.zeros(4, 1, 1).double()
+        step[unit] = 1e-3
+        slope = (head(outputs + step).quantiles - head(outputs - step).quantiles) / 2e-3
+        moved = outputs.clone().requires_grad_()
+        found = head(moved).quantiles
+        torch.testing.assert_close(found.detach(), head(outputs).quantiles)
+        for level in (0, 2):
+            (grad,) = torch.autograd.grad(found[..., level].sum(), moved, retain_graph=True)
+            torch.testing.assert_close(grad[unit], slope[..., level], atol=2e-3, rtol=0.0)

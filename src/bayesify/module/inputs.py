@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 __all__ = [
     *("WHOLE", "Inputs", "Repeated", "arguments_of", "batch_size_of", "batches_of"),
-    *("check_names", "check_not_copied", "check_rows", "count_examples", "inputs_of"),
+    *("check_names", "check_not_copied", "check_rows", "copied", "count_examples", "inputs_of"),
 ]
 
 #: The batch size of inputs that are not divided, and whose lengths may differ.
@@ -296,6 +296,22 @@ def batches_of(
         yield tuple(a[part] for a in args), named
 
 
+def copied(inputs: _T) -> _T:
+    """Return copies of the tensors, for a network that may edit its inputs in place.
+
+    Args:
+        inputs: tensors and other values, in any structure of tuples, lists and dictionaries.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(2)
+        >>> copied(x).mul_(3.0), x
+        (tensor([3., 3.]), tensor([1., 1.]))
+    """
+    copies: _T = tree_map_only(Tensor, torch.clone, inputs)
+    return copies
+
+
 class Repeated:
     """Gives several passes the same inputs, although a network may edit its inputs in place.
 
@@ -327,10 +343,10 @@ class Repeated:
             self._first = []
         if self._is_edited is False:
             return inputs
-        copied: _T = tree_map_only(Tensor, torch.clone, inputs)
+        copies = copied(inputs)
         if self._is_edited is None:
-            self._first = [each for each in tree_leaves(copied) if isinstance(each, Tensor)]
-        return copied
+            self._first = [each for each in tree_leaves(copies) if isinstance(each, Tensor)]
+        return copies
 
 
 def check_rows(outputs: Tensor, num_examples: int) -> None:
