@@ -10,7 +10,7 @@ from tests.cases import normals
 from tests.loops import loop_over
 from torch import Tensor, nn
 
-from bayesify import ELBO, BayesianModule, Flipout, fit
+from bayesify import ELBO, BayesianModule, Delta, Flipout, MCDropout, fit
 
 NODES, EDGES = normals(7, 3, dtype=torch.float32), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 6]])
 
@@ -66,6 +66,34 @@ def test_without_it_the_error_names_it() -> None:
         ValueError, match='max_memory divides the inputs; leave out batch_size="all"'
     ):
         bnn().predict((NODES, EDGES), 2, batch_size="all", max_memory="1 MB")
+
+
+class Tagger(nn.Module):
+    """Trims a batch of padded texts to the longest of it, then tags each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.drop, self.out = nn.Embedding(9, 3), nn.Dropout(0.1), nn.Linear(3, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        longest = int((tokens > 0).sum(1).max())
+        return self.out(self.drop(self.embed(tokens[:, :longest])))
+
+
+@loop_over("seen", [{"include": ("out.*",)}, {}])
+@loop_over("length", [1, 2])
+def test_batches_of_other_lengths_are_refused(seen: dict[str, Any], length: int) -> None:
+    """A tag of the only token would otherwise be repeated for all tokens."""
+    tokens = torch.ones(8, 4, dtype=torch.long)
+    tokens[4:, length:] = 0
+    net = BayesianModule(Tagger(), **seen)
+    whole = net.predict(tokens, 6, batch_size="all")
+    assert whole.mean.shape == net.predict(tokens, 6).mean.shape == (8, 4, 2)
+    message = rf"one shape .* got \(4, 2\) and \({length}, 2\); let it pad .*batch_size=.all."
+    with pytest.raises(ValueError, match=message):
+        net.predict(tokens, 6, batch_size=4)
+    with pytest.raises(ValueError, match=message):
+        MCDropout(BayesianModule(Tagger(), posterior=Delta)).predict(tokens, 2, batch_size=4)
 
 
 class Cell(nn.Module):

@@ -18,7 +18,7 @@ from torch.utils.data import (
 )
 
 __all__ = [
-    *("WHOLE", "Inputs", "Repeated", "arguments_of", "batch_size_of", "batches_of"),
+    *("PLAIN", "WHOLE", "Inputs", "Repeated", "arguments_of", "batch_size_of", "batches_of"),
     *("check_names", "check_not_copied", "check_rows", "copied", "count_examples", "inputs_of"),
 ]
 
@@ -32,7 +32,7 @@ Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 _T = TypeVar("_T")
 
 #: What a keyword argument may be besides a tensor.
-_PLAIN = (bool, int, float, str, type(None))
+PLAIN = (bool, int, float, str, type(None))
 
 #: Samplers that bring the examples in another order than the data set's, or not all of them.
 _REORDERING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
@@ -233,7 +233,7 @@ def count_examples(inputs: Inputs) -> int:
     if isinstance(inputs, Tensor) and inputs.dim() and len(inputs):  # the usual case, at once
         return len(inputs)
     args, kwargs = arguments_of(inputs)
-    tensors = [*args, *(value for value in kwargs.values() if not isinstance(value, _PLAIN))]
+    tensors = [*args, *(value for value in kwargs.values() if not isinstance(value, PLAIN))]
     if kwargs and not tensors:
         raise _wrong_type(next(iter(kwargs.values())))
     for value in tensors:
@@ -349,11 +349,16 @@ class Repeated:
         return copies
 
 
-def check_rows(outputs: Tensor, num_examples: int) -> None:
+def check_rows(outputs: Tensor, num_examples: int, first: Tensor | None = None) -> None:
     """Check that a network returned one row for each example, so that batches can be joined.
 
+    Args:
+        outputs: of a batch.
+        num_examples: in the batch.
+        first: the outputs of the first batch, whose rows must have the same shape.
+
     Raises:
-        ValueError: the outputs have another number of rows.
+        ValueError: the outputs have another number of rows, or rows of another shape.
 
     Example:
         >>> import torch
@@ -364,4 +369,10 @@ def check_rows(outputs: Tensor, num_examples: int) -> None:
             "the network must return a row for each example if the inputs are split into batches, "
             f"got shape {tuple(outputs.shape)} for {num_examples} examples; pass "
             "batch_size=len(x) and no max_memory"
+        )
+    if first is not None and outputs.shape[1:] != first.shape[1:]:
+        raise ValueError(
+            "the network must return rows of one shape if the inputs are split into batches, got "
+            f"{tuple(first.shape[1:])} and {tuple(outputs.shape[1:])}; let it pad its outputs to "
+            'one length, or pass batch_size="all"'
         )

@@ -138,11 +138,13 @@ class SampledOutputs:
                 first += len(block)
             yield from self._outputs(first)
             return
-        draw, batches, at_once = self._drawn_once(), [], 1
+        draw, at_once = self._drawn_once(), 1
+        batches: list[Tensor] = []
         for args, kwargs in batches_of(self._inputs, batch_size):
             blocks = []
             for block in self._outputs_of(draw, args, kwargs, is_part=True):
-                check_rows(block[0], count_examples(kwargs or args))
+                earlier = batches[0][0] if batches else None
+                check_rows(block[0], count_examples(kwargs or args), earlier)
                 blocks.append(block)
                 if block[0].nbytes / batch_size * num_examples > _LARGEST_HELD / self._num_samples:
                     break
@@ -320,7 +322,8 @@ def run_in_batches(
         passes: of all weight vectors with these inputs, if there are several.
 
     Raises:
-        ValueError: the outputs of a batch are not rows of examples.
+        ValueError: the outputs of a batch are not rows of examples, or have another shape than
+            those of the batch before.
 
     Example:
         >>> from torch import nn
@@ -340,7 +343,7 @@ def run_in_batches(
         if batch_size >= num_examples:
             return part.clone()  # neither a view of a larger tensor, nor one that the network holds
         stop = min(start + batch_size, num_examples)
-        check_rows(part, stop - start)
+        check_rows(part, stop - start, outputs)
         if outputs is None:
             outputs = part.new_empty((num_examples, *part.shape[1:]))
         outputs[start:stop] = part

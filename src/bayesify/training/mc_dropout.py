@@ -18,7 +18,15 @@ from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import WHOLE, Inputs, Repeated, batches_of, check_rows, inputs_of
+from bayesify.module.inputs import (
+    WHOLE,
+    Inputs,
+    Repeated,
+    batches_of,
+    check_rows,
+    count_examples,
+    inputs_of,
+)
 from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.turns import Turns
@@ -177,14 +185,15 @@ class _DropoutOutputs:
         passes = Repeated()
         for sample in range(self._num_samples):
             seed_global_generators(self._seed, Stream.PREDICTION, sample)
-            parts = []
+            parts: list[Tensor] = []
             for args, kwargs in batches_of(self._inputs, self._batch_size):
                 args, kwargs = passes.take((args, kwargs))
                 # The fused kernel of transformer layers has no dropout.
                 with UnfusedAttention():
                     part = tensor_of(self._run(*args, **kwargs), self._output)
                 if self._batch_size != WHOLE:
-                    check_rows(part, len(next(iter((*args, *kwargs.values())))))
+                    first = parts[0] if parts else None
+                    check_rows(part, count_examples(kwargs or args), first)
                 parts.append(part)
             yield parts[0].clone() if len(parts) == 1 else torch.cat(parts)
 
