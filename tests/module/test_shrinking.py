@@ -324,6 +324,62 @@ def test_a_network_that_cannot_be_traced_is_an_error() -> None:
         shrink(Net(branches), torch.zeros(1, 2))
 
 
+class Flagged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, *, flag: bool = True, times: int = 1) -> Tensor:
+        for _ in range(times):
+            x = self.b(self.a(x.div_(2.0)).relu())
+        return x.exp() if flag else x
+
+
+def test_arguments_that_are_no_tensors_may_be_branched_on() -> None:
+    net = sparse(Flagged().double(), seed=1, rows=0.5, columns=0, single=0)
+    small = shrink(net, {"x": normals(4, 3), "flag": False, "times": 1})
+    torch.testing.assert_close(small(normals(9, 3), flag=False), net(normals(9, 3), flag=False))
+    assert size(small) < size(net)
+
+
+def test_a_network_may_edit_its_inputs() -> None:
+    net = sparse(Flagged().double(), seed=1, rows=0.5, columns=0, single=0)
+    example = normals(4, 3)
+    small = shrink(net, example)
+    assert torch.equal(example, normals(4, 3)), "the caller's example is changed"
+    torch.testing.assert_close(small(example.clone()), net(example.clone()))
+    assert size(small) < size(net)
+
+
+class Complex(nn.Module):
+    """Real layers around complex ones, whose dead units have a constant with an imaginary part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(6, 2)
+        self.a = nn.Linear(8, 6, dtype=torch.complex64)
+        self.b = nn.Linear(6, 6, dtype=torch.complex64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.first(x).relu()
+        outputs: Tensor = self.b(self.a(hidden * 1j))
+        return torch.view_as_real(outputs), self.last(outputs.abs())
+
+
+def test_complex_layers_are_kept_as_they_are() -> None:
+    torch.manual_seed(0)
+    net = Complex()
+    with torch.no_grad():
+        for layer, dead in ((net.first, slice(2, 5)), (net.a, slice(3)), (net.b, slice(2))):
+            layer.weight[dead] = 0.0
+    small = shrink(net, torch.randn(4, 3))
+    x = torch.randn(9, 3)
+    torch.testing.assert_close(small(x), net(x))
+    plain = nn.Sequential(net.a, net.b)
+    signal = torch.randn(9, 8, dtype=torch.complex64)
+    torch.testing.assert_close(shrink(plain, signal[:2])(signal), plain(signal))
+
+
 @loop_over(
     "example, error, message",
     [

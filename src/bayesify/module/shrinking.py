@@ -11,14 +11,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.module.inputs import PLAIN, Inputs, arguments_of, copied
 from bayesify.module.unit_flow import UnitFlow, Use
 from bayesify.module.unit_roles import LAYERS, PER_UNIT, unit_weights
 
 __all__ = ["SelectUnits", "ShrunkLayer", "shrink"]
 
 #: The greatest difference of outputs that is taken for rounding, relative to the largest output.
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
+_ROUNDING = {
+    **{torch.float64: 1e-9, torch.complex128: 1e-9},
+    **{torch.float32: 1e-4, torch.complex64: 1e-4},
+}
 
 
 class ShrunkLayer(NamedTuple):
@@ -137,6 +140,7 @@ def shrink(
 
 
 def _run(net: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
+    args, kwargs = copied((args, kwargs))
     try:
         return net(*args, **kwargs)
     except Exception as error:  # any of the network's own
@@ -157,14 +161,16 @@ def _on_noise(
     generator = torch.Generator().manual_seed(0)
 
     def noisy(value: Any) -> Any:
-        if not (isinstance(value, Tensor) and value.is_floating_point()):
+        if not _is_continuous(value):
             return value
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        dtype = torch.complex128 if value.is_complex() else torch.float64
+        noise = torch.randn(value.shape, generator=generator, dtype=dtype)
         return value + noise.to(value)
 
     inputs = tuple(map(noisy, args)), {name: noisy(value) for name, value in kwargs.items()}
     try:
-        return [(inputs, net(*inputs[0], **inputs[1]))]
+        own_args, own_kwargs = copied(inputs)
+        return [(inputs, net(*own_args, **own_kwargs))]
     except Exception:  # such as a network that checks its inputs
         return []
 
@@ -173,18 +179,20 @@ def _follow(net: nn.Module, example_input: Inputs) -> tuple[UnitFlow, Any]:
     """Trace a network, run it on the example, and return its units and outputs."""
     args, kwargs = arguments_of(example_input)
     try:
-        expected = net(*args, **kwargs)
+        own_args, own_kwargs = copied((args, kwargs))
+        expected = net(*own_args, **own_kwargs)
     except Exception as error:  # any of the network's own
         raise ValueError(
             f"shrink needs an example that the network runs on, got {_first_line(error)}"
         ) from error
     parameters = inspect.signature(net.forward).parameters
-    given = inspect.signature(net.forward).bind(*args, **kwargs).arguments
+    given = copied(inspect.signature(net.forward).bind(*args, **kwargs).arguments)
     defaults = {
         name: parameter.default for name, parameter in parameters.items() if name not in given
     }
+    fixed = defaults | {name: value for name, value in given.items() if isinstance(value, PLAIN)}
     try:
-        graph = fx.Tracer().trace(net, concrete_args=defaults or None)
+        graph = fx.Tracer().trace(net, concrete_args=fixed or None)
         flow = UnitFlow(
             fx.GraphModule(net, graph), {module: name for name, module in net.named_modules()}
         )
@@ -330,4 +338,8 @@ def _check_same(expected: Any, found: Any) -> None:
 
 def _tensors(outputs: Any) -> list[Tensor]:
     leaves, _ = torch.utils._pytree.tree_flatten(outputs)
-    return [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]
+    return [each for each in leaves if _is_continuous(each)]
+
+
+def _is_continuous(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

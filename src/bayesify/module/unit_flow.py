@@ -137,7 +137,9 @@ class UnitFlow(fx.Interpreter):
         if node.op == "output":
             self._pin(node, "it is an output of the network")
             return None
-        role = self._role(node)
+        # Constants are real numbers.
+        is_complex = isinstance(result, Tensor) and result.is_complex()
+        role = "" if is_complex else self._role(node)
         if role == "layer" and isinstance(result, Tensor):
             return self._layer(node, result)
         operands = [each for each in node.all_input_nodes if each in self._units]
