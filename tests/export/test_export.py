@@ -44,14 +44,14 @@ def make_bnn(outputs: int = 3, **options: Any) -> bf.BayesianModule:
     return bf.BayesianModule(net, init_std=0.2, seed=5, **options)
 
 
-def run_file(path: Path, inputs: Tensor) -> dict[str, Tensor]:
+def run_file(path: Path, inputs: Tensor, name: str = "input") -> dict[str, Tensor]:
     if path.suffix == ".pt2":
         found: dict[str, Tensor] = torch.export.load(path).module()(inputs)
         return found
     session = onnx_session(path)
     names = [output.name for output in session.get_outputs()]
-    values = session.run(names, {"input": inputs.numpy()})
-    return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
+    values = session.run(names, {name: inputs.numpy()})
+    return {each: torch.from_numpy(value) for each, value in zip(names, values, strict=True)}
 
 
 @pytest.mark.parametrize("suffix", EXPORTS)
@@ -167,6 +167,57 @@ def test_wrong_arguments(
     net, name, example = arguments
     with pytest.raises(error, match=message):
         EXPORTS[suffix](net, tmp_path / name.format(suffix), example)
+    assert not list(tmp_path.iterdir())
+
+
+class Halved(nn.Linear):
+    """Halves its inputs in place, and may square its outputs."""
+
+    def forward(
+        self, x: Tensor, *, squared: bool = True, mask: Tensor | None = None, power: int = 2
+    ) -> Tensor:
+        outputs = super().forward(x.div_(2.0))
+        outputs = outputs if mask is None else outputs * mask
+        return outputs**power if squared else outputs
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+@pytest.mark.parametrize("estimator", [None, SAMPLING])
+def test_a_network_may_edit_its_inputs(suffix: str, estimator: Any, tmp_path: Path) -> None:
+    net: nn.Module = Halved(4, 3)
+    if estimator is not None:
+        net = bf.freeze(bf.BayesianModule(net), 3, estimator=estimator)
+    path, example = tmp_path / f"net{suffix}", X.clone()
+    report = EXPORTS[suffix](net, path, example)
+    assert torch.equal(example, X), "the caller's example is changed"
+    found = run_file(path, normals(7, 4, seed=3).float())
+    expected = net(normals(7, 4, seed=3).float())
+    expected = expected if estimator is None else expected.mean
+    torch.testing.assert_close(found[report.outputs[0]], expected)
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_arguments_that_are_no_tensors_have_one_value(suffix: str, tmp_path: Path) -> None:
+    net, path = Halved(4, 3), tmp_path / f"net{suffix}"
+    example = {"squared": False, "x": X, "mask": None, "power": 3}
+    report = EXPORTS[suffix](net, path, example)
+    assert report.inputs == ("x",)
+    found = run_file(path, X.clone(), "x")["output"]
+    torch.testing.assert_close(found, net(X.clone(), squared=False))
+
+
+class Branching(nn.Linear):
+    """Another function of larger batches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        return outputs if x.shape[0] < 9 else outputs + 1.0
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_a_branch_on_the_number_of_examples_is_not_written(suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"a difference of|fails on 11 examples"):
+        EXPORTS[suffix](Branching(4, 3), tmp_path / f"net{suffix}", X)
     assert not list(tmp_path.iterdir())
 
 

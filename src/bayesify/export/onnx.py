@@ -43,6 +43,7 @@ def export_onnx(
             one, such as of :func:`bayesify.shrink`; it is exported in evaluation mode.
         path: the file, ending in ``.onnx``; an existing file is replaced.
         example: inputs with N examples on the first axis, in the form in which it is called.
+            Arguments that are no tensors keep that value.
         metadata: the description to store; None stores what a frozen network tells of itself.
         int8: whether the weights of matrix products are stored in 8 bits and multiplied as
             integers (dynamic quantisation). The file in floating point must agree with PyTorch; the

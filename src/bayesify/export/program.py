@@ -35,6 +35,7 @@ def export_program(
         net: a frozen network, or an ordinary one, which is exported in evaluation mode.
         path: the file, ending in ``.pt2``; an existing file is replaced.
         example: inputs with N examples on the first axis, in the form in which it is called.
+            Arguments that are no tensors keep that value.
         metadata: the description to store; None stores what a frozen network tells itself.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.export import Dim, ExportedProgram
 
 from bayesify.estimators.stateless import evaluation_mode
 from bayesify.export.report import ExportError, largest_difference
-from bayesify.module.inputs import Inputs, arguments_of, count_examples
+from bayesify.module.inputs import Inputs, arguments_of, copied, count_examples
 from bayesify.module.random_network import RandomNetwork
 
 __all__ = ["TracedNetwork", "first_line"]
@@ -69,24 +70,28 @@ class TracedNetwork:
             )
         count = count_examples(example)
         args, kwargs = arguments_of(example)
-        named = _NamedOutputs(_on_cpu(net), tuple(kwargs))
-        tensors = tuple(each.cpu() for each in (*args, *kwargs.values()))
+        plain = {name: each for name, each in kwargs.items() if not isinstance(each, Tensor)}
+        names = tuple(name for name in kwargs if name not in plain)
+        named = _NamedOutputs(_on_cpu(net), names, plain)
+        tensors = tuple(each.cpu() for each in (*args, *(kwargs[name] for name in names)))
         rows = [row % count for row in range(_TRACED_ROWS)]
         some = tuple(tensor[rows] for tensor in tensors)
         shapes = ({0: Dim.DYNAMIC},) * len(some)
         try:
             with evaluation_mode(named), torch.no_grad():
-                outputs = tuple(named(*some))
+                outputs = tuple(named(*copied(some)))
                 program = torch.export.export(named, some, dynamic_shapes=(shapes,), strict=False)
         except ExportError:
             raise
         except Exception as error:  # PyTorch raises errors of many kinds
             raise ExportError(f"the network cannot be traced: {first_line(error)}") from error
         inputs = ("input",) if len(args) == 1 else tuple(f"input_{i}" for i in range(len(args)))
-        return cls(named, program, tensors, (*inputs, *kwargs), outputs)
+        return cls(named, program, tensors, (*inputs, *names), outputs)
 
     def compare(self, run: Callable[..., Sequence[Tensor]]) -> float:
-        """Run an exported form on all examples and on the first alone, and compare the outputs.
+        """Run an exported form on all examples, on the first alone, and on more, and compare.
+
+        More are 2 N + 1, so that a branch on the number of examples is noticed.
 
         Args:
             run: runs it on tensors in the order of the inputs.
@@ -98,13 +103,15 @@ class TracedNetwork:
             ExportError: it fails, or an output has another shape.
         """
         differences = []
-        for rows in (slice(None), slice(0, 1)):
+        count = len(self.example[0])
+        for size in (count, 1, 2 * count + 1):
+            rows = torch.arange(size) % count
             tensors = [tensor[rows] for tensor in self.example]
             with evaluation_mode(self.named), torch.no_grad():
-                expected = self.named(*tensors)
+                expected = self.named(*copied(tensors))
             try:
                 with torch.no_grad():
-                    found = run(*tensors)
+                    found = run(*copied(tensors))
             except Exception as error:  # PyTorch and ONNX Runtime raise errors of many kinds
                 raise ExportError(
                     f"the exported network fails on {len(tensors[0])} examples: {first_line(error)}"
@@ -128,16 +135,19 @@ class TracedNetwork:
 
 
 class _NamedOutputs(nn.Module):
-    """A network whose inputs are positional, and whose outputs are tensors by name."""
+    """A network whose inputs are positional, and whose outputs are tensors by name.
 
-    def __init__(self, net: nn.Module, keywords: tuple[str, ...]) -> None:
+    Its arguments that are no tensors have one value.
+    """
+
+    def __init__(self, net: nn.Module, keywords: tuple[str, ...], plain: Mapping[str, Any]) -> None:
         super().__init__()
-        self.net, self.keywords = net, keywords
+        self.net, self.keywords, self.plain = net, keywords, plain
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
         first = len(tensors) - len(self.keywords)
         kwargs = dict(zip(self.keywords, tensors[first:], strict=True))
-        result = self.net(*tensors[:first], **kwargs)
+        result = self.net(*tensors[:first], **kwargs, **self.plain)
         if isinstance(result, Tensor):
             return {"output": result}
         if hasattr(result, "_asdict"):
