@@ -26,6 +26,7 @@ from bayesify import (
     CategoricalLikelihood,
     GaussianLikelihood,
     Prior,
+    compress,
     fit,
     load,
     prune,
@@ -195,6 +196,18 @@ def test_state_that_is_no_tensor_is_refused_before_training(tmp_path: Path) -> N
     loader = [(torch.ones(1, 3), torch.tensor([0]))]
     with pytest.raises(ValueError, match=message):
         fit(ELBO(bnn, num_data=1), loader, checkpoint_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dtype_that_the_format_lacks_is_named(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 2))
+    net[0].register_buffer("phase", torch.zeros(2, dtype=torch.complex128))
+    bnn = BayesianModule(net)
+    message = r"dtype of safetensors, got torch\.complex128 for .*0\.phase; convert it"
+    with pytest.raises(ValueError, match=message):
+        save(bnn, tmp_path / "a")
+    with pytest.raises(ValueError, match=message):
+        compress(bnn, tmp_path / "a.bfz", step_size=0.01)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,11 +28,10 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as from_safetensors
-from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from bayesify.io.entropy_coding import CodingError, Scan, decode_tensors, encode_tensors
-from bayesify.io.files import StorageError, atomic_write
+from bayesify.io.files import StorageError, atomic_write, to_safetensors
 from bayesify.io.quantization import Quantized, quantize_means
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.description_length import kl_bytes
@@ -100,8 +99,8 @@ def compress(
         TypeError: the network is no BayesianModule, or its posterior has no std, as a point
             estimate.
         ValueError: step_size is not positive and finite, or too small for the weights; weights are
-            not finite; or a module has state of its own (``get_extra_state``), which the file
-            cannot hold.
+            not finite; or the file cannot hold a module's own state (``get_extra_state``) or a
+            tensor's dtype.
 
     Example:
         >>> import tempfile

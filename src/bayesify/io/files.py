@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_safetensors
+from safetensors.torch import save
 from torch import Tensor
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "encoded_size",
     "named_file",
     "read_tensors",
+    "to_safetensors",
     "write_tensors",
 ]
 
@@ -53,6 +54,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
 
     Raises:
         OSError: the file cannot be written; an existing file is then unchanged.
+        ValueError: a tensor has a dtype that the format lacks.
     """
     atomic_write(path, _encoded(tensors, meta))
 
@@ -68,6 +70,30 @@ def _encoded(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
     document = {"format": _FORMAT, **meta}
     document["sha256"] = digest_of(copies, document)
     return to_safetensors(copies, {_META_KEY: json.dumps(document, allow_nan=True)})
+
+
+def to_safetensors(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Return a safetensors document.
+
+    Raises:
+        ValueError: a tensor has a dtype that the format lacks.
+
+    Example:
+        >>> to_safetensors({"phase": torch.zeros(2, dtype=torch.complex128)})
+        Traceback (most recent call last):
+        ValueError: tensors of a file must have a dtype of safetensors, got torch.complex128 for ...
+    """
+    try:
+        document: bytes = save(tensors, metadata)
+    except KeyError as error:  # its table of dtypes
+        names = [name for name, each in tensors.items() if each.dtype in error.args]
+        if not names:
+            raise
+        raise ValueError(
+            f"tensors of a file must have a dtype of safetensors, got {error} for {names[0]}; "
+            "convert it, such as to torch.complex64, or make it a buffer with persistent=False"
+        ) from error
+    return document
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

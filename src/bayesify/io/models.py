@@ -56,7 +56,8 @@ def save(
     Raises:
         OSError: the file cannot be written; an existing file is then unchanged.
         TypeError: ``bnn`` is another object, or ``frozen`` a single string.
-        ValueError: a module has state that is no tensor (``get_extra_state``).
+        ValueError: a module has state that is no tensor (``get_extra_state``), or a tensor a dtype
+            that the format lacks, such as complex128.
 
     Example:
         >>> import tempfile
