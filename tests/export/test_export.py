@@ -206,6 +206,17 @@ def test_arguments_that_are_no_tensors_have_one_value(suffix: str, tmp_path: Pat
     torch.testing.assert_close(found, net(X.clone(), squared=False))
 
 
+def test_an_input_that_has_the_name_of_an_output(tmp_path: Path) -> None:
+    class Centred(nn.Linear):
+        def forward(self, x: Tensor, *, mean: Tensor) -> Tensor:
+            return super().forward(x - mean)
+
+    frozen = bf.freeze(bf.BayesianModule(Centred(4, 3)), 3)
+    with pytest.raises(ExportError, match=r"got mean for both; .* or export to \.pt2"):
+        export_onnx(frozen, tmp_path / "net.onnx", {"x": X, "mean": X})
+    assert export_program(frozen, tmp_path / "net.pt2", {"x": X, "mean": X}).inputs == ("x", "mean")
+
+
 class Branching(nn.Linear):
     """Another function of larger batches."""
 

@@ -464,3 +464,9 @@ def test_quantiles_have_the_slope_of_the_mixture(shift: float) -> None:
         for level in (0, 2):
             (grad,) = torch.autograd.grad(found[..., level].sum(), moved, retain_graph=True)
             torch.testing.assert_close(grad[unit], slope[..., level], atol=2e-3, rtol=0.0)
+
+
+def test_an_array_is_no_tensor() -> None:
+    for estimator in (SAMPLING, LOCAL):
+        with pytest.raises(TypeError, match=r"needs tensors, got ndarray; use torch\.as_tensor"):
+            bf.freeze(make_mlp(), 3, estimator=estimator)(X.numpy())

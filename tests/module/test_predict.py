@@ -187,6 +187,19 @@ def test_outputs_that_are_no_rows_of_data_are_not_put_together() -> None:
             bnn.predict(x, 2, **cut)
 
 
+@loop_over("samples", [1, 50])
+def test_the_axis_of_one_example_is_not_lost(samples: int) -> None:
+    class Squeezed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).squeeze()
+
+    bnn = BayesianModule(Squeezed(4, 1).double(), likelihood=GaussianLikelihood())
+    assert bnn.predict(X, samples).mean.shape == (N,)
+    for answer in (bnn.predict, lambda x, _: bnn.predict_mean(x)):
+        with pytest.raises(ValueError, match=r"a row for each example, .* use squeeze\(-1\)"):
+            answer(X[:1], samples)
+
+
 def test_a_point_estimate_has_one_answer() -> None:
     bnn = BayesianModule(mlp(4, (6,), 3).double(), posterior=Delta)
     samples = bnn.predict(X, S, keep_samples=True).samples

@@ -127,10 +127,16 @@ def encoded(traced: TracedNetwork, metadata: ExportMetadata | None) -> bytes:
     """Return the ONNX file of a program.
 
     Raises:
-        ExportError: an operation has no counterpart, or the file would be too large.
+        ExportError: an operation has no counterpart, an input has the name of an output, or the
+            file would be too large.
     """
     import onnx
 
+    if both := set(traced.inputs) & set(traced.outputs):
+        raise ExportError(
+            f"an ONNX file needs one name for each input and output, got {min(both)} for both; "
+            "rename that argument of the network's forward, or export to .pt2"
+        )
     try:
         with _quiet():
             program = torch.onnx.export(traced.program, dynamo=True, verbose=False)

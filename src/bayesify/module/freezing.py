@@ -95,7 +95,17 @@ class FrozenNetwork(nn.Module):
         return () if levels is None else tuple(levels.tolist())
 
     def forward(self, *args: Any, **kwargs: Any) -> ClassOutputs | NumberOutputs:
-        """Return the prediction for the network's own inputs."""
+        """Return the prediction for the network's own inputs.
+
+        Raises:
+            TypeError: an input is an array instead of a tensor.
+        """
+        for each in (*args, *kwargs.values()):
+            if hasattr(each, "__array__") and not isinstance(each, Tensor):
+                raise TypeError(
+                    f"a frozen network needs tensors, got {type(each).__name__}; use "
+                    "torch.as_tensor(x)"
+                )
         predicted: ClassOutputs | NumberOutputs = self.head(self.outputs(*args, **kwargs))
         return predicted
 

@@ -101,7 +101,9 @@ class SampledOutputs:
             and may_have_trunk(self._network.net)
         )
         outputs = self._outputs_by_batch() if has_trunk else self._outputs()
-        return _with_progress(outputs, self._num_samples)
+        for block in _with_progress(outputs, self._num_samples):
+            _check_has_rows(block[0])
+            yield block
 
     def _outputs(self, first: int = 0) -> Iterator[Tensor]:
         """Yield the outputs from sample ``first`` on."""
@@ -341,6 +343,7 @@ def run_in_batches(
         own = weights if is_last else weights.clone()  # the network may edit its weights in place
         part = network.tensor_of(network.run_with(own, *args, **kwargs))
         if batch_size >= num_examples:
+            _check_has_rows(part)
             return part.clone()  # neither a view of a larger tensor, nor one that the network holds
         stop = min(start + batch_size, num_examples)
         check_rows(part, stop - start, outputs)
@@ -350,3 +353,12 @@ def run_in_batches(
         start = stop
     assert outputs is not None
     return outputs
+
+
+def _check_has_rows(outputs: Tensor) -> None:
+    """Check the outputs of a single batch, whose axes may be others than N examples first."""
+    if outputs.dim() == 0:
+        raise ValueError(
+            "the network must return a row for each example, got a single number; where squeeze() "
+            "removes the axis of one example, use squeeze(-1)"
+        )
