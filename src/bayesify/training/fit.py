@@ -84,7 +84,7 @@ def fit(
             tensors on the CPU are moved to the network's device. Its ``set_epoch``, if any, is
             called. Its length is the number of minibatches of an epoch, which ends there. One
             without a length, of a stream, brings ``num_data`` examples an epoch in minibatches of
-            its ``batch_size``. Each worker of a stream may end with a minibatch that is not full.
+            its ``batch_size``.
         validation_loader: data on which the mean weights are measured after each epoch.
         epochs: passes over the training data, including those before a resume.
         lr: learning rate of the default optimiser; None is 1e-3. An ``optimizer`` has its own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -40,10 +41,9 @@ class Loader(Protocol):
 def num_batches_of(loader: Loader, num_data: int) -> int:
     """Return the number of minibatches in an epoch.
 
-    A loader of a stream, such as an ``IterableDataset``, may have no length. Its epoch then has
+    A loader of a stream, such as an ``IterableDataset``, has no length. Its epoch then has
     ``num_data`` examples by minibatches of its ``batch_size``, and ends there. Each worker beyond
-    the first may bring one more, since each ends with a minibatch that is not full: those of a
-    stream with a length are counted as if the workers divided its examples evenly.
+    the first may bring one more, since each ends with a minibatch that is not full.
 
     Raises:
         TypeError: the loader has neither a length nor a batch size.
@@ -55,32 +55,18 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
         >>> num_batches_of(torch.utils.data.DataLoader(Stream(), batch_size=4), num_data=10)
         3
     """
-    others = max(0, getattr(loader, "num_workers", 0) - 1)
-    size = getattr(loader, "batch_size", None)
     try:
-        length = len(loader)
+        return len(loader)
     except TypeError:
+        size = getattr(loader, "batch_size", None)
         if not size:
             raise TypeError(
                 "a loader must tell the number of minibatches by its length, or by a batch_size, "
                 f"got a {type(loader).__name__} without both; use a DataLoader, also over an "
                 "IterableDataset, or give your class a __len__"
             ) from None
+        others = max(0, getattr(loader, "num_workers", 0) - 1)
         return -(-num_data // int(size)) + others
-    dataset: Any = getattr(loader, "dataset", None)
-    is_stream = isinstance(dataset, IterableDataset)
-    if is_stream and size and others and not getattr(loader, "drop_last", False):
-        # DataLoader counts the minibatches as if one worker brought them.
-        return max(length, _of_workers(len(dataset), int(size), others + 1))
-    return length
-
-
-def _of_workers(examples: int, size: int, workers: int) -> int:
-    """Return the minibatches of a stream that workers divide by turns, or in blocks if more."""
-    block = -(-examples // workers)
-    by_turns = [len(range(worker, examples, workers)) for worker in range(workers)]
-    in_blocks = [max(0, min(block, examples - block * worker)) for worker in range(workers)]
-    return max(sum(-(-each // size) for each in parts) for parts in (by_turns, in_blocks))
 
 
 def minibatches(
@@ -100,7 +86,8 @@ def minibatches(
     The order of the data is a function of seed and epoch. Before each minibatch is fetched torch's
     global generators are seeded by seed and step, so that random augmentation and dropout are
     functions of these, whether or not the run was interrupted before. They are left as they were
-    when the iteration ends or is closed; generators of the loader's own are not.
+    when the iteration ends or is closed; generators of the loader's own are not. A stream that
+    several workers divide warns if it would bring more.
 
     Of several processes each has dropout of its own, by its ``rank``. What is drawn while a
     minibatch is fetched is the same for equal values of ``fetch_rank``.
@@ -123,6 +110,21 @@ def minibatches(
                 seed_global_generators(seed, Stream.DROPOUT, step, rank)
             if batch >= skip:
                 yield batch, pair
+        if _has_divided_stream(loader) and next(iterator, None) is not None:
+            warnings.warn(
+                f"the loader brings more minibatches than its length of {length}, at which an "
+                "epoch ends: each of its workers ends with a minibatch that is not full; use "
+                "drop_last=True, another batch_size or one worker, or leave __len__ out of the "
+                "IterableDataset",
+                stacklevel=2,
+            )
+
+
+def _has_divided_stream(loader: Loader) -> bool:
+    """Return whether a loader has a stream with a length that several workers may divide."""
+    stream = getattr(loader, "dataset", None)
+    has_length = isinstance(stream, IterableDataset) and hasattr(stream, "__len__")
+    return has_length and getattr(loader, "num_workers", 0) > 1
 
 
 def pair_of(minibatch: Any, device: torch.device | None = None) -> tuple[Inputs, Tensor]:
