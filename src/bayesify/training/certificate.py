@@ -29,8 +29,10 @@ __all__ = ["Certificate", "certify", "sampled_error"]
 _ROWS = 2048
 #: Weights that are drawn at once, where each example has a whole vector of them.
 _WEIGHTS = 2**20
-#: The greatest difference of logits that counts as rounding, relative to the largest of them.
+#: The greatest difference of logits that counts as rounding, relative to the class's largest.
 _ROUNDING = 1e-2
+#: Pairs of examples whose logits are compared with those in a larger batch.
+_PAIRS = 16
 
 
 @dataclass(frozen=True)
@@ -301,7 +303,7 @@ def _count_wrong(
         before = bnn.estimator
         bnn.estimator = LocalReparameterization()
         try:
-            _check_apart(bnn, inputs, picks[:_ROWS], seed)
+            _check_mixes_no_examples(bnn, inputs, rest[:_ROWS].to(device), seed)
             wrong = _wrong_in_passes(bnn, inputs, targets, picks, seed, rows=_ROWS)
             group = _WEIGHTS // bnn.layout.num_weights
             if wrong is None and group > 1:
@@ -314,7 +316,7 @@ def _count_wrong(
     return wrong
 
 
-def _check_apart(bnn: BayesianModule, inputs: Inputs, rows: Tensor, seed: int) -> None:
+def _check_mixes_no_examples(bnn: BayesianModule, inputs: Inputs, rows: Tensor, seed: int) -> None:
     """Raise ValueError where an example's logits depend on the others of its batch."""
     noise = bnn.posterior.noise(NoiseKey(seed, Stream.CERTIFICATE, 0), range(1))
     weights = bnn.posterior.draw(noise).weights[0]
@@ -323,23 +325,30 @@ def _check_apart(bnn: BayesianModule, inputs: Inputs, rows: Tensor, seed: int) -
         args, kwargs = arguments_of(tree_map_only(Tensor, lambda each: each[some], inputs))
         return bnn.tensor_of(bnn.run_with(weights, *args, **kwargs))
 
-    among = logits(rows)
-    _check_logits(among.unsqueeze(0), None)
-    # Two, since a network may fail on a batch of one, as for a standard deviation.
-    among, few = among[:2], logits(rows[:2])
-    share = max(_ROUNDING, 16.0 * torch.finfo(among.dtype).eps)
-    limit = share * float(among.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    def logits_in_pairs() -> Tensor:
+        # Of two, since a network may fail on a batch of one, as for a standard deviation.
+        return torch.cat([logits(pair) for pair in rows[: 2 * _PAIRS].split(2)])
 
-    def differs(one: Tensor) -> bool:
-        return not torch.allclose(one, few, rtol=0.0, atol=limit, equal_nan=True)
+    together = logits(rows)
+    _check_logits(together.unsqueeze(0), None)
+    in_pairs = logits_in_pairs()
+    # By class, as the logits of a class that is masked are far from the others.
+    share = max(_ROUNDING, 16.0 * torch.finfo(together.dtype).eps)
+    limit = share * in_pairs.nan_to_num(0.0, 0.0, 0.0).abs().amax(0)
 
+    def differ(others: Tensor) -> Tensor:
+        equal = (others == in_pairs) | (others.isnan() & in_pairs.isnan())
+        return ~(equal | ((others - in_pairs).abs() <= limit)).all(-1)
+
+    wrong = differ(together[: len(in_pairs)])
     # A network with noise of its own differs from itself, and the noise is no other example.
-    if differs(among) and not differs(logits(rows[:2])):
+    if bool(wrong.any()) and not bool(differ(logits_in_pairs()).any()):
+        first = int(wrong.nonzero()[0])
         raise ValueError(
             "a certificate is of predictions for one example, but the network's logits of an "
-            f"example depend on the others of its batch: they are {few[0].tolist()} in a batch of "
-            f"2 and {among[0].tolist()} in one of {len(rows)}; compute them from the example "
-            "alone, as with softmax over the classes, GroupNorm or LayerNorm"
+            f"example depend on the others of its batch: they are {in_pairs[first].tolist()} in a "
+            f"batch of 2 and {together[first].tolist()} in one of {len(rows)}; compute them from "
+            "the example alone, as with softmax over the classes, GroupNorm or LayerNorm"
         )
 
 
