@@ -217,6 +217,23 @@ def test_an_input_that_has_the_name_of_an_output(tmp_path: Path) -> None:
     assert export_program(frozen, tmp_path / "net.pt2", {"x": X, "mean": X}).inputs == ("x", "mean")
 
 
+class Limited(nn.Module):
+    """A network for at most 16 examples, which are places in a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(normals(16, 4).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.table[: x.shape[0]]
+
+
+def test_a_network_for_few_examples_is_written(tmp_path: Path) -> None:
+    net = Limited().eval()
+    report = EXPORTS[".pt2"](net, tmp_path / "net.pt2", normals(10, 4).float())
+    assert report.largest_difference < 1e-5
+
+
 class Branching(nn.Linear):
     """Another function of larger batches."""
 

@@ -468,5 +468,5 @@ def test_quantiles_have_the_slope_of_the_mixture(shift: float) -> None:
 
 def test_an_array_is_no_tensor() -> None:
     for estimator in (SAMPLING, LOCAL):
-        with pytest.raises(TypeError, match=r"needs tensors, got ndarray; use torch\.as_tensor"):
+        with pytest.raises(TypeError, match=r"needs tensors, got an array; use torch\.as_tensor"):
             bf.freeze(make_mlp(), 3, estimator=estimator)(X.numpy())

@@ -296,6 +296,7 @@ def test_parameters_without_a_posterior_have_a_prior_of_earlier_examples() -> No
         UserWarning, match=r"train likelihood\S*, which have no posterior; give num_"
     ):
         bf.StreamingELBO(bnn, num_data=1)
+    bf.StreamingELBO(bnn, num_data=1, new=("*",))  # the first part: no warning
     free = bf.StreamingELBO(bnn, num_data=1, num_before=0)
     [rho] = bnn.likelihood.parameters()
     before = rho.detach().clone()

@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesify.distributions.correlations import Kronecker
 from bayesify.distributions.structured import Group, ScaledGroup
 from bayesify.estimators.estimator import ParameterUse, Treatment
-from bayesify.estimators.moments import MIN_VARIANCE, ParameterMoments, output_moments
+from bayesify.estimators.moments import ParameterMoments, output_moments, std_of
 from bayesify.estimators.operations import LinearOperation
 from bayesify.estimators.per_example import PassState, PerExampleEstimator
 
@@ -91,7 +91,7 @@ class LocalReparameterization(PerExampleEstimator):
             if bias is not None and bias.spread is not None:
                 deviations = deviations + _drawn(variance, state)
             return mean + deviations.to(mean.dtype)
-        std = _root(variance)
+        std = std_of(variance)
         noise = state.noise.normals(mean.shape, std.dtype, mean.device)
         if std.dtype != mean.dtype:
             return mean + (std * noise).to(mean.dtype)
@@ -101,13 +101,7 @@ class LocalReparameterization(PerExampleEstimator):
 def _drawn(variance: Tensor, state: PassState) -> Tensor:
     """Draw independent normals of these variances."""
     noise = state.noise.normals(variance.shape, variance.dtype, variance.device)
-    return _root(variance) * noise
-
-
-def _root(variance: Tensor) -> Tensor:
-    """Return the square root, whose gradient at 0 is finite; without gradients exactly 0 there."""
-    # Adding costs two passes less than clamping and does not change a larger variance.
-    return (variance + MIN_VARIANCE if torch.is_grad_enabled() else variance).sqrt()
+    return std_of(variance) * noise
 
 
 def _joint_deviations(operation: LinearOperation, group: ScaledGroup, state: PassState) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from bayesify.distributions.structured import ScaledGroup
 from bayesify.estimators.operations import LinearOperation
 
-__all__ = ["MIN_VARIANCE", "ParameterMoments", "closed_form_moments", "output_moments"]
+__all__ = ["MIN_VARIANCE", "ParameterMoments", "closed_form_moments", "output_moments", "std_of"]
 
 #: Added to variances, since the gradient of the square root overflows at 0; its root is negligible.
 MIN_VARIANCE = 1e-36
@@ -122,3 +122,15 @@ def closed_form_moments(
                 group.scale, inputs, num_outputs
             )
     return mean, variances
+
+
+def std_of(variance: Tensor) -> Tensor:
+    """Return the square root, whose gradient at 0 is finite; without gradients exactly 0 there.
+
+    Example:
+        >>> variance = torch.zeros(1, requires_grad=True)
+        >>> std_of(variance).backward(); bool(variance.grad.isfinite())
+        True
+    """
+    # Adding costs two passes less than clamping and does not change a larger variance.
+    return (variance + MIN_VARIANCE if torch.is_grad_enabled() else variance).sqrt()

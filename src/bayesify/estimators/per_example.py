@@ -17,11 +17,11 @@ from bayesify.distributions.structured import Group, ScaledGroup, StructuredGaus
 from bayesify.estimators.estimator import Estimator, ForwardPass, ParameterUse, Treatment
 from bayesify.estimators.interception import WeightInterceptor
 from bayesify.estimators.last_outputs import LastOutputs
-from bayesify.estimators.moments import MIN_VARIANCE, ParameterMoments, closed_form_moments
+from bayesify.estimators.moments import ParameterMoments, closed_form_moments
 from bayesify.estimators.operations import LinearOperation
 from bayesify.noise.keys import NoiseKey, NoiseSource
 
-__all__ = ["MIN_VARIANCE", "ParameterMoments", "PassState", "PerExampleEstimator"]
+__all__ = ["ParameterMoments", "PassState", "PerExampleEstimator"]
 
 #: The moments of each parameter, from a sample's noise and the names that have local noise.
 _MomentsOf = Callable[[NoiseSource, Collection[str]], Mapping[str, ParameterMoments]]

@@ -31,7 +31,7 @@ from safetensors.torch import load as from_safetensors
 from torch import Tensor, nn
 
 from bayesify.io.entropy_coding import CodingError, Scan, decode_tensors, encode_tensors
-from bayesify.io.files import StorageError, atomic_write, to_safetensors
+from bayesify.io.files import StorageError, atomic_write, encoded_safetensors
 from bayesify.io.quantization import Quantized, quantize_means
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.description_length import kl_bytes
@@ -170,7 +170,7 @@ def compressed(bnn: BayesianModule, *, step_size: float = 1.0) -> tuple[bytes, C
         for name, tensor in state.items()
         if name not in tied
     }
-    document = to_safetensors(rest) if rest else b""
+    document = encoded_safetensors(rest) if rest else b""
     body = b"".join(
         [
             _varint(len(parameters)),

@@ -22,10 +22,10 @@ __all__ = [
     "atomic_path",
     "atomic_write",
     "digest_of",
+    "encoded_safetensors",
     "encoded_size",
     "named_file",
     "read_tensors",
-    "to_safetensors",
     "write_tensors",
 ]
 
@@ -69,17 +69,19 @@ def _encoded(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
     copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     document = {"format": _FORMAT, **meta}
     document["sha256"] = digest_of(copies, document)
-    return to_safetensors(copies, {_META_KEY: json.dumps(document, allow_nan=True)})
+    return encoded_safetensors(copies, {_META_KEY: json.dumps(document, allow_nan=True)})
 
 
-def to_safetensors(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+def encoded_safetensors(
+    tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> bytes:
     """Return a safetensors document.
 
     Raises:
         ValueError: a tensor has a dtype that the format lacks.
 
     Example:
-        >>> to_safetensors({"phase": torch.zeros(2, dtype=torch.complex128)})
+        >>> encoded_safetensors({"phase": torch.zeros(2, dtype=torch.complex128)})
         Traceback (most recent call last):
         ValueError: tensors of a file must have a dtype of safetensors, got torch.complex128 for ...
     """

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -101,11 +102,8 @@ class FrozenNetwork(nn.Module):
             TypeError: an input is an array instead of a tensor.
         """
         for each in (*args, *kwargs.values()):
-            if hasattr(each, "__array__") and not isinstance(each, Tensor):
-                raise TypeError(
-                    f"a frozen network needs tensors, got {type(each).__name__}; use "
-                    "torch.as_tensor(x)"
-                )
+            if isinstance(each, np.ndarray):
+                raise TypeError("a frozen network needs tensors, got an array; use torch.as_tensor")
         predicted: ClassOutputs | NumberOutputs = self.head(self.outputs(*args, **kwargs))
         return predicted
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.distributions.posteriors import MeanFieldGaussian
-from bayesify.estimators.moments import MIN_VARIANCE
+from bayesify.estimators.moments import std_of
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.unit_roles import ELEMENTWISE
 from bayesify.noise.keys import NoiseKey, NoiseSource
@@ -64,7 +64,7 @@ class _LocalLinear(nn.Module):
             )
         mean = nn.functional.linear(inputs, self.weight, self.bias)
         variance = nn.functional.linear(inputs * inputs, self.variance, self.bias_variance)
-        std = (variance + MIN_VARIANCE).sqrt()
+        std = std_of(variance)
         if not self.is_first:
             mean, std = (each.unflatten(0, (len(self.noise), -1)) for each in (mean, std))
         return torch.addcmul(mean, std, self.noise).flatten(0, 1)

@@ -84,6 +84,8 @@ class ColumnScan:
         self._first: float | None = None
         self._consecutive = True
         self._like_dates = 0
+        #: Distinct texts when formats of dates were last looked for.
+        self._num_searched = 0
         #: Cells that each likely format of dates reads.
         self._dates: Counter[str] = Counter()
 
@@ -130,7 +132,9 @@ class ColumnScan:
         looks = [6 <= len(text) <= 40 and _DIGIT.search(text) is not None for text in known]
         self._like_dates += int(sizes[looks].sum())
         likely = self._like_dates >= _MOSTLY * self.count
-        if likely and not self._dates and self.texts.total() == self.count:
+        is_due = len(self.texts) >= 2 * self._num_searched
+        if likely and not self._dates and is_due and self.texts.total() == self.count:
+            self._num_searched = len(self.texts)
             # By all cells so far: the first ones may be the few that are no dates.
             known = np.array(list(self.texts), dtype=object)
             sizes = np.array(list(self.texts.values()))

@@ -1,4 +1,4 @@
-"""The KL divergence of two coins, and its inverse, from which bounds on errors follow."""
+"""The KL divergence of two Bernoulli distributions, and its inverse, which bounds errors."""
 
 from __future__ import annotations
 

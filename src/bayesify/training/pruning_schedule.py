@@ -12,7 +12,6 @@ import torch
 from torch.optim import Optimizer
 
 from bayesify.distributions.structured import StructuredGaussian
-from bayesify.estimators import ClosedFormLastLayer
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.pruning import check_pruning, prune_in_place
 from bayesify.noise.whole_numbers import whole_number
@@ -161,15 +160,6 @@ def _check_prunable(bnn: BayesianModule) -> None:
         return
     for group in bnn.posterior.joint_groups:
         group.correlation.check_prunable()
-        # The layer registered last: which gives the outputs is known only once the network runs.
-        is_last = bnn.layout.names[-1] in group.names
-        is_closed = isinstance(bnn.estimator, ClosedFormLastLayer)
-        if is_last and is_closed and not group.correlation.scale_is_own:
-            raise ValueError(
-                "ClosedFormLastLayer needs a last layer without pruned weights where its posterior "
-                f"is a MatrixGaussian, but pruning would remove some of {', '.join(group.names)}; "
-                "use another estimator such as LocalReparameterization(), or another posterior"
-            )
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ class StreamingELBO(ELBO):
         num_data: N_t, the number of new examples.
         num_samples: S, weight samples per step.
         num_before: N_1 + ... + N_(t-1), the number of examples of the earlier parts. None is 0, and
-            warns if parameters have no posterior.
+            warns if parameters have no posterior, unless all others are ``new``.
         new: name patterns of the parameters that still have their initial values. For the first
             part these are all parameters that its examples use.
         init_std: largest standard deviation with which training begins, positive. Larger ones of
@@ -135,7 +135,8 @@ class StreamingELBO(ELBO):
         self.register_buffer("std_before", std)
         self.register_buffer("log_std_before", log_std)
         points = _points(bnn)
-        if num_before is None and points:
+        is_first = len(fresh) == len(bnn.layout.names)
+        if num_before is None and points and not is_first:
             warnings.warn(
                 f"the new examples alone will train {abbreviate(list(points))}, which have no "
                 "posterior; give num_before, the number of earlier examples, to hold them, or "

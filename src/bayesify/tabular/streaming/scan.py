@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bayesify.tabular.cells import Floats, as_numbers
+from bayesify.tabular.cells import Floats
 from bayesify.tabular.detect import ColumnScan
 from bayesify.tabular.number_form import NumberForm
 from bayesify.tabular.rows import TableRows, as_text
@@ -110,10 +110,10 @@ class StreamScan(ColumnScan):
             self._read_numbers(numbers)
             return
         self.update(rows.texts(self.name))
-        if self.overflowed and not self._trimmed and self.form is not None:
+        if self.overflowed and not self._trimmed and (form := self.form) is not None:
             # A hundred thousand texts of numbers take 17 MB and tell nothing more.
             known = np.array(list(self.texts), dtype=object)
-            strange = known[np.isnan(as_numbers(known))].tolist()
+            strange = known[np.isnan(form.parse(known))].tolist()
             kept = [*strange, *known[:_EXAMPLES].tolist()]
             self.texts = Counter({text: self.texts[text] for text in dict.fromkeys(kept)})
             self._trimmed = True
