@@ -34,12 +34,18 @@ from bayesify import (
 from bayesify.distributions.kl import minibatch_weight
 from bayesify.module import networks
 from bayesify.module.pruning import snr_decibels
-from bayesify.prediction import CategoricalPredictive, GaussianPredictive
+from bayesify.prediction import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    GaussianPredictive,
+    PoissonPredictive,
+)
 
 X = torch.zeros(5, 3, dtype=torch.float64)
 Y = torch.zeros(5, dtype=torch.int64)
 Q = MeanFieldGaussian(torch.zeros(4), std=1.0)
 INF, NAN = math.inf, math.nan
+ARRAY = "targets must be a tensor, got ndarray; use torch.as_tensor(targets)"
 
 
 class Pair(nn.Module):
@@ -95,6 +101,8 @@ def classes(targets: Tensor, outputs: tuple[int, ...] = (2, 5, 4)) -> Tensor:
 of = ParameterLayout.of
 categorical = CategoricalPredictive(torch.zeros(5, 4), torch.zeros(5))
 gaussian = GaussianPredictive(torch.zeros(2, 5), torch.tensor(1.0))
+binary = BernoulliPredictive.from_logits([torch.zeros(5)])
+counts = PoissonPredictive(torch.zeros(2, 5))
 
 Row = tuple[Callable[[], object], type[Exception], str]
 
@@ -196,6 +204,14 @@ PREDICTIVE: list[Row] = [
     (lambda: CategoricalPredictive.from_logits([]), ValueError, "at least one .*, got none"),
     (lambda: CategoricalPredictive.from_logits([Y.float()]), ValueError, "(N, ..., K), got (5,)"),
     (lambda: categorical.quantile(0.5), TypeError, "no order.*use mean"),
+    (lambda: gaussian.quantile([0.1, 0.9]), TypeError, "q must be one number .*got [0.1, 0.9]; ca"),
+    (lambda: gaussian.interval(torch.ones(2)), TypeError, "level must be one number between 0 and"),
+    (lambda: categorical.log_prob(Y.numpy()), TypeError, ARRAY),
+    (lambda: gaussian.log_prob(Y.numpy()), TypeError, ARRAY),
+    (lambda: gaussian.cdf(Y.numpy()), TypeError, ARRAY),
+    (lambda: binary.log_prob(Y.numpy()), TypeError, ARRAY),
+    (lambda: counts.cdf(Y.numpy()), TypeError, ARRAY),
+    (lambda: bnn().log_prob(X, Y.numpy(), 9), TypeError, ARRAY),
     (lambda: categorical.interval(0.5), TypeError, "no order.*use mean"),
     (lambda: categorical.log_prob(Y[:, None]), ValueError, "shape (5,), got shape (5, 1)"),
     (lambda: categorical.log_prob(Y[:2]), ValueError, "shape (5,), got shape (2,)"),
@@ -280,6 +296,7 @@ NETWORKS: list[Row] = [
     ),
 ]
 OBJECTIVE: list[Row] = [
+    (lambda: ELBO(bnn(), num_data=9)(X, Y.numpy()), TypeError, ARRAY),
     (lambda: ELBO(bnn(), num_data=0), ValueError, "num_data must be at least 1, got 0"),
     (lambda: ELBO(bnn(), num_data=5, num_samples=0), ValueError, "num_samples must .*got 0"),
     *(

@@ -330,19 +330,19 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "must be those of the 2 networks, stacked",
     ),
     "no such class": (
-        lambda: bf.ConformalSets.of(torch.ones(2, 3), torch.tensor([0, 3])),
+        lambda: bf.ConformalSets.of(torch.ones(2, 3) / 3, torch.tensor([0, 3])),
         "indices of 3 classes, from 0 to 2, got 0 to 3",
     ),
     "classes' shape": (
-        lambda: bf.ConformalSets.of(torch.ones(2, 3), torch.zeros(2, 1)),
+        lambda: bf.ConformalSets.of(torch.ones(2, 3) / 3, torch.zeros(2, 1)),
         r"targets must have shape \(2,\)",
     ),
     "fractions of classes": (
-        lambda: bf.ConformalSets.of(torch.ones(2, 3), torch.tensor([0.0, 1.9])),
+        lambda: bf.ConformalSets.of(torch.ones(2, 3) / 3, torch.tensor([0.0, 1.9])),
         r"targets must be class indices of dtype torch.int64, got torch.float32; convert them",
     ),
     "booleans": (
-        lambda: bf.ConformalSets.of(torch.ones(2, 2), torch.tensor([True, False])),
+        lambda: bf.ConformalSets.of(torch.ones(2, 2) / 2, torch.tensor([True, False])),
         "dtype torch.int64, got torch.bool",
     ),
     "one axis": (
@@ -370,6 +370,15 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
             torch.tensor([[[0.5, 0.4, 0.1]], [[0.5, math.inf, 0.5]]]), 0.9
         ),
         "must be finite, got inf in row 0",
+    ),
+    "logits": (
+        lambda: bf.ConformalSets.of(torch.tensor([[0.5, 0.5], [3.0, -2.0]]), torch.tensor([0, 0])),
+        r"which sum to 1, but a sum is off by 0 and the least probability is -2; turn logits into "
+        r"probabilities with softmax\(-1\)",
+    ),
+    "new log-probabilities": (
+        lambda: classes(2).sets(torch.tensor([[0.5, 0.5]]).log(), 0.9),
+        "a sum is off by 2.39",
     ),
     "other classes": (
         lambda: classes(3).sets(torch.ones(2, 4), 0.9),
@@ -408,6 +417,30 @@ def test_errors(case: str) -> None:
     action, message = ERRORS[case]
     with pytest.raises(ValueError, match=message):
         action()
+
+
+ONES = torch.ones(2)
+#: Which argument is an array, and how.
+ARRAYS: dict[str, Callable[[], object]] = {
+    "probabilities": lambda: bf.ConformalSets.of(torch.ones(2, 1).numpy(), torch.zeros(2).long()),
+    "new probabilities": lambda: classes(1).sets(torch.ones(2, 1).numpy(), 0.9),
+    "targets": lambda: bf.ConformalSets.of(torch.ones(2, 1), torch.zeros(2).long().numpy()),
+    "mean": lambda: bf.ConformalIntervals.of(ONES.numpy(), ONES.numpy(), ONES.numpy()),
+    "new mean": lambda: numbers(9).interval(ONES.numpy(), ONES.numpy(), 0.9),
+    "std": lambda: bf.ConformalIntervals.of(ONES, ONES.numpy(), ONES),
+    "targets ": lambda: bf.ConformalIntervals.of(ONES, ONES, ONES.numpy()),
+}
+
+
+@pytest.mark.parametrize("case", ARRAYS)
+def test_arrays_are_named(case: str) -> None:
+    with pytest.raises(TypeError, match=rf"{case.split()[-1]} must be a tensor, got ndarray; use"):
+        ARRAYS[case]()
+
+
+def test_a_level_is_one_number() -> None:
+    with pytest.raises(TypeError, match=r"level must be one number between 0 and 1, got \[0.5, "):
+        numbers(9).interval(ONES, ONES, [0.5, 0.9])  # type: ignore[arg-type]
 
 
 def test_sets_know_their_classes_but_those_of_earlier_versions_do_not() -> None:

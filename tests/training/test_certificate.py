@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -247,6 +248,11 @@ def test_bad_input_is_named() -> None:
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
             bf.certify(**{"bnn": bnn, "inputs": x, "targets": y, "prior_indices": (), **options})
+    for call in (partial(bf.certify, prior_indices=()), sampled_error):
+        with pytest.raises(
+            TypeError, match=r"targets must be a tensor, got ndarray; use torch.as_"
+        ):
+            call(bnn, x, y.numpy())
     tokens = at_prior(nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"needs logits of shape \(N, K\)"):
         bf.certify(tokens, torch.randn(20, 3, 4), torch.zeros(20).long(), prior_indices=())

@@ -9,27 +9,9 @@ import torch
 from torch import Tensor
 
 from bayesify.noise.whole_numbers import whole_number
+from bayesify.prediction.checks import check_sums, check_tensors
 
-__all__ = ["check_probabilities", "check_tensors", "torchmetrics_function"]
-
-#: Largest error of the sum of the probabilities of an example: bfloat16 rounds a logarithm below
-#: -8, and so every probability of thousands of equal classes, by up to 1 / 32.
-_TOLERANCE = 0.04
-
-
-def check_tensors(**values: object) -> None:
-    """Raise TypeError unless all are tensors, given by their names.
-
-    Example:
-        >>> check_tensors(targets=[0, 1])
-        Traceback (most recent call last):
-        TypeError: targets must be a tensor, got list; use torch.as_tensor(targets)
-    """
-    for name, value in values.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})"
-            )
+__all__ = ["check_probabilities", "torchmetrics_function"]
 
 
 def check_probabilities(
@@ -62,17 +44,7 @@ def check_probabilities(
             f"classes, got {low if low < 0 else high}"
         )
     whole_number("num_bins", num_bins)
-    values = probs.detach().double().exp() if logarithms else probs.detach().double()
-    off = float((values.sum(-1) - 1.0).abs().max())
-    least = float(values.min())
-    # Written so that nan fails.
-    if not (off <= _TOLERANCE and least >= -_TOLERANCE):
-        kind = "logarithms of probabilities" if logarithms else "probabilities"
-        mend = "log_softmax(-1)" if logarithms else "softmax(-1)"
-        raise ValueError(
-            f"every row of {name} must hold {kind}, which sum to 1, but a sum is off by {off:.3g} "
-            f"and the least probability is {least:.3g}; turn logits into {kind} with {mend}"
-        )
+    check_sums(name, probs, logarithms=logarithms)
 
 
 def torchmetrics_function(name: str) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.metrics.checks import check_probabilities, check_tensors
+from bayesify.metrics.checks import check_probabilities
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import NumericPredictive
+from bayesify.prediction.checks import check_tensors
 
 __all__ = [
     *("agreement", "quantile_grid", "total_variation", "wasserstein", "wasserstein_of_samples"),

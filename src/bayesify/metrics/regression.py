@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from bayesify.metrics.checks import check_tensors
 from bayesify.prediction import GaussianPredictive, NumericPredictive, Predictive
+from bayesify.prediction.checks import check_tensors
 
 __all__ = ["crps", "interval_coverage", "interval_width", "regression_metrics"]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayesify.metrics.checks import check_tensors, torchmetrics_function
+from bayesify.metrics.checks import torchmetrics_function
+from bayesify.prediction.checks import check_tensors
 
 __all__ = ["RiskCoverage", "ood_auroc", "risk_coverage"]
 

@@ -30,6 +30,7 @@ from bayesify.module.threads import one_thread_if_small, rows_in_pass
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import Predictive, SizedIterable
+from bayesify.prediction.checks import check_tensors
 from bayesify.prediction.predictive import blocks_of
 
 __all__ = ["BayesianModule"]
@@ -52,8 +53,9 @@ class BayesianModule(RandomNetwork):
         likelihood: the distribution of the targets given the outputs, also copied; default
             ``CategoricalLikelihood()``.
         prior: the prior of each weight; default ``Gaussian(std=0.3)``.
-        posterior: the family of q: ``MeanFieldGaussian``, ``Delta``, or one under which weights
-            depend on each other, such as ``LowRankGaussian(rank=4)``.
+        posterior: the family of q: a class, ``MeanFieldGaussian`` or ``Delta``, without
+            parentheses, or an instance of a family under which weights depend on each other, such
+            as ``LowRankGaussian(rank=4)``.
         init_std: initial standard deviation: a number, a vector of shape (D,), or ``RelativeStd``
             in proportion to each weight; default 0.02 for a Gaussian.
         prior_mean: None for a prior centred at 0, ``"initial"`` for one centred on the network's
@@ -236,7 +238,7 @@ class BayesianModule(RandomNetwork):
             seed: as for :meth:`predict`.
 
         Raises:
-            TypeError: as for :meth:`predict`.
+            TypeError: as for :meth:`predict`, or the targets are no tensor.
             ValueError: as for :meth:`predict`, or the targets do not suit the outputs.
 
         Example:
@@ -245,6 +247,7 @@ class BayesianModule(RandomNetwork):
             >>> torch.allclose(bnn.log_prob(x, y), bnn.predict(x).log_prob(y), atol=1e-5)
             True
         """
+        check_tensors(targets=targets)
         targets = targets.to(self.posterior.mean.device)
 
         def averaged(outputs: SizedIterable) -> Tensor:

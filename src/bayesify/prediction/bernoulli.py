@@ -17,6 +17,7 @@ from bayesify.prediction.averaging import (
     entropy,
     join_averages,
 )
+from bayesify.prediction.checks import check_tensors
 from bayesify.prediction.predictive import (
     KEEP_SAMPLES_HINT,
     Predictive,
@@ -108,9 +109,11 @@ class BernoulliPredictive(Predictive):
         averaged out, so that their joint probability needs the weight samples.
 
         Raises:
+            TypeError: the targets are no tensor.
             ValueError: the targets do not have the shape of ``mean`` or are not all 0 or 1, or
                 there are several labels and the samples were not kept.
         """
+        check_tensors(targets=targets)
         check_labels(targets, tuple(self.log_mean.shape[:-1]))
         index = targets.to(torch.int64).unsqueeze(-1)
         labels = targets[0].numel() if len(targets) else 1

@@ -15,6 +15,7 @@ from bayesify.prediction.averaging import (
     entropy,
     join_averages,
 )
+from bayesify.prediction.checks import check_tensors
 from bayesify.prediction.predictive import (
     Predictive,
     SizedIterable,
@@ -107,8 +108,10 @@ class CategoricalPredictive(Predictive):
         """Return the log of the averaged probability of each target's class, in nats, shape (N,).
 
         Raises:
+            TypeError: the targets are no tensor.
             ValueError: the targets are not of shape (N,), no whole numbers, or one is no class.
         """
+        check_tensors(targets=targets)
         if targets.shape != self.log_mean.shape[:-1]:
             raise ValueError(
                 f"targets must be class indices of shape {tuple(self.log_mean.shape[:-1])}, got "

@@ -18,6 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from bayesify.prediction.checks import check_level, check_sums, check_tensors
 from bayesify.prediction.predictive import class_indices
 
 __all__ = ["Conformal", "ConformalIntervals", "ConformalSets", "smallest_sets"]
@@ -87,6 +88,7 @@ class Conformal:
         The probability is over calibration examples and new example together.
 
         Raises:
+            TypeError: ``level`` is not one number.
             ValueError: ``level`` is out of range, or there are too few examples for it.
         """
         self._rank(level)
@@ -98,7 +100,7 @@ class Conformal:
 
     def _rank(self, level: float) -> int:
         """Return the place of the conformal quantile among the sorted scores, from 1."""
-        _check_level(level)
+        check_level("level", level)
         if len(self.scores) > 1 and level <= 0.5:
             raise ValueError(
                 f"level must be above 0.5 for networks of a cross-validation, got {level}: nothing "
@@ -154,11 +156,12 @@ class ConformalIntervals(Conformal):
             targets: what was observed, of the same shape.
 
         Raises:
+            TypeError: one of them is no tensor.
             ValueError: the shapes differ, there is no example, a std is not positive, or a number
                 is NaN.
         """
-        _check_shape("targets", targets, mean)
         _check_std(mean, std)
+        _check_shape("targets", targets, mean)
         return cls(((targets - mean).abs() / std,))
 
     def interval(self, mean: Tensor, std: Tensor, level: float) -> tuple[Tensor, Tensor]:
@@ -170,6 +173,7 @@ class ConformalIntervals(Conformal):
             level: probability of holding the target, see :meth:`guarantee`.
 
         Raises:
+            TypeError: ``level`` is not one number, or mean or std is no tensor.
             ValueError: ``level`` is out of range, there are too few calibration examples for it,
                 the shapes do not fit, or a mean is not finite.
         """
@@ -246,13 +250,16 @@ class ConformalSets(Conformal):
         """Score examples that the model was not trained on.
 
         Args:
-            probabilities: of each class, finite, shape (n, K), such as ``Predictive.mean``.
+            probabilities: of each class, shape (n, K), with rows that sum to 1, such as
+                ``Predictive.mean``.
             targets: indices of the observed classes, integers of shape (n,).
 
         Raises:
-            ValueError: the shapes do not fit, a probability is not finite, there is no example, or
-                a target is no class.
+            TypeError: one of them is no tensor.
+            ValueError: the shapes do not fit, a probability is not finite, a row does not sum to 1,
+                there is no example, or a target is no class.
         """
+        check_tensors(probabilities=probabilities)
         _check_probabilities(probabilities)
         _check_shape("targets", targets, probabilities[:, 0])
         index, classes = class_indices(targets), probabilities.shape[1]
@@ -281,15 +288,17 @@ class ConformalSets(Conformal):
         """Return which classes are in the set of each new example, booleans of shape (N, K).
 
         Args:
-            probabilities: of each class, finite, shape (N, K); of two or more joined networks
-                stacked along a first axis.
+            probabilities: of each class, shape (N, K), with rows that sum to 1; of two or more
+                joined networks stacked along a first axis.
             level: probability of holding the class, see :meth:`guarantee`.
 
         Raises:
+            TypeError: ``level`` is not one number, or the probabilities are no tensor.
             ValueError: ``level`` is out of range, there are too few calibration examples for it,
-                the shapes do not fit, or a probability is not finite.
+                the shapes do not fit, a probability is not finite, or a row does not sum to 1.
         """
         rank = self._rank(level)
+        check_tensors(probabilities=probabilities)
         parts = self._by_network(probabilities)
         for part in parts:
             _check_probabilities(part, self.num_classes)
@@ -310,6 +319,7 @@ def smallest_sets(probabilities: Tensor, level: float) -> Tensor:
         level: strictly between 0 and 1.
 
     Raises:
+        TypeError: ``level`` is not one number.
         ValueError: ``level`` is out of range.
 
     Example:
@@ -317,7 +327,7 @@ def smallest_sets(probabilities: Tensor, level: float) -> Tensor:
         tensor([[ True,  True, False],
                 [False, False,  True]])
     """
-    _check_level(level)
+    check_level("level", level)
     return _mass_before(probabilities) < level
 
 
@@ -345,12 +355,8 @@ def _mass_before(probabilities: Tensor) -> Tensor:
     return torch.empty_like(before).scatter(1, order, before)
 
 
-def _check_level(level: float) -> None:
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
-
-
 def _check_shape(name: str, tensor: Tensor, expected: Tensor) -> None:
+    check_tensors(**{name: tensor})
     if tensor.shape != expected.shape:
         raise ValueError(
             f"{name} must have shape {tuple(expected.shape)}, got {tuple(tensor.shape)}; nothing "
@@ -382,9 +388,11 @@ def _check_probabilities(probabilities: Tensor, classes: int | None = None) -> N
             f"probabilities must be finite, got {probabilities[row][wrong[row]][0].item()} in row "
             f"{row}; correct the inputs of this example, or leave it out"
         )
+    check_sums("probabilities", probabilities)
 
 
 def _check_std(mean: Tensor, std: Tensor) -> None:
+    check_tensors(mean=mean)
     _check_shape("std", std, mean)
     if not bool((std > 0.0).all()):
         raise ValueError(f"std must be positive, got {float(std.min()):g}")

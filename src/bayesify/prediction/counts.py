@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bayesify.prediction.checks import check_level
 from bayesify.prediction.numeric import NumericPredictive
-from bayesify.prediction.predictive import check_level, choose_samples
+from bayesify.prediction.predictive import choose_samples
 from bayesify.prediction.special import scipy_function
 
 __all__ = [
@@ -76,6 +77,7 @@ class CountPredictive(NumericPredictive):
         Between two counts it is that of the lower one.
 
         Raises:
+            TypeError: the targets are no tensor.
             ValueError: the targets do not have the shape of ``mean``.
         """
         self._check_targets(targets)
@@ -88,9 +90,10 @@ class CountPredictive(NumericPredictive):
         has a probability of at most half of the rest.
 
         Raises:
+            TypeError: q is not one number.
             ValueError: q is not strictly between 0 and 1, or a mean is NaN or at least 2^62.
         """
-        check_level(q)
+        check_level("q", q)
         # In float64: of great rates the rounding of the mean exceeds the std.
         wide: CountPredictive = copy.copy(self)
         object.__setattr__(wide, "log_rates", self.log_rates.double())

@@ -8,8 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from bayesify.prediction.checks import check_level
 from bayesify.prediction.numeric import NumericPredictive
-from bayesify.prediction.predictive import check_level, choose_samples, has_values
+from bayesify.prediction.predictive import choose_samples, has_values
 
 __all__ = ["LocationScalePredictive"]
 
@@ -95,6 +96,7 @@ class LocationScalePredictive(NumericPredictive):
         """Return the probability that each component is at most its target value, shape (N, ...).
 
         Raises:
+            TypeError: the targets are no tensor.
             ValueError: the targets do not have the shape of ``mean``.
 
         Example:
@@ -114,9 +116,10 @@ class LocationScalePredictive(NumericPredictive):
         bisection.
 
         Raises:
+            TypeError: q is not one number.
             ValueError: q is not strictly between 0 and 1.
         """
-        check_level(q)
+        check_level("q", q)
         # Computed in the nearer tail, since 1 - q and the distribution function round to 1.
         sign, tail = (1.0, q) if q <= 0.5 else (-1.0, 1.0 - q)
         # Half precision could not resolve the tail probability.

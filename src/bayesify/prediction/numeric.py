@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from bayesify.prediction.checks import check_tensors
 from bayesify.prediction.predictive import (
     Predictive,
     check_joinable,
@@ -78,6 +79,7 @@ class NumericPredictive(Predictive):
         """Return the probability that each component is at most its target value, shape (N, ...).
 
         Raises:
+            TypeError: the targets are no tensor.
             ValueError: the targets do not have the shape of ``mean``.
         """
 
@@ -168,6 +170,7 @@ class NumericPredictive(Predictive):
         """Return the joint log probability (density) of each target, in nats, shape (N,).
 
         Raises:
+            TypeError: the targets are no tensor.
             ValueError: the targets do not have the shape of ``mean``.
         """
         self._check_targets(targets)
@@ -221,6 +224,7 @@ class NumericPredictive(Predictive):
         return found
 
     def _check_targets(self, targets: Tensor) -> None:
+        check_tensors(targets=targets)
         if targets.shape != self._components.shape[1:]:
             raise ValueError(
                 f"targets must have shape {tuple(self._components.shape[1:])}, got "

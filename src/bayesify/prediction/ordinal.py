@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bayesify.prediction.categorical import CategoricalPredictive
-from bayesify.prediction.predictive import check_level
+from bayesify.prediction.checks import check_level
 
 __all__ = ["OrdinalPredictive"]
 
@@ -31,9 +31,10 @@ class OrdinalPredictive(CategoricalPredictive):
         intervals from these quantiles hold their level or more.
 
         Raises:
+            TypeError: q is not one number.
             ValueError: q is not strictly between 0 and 1, or a probability is NaN.
         """
-        check_level(q)
+        check_level("q", q)
         probs = self.log_mean.double().exp()
         wrong = probs.isnan().flatten(1).any(1)
         if bool(wrong.any()):

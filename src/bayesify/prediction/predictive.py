@@ -10,11 +10,12 @@ from typing import Literal, Protocol, Self, get_args
 import torch
 from torch import Tensor
 
+from bayesify.prediction.checks import check_level
 from bayesify.prediction.jackknife import jackknife
 
 __all__ = [
     *("KEEP_SAMPLES_HINT", "Abstention", "Predictive", "SizedIterable", "Uncertainty"),
-    *("blocks_of", "check_joinable", "check_level", "choose_samples", "class_indices"),
+    *("blocks_of", "check_joinable", "choose_samples", "class_indices"),
     *("has_values", "select_samples", "stack_samples", "sum_components"),
 ]
 
@@ -166,7 +167,15 @@ class Predictive(ABC):
 
     @abstractmethod
     def quantile(self, q: float) -> Tensor:
-        """Return the q-quantile of the target, with the shape of ``mean``."""
+        """Return the q-quantile of the target, with the shape of ``mean``.
+
+        Args:
+            q: one number between 0 and 1.
+
+        Raises:
+            TypeError: q is not one number, or the target has no quantiles.
+            ValueError: q is not strictly between 0 and 1.
+        """
 
     @abstractmethod
     def subset(self, samples: Sequence[int] | Tensor) -> Self:
@@ -190,10 +199,10 @@ class Predictive(ABC):
         """Return the equal-tailed interval that contains the target with probability ``level``.
 
         Raises:
+            TypeError: level is not one number.
             ValueError: level is not strictly between 0 and 1.
         """
-        if not 0.0 < level < 1.0:
-            raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
+        check_level("level", level)
         return self.quantile(0.5 - 0.5 * level), self.quantile(0.5 + 0.5 * level)
 
     def standard_error(
@@ -351,12 +360,6 @@ def check_joinable(shapes: Sequence[tuple[int, ...]]) -> None:
             "examples, got "
             f"{'none' if not shapes else 'shapes ' + ', '.join(map(str, sorted(set(shapes))))}"
         )
-
-
-def check_level(q: float) -> None:
-    """Raise ValueError unless q lies strictly between 0 and 1."""
-    if not 0.0 < q < 1.0:
-        raise ValueError(f"q must lie strictly between 0 and 1, got {q}")
 
 
 def has_values(tensor: Tensor) -> bool:

@@ -19,6 +19,7 @@ from bayesify.module.inputs import Inputs, arguments_of, count_examples, inputs_
 from bayesify.module.shared_pass import in_one_pass
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
 from bayesify.noise.whole_numbers import whole_number
+from bayesify.prediction.checks import check_tensors
 from bayesify.training.backends.leaves import LeafPosterior
 from bayesify.training.binary_kl import binary_kl_inverse
 from bayesify.training.pac_bayes import check_certifiable
@@ -139,8 +140,8 @@ def certify(
         seed: a seed for other weight samples; None stands for the seed of the network.
 
     Raises:
-        TypeError: ``prior_indices`` are neither integers nor a mask, or a number of samples or
-            candidates is no integer.
+        TypeError: ``prior_indices`` are neither integers nor a mask, a number of samples or
+            candidates is no integer, or ``targets`` is no tensor.
         ValueError: an argument is out of its range, fewer than 8 examples are left for the bound
             (Maurer 2004), or the network cannot be certified.
 
@@ -208,7 +209,7 @@ def sampled_error(
         seed: see :func:`certify`.
 
     Raises:
-        TypeError: ``num_samples`` is no integer.
+        TypeError: ``num_samples`` is no integer, or the targets are no tensor.
         ValueError: ``num_samples`` is below 1, the targets are not class indices of shape (N,), the
             posterior is not a ``MeanFieldGaussian``, or the network mixes the examples of a batch.
 
@@ -232,11 +233,12 @@ def _check_sampling(inputs: Inputs, targets: Tensor, **counts: int) -> int:
     """Check targets and numbers of samples, and return N, the number of examples.
 
     Raises:
-        TypeError: a number is no integer.
+        TypeError: a number is no integer, or the targets are no tensor.
         ValueError: a number is below 1, or the targets are not class indices of shape (N,).
     """
     for name, value in counts.items():
         whole_number(name, value)
+    check_tensors(targets=targets)
     count = count_examples(inputs)
     if targets.shape != (count,) or targets.dtype != torch.int64:
         raise ValueError(

@@ -32,6 +32,7 @@ from bayesify.noise.keys import (
     read_counter,
 )
 from bayesify.noise.whole_numbers import whole_number
+from bayesify.prediction.checks import check_tensors
 from bayesify.training.convergence import StdResidual
 from bayesify.training.kernel.drawn_weights import DrawnWeights
 
@@ -190,9 +191,11 @@ class ELBO(nn.Module):
             Loss and nll in nats per example; kl and penalty in nats, summed over the weights.
 
         Raises:
+            TypeError: targets are no tensor.
             ValueError: targets do not fit, ``batch_index`` or ``kl_scale`` is out of its range, or
                 a geometric weight lacks its index.
         """
+        check_tensors(targets=targets)
         bnn = self.bnn
         bnn.estimator.check_num_samples(self.num_samples)
         bnn.own_trained_parameters()
