@@ -3,6 +3,7 @@
 from bayesify.training.backends import NonFiniteLossError
 from bayesify.training.checks import (
     ShortStreamWarning,
+    SoftmaxOutputWarning,
     TargetScaleWarning,
     UnreadParameterWarning,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "ConvergenceWarning",
     "NonFiniteLossError",
     "ShortStreamWarning",
+    "SoftmaxOutputWarning",
     "TargetScaleWarning",
     "UnreadParameterWarning",
     "fit",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from bayesify.distributions.likelihoods import (
+    CategoricalLikelihood,
     CensoredGaussianLikelihood,
     GaussianLikelihood,
     Likelihood,
@@ -24,6 +26,7 @@ from bayesify.training.pruning_schedule import PruningSchedule
 
 __all__ = [
     "ShortStreamWarning",
+    "SoftmaxOutputWarning",
     "TargetScaleWarning",
     "UnreadParameterWarning",
     "are_wrong",
@@ -35,6 +38,7 @@ __all__ = [
     "check_parameters",
     "diverged",
     "warn_of_short_stream",
+    "warn_of_softmax_outputs",
     "warn_of_target_scale",
     "warn_of_unread",
 ]
@@ -54,6 +58,18 @@ class TargetScaleWarning(UserWarning):
         ...     warn_of_target_scale(GaussianLikelihood(), prices, stacklevel=1)
         >>> caught[0].category.__name__
         'TargetScaleWarning'
+    """
+
+
+class SoftmaxOutputWarning(UserWarning):
+    """The outputs of a network of classes are probabilities, where logits are needed.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     outputs = torch.tensor([[[0.25, 0.75]]])
+        ...     warn_of_softmax_outputs(CategoricalLikelihood(), outputs, stacklevel=1)
+        >>> caught[0].category.__name__
+        'SoftmaxOutputWarning'
     """
 
 
@@ -273,6 +289,33 @@ def warn_of_target_scale(likelihood: Likelihood, targets: object, *, stacklevel:
         "on (y - y.mean()) / y.std(), and bring predictions back by bnn.predict(x).rescaled("
         "y.mean(), y.std())",
         TargetScaleWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def warn_of_softmax_outputs(
+    likelihood: Likelihood, outputs: torch.Tensor, *, stacklevel: int
+) -> None:
+    """Warn if the outputs of a network of classes are probabilities instead of logits.
+
+    Args:
+        likelihood: another than a ``CategoricalLikelihood`` has no softmax.
+        outputs: those of a minibatch, shape (S, N, ..., K).
+        stacklevel: as for ``warnings.warn``.
+    """
+    classes = outputs.shape[-1]
+    if not isinstance(likelihood, CategoricalLikelihood) or classes < 2 or not outputs.numel():
+        return
+    values = outputs.detach().double()
+    low, high = map(float, values.aminmax())
+    rounding = max(1e-4, 4.0 * torch.finfo(outputs.dtype).eps)
+    if not (low >= 0.0 and high <= 1.0 and (values.sum(-1) - 1.0).abs().max() <= rounding):
+        return
+    warnings.warn(
+        "the network's outputs must be logits, but all lie from 0 to 1 and sum to 1 over the "
+        f"{classes} classes, as after a softmax; leave nn.Softmax out, since the likelihood "
+        f"applies it: with both, no probability is above {math.e / (math.e + classes - 1):.3g}",
+        SoftmaxOutputWarning,
         stacklevel=stacklevel + 1,
     )
 

@@ -150,6 +150,8 @@ def fit(
         ConvergenceWarning: the standard deviations have visibly not converged.
         ShortStreamWarning: a loader without a length ends before it has brought ``num_data``
             examples.
+        SoftmaxOutputWarning: the outputs of the first minibatch under a ``CategoricalLikelihood``
+            are probabilities, as after a softmax.
         TargetScaleWarning: the targets of a ``GaussianLikelihood`` are far from unit scale.
         UnreadParameterWarning: the outputs of twenty steps or more did not depend on some random
             parameters, by the compiled or closed-form backend in one process.

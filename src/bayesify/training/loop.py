@@ -21,6 +21,7 @@ from bayesify.training.checks import (
     check_gradients_are_on,
     check_parameters,
     diverged,
+    warn_of_softmax_outputs,
     warn_of_target_scale,
 )
 from bayesify.training.convergence import warn_of_convergence
@@ -203,6 +204,7 @@ def run_epochs(
                     if epoch == index == 0 and processes.is_first:
                         likelihood = members[0].elbo.bnn.likelihood
                         warn_of_target_scale(likelihood, targets, stacklevel=3)
+                        warn_of_softmax_outputs(likelihood, terms[0].outputs, stacklevel=3)
                     for k, (member, meter) in enumerate(zip(members, meters, strict=True)):
                         own = targets[k] if separate else targets
                         meter.add(terms[k], own, batch=index, share=minibatch.share)
