@@ -96,7 +96,7 @@ def chosen_columns(
     Raises:
         TableError: no column is of use.
     """
-    dropped = dict.fromkeys(drop, "asked for by --drop")
+    dropped = dict.fromkeys(drop, "--drop asks for it")
     columns: list[Column] = []
     remarks: list[str] = []
     carried = []

@@ -11,17 +11,21 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from rich.text import Text
 from tests.app.cli.test_cli import TINY, as_json, bayesify, contents, read_json
 from tests.app.cli.test_errors import check_refused
 from tests.training.test_resume import timeless
+from typer.main import get_command
 
 import bayesify as bf
 from bayesify.app.cli import main
+from bayesify.app.cli.commands import app
 from bayesify.app.cli.epoch_table import EpochTable
 from bayesify.app.runs import RunConfig
 from bayesify.app.runs.environment import commit
@@ -194,6 +198,21 @@ def test_help_fits_the_terminal_and_names_the_options(monkeypatch: pytest.Monkey
         found = set(re.findall(r"[\w-]+", said[name].out))
         assert set(words.split()) <= found, name
     assert bayesify("--version").out == f"bayesify {bf.__version__}\n"
+
+
+def parameters(command: Any) -> Iterator[Any]:
+    """The parameters of a command and of all below it."""
+    yield from command.params
+    for below in getattr(command, "commands", {}).values():
+        yield from parameters(below)
+
+
+def test_no_help_is_lost_as_markup() -> None:
+    """A bracket is a style of Rich's, which drops it, unless a backslash is before it."""
+    helps = [each.help for each in parameters(get_command(app)) if getattr(each, "help", None)]
+    assert len(helps) > 100
+    for text in helps:
+        assert Text.from_markup(text).plain == text.replace("\\[", "["), text
 
 
 def test_every_setting_of_a_run_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:

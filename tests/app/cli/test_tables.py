@@ -368,6 +368,16 @@ def test_no_weight_of_a_baseline_is_called_random(tmp_path: Path, task: str) -> 
         assert re.search(r"[\d,]+ random of [\d,]+ weights", said.err)
 
 
+def test_one_input_is_no_inputs(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("k,x,y\n" + "".join(f"{i % 7},{i / 60},{i * i % 11}.5\n" for i in range(60)))
+    options = ("--target", "y", "--drop", "k", "--out", tmp_path / "run", *QUICK)
+    said = bayesify("train", table, *options)
+    assert said.code == 0, said.err
+    assert "1 number; 1 input\n" in said.out + said.err
+    assert "not used: k, for --drop asks for it\n" in said.out + said.err
+
+
 def test_of_many_columns_few_are_expected_to_matter(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     columns = rng.normal(size=(150, 200))

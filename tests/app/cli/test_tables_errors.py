@@ -95,7 +95,7 @@ BAD_OPTIONS = {
     "--target y --drop z": "has no column 'z', which --drop asks for",
     "--target y --drop y": "--drop y contradicts --target",
     "--target y --drop x --keep x": "--drop x contradicts --keep",
-    "--target y --drop x --drop s": "s: asked for by --drop); drop fewer, or add columns",
+    "--target y --drop x --drop s": "s: --drop asks for it); drop fewer, or add columns",
     "--target y --net lenet5": "net must be one of table, got lenet5",
     "--target y --baseline dropout": "a table has no dropout baseline",
     "--target y --data-dir /": "data-dir is for mnist and fashion-mnist",

@@ -31,8 +31,8 @@ def certify(
         int | None,
         typer.Option(
             help="Number of certificates among which this one is chosen; both deltas are divided "
-            f"by it. [default: {PRIOR_CANDIDATES} on mnist with the default --prior-std, which was "
-            "chosen among as many on training images; else 1]"
+            rf"by it. \[default: {PRIOR_CANDIDATES} on mnist with the default --prior-std, which "
+            "was chosen among as many on training images; else 1]"
         ),
     ] = None,
     data_dir: DataDir = None,

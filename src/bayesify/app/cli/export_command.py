@@ -100,11 +100,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
 
 
 def _table_lines(found: dict[str, Any], target: Target) -> list[str]:
-    samples = found["num_samples"]
+    samples, num_inputs = found["num_samples"], len(found["inputs"])
     weights = f"{samples} weight samples" if samples else "the mean weights"
     lines = [
         f"{weights}, {found['bytes']:,} bytes; outputs {', '.join(found['outputs'])}",
-        f"{len(found['inputs'])} inputs, the columns of the table",
+        f"{num_inputs} input{'s'[: num_inputs != 1]}, the columns of the table",
         f"largest difference from PyTorch: {found['largest_difference']:.1g}",
     ]
     if found["threshold"] is not None:

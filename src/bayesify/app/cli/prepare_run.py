@@ -220,11 +220,13 @@ def _read_table(
     counted = ", ".join(
         f"{count} {words.get(kind, kind)}{'s'[: count > 1]}" for kind, count in kinds.items()
     )
+    num_inputs = len(schema.features)
     lines = [
         f"{data.name}: {data.num_train:,} rows for training, {len(data.test_targets):,} held out "
         f"by seed {config.seed}",
         f"target {target.name}: {what} ({target.task})",
-        f"columns: {counted.replace('categorys', 'categories')}; {len(schema.features)} inputs",
+        f"columns: {counted.replace('categorys', 'categories')}; {num_inputs} "
+        f"input{'s'[: num_inputs != 1]}",
         *(f"not used: {name}, for {reason}" for name, reason in schema.dropped.items()),
         *(f"note: {remark}" for remark in schema.remarks),
     ]
