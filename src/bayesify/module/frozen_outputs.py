@@ -112,7 +112,7 @@ class _NumberHead(nn.Module):
         return NumberOutputs(mean, std, self._quantiles(locations, scale), epistemic)
 
     def _quantiles(self, locations: Tensor, scale: Tensor) -> Tensor:
-        found = self._divided(locations.detach(), scale.detach())
+        found = self._by_brackets(locations.detach(), scale.detach())
         if not (locations.requires_grad or scale.requires_grad):
             return found
         # Each component moves the quantile by its share of the density there: the gradient of the
@@ -122,7 +122,7 @@ class _NumberHead(nn.Module):
         shares = (-0.5 * standard.square() - scale.detach().log()).softmax(0)
         return (shares * (locations + scale * standard)).sum(0)
 
-    def _divided(self, locations: Tensor, scale: Tensor) -> Tensor:
+    def _by_brackets(self, locations: Tensor, scale: Tensor) -> Tensor:
         # The mixture's quantile lies between the smallest and the largest of the components'.
         levels, standard = self.levels.to(locations), self.standard.to(locations)
         locations, scale = locations.unsqueeze(-1), scale.unsqueeze(-1)
