@@ -6,7 +6,8 @@ whose test part lies between the training rows; ``load_mushroom`` loads the data
 bandit, and ``load_clinc150`` queries to an assistant.
 ``fit_image_folder`` reads a folder of your own images, one subfolder a class, and
 ``fit_labelled_images`` files of images whose classes are known otherwise. ``TensorLoader`` yields
-minibatches; ``Passes`` joins several passes into one epoch. The loaders call ``get_file``, and
+minibatches; ``Passes`` joins several passes into one epoch, and ``MovedImages`` moves images a
+little at random. The loaders call ``get_file``, and
 raise ``DataError``.
 """
 
@@ -44,6 +45,7 @@ from bayesify.datasets.labelled_images import (
     load_labelled_images,
 )
 from bayesify.datasets.loader import Passes, TensorLoader
+from bayesify.datasets.moved_images import MovedImages, move_images
 from bayesify.datasets.mushroom import MushroomData, load_mushroom
 from bayesify.datasets.regression import (
     RegressionData,
@@ -67,6 +69,7 @@ __all__ = [
     "ImageData",
     "ImageSchema",
     "LabelledImages",
+    "MovedImages",
     "MushroomData",
     "Passes",
     "Progress",
@@ -92,6 +95,7 @@ __all__ = [
     "load_labelled_images",
     "load_mushroom",
     "load_regression",
+    "move_images",
     "open_image",
     "parse_idx",
     "standard_splits",

@@ -26,6 +26,7 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import mlp
 from bayesify.module.pruning import prune
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Experiment, Job, Result
+from bayesify.reproduce.harness.half_precision import half_precision
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, with_cost
 from bayesify.reproduce.papers.blundell.classifiers import SAMPLES, averaged, outputs_of, scores
 from bayesify.reproduce.papers.blundell.mnist_networks import by_job
@@ -189,7 +190,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         data.train_inputs, data.train_targets, config["batch_size"], seed=job.seed
     )
     epochs = config["epochs"]
-    with torch.autocast("cpu", torch.bfloat16):
+    with half_precision("cpu"):
         history = fit(
             elbo,
             loader,

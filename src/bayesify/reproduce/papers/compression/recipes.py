@@ -121,6 +121,12 @@ def _late(pixels: float = 0.1, **more: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _moved(amount: float) -> dict[str, Any]:
+    """Images moved at random, temperature .1, and a second phase of 100 epochs with most pixels."""
+    tuning = {"temperature": 0.1, "epochs": 100, "dropout_input": 0.05}
+    return {"moved": amount, "bound": {"temperature": 0.1}, "tuning": tuning}
+
+
 #: What a trial is in words and what it changes, by the recipe and the end of the trial's name.
 _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
     "lenet-300-100-weights": {
@@ -149,6 +155,8 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
             "late and cold, second phase of 200 epochs, rate .003",
             _late(tuning={"epochs": 200, "lr": 3e-3}),
         ),
+        "moved": ("temperature .1, second phase of 100 epochs, images moved by .1", _moved(0.1)),
+        "moved-less": ("the same, images moved by .05", _moved(0.05)),
     },
     "lenet-5-caffe-weights": {
         "0.1": ("10 % of the pixels dropped", {"dropout_input": 0.1}),

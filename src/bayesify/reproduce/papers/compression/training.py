@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.datasets import ImageData, TensorLoader
+from bayesify.datasets import ImageData, MovedImages, TensorLoader
 from bayesify.distributions.priors import ScaleMixture
 from bayesify.module.bayesian import BayesianModule
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Job
+from bayesify.reproduce.harness.half_precision import half_precision
 from bayesify.reproduce.papers.compression.networks import make_network
 from bayesify.reproduce.papers.compression.unit_pruning import UnitPruning
 from bayesify.training import fit
@@ -66,14 +67,15 @@ def _fit(
     data: ImageData,
     context: Context,
 ) -> None:
-    """Train in one phase, in bfloat16."""
+    """Train in one phase, in bfloat16 where the machine has it."""
     num_data, epochs = len(data.train_targets), phase["epochs"]
     warmup = phase.get("kl_warmup", 0.0) * epochs
     inputs, targets = (each.to(context.device) for each in (data.train_inputs, data.train_targets))
-    with torch.autocast(context.device, torch.bfloat16):
+    images = TensorLoader(inputs, targets, config["batch_size"], seed=bnn.seed)
+    with half_precision(context.device):
         fit(
             ELBO(bnn, num_data=num_data, temperature=phase["temperature"]),
-            TensorLoader(inputs, targets, config["batch_size"], seed=bnn.seed),
+            MovedImages(images, config.get("moved", 0.0), (1, *data.image_shape)),
             epochs=epochs,
             optimizer=partial(torch.optim.Adam, lr=phase["lr"], fused=True),
             scheduler=cosine,
