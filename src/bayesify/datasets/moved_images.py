@@ -31,17 +31,17 @@ class MovedImages:
     Args:
         loader: minibatches (images, targets), such as a :class:`TensorLoader`.
         amount: as for :func:`move_images`.
-        image_shape: (C, H, W) of an image, for images that the loader brings flattened; None for
-            images of shape (N, C, H, W).
+        image_shape: (H, W) or (C, H, W) of an image, for images that the loader brings flattened;
+            None for images of shape (N, C, H, W).
 
     Raises:
-        ValueError: ``amount`` is out of its range, or ``image_shape`` not three whole numbers.
+        ValueError: ``amount`` is out of its range, or ``image_shape`` has another length.
 
     Example:
         >>> from bayesify.datasets import TensorLoader
         >>> images = torch.zeros(5, 784)
         >>> once = TensorLoader(images, torch.zeros(5, dtype=torch.long), batch_size=2)
-        >>> loader = MovedImages(once, 0.1, image_shape=(1, 28, 28))
+        >>> loader = MovedImages(once, 0.1, image_shape=(28, 28))
         >>> [tuple(x.shape) for x, _ in loader], loader.num_data
         ([(2, 784), (2, 784), (1, 784)], 5)
     """
@@ -50,12 +50,13 @@ class MovedImages:
         self, loader: EpochLoader, amount: float, image_shape: Sequence[int] | None = None
     ) -> None:
         _check_amount(amount)
-        if image_shape is not None and (len(image_shape) != 3 or min(image_shape) < 1):
+        if image_shape is not None and len(image_shape) not in (2, 3):
             raise ValueError(
-                f"image_shape must be (channels, height, width), got {tuple(image_shape)}"
+                "image_shape must be (height, width) or (channels, height, width), got "
+                f"{tuple(image_shape)}"
             )
         self._loader, self._amount = loader, amount
-        self._shape = None if image_shape is None else tuple(image_shape)
+        self._size = None if image_shape is None else tuple(image_shape[-2:])
 
     @property
     def num_data(self) -> int:
@@ -71,7 +72,9 @@ class MovedImages:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for inputs, targets in self._loader:
-            images = inputs if self._shape is None else inputs.reshape(-1, *self._shape)
+            images = inputs
+            if self._size is not None:
+                images = inputs.reshape(len(inputs), -1, *self._size)
             yield move_images(images, self._amount).reshape(inputs.shape), targets
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, get_type_hints
 from bayesify.app.runs.declarations import Declaration, Rule, Setting
 from bayesify.app.runs.rules import (
     ADAPTER,
+    AUGMENTED,
     BASELINE,
     BAYES,
     BAYESIAN_DIGITS,
@@ -29,6 +30,7 @@ from bayesify.app.runs.rules import (
     HELD_OUT,
     HIDDEN_LAYERS,
     MIXTURE,
+    MOVES,
     NOT_NEGATIVE,
     ONE_STD,
     OWN_IMAGES,
@@ -307,6 +309,16 @@ class RunSettings:
     dropout_hidden: Annotated[
         float,
         Setting("Probability of dropping a hidden unit in training.", _TRAINING, PART, DROPOUT),
+    ] = 0.0
+    augment: Annotated[
+        float,
+        Setting(
+            "Shift, turn, scale and shear each training image at random, anew in each epoch: .1 "
+            "shifts it by at most a twentieth of its side, 0 moves nothing.",
+            _TRAINING,
+            MOVES,
+            AUGMENTED,
+        ),
     ] = 0.0
     estimator: Annotated[
         Literal["sampling", "antithetic", "local", "local-per-position", "flipout"],

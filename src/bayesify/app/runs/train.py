@@ -17,7 +17,7 @@ from torch import Tensor
 from bayesify.app.runs.folder import Run
 from bayesify.app.runs.run_config import RunConfig
 from bayesify.app.runs.run_data import RunData, num_train
-from bayesify.datasets import Passes, TensorLoader
+from bayesify.datasets import MovedImages, Passes, TensorLoader
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.relevance import sparse_relevance
@@ -145,12 +145,14 @@ def fit_network(
     """
     bounds = {"has_bounds": isinstance(elbo.bnn.likelihood, CensoredGaussianLikelihood)}
     device = elbo.bnn.posterior.mean.device
-    once: TensorLoader | EncodedRowsLoader
+    once: TensorLoader | EncodedRowsLoader | MovedImages
     if isinstance(data, TableData) and data.stream is not None:
         once = data.stream.loader(config.batch_size, seed=config.seed)
     else:
         inputs, targets = _near((data.train_inputs, data.train_targets), device)
         once = TensorLoader(inputs, targets, config.batch_size, seed=config.seed, **bounds)
+        if config.augment:
+            once = MovedImages(once, config.augment, data.image_shape)
     # Of the inputs that a pretrained network gives, all may matter.
     sparse = sparse_relevance(elbo) if config.encoder is None else nullcontext()
     test_inputs, test_targets = _near((data.test_inputs, data.test_targets), device)

@@ -171,6 +171,14 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
                 "tuning": {"epochs": 60},
             },
         ),
+        "moved": (
+            "late, 80 epochs and a second phase of 50, images moved by .1",
+            {
+                "moved": 0.1,
+                "bound": {"epochs": 80, "prune_between": [0.1, 0.8]},
+                "tuning": {"epochs": 50},
+            },
+        ),
     },
     "lenet-5-caffe-bytes": {
         "fewer": ("one weight in 204 left", {"bound": {"fraction": 0.9951}}),

@@ -75,7 +75,7 @@ def _fit(
     with half_precision(context.device):
         fit(
             ELBO(bnn, num_data=num_data, temperature=phase["temperature"]),
-            MovedImages(images, config.get("moved", 0.0), (1, *data.image_shape)),
+            MovedImages(images, config.get("moved", 0.0), data.image_shape),
             epochs=epochs,
             optimizer=partial(torch.optim.Adam, lr=phase["lr"], fused=True),
             scheduler=cosine,

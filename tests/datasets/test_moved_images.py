@@ -1,0 +1,136 @@
+"""Images moved at random: how far, each in its own way, and the same after a resumed training."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayesify as bf
+from bayesify.datasets import MovedImages, TensorLoader, load_images, move_images
+
+AMOUNT = 0.1
+
+
+def ramps(count: int, side: int = 41) -> Tensor:
+    """Images of two channels whose pixels are their own places, from -1 to 1 between the edges."""
+    places = (torch.arange(side) + 0.5) / side * 2.0 - 1.0
+    return torch.stack(torch.meshgrid(places, places, indexing="xy")).expand(count, -1, -1, -1)
+
+
+def test_an_amount_of_0_changes_nothing() -> None:
+    images = torch.randn(3, 2, 5, 7)
+    assert torch.equal(move_images(images, 0.0), images)
+
+
+def test_places_change_by_an_affine_map_whose_numbers_are_within_the_amount() -> None:
+    # Bilinear interpolation is exact for ramps, except beyond the edge.
+    torch.manual_seed(0)
+    images = ramps(500)
+    moved = move_images(images, AMOUNT)
+    inside = slice(8, -8)
+    before, after = (each[:, :, inside, inside].flatten(2).double().mT for each in (images, moved))
+    design = torch.cat([before[0], torch.ones(len(before[0]), 1, dtype=torch.double)], dim=1)
+    maps = torch.linalg.lstsq(design.expand(len(after), -1, -1), after).solution.mT
+    assert torch.allclose(design @ maps.mT, after, atol=1e-4)
+    changes = maps - torch.eye(2, 3, dtype=torch.double)
+    assert changes.abs().max() <= AMOUNT + 1e-4
+    # Uniform: mean 0 and variance a^2 / 3, each within 5 standard errors of 500 images.
+    assert (changes.mean(0).abs() < 5 * AMOUNT / math.sqrt(3 * 500)).all()
+    error = 5 * AMOUNT**2 * math.sqrt((1 / 5 - 1 / 9) / 500)
+    assert ((changes.var(0) - AMOUNT**2 / 3).abs() < error).all()
+
+
+def test_beyond_its_edge_an_image_goes_on_with_the_pixels_there() -> None:
+    torch.manual_seed(0)
+    assert torch.allclose(move_images(torch.full((50, 1, 6, 6), 3.0), 0.5), torch.tensor(3.0))
+
+
+def test_each_image_moves_in_its_own_way_and_a_seed_gives_all_of_them() -> None:
+    images = torch.eye(9).expand(4, 1, 9, 9)
+
+    def moved(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return move_images(images, AMOUNT)
+
+    assert torch.equal(moved(0), moved(0))
+    assert not torch.equal(moved(0), moved(1))
+    assert len(moved(0).flatten(1).unique(dim=0)) == len(images)
+
+
+@pytest.mark.parametrize("image_shape", [(4, 6), (2, 4, 6)])
+def test_flattened_images_are_moved_as_images(image_shape: tuple[int, ...]) -> None:
+    images, targets = torch.randn(5, 2, 4, 6), torch.arange(5)
+    once = TensorLoader(images, targets, 5, shuffle=False)
+    torch.manual_seed(0)
+    ((whole, _),) = MovedImages(once, AMOUNT)
+    flat = TensorLoader(images.flatten(1), targets, 5, shuffle=False)
+    torch.manual_seed(0)
+    ((rows, same),) = MovedImages(flat, AMOUNT, image_shape)
+    assert torch.equal(rows, whole.flatten(1))
+    assert torch.equal(same, targets)
+
+
+@pytest.mark.parametrize("amount", [-0.1, 0.6, math.nan])
+def test_an_amount_out_of_range_is_one_clear_error(amount: float) -> None:
+    loader = TensorLoader(torch.zeros(2, 1, 4, 4), torch.zeros(2), 2)
+    with pytest.raises(ValueError, match=r"amount must be from 0.* to 0\.5, got"):
+        MovedImages(loader, amount)
+
+
+def test_images_without_their_axes_are_one_clear_error() -> None:
+    with pytest.raises(ValueError, match=r"shape \(N, C, H, W\), got \(3, 784\).*image_shape"):
+        move_images(torch.zeros(3, 784), AMOUNT)
+    with pytest.raises(ValueError, match=r"\(height, width\).*got \(784,\)"):
+        MovedImages(TensorLoader(torch.zeros(3, 784), torch.zeros(3), 2), AMOUNT, (784,))
+
+
+class Stop(Exception):
+    """Ends a training."""
+
+
+class StopAfter:
+    """A callback that stops a training after some steps, as Ctrl-C would."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def on_start(self, **_: object) -> None:
+        pass
+
+    def on_step(self, **_: object) -> None:
+        self._left -= 1
+        if not self._left:
+            raise Stop
+
+    def on_epoch(self, row: object) -> None:
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_a_resumed_training_has_the_moves_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    data = load_images("mnist", limit=60)
+    loader = MovedImages(
+        TensorLoader(data.train_inputs, data.train_targets, 20), AMOUNT, data.image_shape
+    )
+
+    def trained(folder: Path, amount_of_steps: int | None = None) -> Tensor:
+        net = nn.Sequential(nn.Linear(784, 10))
+        torch.nn.init.zeros_(net[0].weight), torch.nn.init.zeros_(net[0].bias)
+        bnn = bf.BayesianModule(net)
+        callback = StopAfter(amount_of_steps) if amount_of_steps else None
+        bf.fit(
+            bf.ELBO(bnn, num_data=60),
+            loader,
+            epochs=3,
+            checkpoint_dir=folder,
+            resume=True,
+            callback=callback,
+        )
+        return bnn.posterior.mean.detach().clone()
+
+    whole = trained(tmp_path / "whole")
+    with pytest.raises(Stop):
+        trained(tmp_path / "stopped", 5)
+    assert torch.equal(trained(tmp_path / "stopped"), whole)
