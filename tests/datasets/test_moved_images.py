@@ -86,7 +86,7 @@ def test_images_without_their_axes_are_one_clear_error() -> None:
         MovedImages(TensorLoader(torch.zeros(3, 784), torch.zeros(3), 2), AMOUNT, (784,))
 
 
-class Stop(Exception):
+class StoppedError(Exception):
     """Ends a training."""
 
 
@@ -102,7 +102,7 @@ class StopAfter:
     def on_step(self, **_: object) -> None:
         self._left -= 1
         if not self._left:
-            raise Stop
+            raise StoppedError
 
     def on_epoch(self, row: object) -> None:
         pass
@@ -131,6 +131,6 @@ def test_a_resumed_training_has_the_moves_of_an_uninterrupted_one(tmp_path: Path
         return bnn.posterior.mean.detach().clone()
 
     whole = trained(tmp_path / "whole")
-    with pytest.raises(Stop):
+    with pytest.raises(StoppedError):
         trained(tmp_path / "stopped", 5)
     assert torch.equal(trained(tmp_path / "stopped"), whole)
