@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.app.cli.test_cli import as_json, bayesify
 from tests.app.cli.test_errors import check_refused
 from tests.reproduce.test_experiments import toy
+from torch import nn
 
 from bayesify.reproduce import EXPERIMENTS, Result, read_results
+from bayesify.reproduce.harness.experiment import Job
+from bayesify.reproduce.harness.half_precision import half_precision
 from bayesify.reproduce.papers.blundell import bound, comparison
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -248,16 +253,46 @@ def test_short_tables_are_those_of_the_stored_results(
     assert inside.strip() == made()
 
 
+NO_BFLOAT16 = "this CPU has no bfloat16 instructions:"
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_cpu_without_bfloat16_is_named_before_the_start(
     with_toy: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
     monkeypatch.setattr("bayesify.reproduce.command.has_fast_bfloat16", lambda: fast)
-    note = "this CPU has no bfloat16 instructions: expect some thirty times as long"
-    assert note not in bayesify("reproduce", "toy", "--seeds", "5").err
-    monkeypatch.setitem(EXPERIMENTS, "toy", replace(toy(), bfloat16=True))
+    assert NO_BFLOAT16 not in bayesify("reproduce", "toy", "--seeds", "5").err
+    monkeypatch.setitem(EXPERIMENTS, "toy", replace(toy(), half_precision=True))
     lines = bayesify("reproduce", "toy").err.splitlines()
-    assert (lines[1] == note) is not fast
-    assert note not in bayesify("reproduce", "toy").err, "nothing is left to run"
-    jobs = EXPERIMENTS["blundell-comparison"].jobs((0,), False)
-    assert EXPERIMENTS["blundell-comparison"].trains_in_bfloat16(jobs)
+    assert (lines[1] == f"{NO_BFLOAT16} trains in float32, expect twice as long") is not fast
+    assert NO_BFLOAT16 not in bayesify("reproduce", "toy").err, "nothing is left to run"
+
+
+def test_jobs_whose_settings_name_bfloat16_are_announced_as_slow_without_its_instructions(
+    with_toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = EXPERIMENTS["blundell-comparison"]
+    assert comparison.names_bfloat16(comparison.jobs((0,), False))
+    assert not toy().names_bfloat16(toy().jobs((0,), False))
+
+    def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
+        named = {"settings": {"precision": "bfloat16"}}
+        return [replace(job, config={**job.config, **named}) for job in toy().jobs(seeds, quick)]
+
+    monkeypatch.setattr("bayesify.reproduce.command.has_fast_bfloat16", lambda: False)
+    monkeypatch.setitem(EXPERIMENTS, "toy", replace(toy(), jobs=jobs))
+    note = f"{NO_BFLOAT16} expect some thirty times as long"
+    assert bayesify("reproduce", "toy").err.splitlines()[1] == note
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_half_precision_is_bfloat16_only_where_the_cpu_has_its_instructions(
+    monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    module = "bayesify.reproduce.harness.half_precision.has_fast_bfloat16"
+    monkeypatch.setattr(module, lambda: fast)
+    told = nullcontext() if fast else pytest.warns(UserWarning, match="trained in float32: this")
+    layer, x = nn.Linear(3, 2), torch.zeros(1, 3)
+    with told, half_precision("cpu"):
+        assert layer(x).dtype == (torch.bfloat16 if fast else torch.float32)
+    assert layer(x).dtype == torch.float32

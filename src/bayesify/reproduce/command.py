@@ -36,6 +36,7 @@ __all__ = ["reproduce"]
 
 _RESULTS = Path("results")
 _GPU = "; takes --device cuda"
+_NO_BFLOAT16 = "this CPU has no bfloat16 instructions:"
 
 
 def reproduce(
@@ -261,9 +262,11 @@ class _Display:
             f"{self._experiment.name}{quick} ({self._experiment.source}): {len(jobs)} runs{there}"
             f"; about {duration(seconds)} on one core and {self._experiment.memory_mb} MB"
         )
-        slow = self._on_cpu and not has_fast_bfloat16()
-        if slow and self._experiment.trains_in_bfloat16(left):
-            self._say("this CPU has no bfloat16 instructions: expect some thirty times as long")
+        if left and self._on_cpu and not has_fast_bfloat16():
+            if self._experiment.half_precision:
+                self._say(f"{_NO_BFLOAT16} trains in float32, expect twice as long")
+            elif self._experiment.names_bfloat16(left):
+                self._say(f"{_NO_BFLOAT16} expect some thirty times as long")
         self._say(f"results in {self._out}; stop at any time, the same command resumes")
 
     def on_cluster(self, size: str) -> None:

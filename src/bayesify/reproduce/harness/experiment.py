@@ -230,7 +230,8 @@ class Experiment:
         schedule: runs the jobs in some order.
         files: further results as text, by file name, from any part of the results. Tables among
             them have a column that tells quick results from full ones.
-        bfloat16: whether jobs train in bfloat16 although their ``config`` does not name it.
+        half_precision: whether jobs train as ``harness.half_precision`` has it: in bfloat16, and
+            in float32 on a CPU without instructions for it.
         on_gpu: whether jobs train on ``Context.device``; others use the CPU.
     """
 
@@ -245,12 +246,12 @@ class Experiment:
     figures: Callable[[Sequence[Result]], dict[str, Figure]]
     schedule: Schedule = one_by_one
     files: Callable[[Sequence[Result]], dict[str, str]] = no_files
-    bfloat16: bool = False
+    half_precision: bool = False
     on_gpu: bool = False
 
-    def trains_in_bfloat16(self, jobs: Sequence[Job]) -> bool:
-        """Return whether any of the jobs trains in bfloat16."""
-        return any(self.bfloat16 or _names_bfloat16(job.config) for job in jobs)
+    def names_bfloat16(self, jobs: Sequence[Job]) -> bool:
+        """Return whether the settings of any of the jobs name bfloat16."""
+        return any(_names_bfloat16(job.config) for job in jobs)
 
     def seconds(self, *, quick: bool = False) -> float:
         """Return the estimated time of all jobs on one core, in seconds."""

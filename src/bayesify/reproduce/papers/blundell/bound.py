@@ -398,5 +398,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=with_cost(table),
     figures=figures,
-    bfloat16=True,
+    half_precision=True,
 )

@@ -212,6 +212,6 @@ EXPERIMENT = Experiment(
     run=run,
     table=table,
     figures=figures,
-    bfloat16=True,
+    half_precision=True,
     on_gpu=True,
 )
