@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.noise.whole_numbers import whole_number
 
-__all__ = ["Passes", "TensorLoader"]
+__all__ = ["EpochLoader", "Passes", "TensorLoader"]
 
 
 class TensorLoader:
