@@ -229,7 +229,7 @@ TRIALS = _trials()
 CHOSEN = {
     "lenet-300-100-weights": "lenet-300-100-weights",
     "lenet-300-100-bytes": "lenet-300-100-bytes",
-    "lenet-300-100-units": "lenet-300-100-units-0.1",
+    "lenet-300-100-units": "lenet-300-100-units-moved",
     "lenet-5-caffe-weights": "lenet-5-caffe-weights-late",
     "lenet-5-caffe-bytes": "lenet-5-caffe-bytes-fewer",
     "lenet-5-caffe-fast": "lenet-5-caffe-fast",
