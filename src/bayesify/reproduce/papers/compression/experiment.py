@@ -162,7 +162,8 @@ def _title(name: str) -> str:
     titles = {"fast": "bayesify, fast"} | {
         each: f"bayesify, few {each}" for each in ("weights", "bytes", "units")
     }
-    return titles.get(kind, "bayesify")
+    title = titles.get(kind, "bayesify")
+    return f"{title}, images moved" if "moved" in RECIPES[name] else title
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:

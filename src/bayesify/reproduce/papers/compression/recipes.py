@@ -156,7 +156,10 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
             _late(tuning={"epochs": 200, "lr": 3e-3}),
         ),
         "moved": ("temperature .1, second phase of 100 epochs, images moved by .1", _moved(0.1)),
-        "moved-less": ("the same, images moved by .05", _moved(0.05)),
+        "moved-less": (
+            "temperature .1, second phase of 100 epochs, images moved by .05",
+            _moved(0.05),
+        ),
     },
     "lenet-5-caffe-weights": {
         "0.1": ("10 % of the pixels dropped", {"dropout_input": 0.1}),
