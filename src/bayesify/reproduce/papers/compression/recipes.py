@@ -122,7 +122,7 @@ def _late(pixels: float = 0.1, **more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _moved(amount: float) -> dict[str, Any]:
-    """Images moved at random, temperature .1, and a second phase of 100 epochs with most pixels."""
+    """Images moved at random; 100 epochs with a twentieth of the pixels dropped in the second phase."""
     tuning = {"temperature": 0.1, "epochs": 100, "dropout_input": 0.05}
     return {"moved": amount, "bound": {"temperature": 0.1}, "tuning": tuning}
 
@@ -160,6 +160,7 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
             "temperature .1, second phase of 100 epochs, images moved by .05",
             _moved(0.05),
         ),
+        "not-moved": ("temperature .1, second phase of 100 epochs", _moved(0.0)),
     },
     "lenet-5-caffe-weights": {
         "0.1": ("10 % of the pixels dropped", {"dropout_input": 0.1}),
