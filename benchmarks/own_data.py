@@ -132,6 +132,8 @@ def main() -> None:
             insert(DOCS / page, f"own-{name}", table(name))
         return
     wanted = sys.argv[1:] or ["texts", "images"]
+    if not {*wanted} <= {"texts", "images"}:
+        sys.exit(f"name texts, images or --show, got {' '.join(wanted)}")
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as created:
         place = Path(created)
@@ -146,9 +148,9 @@ def main() -> None:
         if "images" in wanted:
             kinds = {
                 "the defaults": (),
-                "`--augment 0.1`": ("--augment", 0.1),
-                "`--epochs 100`": ("--epochs", 100),
-                "`--epochs 100 --augment 0.1`": ("--epochs", 100, "--augment", 0.1),
+                "`--augment 0.1`": ("--augment", "0.1"),
+                "`--epochs 100`": ("--epochs", "100"),
+                "`--epochs 100 --augment 0.1`": ("--epochs", "100", "--augment", "0.1"),
                 "`--random all`": ("--random", "all"),
                 "`--baseline sgd`": plain,
             }

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
 from bayesify.datasets import MovedImages, TensorLoader, load_images, move_images
@@ -79,9 +80,60 @@ def test_an_amount_out_of_range_is_one_clear_error(amount: float) -> None:
         MovedImages(loader, amount)
 
 
+def test_an_image_that_is_not_square_is_turned_and_not_sheared() -> None:
+    # A line from top to bottom of a wide image tilts as much as one of a square image.
+    torch.manual_seed(0)
+    square, wide = torch.zeros(200, 1, 33, 33), torch.zeros(200, 1, 33, 129)
+    square[..., 16], wide[..., 64] = 1.0, 1.0
+    places = torch.arange(129.0) - 64.0
+
+    def tilts(images: Tensor) -> Tensor:
+        moved = move_images(images, AMOUNT)[:, 0]
+        side = images.shape[-1] // 2
+        centre = (moved * places[64 - side : 65 + side]).sum(-1) / moved.sum(-1)
+        return (centre[:, 26] - centre[:, 6]) / 20.0
+
+    a, b = tilts(square), tilts(wide)
+    assert a.abs().max() < 0.13
+    assert b.abs().max() < 0.13
+    assert b.abs().max() > 0.08
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_places_are_as_exact_in_any_dtype_and_under_autocast(dtype: torch.dtype) -> None:
+    images = torch.rand(8, 1, 224, 224)
+
+    def moved(images: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return move_images(images, AMOUNT)
+
+    exact, found = moved(images.to(dtype).double()), moved(images.to(dtype))
+    assert found.dtype == dtype
+    assert (found.double() - exact).abs().max() <= torch.finfo(dtype).eps + 1e-4
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(moved(images), moved(images))
+        under = moved(images)
+    assert torch.equal(under, moved(images))
+
+
+def test_what_is_no_image_or_no_number_is_one_clear_error() -> None:
+    with pytest.raises(TypeError, match=r"floating-point numbers, got torch.uint8.* / 255"):
+        move_images(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), AMOUNT)
+    with pytest.raises(TypeError, match="floating-point numbers, got a tuple"):
+        move_images((torch.zeros(3, 1, 4, 4),), AMOUNT)  # type: ignore[arg-type]
+    for wrong in ("0.1", True, None):
+        with pytest.raises(TypeError, match="amount must be a number"):
+            move_images(torch.zeros(3, 1, 4, 4), wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got DataLoader.* call move_images"):
+        MovedImages(DataLoader(TensorDataset(torch.zeros(3))), AMOUNT)  # type: ignore[arg-type]
+
+
 def test_images_without_their_axes_are_one_clear_error() -> None:
     with pytest.raises(ValueError, match=r"shape \(N, C, H, W\), got \(3, 784\).*image_shape"):
         move_images(torch.zeros(3, 784), AMOUNT)
+    for wrong in ((27, 28), (3, 14, 14)):
+        with pytest.raises(ValueError, match=r"does not fit images of shape \(3, 784\)"):
+            move_images(torch.zeros(3, 784), AMOUNT, wrong)
     with pytest.raises(ValueError, match=r"\(height, width\).*got \(784,\)"):
         MovedImages(TensorLoader(torch.zeros(3, 784), torch.zeros(3), 2), AMOUNT, (784,))
 

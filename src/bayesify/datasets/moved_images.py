@@ -31,10 +31,10 @@ class MovedImages:
     Args:
         loader: minibatches (images, targets), such as a :class:`TensorLoader`.
         amount: as for :func:`move_images`.
-        image_shape: (H, W) or (C, H, W) of an image, for images that the loader brings flattened;
-            None for images of shape (N, C, H, W).
+        image_shape: as for :func:`move_images`.
 
     Raises:
+        TypeError: ``loader`` has no ``set_epoch``, or ``amount`` is no number.
         ValueError: ``amount`` is out of its range, or ``image_shape`` has another length.
 
     Example:
@@ -49,14 +49,13 @@ class MovedImages:
     def __init__(
         self, loader: EpochLoader, amount: float, image_shape: Sequence[int] | None = None
     ) -> None:
-        _check_amount(amount)
-        if image_shape is not None and len(image_shape) not in (2, 3):
-            raise ValueError(
-                "image_shape must be (height, width) or (channels, height, width), got "
-                f"{tuple(image_shape)}"
+        if not hasattr(loader, "set_epoch"):
+            raise TypeError(
+                f"loader must be a TensorLoader or the like, got {type(loader).__name__}; in the "
+                "collate_fn of a DataLoader call move_images"
             )
-        self._loader, self._amount = loader, amount
-        self._size = None if image_shape is None else tuple(image_shape[-2:])
+        _check(amount, image_shape)
+        self._loader, self._amount, self._image_shape = loader, amount, image_shape
 
     @property
     def num_data(self) -> int:
@@ -71,31 +70,32 @@ class MovedImages:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for inputs, targets in self._loader:
-            images = inputs
-            if self._size is not None:
-                images = inputs.reshape(len(inputs), -1, *self._size)
-            yield move_images(images, self._amount).reshape(inputs.shape), targets
+        for images, targets in self._loader:
+            yield move_images(images, self._amount, self._image_shape), targets
 
 
-def move_images(images: Tensor, amount: float) -> Tensor:
+def move_images(images: Tensor, amount: float, image_shape: Sequence[int] | None = None) -> Tensor:
     """Shift, turn, scale and shear each image at random, by bilinear interpolation.
 
-    An image is read at the places A (x, y, 1), its coordinates from -1 to 1 from edge to edge: A
-    is the identity, each of its six numbers changed by a uniform number between ``-amount`` and
-    ``amount``. With .1 an image is shifted by at most a twentieth of its side, scaled by at most
-    10 %, and turned by at most 6 degrees. Beyond its edge an image goes on with the pixels there.
+    A pixel is read at A (x, y, 1), its place from the middle of the image: A is the identity, each
+    of its four numbers changed by a uniform number between ``-amount`` and ``amount``, and the two
+    of the shift by as much of half the width and half the height. With .1 an image is shifted by at
+    most a twentieth of its sides, turned by up to about 6 degrees, and scaled by up to about 10 %.
+    Beyond its edge an image goes on with the pixels there. All of this is computed in float32, or
+    float64 for such images, under autocast too.
 
     Args:
-        images: shape (N, C, H, W).
+        images: shape (N, C, H, W), floating-point; or (N, ...) with ``image_shape``.
         amount: from 0, which changes nothing, to .5.
+        image_shape: (H, W) or (C, H, W) of an image, for flattened images.
 
     Returns:
         Images of the same shape and dtype, drawn with torch's global generator of the CPU, so that
-        they are the same on every device.
+        the moves are the same on every device.
 
     Raises:
-        ValueError: ``images`` has another number of axes, or ``amount`` is out of its range.
+        TypeError: ``images`` is no tensor of floating-point numbers, or ``amount`` no number.
+        ValueError: ``images`` has another shape, or ``amount`` is out of its range.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -103,23 +103,61 @@ def move_images(images: Tensor, amount: float) -> Tensor:
         >>> moved.shape, bool((moved[0] == moved[1]).all())
         (torch.Size([2, 1, 5, 5]), False)
     """
-    _check_amount(amount)
-    if images.dim() != 4:
-        raise ValueError(
-            f"images must have shape (N, C, H, W), got {tuple(images.shape)}; flattened ones need "
-            "image_shape"
+    _check(amount, image_shape)
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        found = images.dtype if isinstance(images, Tensor) else f"a {type(images).__name__}"
+        raise TypeError(
+            f"images must be a tensor of floating-point numbers, got {found}; convert pixels by "
+            "images.float() / 255"
         )
+    unflattened = _unflattened(images, image_shape)
     if amount == 0.0:
         return images
-    changes = (2.0 * torch.rand(len(images), 2, 3) - 1.0) * amount
-    affine = (torch.eye(2, 3) + changes).to(images.device, images.dtype)
-    places = F.affine_grid(affine, list(images.shape), align_corners=False)
-    return F.grid_sample(images, places, padding_mode="border", align_corners=False)
+    height, width = unflattened.shape[-2:]
+    changes = amount * (2.0 * torch.rand(len(images), 2, 3, dtype=torch.float32, device="cpu") - 1)
+    # PyTorch's places go from -1 to 1 on both axes; an image that is not square must not be sheared
+    # where it is turned.
+    changes[:, 0, 1] *= height / width
+    changes[:, 1, 0] *= width / height
+    dtype = torch.promote_types(images.dtype, torch.float32)
+    affine = (torch.eye(2, 3) + changes).to(images.device, dtype)
+    # bfloat16 would round places to a tenth of a pixel and more.
+    with torch.autocast(images.device.type, enabled=False):
+        places = F.affine_grid(affine, list(unflattened.shape), align_corners=False)
+        moved = F.grid_sample(
+            unflattened.to(dtype), places, padding_mode="border", align_corners=False
+        )
+    return moved.to(images.dtype).reshape(images.shape)
 
 
-def _check_amount(amount: float) -> None:
-    if not (math.isfinite(amount) and 0.0 <= amount <= _LARGEST):
+def _unflattened(images: Tensor, image_shape: Sequence[int] | None) -> Tensor:
+    """Return images of shape (N, C, H, W)."""
+    if image_shape is None:
+        if images.dim() != 4:
+            raise ValueError(
+                f"images must have shape (N, C, H, W), got {tuple(images.shape)}; flattened ones "
+                "need image_shape"
+            )
+        return images
+    shape = tuple(image_shape) if len(image_shape) == 3 else (-1, *image_shape)
+    numbers = math.prod(images.shape[1:])
+    if numbers % math.prod(image_shape) or (len(image_shape) == 3 and numbers != math.prod(shape)):
+        raise ValueError(
+            f"image_shape {tuple(image_shape)} does not fit images of shape {tuple(images.shape)}"
+        )
+    return images.reshape(len(images), *shape)
+
+
+def _check(amount: float, image_shape: Sequence[int] | None) -> None:
+    if isinstance(amount, bool) or not isinstance(amount, int | float):
+        raise TypeError(f"amount must be a number, got {amount!r}")
+    if not 0.0 <= amount <= _LARGEST:  # nor NaN
         raise ValueError(
             f"amount must be from 0, which moves nothing, to {_LARGEST:g}, got {amount}; .1 shifts "
-            "an image by at most a twentieth of its side"
+            "an image by at most a twentieth of its sides"
+        )
+    if image_shape is not None and (len(image_shape) not in (2, 3) or min(image_shape) < 1):
+        raise ValueError(
+            "image_shape must be (height, width) or (channels, height, width), got "
+            f"{tuple(image_shape)}"
         )

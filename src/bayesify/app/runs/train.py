@@ -17,7 +17,7 @@ from torch import Tensor
 from bayesify.app.runs.folder import Run
 from bayesify.app.runs.run_config import RunConfig
 from bayesify.app.runs.run_data import RunData, num_train
-from bayesify.datasets import MovedImages, Passes, TensorLoader
+from bayesify.datasets import MovedImages, Passes, TensorLoader, move_images
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.relevance import sparse_relevance
@@ -199,7 +199,7 @@ def _at_start(run: Run, data: RunData, callback: Callback) -> BayesianModule:
     )
     learned = learn_prior_mean(
         run.make_net(),
-        images,
+        MovedImages(images, config.augment, data.image_shape),
         num_data=len(seen),
         epochs=config.prior_epochs,
         optimizer=partial(torch.optim.Adam, lr=_PRIOR_LR, fused=True),
@@ -327,7 +327,10 @@ def seconds_per_epoch(
         started = time.perf_counter()
         try:
             with precision_of(config, device):
-                float(backend.step(inputs, targets, batch_index=0).nll)  # waits for a GPU
+                images = inputs
+                if config.augment:
+                    images = move_images(inputs, config.augment, data.image_shape)
+                float(backend.step(images, targets, batch_index=0).nll)  # waits for a GPU
         except NonFiniteLossError:
             break  # the run itself names the step and the mend
         times.append(time.perf_counter() - started)

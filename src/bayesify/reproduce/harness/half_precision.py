@@ -21,8 +21,8 @@ def half_precision(device: str) -> torch.autocast:
         device: ``"cpu"`` or ``"cuda"``.
 
     Example:
-        >>> with half_precision("cuda") as context:
-        ...     context.fast_dtype
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     half_precision("cpu").fast_dtype
         torch.bfloat16
     """
     has_instructions = device != "cpu" or has_fast_bfloat16()

@@ -122,7 +122,7 @@ def _late(pixels: float = 0.1, **more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _moved(amount: float) -> dict[str, Any]:
-    """Images moved at random; 100 epochs with a twentieth of the pixels dropped in the second phase."""
+    """Images moved at random; a second phase of 100 epochs that drops a twentieth of the pixels."""
     tuning = {"temperature": 0.1, "epochs": 100, "dropout_input": 0.05}
     return {"moved": amount, "bound": {"temperature": 0.1}, "tuning": tuning}
 
