@@ -75,6 +75,7 @@ def test_what_is_called_the_bound_is_the_bound() -> None:
         config = RunConfig.of("mnist", **{**settings, "hidden": tuple(settings["hidden"])})
         assert "held_out" not in job.config
         assert config.limit is None
+        assert config.augment == 0.0
         if config.baseline is None:
             noise = (config.dropout_input, config.dropout_hidden)
             assert noise == ((0.2, 0.0) if job.name.startswith("dropped") else (0.0, 0.0))

@@ -253,6 +253,7 @@ def test_the_settings_are_those_of_train() -> None:
             *("test_samples", "test_fraction", "drop", "keep", "estimator"),
             *("kl_warmup_power", "weight_decay"),  # 1 and 0: what there was when these were run
             *("posterior", "objective", "prune_fraction"),  # a mean field, the ELBO, none
+            "augment",  # 0: likewise
             *(("dropout_input", "dropout_hidden") if baseline is None else ()),  # 0: likewise
         }
 
