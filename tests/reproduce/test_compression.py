@@ -158,6 +158,20 @@ def test_a_job_measures_the_decoded_file(name: str) -> None:
         assert all(a <= b for a, b in zip(metrics["units"], wanted, strict=True))
 
 
+def test_a_job_reports_float32_and_augments_images_as_its_recipe_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = "bayesify.reproduce.harness.half_precision.has_fast_bfloat16"
+    monkeypatch.setattr(module, lambda: False)
+    files = []
+    for amount in (0.1, 0.0):
+        with pytest.warns(UserWarning, match="trained in float32: this CPU has no bfloat16"):
+            files.append(
+                EXPERIMENT.run(small("lenet-300-100-units", moved=amount), Context())["file"]
+            )
+    assert files[0] != files[1]
+
+
 @pytest.mark.slow
 def test_a_stopped_job_resumes(tmp_path: Path) -> None:
     job = small("lenet-300-100-units")

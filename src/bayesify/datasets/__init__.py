@@ -6,11 +6,11 @@ whose test part lies between the training rows; ``load_mushroom`` loads the data
 bandit, and ``load_clinc150`` queries to an assistant.
 ``fit_image_folder`` reads a folder of your own images, one subfolder a class, and
 ``fit_labelled_images`` files of images whose classes are known otherwise. ``TensorLoader`` yields
-minibatches; ``Passes`` joins several passes into one epoch, and ``MovedImages`` moves images a
-little at random. The loaders call ``get_file``, and
-raise ``DataError``.
+minibatches; ``Passes`` joins several passes into one epoch, and ``AugmentedImages`` shifts, turns,
+scales and shears images at random. The loaders call ``get_file``, and raise ``DataError``.
 """
 
+from bayesify.datasets.augmentation import AugmentedImages, random_affine
 from bayesify.datasets.catalog import (
     CLINC150,
     IMAGE_DATASETS,
@@ -45,7 +45,6 @@ from bayesify.datasets.labelled_images import (
     load_labelled_images,
 )
 from bayesify.datasets.loader import Passes, TensorLoader
-from bayesify.datasets.moved_images import MovedImages, move_images
 from bayesify.datasets.mushroom import MushroomData, load_mushroom
 from bayesify.datasets.regression import (
     RegressionData,
@@ -60,6 +59,7 @@ __all__ = [
     "IMAGE_DATASETS",
     "MUSHROOM",
     "REGRESSION_DATASETS",
+    "AugmentedImages",
     "Clinc150",
     "DataError",
     "DataFile",
@@ -69,7 +69,6 @@ __all__ = [
     "ImageData",
     "ImageSchema",
     "LabelledImages",
-    "MovedImages",
     "MushroomData",
     "Passes",
     "Progress",
@@ -95,9 +94,9 @@ __all__ = [
     "load_labelled_images",
     "load_mushroom",
     "load_regression",
-    "move_images",
     "open_image",
     "parse_idx",
+    "random_affine",
     "standard_splits",
     "thumbnail",
 ]

@@ -264,7 +264,7 @@ class _Display:
         )
         if left and self._on_cpu and not has_fast_bfloat16():
             if self._experiment.half_precision:
-                self._say(f"{_NO_BFLOAT16} training is in float32, expect twice as long")
+                self._say(f"{_NO_BFLOAT16} training is in float32, expect it to take longer")
             elif self._experiment.names_bfloat16(left):
                 self._say(f"{_NO_BFLOAT16} expect some thirty times as long")
         self._say(f"results in {self._out}; stop at any time, the same command resumes")

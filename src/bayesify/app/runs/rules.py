@@ -10,6 +10,7 @@ from bayesify.tabular.likelihoods import COUNTS
 
 __all__ = [
     "ADAPTER",
+    "AT_MOST_HALF",
     "AUGMENTED",
     "BASELINE",
     "BAYES",
@@ -27,7 +28,6 @@ __all__ = [
     "HELD_OUT",
     "HIDDEN_LAYERS",
     "MIXTURE",
-    "MOVES",
     "NOT_NEGATIVE",
     "ONE_STD",
     "OWN_IMAGES",
@@ -59,7 +59,7 @@ BYTES = Rule("be a number of bytes such as 2GB or 512 MB", _is_bytes)
 COUNT = Rule("be at least 1 and at most 2,147,483,647", lambda x: 1 <= x < 2**31)
 POSITIVE = Rule("be positive and finite", lambda x: 0.0 < x < math.inf)
 NOT_NEGATIVE = Rule("be at least 0 and finite", lambda x: 0.0 <= x < math.inf)
-MOVES = Rule("be from 0 to .5", lambda x: 0.0 <= x <= 0.5)
+AT_MOST_HALF = Rule("be from 0 to .5", lambda x: 0.0 <= x <= 0.5)
 PART = Rule("be at least 0 and below 1", lambda x: 0.0 <= x < 1.0)
 
 TABLE = Rule("tables", lambda run: run.net == "table")

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, get_type_hints
 from bayesify.app.runs.declarations import Declaration, Rule, Setting
 from bayesify.app.runs.rules import (
     ADAPTER,
+    AT_MOST_HALF,
     AUGMENTED,
     BASELINE,
     BAYES,
@@ -30,7 +31,6 @@ from bayesify.app.runs.rules import (
     HELD_OUT,
     HIDDEN_LAYERS,
     MIXTURE,
-    MOVES,
     NOT_NEGATIVE,
     ONE_STD,
     OWN_IMAGES,
@@ -314,9 +314,9 @@ class RunSettings:
         float,
         Setting(
             "Shift, turn, scale and shear each training image at random, anew in each epoch: .1 "
-            "shifts it by at most a twentieth of its side, 0 moves nothing.",
+            "shifts it by at most a twentieth of its sides, 0 changes nothing.",
             _TRAINING,
-            MOVES,
+            AT_MOST_HALF,
             AUGMENTED,
         ),
     ] = 0.0

@@ -17,7 +17,7 @@ from torch import Tensor
 from bayesify.app.runs.folder import Run
 from bayesify.app.runs.run_config import RunConfig
 from bayesify.app.runs.run_data import RunData, num_train
-from bayesify.datasets import MovedImages, Passes, TensorLoader, move_images
+from bayesify.datasets import AugmentedImages, Passes, TensorLoader, random_affine
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.relevance import sparse_relevance
@@ -145,14 +145,14 @@ def fit_network(
     """
     bounds = {"has_bounds": isinstance(elbo.bnn.likelihood, CensoredGaussianLikelihood)}
     device = elbo.bnn.posterior.mean.device
-    once: TensorLoader | EncodedRowsLoader | MovedImages
+    once: TensorLoader | EncodedRowsLoader | AugmentedImages
     if isinstance(data, TableData) and data.stream is not None:
         once = data.stream.loader(config.batch_size, seed=config.seed)
     else:
         inputs, targets = _near((data.train_inputs, data.train_targets), device)
         once = TensorLoader(inputs, targets, config.batch_size, seed=config.seed, **bounds)
         if config.augment:
-            once = MovedImages(once, config.augment, data.image_shape)
+            once = AugmentedImages(once, config.augment, data.image_shape)
     # Of the inputs that a pretrained network gives, all may matter.
     sparse = sparse_relevance(elbo) if config.encoder is None else nullcontext()
     test_inputs, test_targets = _near((data.test_inputs, data.test_targets), device)
@@ -199,7 +199,7 @@ def _at_start(run: Run, data: RunData, callback: Callback) -> BayesianModule:
     )
     learned = learn_prior_mean(
         run.make_net(),
-        MovedImages(images, config.augment, data.image_shape),
+        AugmentedImages(images, config.augment, data.image_shape),
         num_data=len(seen),
         epochs=config.prior_epochs,
         optimizer=partial(torch.optim.Adam, lr=_PRIOR_LR, fused=True),
@@ -329,7 +329,7 @@ def seconds_per_epoch(
             with precision_of(config, device):
                 images = inputs
                 if config.augment:
-                    images = move_images(inputs, config.augment, data.image_shape)
+                    images = random_affine(inputs, config.augment, data.image_shape)
                 float(backend.step(images, targets, batch_index=0).nll)  # waits for a GPU
         except NonFiniteLossError:
             break  # the run itself names the step and the mend

@@ -12,10 +12,10 @@ __all__ = ["half_precision"]
 
 
 def half_precision(device: str) -> torch.autocast:
-    """Return a context in which networks compute in bfloat16, or in float32 without a CPU for it.
+    """Return a context of bfloat16, or of float32 on a CPU without bfloat16 instructions.
 
-    Without such instructions bfloat16 takes some thirty times as long as with them, float32 about
-    twice. The change of numbers is a warning, which a job's result keeps.
+    Without these instructions bfloat16 takes some thirty times as long as with them. float32 is
+    reported by a warning, which a job's result keeps.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.datasets import ImageData, MovedImages, TensorLoader
+from bayesify.datasets import AugmentedImages, ImageData, TensorLoader
 from bayesify.distributions.priors import ScaleMixture
 from bayesify.module.bayesian import BayesianModule
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Job
@@ -75,7 +75,7 @@ def _fit(
     with half_precision(context.device):
         fit(
             ELBO(bnn, num_data=num_data, temperature=phase["temperature"]),
-            MovedImages(images, config.get("moved", 0.0), data.image_shape),
+            AugmentedImages(images, config.get("moved", 0.0), data.image_shape),
             epochs=epochs,
             optimizer=partial(torch.optim.Adam, lr=phase["lr"], fused=True),
             scheduler=cosine,

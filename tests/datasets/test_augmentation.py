@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
-from bayesify.datasets import MovedImages, TensorLoader, load_images, move_images
+from bayesify.datasets import AugmentedImages, TensorLoader, load_images, random_affine
 
 AMOUNT = 0.1
 
@@ -22,14 +22,14 @@ def ramps(count: int, side: int = 41) -> Tensor:
 
 def test_an_amount_of_0_changes_nothing() -> None:
     images = torch.randn(3, 2, 5, 7)
-    assert torch.equal(move_images(images, 0.0), images)
+    assert torch.equal(random_affine(images, 0.0), images)
 
 
 def test_places_change_by_an_affine_map_whose_numbers_are_within_the_amount() -> None:
     # Bilinear interpolation is exact for ramps, except beyond the edge.
     torch.manual_seed(0)
     images = ramps(500)
-    moved = move_images(images, AMOUNT)
+    moved = random_affine(images, AMOUNT)
     inside = slice(8, -8)
     before, after = (each[:, :, inside, inside].flatten(2).double().mT for each in (images, moved))
     design = torch.cat([before[0], torch.ones(len(before[0]), 1, dtype=torch.double)], dim=1)
@@ -45,7 +45,7 @@ def test_places_change_by_an_affine_map_whose_numbers_are_within_the_amount() ->
 
 def test_beyond_its_edge_an_image_goes_on_with_the_pixels_there() -> None:
     torch.manual_seed(0)
-    assert torch.allclose(move_images(torch.full((50, 1, 6, 6), 3.0), 0.5), torch.tensor(3.0))
+    assert torch.allclose(random_affine(torch.full((50, 1, 6, 6), 3.0), 0.5), torch.tensor(3.0))
 
 
 def test_each_image_moves_in_its_own_way_and_a_seed_gives_all_of_them() -> None:
@@ -53,7 +53,7 @@ def test_each_image_moves_in_its_own_way_and_a_seed_gives_all_of_them() -> None:
 
     def moved(seed: int) -> Tensor:
         torch.manual_seed(seed)
-        return move_images(images, AMOUNT)
+        return random_affine(images, AMOUNT)
 
     assert torch.equal(moved(0), moved(0))
     assert not torch.equal(moved(0), moved(1))
@@ -65,10 +65,10 @@ def test_flattened_images_are_moved_as_images(image_shape: tuple[int, ...]) -> N
     images, targets = torch.randn(5, 2, 4, 6), torch.arange(5)
     once = TensorLoader(images, targets, 5, shuffle=False)
     torch.manual_seed(0)
-    ((whole, _),) = MovedImages(once, AMOUNT)
+    ((whole, _),) = AugmentedImages(once, AMOUNT)
     flat = TensorLoader(images.flatten(1), targets, 5, shuffle=False)
     torch.manual_seed(0)
-    ((rows, same),) = MovedImages(flat, AMOUNT, image_shape)
+    ((rows, same),) = AugmentedImages(flat, AMOUNT, image_shape)
     assert torch.equal(rows, whole.flatten(1))
     assert torch.equal(same, targets)
 
@@ -77,7 +77,7 @@ def test_flattened_images_are_moved_as_images(image_shape: tuple[int, ...]) -> N
 def test_an_amount_out_of_range_is_one_clear_error(amount: float) -> None:
     loader = TensorLoader(torch.zeros(2, 1, 4, 4), torch.zeros(2), 2)
     with pytest.raises(ValueError, match=r"amount must be from 0.* to 0\.5, got"):
-        MovedImages(loader, amount)
+        AugmentedImages(loader, amount)
 
 
 def test_an_image_that_is_not_square_is_turned_and_not_sheared() -> None:
@@ -88,7 +88,7 @@ def test_an_image_that_is_not_square_is_turned_and_not_sheared() -> None:
     places = torch.arange(129.0) - 64.0
 
     def tilts(images: Tensor) -> Tensor:
-        moved = move_images(images, AMOUNT)[:, 0]
+        moved = random_affine(images, AMOUNT)[:, 0]
         side = images.shape[-1] // 2
         centre = (moved * places[64 - side : 65 + side]).sum(-1) / moved.sum(-1)
         return (centre[:, 26] - centre[:, 6]) / 20.0
@@ -105,7 +105,7 @@ def test_places_are_as_exact_in_any_dtype_and_under_autocast(dtype: torch.dtype)
 
     def moved(images: Tensor) -> Tensor:
         torch.manual_seed(0)
-        return move_images(images, AMOUNT)
+        return random_affine(images, AMOUNT)
 
     exact, found = moved(images.to(dtype).double()), moved(images.to(dtype))
     assert found.dtype == dtype
@@ -118,24 +118,24 @@ def test_places_are_as_exact_in_any_dtype_and_under_autocast(dtype: torch.dtype)
 
 def test_what_is_no_image_or_no_number_is_one_clear_error() -> None:
     with pytest.raises(TypeError, match=r"floating-point numbers, got torch.uint8.* / 255"):
-        move_images(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), AMOUNT)
+        random_affine(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), AMOUNT)
     with pytest.raises(TypeError, match="floating-point numbers, got a tuple"):
-        move_images((torch.zeros(3, 1, 4, 4),), AMOUNT)  # type: ignore[arg-type]
+        random_affine((torch.zeros(3, 1, 4, 4),), AMOUNT)  # type: ignore[arg-type]
     for wrong in ("0.1", True, None):
         with pytest.raises(TypeError, match="amount must be a number"):
-            move_images(torch.zeros(3, 1, 4, 4), wrong)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"got DataLoader.* call move_images"):
-        MovedImages(DataLoader(TensorDataset(torch.zeros(3))), AMOUNT)  # type: ignore[arg-type]
+            random_affine(torch.zeros(3, 1, 4, 4), wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got DataLoader.* call random_affine"):
+        AugmentedImages(DataLoader(TensorDataset(torch.zeros(3))), AMOUNT)  # type: ignore[arg-type]
 
 
 def test_images_without_their_axes_are_one_clear_error() -> None:
     with pytest.raises(ValueError, match=r"shape \(N, C, H, W\), got \(3, 784\).*image_shape"):
-        move_images(torch.zeros(3, 784), AMOUNT)
+        random_affine(torch.zeros(3, 784), AMOUNT)
     for wrong in ((27, 28), (3, 14, 14)):
         with pytest.raises(ValueError, match=r"does not fit images of shape \(3, 784\)"):
-            move_images(torch.zeros(3, 784), AMOUNT, wrong)
+            random_affine(torch.zeros(3, 784), AMOUNT, wrong)
     with pytest.raises(ValueError, match=r"\(height, width\).*got \(784,\)"):
-        MovedImages(TensorLoader(torch.zeros(3, 784), torch.zeros(3), 2), AMOUNT, (784,))
+        AugmentedImages(TensorLoader(torch.zeros(3, 784), torch.zeros(3), 2), AMOUNT, (784,))
 
 
 class StoppedError(Exception):
@@ -163,7 +163,7 @@ class StopAfter:
 @pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 def test_a_resumed_training_has_the_moves_of_an_uninterrupted_one(tmp_path: Path) -> None:
     data = load_images("mnist", limit=60)
-    loader = MovedImages(
+    loader = AugmentedImages(
         TensorLoader(data.train_inputs, data.train_targets, 20), AMOUNT, data.image_shape
     )
 

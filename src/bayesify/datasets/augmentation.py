@@ -1,4 +1,4 @@
-"""Augmentation: minibatches whose images are moved a little, each in a way of its own."""
+"""Augmentation: minibatches of images with a random affine map of each."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from torch.nn import functional as F
 
 from bayesify.datasets.loader import EpochLoader
 
-__all__ = ["MovedImages", "move_images"]
+__all__ = ["AugmentedImages", "random_affine"]
 
 #: Beyond it an image may be turned over, and a digit become another one.
 _LARGEST = 0.5
 
 
-class MovedImages:
-    """Minibatches of images, each image moved at random by :func:`move_images`.
+class AugmentedImages:
+    """Minibatches of images, each under a random affine map of its own, :func:`random_affine`.
 
-    ``fit`` seeds torch's global generator before it fetches a minibatch, so that the moves are a
+    ``fit`` seeds torch's global generator before it fetches a minibatch, so that the maps are a
     function of its seed and the step, and a resumed run has those of an uninterrupted one.
 
-    N does not grow: a step still counts each example once, with the log-likelihood of its image
-    as moved. The expectation of that over moves is at most the log of the probability averaged over
-    moves, so that the ELBO bounds the evidence of the network whose probability of a target is that
+    N does not grow: a step still counts each example once, with the log-likelihood of its mapped
+    image. The expectation of that over maps is at most the log of the probability averaged over
+    maps, so that the ELBO bounds the evidence of the network whose probability of a target is that
     average (Nabarro et al. 2022).
 
     Args:
         loader: minibatches (images, targets), such as a :class:`TensorLoader`.
-        amount: as for :func:`move_images`.
-        image_shape: as for :func:`move_images`.
+        amount: as for :func:`random_affine`.
+        image_shape: as for :func:`random_affine`.
 
     Raises:
         TypeError: ``loader`` has no ``set_epoch``, or ``amount`` is no number.
@@ -41,7 +41,7 @@ class MovedImages:
         >>> from bayesify.datasets import TensorLoader
         >>> images = torch.zeros(5, 784)
         >>> once = TensorLoader(images, torch.zeros(5, dtype=torch.long), batch_size=2)
-        >>> loader = MovedImages(once, 0.1, image_shape=(28, 28))
+        >>> loader = AugmentedImages(once, 0.1, image_shape=(28, 28))
         >>> [tuple(x.shape) for x, _ in loader], loader.num_data
         ([(2, 784), (2, 784), (1, 784)], 5)
     """
@@ -52,7 +52,7 @@ class MovedImages:
         if not hasattr(loader, "set_epoch"):
             raise TypeError(
                 f"loader must be a TensorLoader or the like, got {type(loader).__name__}; in the "
-                "collate_fn of a DataLoader call move_images"
+                "collate_fn of a DataLoader call random_affine"
             )
         _check(amount, image_shape)
         self._loader, self._amount, self._image_shape = loader, amount, image_shape
@@ -71,10 +71,12 @@ class MovedImages:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for images, targets in self._loader:
-            yield move_images(images, self._amount, self._image_shape), targets
+            yield random_affine(images, self._amount, self._image_shape), targets
 
 
-def move_images(images: Tensor, amount: float, image_shape: Sequence[int] | None = None) -> Tensor:
+def random_affine(
+    images: Tensor, amount: float, image_shape: Sequence[int] | None = None
+) -> Tensor:
     """Shift, turn, scale and shear each image at random, by bilinear interpolation.
 
     A pixel is read at A (x, y, 1), its place from the middle of the image: A is the identity, each
@@ -91,7 +93,7 @@ def move_images(images: Tensor, amount: float, image_shape: Sequence[int] | None
 
     Returns:
         Images of the same shape and dtype, drawn with torch's global generator of the CPU, so that
-        the moves are the same on every device.
+        the maps are the same on every device.
 
     Raises:
         TypeError: ``images`` is no tensor of floating-point numbers, or ``amount`` no number.
@@ -99,7 +101,7 @@ def move_images(images: Tensor, amount: float, image_shape: Sequence[int] | None
 
     Example:
         >>> _ = torch.manual_seed(0)
-        >>> moved = move_images(torch.eye(5).expand(2, 1, 5, 5), 0.1)
+        >>> moved = random_affine(torch.eye(5).expand(2, 1, 5, 5), 0.1)
         >>> moved.shape, bool((moved[0] == moved[1]).all())
         (torch.Size([2, 1, 5, 5]), False)
     """
@@ -139,13 +141,13 @@ def _unflattened(images: Tensor, image_shape: Sequence[int] | None) -> Tensor:
                 "need image_shape"
             )
         return images
-    shape = tuple(image_shape) if len(image_shape) == 3 else (-1, *image_shape)
-    numbers = math.prod(images.shape[1:])
-    if numbers % math.prod(image_shape) or (len(image_shape) == 3 and numbers != math.prod(shape)):
+    *channels, height, width = image_shape
+    count, rest = divmod(math.prod(images.shape[1:]), height * width)
+    if rest or channels not in ([], [count]):
         raise ValueError(
             f"image_shape {tuple(image_shape)} does not fit images of shape {tuple(images.shape)}"
         )
-    return images.reshape(len(images), *shape)
+    return images.reshape(len(images), count, height, width)
 
 
 def _check(amount: float, image_shape: Sequence[int] | None) -> None:
@@ -153,8 +155,8 @@ def _check(amount: float, image_shape: Sequence[int] | None) -> None:
         raise TypeError(f"amount must be a number, got {amount!r}")
     if not 0.0 <= amount <= _LARGEST:  # nor NaN
         raise ValueError(
-            f"amount must be from 0, which moves nothing, to {_LARGEST:g}, got {amount}; .1 shifts "
-            "an image by at most a twentieth of its sides"
+            f"amount must be from 0, which changes nothing, to {_LARGEST:g}, got {amount}; .1 "
+            "shifts an image by at most a twentieth of its sides"
         )
     if image_shape is not None and (len(image_shape) not in (2, 3) or min(image_shape) < 1):
         raise ValueError(
