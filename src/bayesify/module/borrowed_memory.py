@@ -38,7 +38,8 @@ class BorrowedMemory:
             return
         trained = {n: each for n, each in self._borrowed(net).items() if each.requires_grad}
         if trained:
-            self._own(trained)
+            # Made here: as a decorator it would import the compiler, which takes seconds.
+            torch.compiler.disable(self._own)(trained)
 
     def own_loaded(self, net: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
         """Give parameters into which a state dict will write other values memory of their own."""
@@ -52,7 +53,6 @@ class BorrowedMemory:
     def _borrowed(self, net: nn.Module) -> dict[str, nn.Parameter]:
         return {name: each for name, each in net.named_parameters() if name in self._names}
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _own(self, parameters: Mapping[str, nn.Parameter]) -> None:
         for name, parameter in parameters.items():
             parameter.data = parameter.data.clone()

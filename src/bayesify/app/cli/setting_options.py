@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -100,21 +101,28 @@ def _defaults(name: str) -> str:
     """
     usual = _shown(getattr(RunConfig.of("mnist"), name))
     texts, found = [usual], {"": [usual]}
-    for kind, cases in _SPECIAL.items():
+    for kind in _SPECIAL:
         few, many = (
-            [
-                _shown(getattr(run, name))
-                for given in ({"dataset": "mnist", **case} for case in cases)
-                if name not in given
-                and name not in (run := RunConfig.of(num_rows=rows, **given)).idle()
-            ]
-            for rows in (1_000, 1_000_000)
+            [_shown(getattr(run, name)) for run, settled in runs if name not in settled]
+            for runs in _runs(kind)
         )
         values = ["by their size"] if few != many else list(dict.fromkeys(few))
         found[kind] = values or [usual]
         if values and found[kind] != found[_WITHIN.get(kind, "")]:
             texts.append(f"{kind} {' or '.join(values)}")
     return "; ".join(text for text in texts if text)
+
+
+@cache
+def _runs(kind: str) -> tuple[list[tuple[RunConfig, set[str]]], ...]:
+    """Runs of a kind on few and on many rows, each with the settings that have no default there."""
+    return tuple(
+        [
+            (run := RunConfig.of(num_rows=rows, **given), {*given, *run.idle()})
+            for given in ({"dataset": "mnist", **case} for case in _SPECIAL[kind])
+        ]
+        for rows in (1_000, 1_000_000)
+    )
 
 
 def _shown(value: object) -> str:
