@@ -313,3 +313,5 @@ def test_a_std_may_be_a_number_of_numpy_or_of_torch(std: Any) -> None:
     likelihood = GaussianLikelihood(std)
     assert likelihood.std.shape == ()
     assert json.dumps(likelihood.config()) == '{"std": 0.5, "learn_std": false}'
+    likelihood = GaussianLikelihood(std, learn_std=np.bool_(1))
+    assert json.dumps(likelihood.config()) == '{"std": 0.5, "learn_std": true}'

@@ -49,6 +49,8 @@ def fitted() -> list[Column]:
         CategoryColumn(name="few", levels=("a", "b"), kept=2),
         CategoryColumn(name="one", levels=("a",), kept=0),
         CategoryColumn(name="shared", levels=("a", "b"), kept=0, missing=True),
+        FlagColumn(name="never", words=("no", "yes")).fit(np.zeros(ROWS)),
+        FlagColumn(name="always", words=("no", "yes")).fit(with_missing(np.ones(ROWS))),
     ]
     assert sum(bool(getattr(each, "knots", ())) for each in columns) >= 2
     return columns

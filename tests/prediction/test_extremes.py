@@ -77,3 +77,9 @@ def test_gradients_of_uncertainties_where_a_probability_underflows(name: str) ->
         getattr(kind.from_logits(list(x)), name).sum().backward()
         assert x.grad is not None
         assert bool(x.grad.isfinite().all())
+
+
+def test_the_distribution_function_of_numbers_without_noise() -> None:
+    p = GaussianPredictive(torch.tensor([[0.0], [2.0]]), torch.tensor(0.0))
+    for target, expected in ((-1.0, 0.0), (0.0, 0.5), (1.0, 0.5), (2.0, 1.0), (3.0, 1.0)):
+        assert p.cdf(torch.tensor([target])).item() == expected

@@ -291,6 +291,17 @@ def test_missing_values_are_outside_only_where_training_had_none() -> None:
         assert len(knows.features) == len(without.features) + 1
 
 
+def test_the_value_that_training_did_not_have_is_outside() -> None:
+    flag, both = FlagColumn(name="x", words=("no", "yes")), np.array([0.0, 1.0])
+    for only in both:
+        fitted = flag.fit(np.array([only, only, math.nan]))
+        assert fitted.outside(both).tolist() == np.where(both == only, 0.0, math.inf).tolist()
+        assert fitted.outside(np.array([math.nan, math.inf])).tolist() == [0.0, math.inf]
+        assert column_from_json(fitted.to_json()) == fitted
+    assert flag.fit(both).outside(both).tolist() == [0.0, 0.0]
+    assert flag.fit(np.array([math.nan])).outside(both).tolist() == [0.0, 0.0]
+
+
 def test_the_promised_share_of_rows_like_training_lies_outside() -> None:
     """The k-th smallest and largest of N leave out 2k / (N + 1) of new values, exactly.
 

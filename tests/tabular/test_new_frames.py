@@ -156,3 +156,33 @@ def test_complex_numbers_are_no_inputs(prices: BayesianMLPRegressor) -> None:
         trained(cells, np.arange(20.0))
     with pytest.raises(ValueError, match="'x' must hold real numbers, got complex ones"):
         prices.predict(pd.DataFrame({"x": cells}))
+
+
+@pytest.fixture(scope="module")
+def rates() -> BayesianMLPRegressor:
+    cells = np.linspace(1.0, 30.0, 60)
+    with pytest.warns(TableWarning, match="numbers with the unit '%'"):
+        return trained([f"{cell} %" for cell in cells], cells)
+
+
+def test_numbers_in_the_unit_of_training_need_no_unit(rates: BayesianMLPRegressor) -> None:
+    for cells in ([2.0, 25.0], ["2 %", "25 %"]):
+        np.testing.assert_array_equal(
+            rates.predict(pd.DataFrame({"x": cells})), read(rates, [2, 25])
+        )
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+@pytest.mark.parametrize("table", [pd.DataFrame, np.array])
+def test_numbers_that_may_be_in_another_unit_are_refused(
+    rates: BayesianMLPRegressor, table: Any
+) -> None:
+    with pytest.raises(ValueError, match="1 may stand for 1 % or for 100 %"):
+        rates.predict(table({"x": [0.02, 0.25]} if table is pd.DataFrame else [[0.02], [0.25]]))
+
+
+@pytest.mark.parametrize("cell", ["", "NA", " "])
+def test_a_column_of_nothing_but_missing_values_is_not_used(cell: str) -> None:
+    model = trained([cell] * 60, np.arange(60.0))
+    assert [column.kind for column in model.columns_] == ["unused"]
+    assert read(model, ["anything"]) == read(model, [cell])

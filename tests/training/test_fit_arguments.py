@@ -19,7 +19,22 @@ from torch.optim import LBFGS, SGD, SparseAdam
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from bayesify import ELBO, BayesianModule, Delta, fit, fit_replicas, make_step
+from bayesify import (
+    ELBO,
+    IVON,
+    BayesianModule,
+    Delta,
+    Gaussian,
+    PACBayesObjective,
+    PruningSchedule,
+    ScaleMixture,
+    SpikeAndSlab,
+    fit,
+    fit_replicas,
+    load,
+    make_step,
+    save,
+)
 from bayesify.datasets import TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian
 
@@ -239,6 +254,43 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         checkpoint_dir=tmp_path,
     )
     assert (tmp_path / "checkpoint.safetensors").exists()
+
+
+PRIORS = (
+    ScaleMixture(np.float32(0.5), np.float32(1.0), np.float32(0.1)),
+    SpikeAndSlab(np.float32(0.5), np.float32(1.0), np.float32(0.1)),
+)
+PRUNING = PruningSchedule(
+    np.float32(0.5), np.int64(1), np.float64(2.0), np.float32(2.0), np.int64(2)
+)
+
+
+def with_ivon(elbo: ELBO) -> IVON:
+    betas = (np.float32(0.9), np.float32(0.99))
+    return IVON(elbo, np.float32(0.1), betas, deterministic_lr=np.float32(0.1))
+
+
+def with_certificate(bnn: BayesianModule) -> PACBayesObjective:
+    numbers: dict[str, Any] = {"delta": np.float32(0.1), "p_min": np.float32(1e-4)}
+    return PACBayesObjective(bnn, num_data=N, num_bound=np.int64(N - 1), **numbers)
+
+
+@pytest.mark.parametrize("part", ["scale mixture", "spike and slab", "pruning", "ivon", "bound"])
+def test_what_fit_is_given_may_have_numbers_of_numpy(part: str, tmp_path: Path) -> None:
+    prior = {"scale mixture": PRIORS[0], "spike and slab": PRIORS[1]}.get(part, Gaussian(0.5))
+    bnn = BayesianModule(CASE.net(), prior=prior, seed=0)
+    elbo = with_certificate(bnn) if part == "bound" else ELBO(bnn, num_data=N)
+    fit(
+        elbo,
+        loader(),
+        epochs=3,
+        optimizer=with_ivon(elbo) if part == "ivon" else None,
+        pruning=PRUNING if part == "pruning" else None,
+        checkpoint_dir=tmp_path,
+    )
+    assert (tmp_path / "checkpoint.safetensors").exists()
+    save(bnn, tmp_path / "network.safetensors")
+    load(tmp_path / "network.safetensors", CASE.net())
 
 
 def test_a_loader_of_ready_minibatches_does_not_tell_the_number_of_data() -> None:

@@ -392,3 +392,28 @@ def test_the_backend_is_described(backend: Any) -> None:
     }
     replicas = bf.training.backends.ReplicaBackend(made, optimizers, backend)
     assert replicas.description == expected[backend]
+
+
+@pytest.mark.parametrize("frozen", [(True, False), (False, True)])
+def test_each_network_has_its_own_frozen_parameters(frozen: tuple[bool, bool]) -> None:
+    def make() -> list[bf.ELBO]:
+        made = []
+        for k, freezes in enumerate(frozen):
+            torch.manual_seed(k)
+            bnn = bf.BayesianModule(mlp().double(), include=("3.*",), seed=k)
+            bnn.net[1].requires_grad_(not freezes)
+            made.append(bf.ELBO(bnn, num_data=NUM_DATA))
+        return made
+
+    together, alone = make(), make()
+    start = [elbo.bnn.net[1].weight.clone() for elbo in together]
+    fit_replicas(together, loader(), epochs=2, progress=False)
+    for elbo in alone:
+        bf.fit(elbo, loader(), epochs=2, progress=False)
+    for one, other, initial, freezes in zip(together, alone, start, frozen, strict=True):
+        found = one.bnn.net[1].weight
+        assert torch.equal(found, initial) == freezes
+        torch.testing.assert_close(found, other.bnn.net[1].weight, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            one.bnn.posterior.mean, other.bnn.posterior.mean, rtol=1e-9, atol=1e-12
+        )

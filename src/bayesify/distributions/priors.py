@@ -125,6 +125,7 @@ class ScaleMixture(Prior):
 
     def __post_init__(self) -> None:
         check_positive(self, "std1", "std2")
+        object.__setattr__(self, "pi", float(self.pi))  # JSON knows no number of NumPy
         if not 0.0 < self.pi < 1.0:
             raise ValueError(
                 f"pi must lie strictly between 0 and 1, got {self.pi}; for a single component use "

@@ -200,12 +200,10 @@ def _missing(columns: Sequence[Column]) -> _Part:
 def _outside(columns: Sequence[Column]) -> Callable[[Tensor, Tensor], Tensor]:
     """Return what computes ``Column.outside`` of all columns."""
     may_be_missing = torch.tensor([each.missing for each in columns])
-    mean = _numbers([getattr(each, "mean", 0.0) for each in columns])
-    low = _numbers([getattr(each, "low", -math.inf) for each in columns])
-    high = _numbers([getattr(each, "high", math.inf) for each in columns])
-    spreads = [getattr(each, "spread", 1.0) for each in columns]
-    spread = _numbers([each or 1.0 for each in spreads])
-    has_spread = torch.tensor([each > 0.0 for each in spreads])
+    ranges = [_range(each) for each in columns]
+    mean, low, high, spreads = (_numbers(each) for each in zip(*ranges, strict=True))
+    has_spread = spreads > 0.0
+    spread = torch.where(has_spread, spreads, 1.0)
 
     def compute(values: Tensor, finite: Tensor) -> Tensor:
         known = torch.where(finite, values, mean)
@@ -216,6 +214,15 @@ def _outside(columns: Sequence[Column]) -> Callable[[Tensor, Tensor], Tensor]:
         return torch.where(is_wrong, math.inf, beyond)
 
     return compute
+
+
+def _range(column: Column) -> tuple[float, float, float, float]:
+    """Return a value within training's, the ends of their range, and the unit of distances."""
+    if isinstance(column, RangedColumn):
+        return column.mean, column.low, column.high, column.spread
+    if isinstance(column, FlagColumn) and column.only is not None:
+        return column.only, column.only, column.only, 0.0
+    return 0.0, -math.inf, math.inf, 1.0
 
 
 def _of(kind: type[_Kind], columns: Sequence[Column]) -> list[tuple[int, _Kind]]:

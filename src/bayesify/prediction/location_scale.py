@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Self
 
@@ -106,7 +107,11 @@ class LocationScalePredictive(NumericPredictive):
             (tensor([0.5000]), tensor([0.9000]))
         """
         self._check_targets(targets)
-        return self._upper_tail((self.means - targets) / self._scales).mean(0)
+        scales = self._scales
+        distance = (self.means - targets) / scales
+        # Without noise a component is at most its own mean, where the quotient is 0 / 0.
+        certain = (scales == 0.0) & (self.means == targets)
+        return self._upper_tail(distance.masked_fill(certain, -math.inf)).mean(0)
 
     def quantile(self, q: float) -> Tensor:
         """Return the q-quantile of the mixture for each component, shape (N, ...).

@@ -141,7 +141,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self._check_streaming()
         if not hasattr(self, "bnn_") and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
-        return self._fit(X, y, sample_weight, further=True, classes=classes)
+        with self._restored_after_errors():
+            return self._fit(X, y, sample_weight, further=True, classes=classes)
 
     def _fit(
         self,
@@ -152,6 +153,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         further: bool,
         classes: Any = None,
     ) -> Self:
+        self._check_settings()
         first = not (further and hasattr(self, "bnn_"))
         missing = np.asarray(pd.isna(np.asarray(y, dtype=object)))
         if y is not None and missing.any():
@@ -172,6 +174,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             raise ValueError(
                 f"classes must be those of the first call, {self.classes_}, got {known}"
             )
+        if not first:
+            self._check_order(order)
         unknown = np.setdiff1d(labels, known) if further else ()
         if len(unknown):
             raise ValueError(f"y must hold only the classes {known}, got {unknown} too")
@@ -243,7 +247,25 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             raise ValueError(f"ordered needs at least 2 classes, got one class, {order.tolist()}")
         return order
 
+    def _check_order(self, order: Array) -> None:
+        """Check that ``ordered`` is as it was in training.
+
+        Args:
+            order: the labels in the order that ``ordered`` gives them.
+
+        Raises:
+            ValueError: it is not.
+        """
+        has_order = isinstance(self.bnn_.likelihood, OrdinalLikelihood)
+        if self._is_ordered != has_order or not np.array_equal(order, self.class_order_):
+            trained = f"for {self.class_order_.tolist()}" if has_order else "without an order"
+            raise ValueError(
+                f"ordered must be as in training, which was {trained}, got {self.ordered!r}; set "
+                "it back, or call fit"
+            )
+
     def _stored_targets(self) -> dict[str, Any]:
+        self._check_order(self._order(self.classes_))
         return {
             "classes": self.classes_.tolist(),
             "order": self._places.tolist(),

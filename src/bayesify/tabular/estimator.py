@@ -137,7 +137,19 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
             TableWarning: the table most likely teaches something else than was meant.
             ConvergenceWarning: training was too short.
         """
-        return self._fit(X, y, sample_weight, further=False)
+        with self._restored_after_errors():
+            return self._fit(X, y, sample_weight, further=False)
+
+    @contextlib.contextmanager
+    def _restored_after_errors(self) -> Iterator[None]:
+        """Leave what an earlier call found as it was where a later one fails or is interrupted."""
+        before = dict(self.__dict__)
+        try:
+            yield
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     @abstractmethod
     def _fit(self, X: Any, y: Any, sample_weight: Any, *, further: bool) -> Self:  # noqa: N803
@@ -193,7 +205,6 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         log_rates: Sequence[float] | None = None,
     ) -> None:
         """Fit the columns, and build a new network for these rows."""
-        self._check_settings()
         self.recipe_ = self._recipe(len(rows.weights), has_classes=has_classes(likelihood))
         values, weights = rows.inputs.numpy(), rows.weights.numpy()
         ranged = sum(isinstance(column, RangedColumn) for column in self.columns_)
@@ -369,7 +380,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
 
         The first call finds out what the columns hold. ``sample_weight`` tells which rows count.
         """
-        numeric = first or all(isinstance(c, NumberColumn | UnusedColumn) for c in self.columns_)
+        numeric = first or all(map(_takes_any_number, self.columns_))
         frame = frame_of(X, always=not numeric)
         if frame is None:
             found = validate_data(
@@ -455,6 +466,13 @@ def _used(table: Any, sample_weight: Any) -> Any:
     if weights.shape != (len(table),):  # none, one number, or checked later
         return table
     return table[weights > 0.0]
+
+
+def _takes_any_number(column: Column) -> bool:
+    # Of a column that was written with a unit, new numbers may be in another one.
+    return isinstance(column, UnusedColumn) or (
+        isinstance(column, NumberColumn) and not column.unit
+    )
 
 
 def _is_count(value: Any) -> bool:

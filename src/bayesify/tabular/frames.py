@@ -25,7 +25,7 @@ from bayesify.tabular.columns import (
     UnusedColumn,
 )
 from bayesify.tabular.detect import ColumnScan
-from bayesify.tabular.drift import reading_of
+from bayesify.tabular.drift import reading_of, reading_of_numbers
 
 __all__ = ["columns_of", "frame_of", "number_columns", "values_of"]
 
@@ -140,6 +140,8 @@ def _column(name: str, cells: pd.Series) -> tuple[Column, list[str]]:
     if kind == "text":
         scan = ColumnScan(name)
         scan.update(texts)
+        if not scan.count:  # words for a missing value alone
+            return UnusedColumn(name=name), []
         reason = scan.reason_to_drop()
         # Few texts can be levels, even if each is in one row.
         if reason is not None and (scan.is_ambiguous or len(scan.texts) > FEW_LEVELS):
@@ -245,13 +247,18 @@ def values_of(columns: Sequence[Column], frame: pd.DataFrame, *, fitted: bool = 
 def _reader(column: Column, cells: pd.Series) -> tuple[Column, str]:
     """Return what reads new cells of a fitted column, and a remark if they are written otherwise.
 
-    Cells of the type of training's are not looked at, nor are levels refused that are new.
+    Cells of the type of training's are not looked at, but for numbers of a column that was written
+    with a unit; nor are levels refused that are new.
     """
     kind = _kind(cells) if cells.notna().any() else ""
     native = {NumberColumn: "number", DateColumn: "date"}.get(type(column))
-    if not kind or kind == native or isinstance(column, UnusedColumn):
+    has_unit = isinstance(column, NumberColumn) and bool(column.unit)
+    if not kind or (kind == native and not has_unit) or isinstance(column, UnusedColumn):
         return column, ""
-    reading = reading_of(column, _texts(cells))
+    if has_unit and kind == "number":
+        reading = reading_of_numbers(column, _values(column, cells))
+    else:
+        reading = reading_of(column, _texts(cells))
     if reading.error:
         if isinstance(column, CategoryColumn):
             return column, ""

@@ -169,9 +169,11 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
                 ``posterior`` is not ``"mean-field"``.
         """
         self._check_streaming()
-        return self._fit(X, y, sample_weight, further=True)
+        with self._restored_after_errors():
+            return self._fit(X, y, sample_weight, further=True)
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, *, further: bool) -> Self:  # noqa: N803
+        self._check_settings()
         first = not (further and hasattr(self, "bnn_"))
         noise, limits = self._checked_noise(), self._limits()
         table, numbers = self._table(X, y, first=first, sample_weight=sample_weight)
@@ -179,7 +181,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         weights = checked_weights(sample_weight, len(table))
         rows = DistinctRows.of(table, numbers.reshape(len(table), -1), weights)
         self._check_counts(sample_weight, weights, rows)
-        ordinary = self._ordinary(rows, limits)
+        ordinary = self._ordinary(rows, limits, first=first)
         if first:
             self._target_shape = shape
             self.n_outputs_ = rows.targets.shape[1]
@@ -242,12 +244,13 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             math.inf if above is None else float(above),
         )
 
-    def _ordinary(self, rows: DistinctRows, limits: Limits) -> Tensor:
+    def _ordinary(self, rows: DistinctRows, limits: Limits, *, first: bool) -> Tensor:
         """Return the recorded targets without wild ones, of which a Gaussian warns."""
         if self.likelihood in COUNTS:
             return rows.targets
         recorded = rows.targets.clamp(limits.below, limits.above)
-        if not bool(limits.is_exact(rows.targets).any(0).all()):
+        # Only the scaling, which is that of the first rows, needs numbers that are known.
+        if first and not bool(limits.is_exact(rows.targets).any(0).all()):
             raise ValueError(
                 f"y must have numbers between the limits {limits.below} and {limits.above} for "
                 "each target, got none; correct the limits"
@@ -287,7 +290,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         return table, numbers
 
     def _calibration_targets(self, X: Any, y: Any) -> Array:  # noqa: N803
-        return self._table(X, y, first=False)[1]
+        limits = self._limits()
+        # The guarantee is for the recorded number of a censored target.
+        return self._table(X, y, first=False)[1].clip(limits.below, limits.above)
 
     def _scored(self, model: Self, X: Any, targets: Array) -> ConformalIntervals:  # noqa: N803
         mean, std = map(torch.from_numpy, model.predict(X, return_std=True))

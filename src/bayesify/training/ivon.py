@@ -94,10 +94,13 @@ class IVON(Optimizer):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
         if not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"betas must be at least 0 and below 1, got {betas}")
+        # Of Python, as JSON, and so a checkpoint, knows no numbers of NumPy.
+        lr, deterministic_lr = float(lr), float(deterministic_lr)
+        first, second = map(float, betas)
         self.elbo = elbo
         posterior, delta = _posterior_of(elbo), self.delta
         own = [posterior.mean, posterior.rho]
-        groups: list[dict[str, Any]] = [{"params": own, "lr": lr, "betas": betas}]
+        groups: list[dict[str, Any]] = [{"params": own, "lr": lr, "betas": (first, second)}]
         others = [p for p in elbo.parameters() if p.requires_grad and all(p is not q for q in own)]
         if others:
             groups.append({"params": others, "lr": deterministic_lr, "betas": (0.9, 0.999)})

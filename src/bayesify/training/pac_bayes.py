@@ -14,6 +14,7 @@ from bayesify.distributions.likelihoods.likelihood import log_probs_of
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.priors import BlockPrior
 from bayesify.module.bayesian import BayesianModule
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.elbo import ELBO, check_place
 
 __all__ = ["PACBayesForm", "PACBayesObjective", "best_lambda", "check_certifiable", "risk_bound"]
@@ -86,16 +87,16 @@ class PACBayesObjective(ELBO):
         if form not in get_args(PACBayesForm):
             known = ", ".join(f'"{name}"' for name in get_args(PACBayesForm))
             raise ValueError(f"form must be one of {known}, got {form!r}")
-        if num_bound is not None and not 1 <= num_bound <= num_data:
+        num_bound = self.num_data if num_bound is None else whole_number("num_bound", num_bound)
+        if num_bound > num_data:
             raise ValueError(f"num_bound must be from 1 to num_data {num_data}, got {num_bound}")
         for name, value in (("delta", delta), ("p_min", p_min)):
             if not 0.0 < value < 1.0:
                 raise ValueError(f"{name} must be above 0 and below 1, got {value}")
         check_certifiable(bnn)
         self.form = form
-        self.num_bound = num_data if num_bound is None else num_bound
-        self.delta = delta
-        self.p_min = p_min
+        self.num_bound = num_bound
+        self.delta, self.p_min = float(delta), float(p_min)
         self._lambda = 1.0
         self._kl = 0.0
         # A tensor, so that a step on a GPU need not wait for it; NaN before the first minibatch.

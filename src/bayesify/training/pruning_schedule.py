@@ -73,6 +73,9 @@ class PruningSchedule:
         for name, value in numbers.items():
             if not isinstance(value, Real):
                 raise TypeError(f"{name} must be a number, got {value!r}")
+        for name, value in (("fraction", self.fraction), *numbers.items()):
+            if not isinstance(value, int | float):  # a number of NumPy, which JSON does not know
+                object.__setattr__(self, name, float(value))
         if not 0.0 <= self.from_epoch < self.until_epoch < math.inf:
             raise ValueError(
                 "from_epoch must be at least 0 and below until_epoch, got "

@@ -144,7 +144,7 @@ class NegativeBinomialLikelihood(CountLikelihood):
             )
         self._config: dict[str, float | int | bool] = {
             "dispersion": dispersion,
-            "learn_dispersion": learn_dispersion,
+            "learn_dispersion": bool(learn_dispersion),
         }
         self._fixed = torch.tensor(dispersion, dtype=torch.float64)
         first = inverse_softplus(self._fixed - _LEAST_DISPERSION).to(torch.get_default_dtype())

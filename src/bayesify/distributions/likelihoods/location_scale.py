@@ -70,6 +70,7 @@ class LocationScaleLikelihood(Likelihood):
         value = 1.0 if scale is None else one_number(name, scale, several)
         if not (value > 0.0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, got {scale}")
+        learn, input_dependent = bool(learn), bool(input_dependent)
         self.input_dependent, self._minimum = input_dependent, minimum
         self._config: dict[str, float | int | bool] = (
             {"input_dependent": True} if input_dependent else {name: value, f"learn_{name}": learn}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,18 +28,29 @@ class FlagColumn(Column):
 
     Args:
         words: those for no and yes, in lower case.
+        only: the one value, 0 or 1, that training had, outside of which the other lies infinitely
+            far; None where it had both. Runs of earlier versions have None.
 
     Example:
         >>> column = FlagColumn(name="sold", words=("no", "yes"))
         >>> column.encode(column.parse(np.array(["Yes", "no"], dtype=object))).tolist()
         [[1.0], [-1.0]]
+        >>> column.fit(np.ones(3)).outside(np.array([1.0, 0.0])).tolist()
+        [0.0, inf]
     """
 
     words: tuple[str, str]
+    only: float | None = None
     kind: ClassVar[str] = "flag"
 
     def _parse(self, texts: Texts) -> Floats:
         return as_flags(texts, self.words)
+
+    def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> Self:
+        """Add the one value of training, if it had one only."""
+        column = super().fit(values, tail=tail, weights=weights)
+        found = np.unique(values[np.isfinite(values)]).tolist()
+        return dataclasses.replace(column, only=found[0] if len(found) == 1 else None)
 
     @property
     def own_features(self) -> tuple[str, ...]:
@@ -47,6 +59,13 @@ class FlagColumn(Column):
 
     def _encode(self, values: Floats) -> list[Floats]:
         return [np.where(np.isfinite(values), 2.0 * values - 1.0, 0.0)]
+
+    def outside(self, values: Floats) -> Floats:
+        """Return infinity for the value that training did not have."""
+        far = super().outside(values)
+        if self.only is None:
+            return far
+        return np.where(np.isfinite(values) & (values != self.only), math.inf, far)
 
 
 @dataclass(frozen=True, kw_only=True)

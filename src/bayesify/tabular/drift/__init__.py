@@ -6,7 +6,7 @@ otherwise the table is refused.
 """
 
 from bayesify.tabular.drift.reading import Reading
-from bayesify.tabular.drift.table_readings import read_columns, reading_of
+from bayesify.tabular.drift.table_readings import read_columns, reading_of, reading_of_numbers
 from bayesify.tabular.drift.target import target_column
 
-__all__ = ["Reading", "read_columns", "reading_of", "target_column"]
+__all__ = ["Reading", "read_columns", "reading_of", "reading_of_numbers", "target_column"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from bayesify.tabular.cells import Texts, by_value, is_missing
+from bayesify.tabular.cells import Floats, Texts, by_value, is_missing
 from bayesify.tabular.columns import CategoryColumn, Column, NumberColumn
 from bayesify.tabular.drift.target import Labels
 from bayesify.tabular.rows import TableRows
@@ -53,7 +53,12 @@ class ColumnCells:
         numbers = rows.numbers(column.name) if isinstance(column, NumberColumn) else None
         if numbers is None:
             self.update(rows.texts(column.name))
-            return
+        else:
+            self.update_numbers(numbers)
+
+    def update_numbers(self, numbers: Floats) -> None:
+        """Count the next cells, which are stored as numbers, nan for a missing one."""
+        column = self.column
         self.are_numbers = True
         infinite = np.isinf(numbers)
         self.known += int((~np.isnan(numbers)).sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bayesify.tabular.cells import Texts
+from bayesify.tabular.cells import Floats, Texts
 from bayesify.tabular.columns import (
     CategoryColumn,
     Column,
@@ -20,7 +20,7 @@ from bayesify.tabular.drift.reading import Reading, as_in_training, refused, sho
 from bayesify.tabular.drift.word_readings import category_reading, words_reading
 from bayesify.tabular.files import TableError, TableFile
 
-__all__ = ["read_columns", "reading_of"]
+__all__ = ["read_columns", "reading_of", "reading_of_numbers"]
 
 
 def read_columns(
@@ -101,6 +101,24 @@ def reading_of(column: Column, cells: Texts) -> Reading:
     again = ColumnCells(reading.column)
     again.update(cells)
     return _verified(reading, {column.name: counted}, {column.name: again})
+
+
+def reading_of_numbers(column: Column, numbers: Floats) -> Reading:
+    """Return how new cells of one column are read that are stored as numbers.
+
+    Args:
+        column: training's column, fitted.
+        numbers: the cells, shape (N,), nan where there is none.
+
+    Example:
+        >>> import numpy as np
+        >>> rate = NumberColumn(name="rate", unit="%").fit(np.array([3.0, 5.0, 12.0]))
+        >>> reading_of_numbers(rate, np.array([0.04, 0.11])).error
+        "rate: numbers like '0.04', '0.11': 1 may stand for 1 % or for 100 %"
+    """
+    counted = ColumnCells(column)
+    counted.update_numbers(numbers)
+    return _reading(counted, decimal_commas=False)
 
 
 def _verified(

@@ -24,7 +24,7 @@ from bayesify.tabular.advice import FEWEST_TARGETS, ordinary_range
 from bayesify.tabular.cells import Floats
 from bayesify.tabular.censoring import Limits
 from bayesify.tabular.column_choice import check_names, chosen_columns
-from bayesify.tabular.columns import CategoryColumn, Column, NumberColumn
+from bayesify.tabular.columns import CategoryColumn, Column, FlagColumn, NumberColumn
 from bayesify.tabular.detect import find_target
 from bayesify.tabular.files import TableError, TableFile, open_table
 from bayesify.tabular.held_out import MOST_TEST_ROWS, check_enough
@@ -401,6 +401,8 @@ def _with_counts(
     absent = np.isnan(held) if isinstance(column, CategoryColumn) else ~np.isfinite(held)
     if missing > int(absent.sum()):
         column = dataclasses.replace(column, missing=True)
+    if isinstance(column, FlagColumn) and len(scan.texts) > 1:
+        column = dataclasses.replace(column, only=None)  # the sample may lack one of its words
     if isinstance(column, NumberColumn) and column.std and every and scan.is_plain:
         found = _moments(scan.moments, sampled, held)
         if found is not None:

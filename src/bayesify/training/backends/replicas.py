@@ -113,7 +113,7 @@ class ReplicaBackend:
         self._rest = _stacked(self._own)
         self._buffers = _stacked([_slots(net, "_buffers") for net in nets])
         for name, tensor in self._rest.items():
-            tensor.requires_grad_(self._own[0][name].requires_grad)
+            tensor.requires_grad_(any(own[name].requires_grad for own in self._own))
         self._requests: dict[object, list[NoiseRequest]] = {}
 
     def step(
@@ -198,7 +198,8 @@ class ReplicaBackend:
         for name, tensor in self._rest.items():
             if tensor.grad is not None:
                 for own, gradient in zip(self._own, tensor.grad, strict=True):
-                    own[name].grad = gradient
+                    if own[name].requires_grad:  # others may have frozen it
+                        own[name].grad = gradient
         gradients = [leaf.grad for leaf in self._leaves.values()]
         return (
             (gradients, [])
