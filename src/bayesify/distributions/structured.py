@@ -151,6 +151,11 @@ class StructuredGaussian(GaussianPosterior):
         pairs = zip(self._names, self._correlations, strict=True)
         return [Group(names, correlation) for names, correlation in pairs if correlation.is_joint]
 
+    def check_prunable(self) -> None:
+        """Raise TypeError where the KL of a layer has no formula once weights are pruned."""
+        for group in self.joint_groups:
+            group.correlation.check_prunable()
+
     def num_given(self, local: Collection[str] = ()) -> int:
         """How many standard normals :meth:`moments_given` needs."""
         pairs = zip(self._names, self._correlations, strict=True)

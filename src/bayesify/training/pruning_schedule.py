@@ -113,7 +113,8 @@ class PruningSchedule:
                 "pruning needs an ELBO, got a PACBayesObjective: its bound does not hold for a "
                 "network whose weights are removed by the data; leave out pruning"
             )
-        _check_prunable(elbo.bnn)
+        if isinstance(elbo.bnn.posterior, StructuredGaussian):
+            elbo.bnn.posterior.check_prunable()
         prune_in_place(elbo.bnn, 0.0, self.criterion)
 
     def fraction_at(self, step: int, batches: int) -> float:
@@ -155,14 +156,6 @@ class PruningSchedule:
         """The step before which pruning begins, and that before which it ends."""
         first = math.ceil(self.from_epoch * batches)
         return first, max(first + 1, math.ceil(self.until_epoch * batches))
-
-
-def _check_prunable(bnn: BayesianModule) -> None:
-    """Raise an error where training would stop once weights are pruned."""
-    if not isinstance(bnn.posterior, StructuredGaussian):
-        return
-    for group in bnn.posterior.joint_groups:
-        group.correlation.check_prunable()
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.app.cli.test_cli import TINY, as_json, bayesify, quick_runs
+from tests.app.cli.test_errors import check_refused
 
 from bayesify import load
 from bayesify.app.runs import RunConfig
@@ -111,3 +112,13 @@ def test_the_schedule_has_defaults_in_parts_of_the_epochs() -> None:
     assert (schedule.from_epoch, schedule.until_epoch) == (1.0, 5.0)
     assert RunConfig.of("mnist").make_pruning() is None
     assert RunConfig.of("mnist", baseline="sgd").make_pruning() is None
+
+
+def test_a_posterior_that_cannot_be_pruned_is_refused_before_the_folder_is_made(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "run"
+    train = ["train", "mnist", "--limit", "200", "--epochs", "3", "--hidden", "10", "--out", out]
+    done = bayesify(*train, "--posterior", "matrix", "--prune-fraction", "0.5")
+    check_refused(done, "posterior matrix of this network cannot be pruned in training")
+    assert not out.exists()

@@ -30,8 +30,8 @@ def export(
     pruned: Annotated[
         float | None,
         typer.Option(
-            help="Remove this fraction of the weights first; with --samples 0 also the units that "
-            "are then without use.",
+            help="Remove this fraction of the weights first; of images with --samples 0 also the "
+            "units that are then without use.",
             show_default=False,
         ),
     ] = None,

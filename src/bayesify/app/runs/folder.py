@@ -19,7 +19,7 @@ from torch import nn
 from bayesify import io as bayesify_io
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.environment import commit, hardware, versions
-from bayesify.app.runs.network import bayesian_network, plain_network
+from bayesify.app.runs.network import bayesian_network, check_prunable, plain_network
 from bayesify.app.runs.run_config import RunConfig
 from bayesify.app.runs.run_data import RunData
 from bayesify.app.runs.stored_settings import FORMAT
@@ -263,9 +263,14 @@ class Run:
         Args:
             learned: the network at the centre of a PAC-Bayes run's prior; None for one with
                 initial values, such as before its checkpoint is read.
+
+        Raises:
+            ConfigError: it cannot be pruned as it is trained, as the settings say.
         """
         net = self.make_net() if learned is None else learned
-        return bayesian_network(net, self.config, self.table)
+        bnn = bayesian_network(net, self.config, self.table)
+        check_prunable(bnn, self.config)
+        return bnn
 
     def load_module(self) -> BayesianModule:
         """Load the network of the last checkpoint.

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from bayesify.app.runs.declarations import ConfigError
 from bayesify.distributions.families import named_posterior
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import Delta
+from bayesify.distributions.structured import StructuredGaussian
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import lenet5, mlp, resnet8
 from bayesify.module.pretrained import last_layer
@@ -19,7 +21,7 @@ if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.datasets import ImageSchema
     from bayesify.tabular.schema import TableSchema
 
-__all__ = ["bayesian_network", "plain_network"]
+__all__ = ["bayesian_network", "check_prunable", "plain_network"]
 
 
 def plain_network(
@@ -88,6 +90,19 @@ def bayesian_network(
         common["prior_mean"] = "initial"
     common["posterior"] = named_posterior(config.posterior)
     return BayesianModule(net, prior=config.make_prior(), **common)
+
+
+def check_prunable(bnn: BayesianModule, config: RunConfig) -> None:
+    """Raise ConfigError where a new network cannot be pruned as it is trained, and is to be."""
+    if config.make_pruning() is None or not isinstance(bnn.posterior, StructuredGaussian):
+        return
+    try:
+        bnn.posterior.check_prunable()
+    except TypeError as error:
+        raise ConfigError(
+            f"posterior {config.posterior} of this network cannot be pruned in training; use "
+            f"--posterior mean-field or low-rank, or leave out --prune-fraction: {error}"
+        ) from error
 
 
 def _adapter_network(

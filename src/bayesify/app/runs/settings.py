@@ -459,7 +459,13 @@ class RunSettings:
     ] = 1
     batch_size: Annotated[int, Setting("Images or rows per minibatch.", _TRAINING, COUNT)] = 256
     limit: Annotated[
-        int | None, Setting("Use only the first N training images or rows.", None, COUNT)
+        int | None,
+        Setting(
+            "Use only N training images, the first ones of mnist and fashion-mnist, or the first N "
+            "rows of a table, of which a part is held out.",
+            None,
+            COUNT,
+        ),
     ] = None
     precision: Annotated[
         Literal["float32", "bfloat16"],
