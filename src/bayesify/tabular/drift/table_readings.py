@@ -113,8 +113,8 @@ def reading_of_numbers(column: Column, numbers: Floats) -> Reading:
     Example:
         >>> import numpy as np
         >>> rate = NumberColumn(name="rate", unit="%").fit(np.array([3.0, 5.0, 12.0]))
-        >>> reading_of_numbers(rate, np.array([0.04, 0.11])).error
-        "rate: numbers like '0.04', '0.11': 1 may stand for 1 % or for 100 %"
+        >>> reading_of_numbers(rate, np.array([0.04, 0.11])).error.partition(", got ")[2]
+        "numbers like '0.04', '0.11': 1 may stand for 1 % or for 100 %; write them as in training"
     """
     counted = ColumnCells(column)
     counted.update_numbers(numbers)
