@@ -148,6 +148,18 @@ def test_every_pass_and_every_size_of_chunks_hold_out_the_same_rows(
     assert len(torch.unique(both, dim=0)) == ROWS
 
 
+def test_a_word_that_the_sample_lacks_is_not_outside(tmp_path: Path) -> None:
+    table, lacks = frame()[["a", "y"]], False
+    for row in range(4):
+        table["sold"] = np.where(np.arange(ROWS) == row, "no", "yes")
+        table.to_parquet(tmp_path / f"{row}.parquet")
+        data, schema = streamed(tmp_path / f"{row}.parquet", tmp_path, PART)
+        lacks |= bool((data.train_inputs[:, schema.features.index("sold")] == 1.0).all())
+        flag = next(each for each in schema.columns if each.name == "sold")
+        assert flag.outside(np.array([0.0, 1.0])).tolist() == [0.0, 0.0]
+    assert lacks, "no case was a test"
+
+
 def test_classes_have_the_shares_of_all_training_rows(path: Path, tmp_path: Path) -> None:
     data, schema = streamed(path, tmp_path, PART, "city")
     _, y = read(data)

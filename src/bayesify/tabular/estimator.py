@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
-import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 from torch import Tensor
@@ -24,21 +23,22 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import Predictive
 from bayesify.tabular.advice import check_repeats, check_sum
 from bayesify.tabular.cells import Floats
-from bayesify.tabular.columns import Column, NumberColumn, RangedColumn, UnusedColumn
+from bayesify.tabular.columns import Column, RangedColumn
 from bayesify.tabular.conformal import Calibrated
 from bayesify.tabular.early_stopping import EarlyStopping, NoProgressError, StepCounter
-from bayesify.tabular.frames import columns_of, frame_of, number_columns, values_of
+from bayesify.tabular.frames import (
+    columns_of,
+    frame_of,
+    number_columns,
+    takes_any_number,
+    values_of,
+)
 from bayesify.tabular.likelihoods import has_classes
 from bayesify.tabular.model import Noise, TableNet
 from bayesify.tabular.outside import widened
 from bayesify.tabular.recipe import TableRecipe
 from bayesify.tabular.schema import tail_of
-from bayesify.tabular.stored_estimator import (
-    packed_estimator,
-    read_estimator,
-    unpacked_estimator,
-    write_estimator,
-)
+from bayesify.tabular.stored_estimator import StorableEstimator
 from bayesify.tabular.weights import Array, DistinctRows
 from bayesify.training.convergence import ConvergenceWarning
 from bayesify.training.history import History
@@ -47,11 +47,9 @@ __all__ = ["BayesianMLP", "Rows"]
 
 #: Predicted numbers that are in memory at once, unless :meth:`BayesianMLP.predictive` is called.
 _MOST_NUMBERS = 4_000_000
-#: The entry of an estimator's state that stands for what training found.
-_PACKED = "_packed"
 
 
-class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
+class BayesianMLP(Calibrated, StorableEstimator):
     """Bayesian multilayer perceptron for a table; the subclasses define its targets."""
 
     bnn_: BayesianModule
@@ -86,30 +84,6 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
         self.random_state = random_state
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without tensors, which libraries such as skops cannot write.
-
-        What has no such form, as after a failed fit or with a changed setting, stays as it is.
-        """
-        state: dict[str, Any] = super().__getstate__()
-        try:
-            packed = packed_estimator(self)
-            found = vars(unpacked_estimator(type(self), packed)).keys()
-            untrained = vars(type(self)(**self.get_params(deep=False))).keys()
-        except (AttributeError, AssertionError, KeyError, TypeError, ValueError):
-            return state
-        restored = found - untrained
-        kept = {name: value for name, value in state.items() if name not in restored}
-        return {**kept, _PACKED: packed}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of :meth:`__getstate__`, with the network on the CPU and not frozen."""
-        own = dict(state)
-        packed = own.pop(_PACKED, None)
-        if packed is not None:
-            self.__dict__.update(vars(unpacked_estimator(type(self), packed)))
-        super().__setstate__(own)
 
     def __sklearn_tags__(self) -> Any:
         """Return the tags, with missing values, texts and categories."""
@@ -231,7 +205,8 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         Where there were rows before, their posterior is the prior.
         """
         self._drop_calibration()
-        bnn = self.bnn_
+        # A copy of what there was, which stays if the training is interrupted.
+        bnn = self.bnn_ = copy.deepcopy(self.bnn_)
         whole = DistinctRows(self._encoded(rows.inputs.numpy()), targets, rows.weights)
         counter = StepCounter()
         if not early_stopping:
@@ -332,41 +307,6 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
         """
         return self._rows(X).distances.numpy()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trained estimator and its calibration to a safetensors file, without pickle.
-
-        Later versions of bayesify read it. A ``random_state`` that is a generator is stored as
-        None.
-
-        Args:
-            path: the file; an existing file is replaced.
-
-        Raises:
-            NotFittedError: it is not trained.
-            OSError: the file cannot be written; an existing file is then unchanged.
-            TypeError: a setting or a label cannot be stored.
-        """
-        check_is_fitted(self)
-        write_estimator(self, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Return the estimator that :meth:`save` wrote.
-
-        Raises:
-            StorageError: the file is missing, damaged or of another class.
-        """
-        found: Self = read_estimator(cls, path)
-        return found
-
-    @abstractmethod
-    def _stored_targets(self) -> dict[str, Any]:
-        """Return what was found in the targets, as JSON."""
-
-    @abstractmethod
-    def _restore_targets(self, stored: Mapping[str, Any]) -> int:
-        """Set what :meth:`_stored_targets` returned, and return the number of outputs."""
-
     def _checked(
         self,
         X: Any,  # noqa: N803
@@ -380,7 +320,7 @@ class BayesianMLP(Calibrated, BaseEstimator):  # type: ignore[misc]
 
         The first call finds out what the columns hold. ``sample_weight`` tells which rows count.
         """
-        numeric = first or all(map(_takes_any_number, self.columns_))
+        numeric = first or all(map(takes_any_number, self.columns_))
         frame = frame_of(X, always=not numeric)
         if frame is None:
             found = validate_data(
@@ -466,13 +406,6 @@ def _used(table: Any, sample_weight: Any) -> Any:
     if weights.shape != (len(table),):  # none, one number, or checked later
         return table
     return table[weights > 0.0]
-
-
-def _takes_any_number(column: Column) -> bool:
-    # Of a column that was written with a unit, new numbers may be in another one.
-    return isinstance(column, UnusedColumn) or (
-        isinstance(column, NumberColumn) and not column.unit
-    )
 
 
 def _is_count(value: Any) -> bool:

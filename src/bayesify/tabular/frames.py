@@ -27,7 +27,7 @@ from bayesify.tabular.columns import (
 from bayesify.tabular.detect import ColumnScan
 from bayesify.tabular.drift import reading_of, reading_of_numbers
 
-__all__ = ["columns_of", "frame_of", "number_columns", "values_of"]
+__all__ = ["columns_of", "frame_of", "number_columns", "takes_any_number", "values_of"]
 
 _DAY = pd.Timedelta(days=1)
 
@@ -90,6 +90,18 @@ def number_columns(values: Floats, names: Sequence[str] | None) -> tuple[Column,
         UnusedColumn(name=str(name)) if none else NumberColumn(name=str(name))
         for name, none in zip(found, empty, strict=True)
     )
+
+
+def takes_any_number(column: Column) -> bool:
+    """Return whether numbers are read as they are: not where training's cells had a unit.
+
+    Example:
+        >>> [takes_any_number(NumberColumn(name="x", unit=unit)) for unit in ("", "%")]
+        [True, False]
+    """
+    if isinstance(column, NumberColumn):
+        return not column.unit
+    return isinstance(column, UnusedColumn)
 
 
 def columns_of(frame: pd.DataFrame) -> tuple[Column, ...]:
@@ -251,12 +263,11 @@ def _reader(column: Column, cells: pd.Series) -> tuple[Column, str]:
     with a unit; nor are levels refused that are new.
     """
     kind = _kind(cells) if cells.notna().any() else ""
-    native = {NumberColumn: "number", DateColumn: "date"}.get(type(column))
-    has_unit = isinstance(column, NumberColumn) and bool(column.unit)
-    if not kind or (kind == native and not has_unit) or isinstance(column, UnusedColumn):
-        return column, ""
-    if has_unit and kind == "number":
+    is_native = kind == {NumberColumn: "number", DateColumn: "date"}.get(type(column))
+    if is_native and isinstance(column, NumberColumn) and not takes_any_number(column):
         reading = reading_of_numbers(column, _values(column, cells))
+    elif not kind or is_native or isinstance(column, UnusedColumn):
+        return column, ""
     else:
         reading = reading_of(column, _texts(cells))
     if reading.error:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import is_classifier
+from sklearn.base import BaseEstimator, is_classifier
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bayesify.io import (
@@ -28,38 +30,93 @@ from bayesify.tabular.files import TableError
 from bayesify.tabular.model import TableNet
 from bayesify.tabular.recipe import TableRecipe
 
-__all__ = ["packed_estimator", "read_estimator", "unpacked_estimator", "write_estimator"]
+__all__ = ["StorableEstimator"]
 
 _KIND = "estimator"
 _FORMAT = 1
 #: Before the names of the tensors of a calibration.
 _SCORES, _FOLDS = "scores.", "folds."
+#: The entry of an estimator's state that stands for what training found.
+_PACKED = "_packed"
 
 
-def write_estimator(model: Any, path: str | os.PathLike[str]) -> None:
-    """Write a trained ``BayesianMLP``; see its method ``save``."""
-    tensors, meta = _described(model)
-    try:
-        write_tensors(Path(path), tensors, meta)
-    except TypeError as error:
-        raise TypeError(
-            f"the settings and labels of an estimator must be numbers, texts, booleans, or lists "
-            f"of these to be stored ({error}); change them, or use joblib.dump"
-        ) from error
+class StorableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
+    """Base class of estimators that are stored without pickle, by us or by other libraries."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without tensors, which libraries such as skops cannot write.
+
+        What has no such form, as after a failed fit or with a changed setting, stays as it is.
+        """
+        state: dict[str, Any] = super().__getstate__()
+        try:
+            packed = _packed(self)
+            found = vars(_unpacked(type(self), packed)).keys()
+            untrained = vars(type(self)(**self.get_params(deep=False))).keys()
+        except (AttributeError, AssertionError, KeyError, TypeError, ValueError):
+            return state
+        restored = found - untrained
+        kept = {name: value for name, value in state.items() if name not in restored}
+        return {**kept, _PACKED: packed}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of :meth:`__getstate__`, with the network on the CPU and not frozen."""
+        own = dict(state)
+        packed = own.pop(_PACKED, None)
+        if packed is not None:
+            self.__dict__.update(vars(_unpacked(type(self), packed)))
+        super().__setstate__(own)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trained estimator and its calibration to a safetensors file, without pickle.
+
+        Later versions of bayesify read it. A ``random_state`` that is a generator is stored as
+        None.
+
+        Args:
+            path: the file; an existing file is replaced.
+
+        Raises:
+            NotFittedError: it is not trained.
+            OSError: the file cannot be written; an existing file is then unchanged.
+            TypeError: a setting or a label cannot be stored.
+        """
+        check_is_fitted(self)
+        tensors, meta = _described(self)
+        try:
+            write_tensors(Path(path), tensors, meta)
+        except TypeError as error:
+            raise TypeError(
+                f"the settings and labels of an estimator must be numbers, texts, booleans, or "
+                f"lists of these to be stored ({error}); change them, or use joblib.dump"
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the estimator that :meth:`save` wrote.
+
+        Raises:
+            StorageError: the file is missing, damaged or of another class.
+        """
+        tensors, meta = read_tensors(Path(path))
+        if meta.get("kind") != _KIND:
+            raise StorageError(
+                f"{path} holds no estimator, it is a {meta.get('kind', 'file')!r} of bayesify; use "
+                f"a file of {cls.__name__}.save"
+            )
+        found: Self = _restored(cls, tensors, meta, source=str(path))
+        return found
+
+    @abstractmethod
+    def _stored_targets(self) -> dict[str, Any]:
+        """Return what was found in the targets, as JSON."""
+
+    @abstractmethod
+    def _restore_targets(self, stored: Mapping[str, Any]) -> int:
+        """Set what :meth:`_stored_targets` returned, and return the number of outputs."""
 
 
-def read_estimator(kind: type[Any], path: str | os.PathLike[str]) -> Any:
-    """Read an estimator of a subclass of ``BayesianMLP``; see its method ``load``."""
-    tensors, meta = read_tensors(Path(path))
-    if meta.get("kind") != _KIND:
-        raise StorageError(
-            f"{path} holds no estimator, it is a {meta.get('kind', 'file')!r} of bayesify; use a "
-            f"file of {kind.__name__}.save"
-        )
-    return _restored(kind, tensors, meta, source=str(path))
-
-
-def packed_estimator(model: Any) -> dict[str, Any]:
+def _packed(model: Any) -> dict[str, Any]:
     """Return what training found as arrays and a text, which any library of storage can write.
 
     Raises:
@@ -73,8 +130,8 @@ def packed_estimator(model: Any) -> dict[str, Any]:
     }
 
 
-def unpacked_estimator(kind: type[Any], packed: Mapping[str, Any]) -> Any:
-    """Return the estimator that :func:`packed_estimator` packed, without random generators."""
+def _unpacked(kind: type[Any], packed: Mapping[str, Any]) -> Any:
+    """Return the estimator that :func:`_packed` packed, without random generators."""
     tensors = {name: torch.from_numpy(np.array(part)) for name, part in packed["tensors"].items()}
     return _restored(kind, tensors, json.loads(packed["description"]), source="the estimator")
 

@@ -60,6 +60,7 @@ class PACBayesObjective(ELBO):
 
     Raises:
         ValueError: an argument is out of its range, or the network cannot be certified.
+        TypeError: ``num_data`` or ``num_bound`` is no whole number.
 
     Example:
         >>> from bayesify.distributions.priors import Gaussian

@@ -66,6 +66,7 @@ class PruningSchedule:
         if self.fraction == 0.0:
             raise ValueError("fraction must be above 0, got 0; leave out pruning to prune nothing")
         numbers: dict[str, Any] = {
+            "fraction": self.fraction,
             "from_epoch": self.from_epoch,
             "until_epoch": self.until_epoch,
             "power": self.power,
@@ -73,7 +74,6 @@ class PruningSchedule:
         for name, value in numbers.items():
             if not isinstance(value, Real):
                 raise TypeError(f"{name} must be a number, got {value!r}")
-        for name, value in (("fraction", self.fraction), *numbers.items()):
             if not isinstance(value, int | float):  # a number of NumPy, which JSON does not know
                 object.__setattr__(self, name, float(value))
         if not 0.0 <= self.from_epoch < self.until_epoch < math.inf:
