@@ -40,8 +40,8 @@ __all__ = ["TableNetwork", "mixture_quantiles", "used_columns"]
 
 #: Steps of the search for a quantile: bisections, then Newton's.
 _BISECTIONS, _NEWTON = 12, 4
-#: Degree of a series for erfc, at which its relative error is below 2e-14 up to 8 stds.
-_ERFC_DEGREE = 28
+#: Terms of a polynomial for erfc, at which its relative error is below 2e-14 up to 8 stds.
+_ERFC_TERMS = 24
 
 
 class TableNetwork(nn.Module):
@@ -241,29 +241,35 @@ def mixture_quantiles(means: Tensor, stds: Tensor, levels: Sequence[float]) -> T
 def _upper_tail(z: Tensor) -> Tensor:
     """Return the probability of a standard normal number above z, in float64.
 
-    With x = |z| / sqrt(2) and t = 2 / (2 + x), erfc(x) = t exp(-x^2 + P(t)), where P is a
-    Chebyshev series, summed by Clenshaw's recurrence.
+    With x = |z| / sqrt(2) and t = 2 / (2 + x), erfc(x) = t exp(-x^2 + P(2 t - 1)), where P is a
+    polynomial. Four of its terms are summed at once: the time of an export is that of its nodes.
     """
     size = z.abs()
     t = 1.0 / (1.0 + size * torch.tensor(math.sqrt(0.125), dtype=torch.float64))
     place = 2.0 * t - 1.0
-    last, before = torch.zeros_like(place), torch.zeros_like(place)
-    first, *rest = torch.tensor(_erfc_series(), dtype=torch.float64).unbind()
-    for coefficient in reversed(rest):
-        last, before = 2.0 * place * last - before + coefficient, last
-    series = place * last - before + first
+    square = place.square()
+    # P(u) = sum_j u^(4 j) (c_4j + c_4j+1 u + c_4j+2 u^2 + c_4j+3 u^3), shape (4, *z.shape).
+    terms = torch.tensor(_erfc_polynomial(), dtype=torch.float64).view(-1, 4, *[1] * z.ndim)
+    series, *rest = terms.flip(0)
+    for row in rest:
+        series = series * square.square() + row
+    for power in (square, place):
+        low, high = series.chunk(2)
+        series = low + high * power
+    series = series.squeeze(0)
     tail = 0.5 * t * torch.exp(series - 0.5 * size.square())
     return torch.where(z < 0.0, 1.0 - tail, tail)
 
 
 @cache
-def _erfc_series() -> list[float]:
-    """Interpolate log(erfc(x) exp(x^2) / t), t = 2 / (2 + x), at Chebyshev points of t."""
+def _erfc_polynomial() -> list[float]:
+    """Interpolate log(erfc(x) exp(x^2) / t), t = 2 / (2 + x), at Chebyshev points of 2 t - 1."""
 
     def exact(place: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         t = torch.from_numpy(0.5 * (place + 1.0))
         values = torch.log(torch.special.erfcx(2.0 / t - 2.0) / t)
         return np.asarray(values.numpy(), dtype=np.float64)
 
-    series: list[float] = np.polynomial.Chebyshev.interpolate(exact, _ERFC_DEGREE).coef.tolist()
-    return series
+    series = np.polynomial.Chebyshev.interpolate(exact, _ERFC_TERMS - 1)
+    coefficients: list[float] = series.convert(kind=np.polynomial.Polynomial).coef.tolist()
+    return coefficients
