@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 import bayesify as bf
-from bayesify.app.cli.commands import app
+from bayesify.app.cli.commands import make_app
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 def unknown_options(words: list[str]) -> list[str]:
     """The options of a command line that its command does not have."""
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(make_app())
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
     known = {option for each in command.params for option in each.opts} | {"--help"}

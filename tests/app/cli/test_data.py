@@ -9,7 +9,7 @@ import pytest
 from tests.places import Places, Server
 from typer.testing import CliRunner
 
-from bayesify.app.cli.data_command import data_app, download_bar
+from bayesify.app.cli.data_command import data, download_bar
 from bayesify.datasets import (
     IMAGE_DATASETS,
     REGRESSION_DATASETS,
@@ -29,7 +29,7 @@ def test_list_says_where_each_is_and_downloads_nothing(
 
     monkeypatch.setattr("requests.get", refuse)
     make_tiny({})
-    result = CliRunner().invoke(data_app, ["list", "--json"])
+    result = CliRunner().invoke(data, ["list", "--json"])
     assert result.exit_code == 0
     rows = {row["name"]: row for row in json.loads(result.stdout)["datasets"]}
     assert list(rows) == [
@@ -68,13 +68,13 @@ def test_list_cuts_no_path_on_a_narrow_terminal(
 ) -> None:
     make_tiny({})
     monkeypatch.setenv("COLUMNS", "80")
-    lines = CliRunner().invoke(data_app, ["list"]).stdout.splitlines()
+    lines = CliRunner().invoke(data, ["list"]).stdout.splitlines()
     column = "".join(line.split("│")[-2].strip() for line in lines if line.startswith("│"))
     assert f"not here{places.env / 'tiny'}not here" in column
 
 
 def assert_where(name: str, where: str) -> None:
-    result = CliRunner().invoke(data_app, ["list"])
+    result = CliRunner().invoke(data, ["list"])
     assert result.exit_code == 0
     (line,) = [line for line in result.stdout.splitlines() if line.split()[1:2] == [name]]
     assert where in line
@@ -85,7 +85,7 @@ def test_get_prints_the_paths(
 ) -> None:
     dataset = make_tiny({})
     paths = [str(places.env / "tiny" / f"{file.name}.gz") for file in dataset.files]
-    result = CliRunner().invoke(data_app, ["get", "tiny"])
+    result = CliRunner().invoke(data, ["get", "tiny"])
     assert result.exit_code == 0
     assert result.stdout.splitlines() == paths
     assert result.stderr == ""
@@ -114,7 +114,7 @@ def test_get_downloads_into_the_directory_it_is_given(
         ),
     )
     target = tmp_path / "target"
-    result = CliRunner().invoke(data_app, ["get", "tiny", "--data-dir", str(target), "--json"])
+    result = CliRunner().invoke(data, ["get", "tiny", "--data-dir", str(target), "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
         "name": "tiny",
@@ -133,7 +133,7 @@ def test_get_downloads_into_the_directory_it_is_given(
 
 
 def test_get_leaves_a_data_error_to_the_main_program(places: Places) -> None:
-    result = CliRunner().invoke(data_app, ["get", "emnist", "--json"])
+    result = CliRunner().invoke(data, ["get", "emnist", "--json"])
     assert isinstance(result.exception, DataError)
     assert result.stdout == ""
 

@@ -25,7 +25,7 @@ from typer.main import get_command
 
 import bayesify as bf
 from bayesify.app.cli import main
-from bayesify.app.cli.commands import app
+from bayesify.app.cli.commands import make_app
 from bayesify.app.cli.epoch_table import EpochTable
 from bayesify.app.runs import RunConfig
 from bayesify.app.runs.environment import commit
@@ -209,7 +209,9 @@ def parameters(command: Any) -> Iterator[Any]:
 
 def test_no_help_is_lost_as_markup() -> None:
     """A bracket is a style of Rich's, which drops it, unless a backslash is before it."""
-    helps = [each.help for each in parameters(get_command(app)) if getattr(each, "help", None)]
+    helps = [
+        each.help for each in parameters(get_command(make_app())) if getattr(each, "help", None)
+    ]
     assert len(helps) > 100
     for text in helps:
         assert Text.from_markup(text).plain == text.replace("\\[", "["), text
@@ -302,3 +304,17 @@ def test_the_version_is_told_without_pytorch() -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"bayesify {bf.__version__}\n"
+
+
+def test_a_command_loads_what_it_uses_alone(tmp_path: Path) -> None:
+    code = f"""if True:
+        import sys
+        from bayesify.app.cli import main
+        try:
+            main(["inspect", {str(tmp_path)!r}])
+        except SystemExit:
+            print(*sorted({{"bayesify.reproduce", "matplotlib", "pandas"}} & set(sys.modules)))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "holds no run" in done.stderr
+    assert done.stdout == "\n"

@@ -19,7 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"bayesify {__version__}")
         sys.exit(0)
     try:
-        from bayesify.app.cli.commands import run
+        from bayesify.app.cli.commands import make_app, run
+
+        app = make_app(given)
     except KeyboardInterrupt:
         print("bayesify: interrupted", file=sys.stderr)
         sys.exit(130)
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):  # of a locale that cannot write every character
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    code = run(given)
+    code = run(app, given)
     try:
         if sys.stdout is not None:  # None after a shell's >&-
             sys.stdout.flush()

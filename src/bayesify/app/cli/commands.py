@@ -4,56 +4,69 @@ from __future__ import annotations
 
 import inspect as inspection
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import bayesify
-from bayesify.app.cli.bench_command import bench
-from bayesify.app.cli.certify_command import certify
-from bayesify.app.cli.compress_command import compress
-from bayesify.app.cli.data_command import data_app
-from bayesify.app.cli.evaluate_command import evaluate
-from bayesify.app.cli.export_command import export
-from bayesify.app.cli.inspect_command import inspect
-from bayesify.app.cli.predict_command import predict
-from bayesify.app.cli.prune_command import prune
-from bayesify.app.cli.report_command import report
-from bayesify.app.cli.serve_command import serve
-from bayesify.app.cli.train_command import train
 from bayesify.app.out_of_memory import is_out_of_memory
 from bayesify.training import NonFiniteLossError
 from bayesify.training.backends import CompilerError
 
-__all__ = ["app", "run"]
-
-app = typer.Typer(
-    name="bayesify",
-    help="Train Bayesian neural networks by variational inference (Bayes by Backprop).",
-    epilog="Start with: bayesify train mnist --out runs/first",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
-
-_INTERRUPTED = 130
+__all__ = ["make_app", "run"]
 
 #: The papers' command is an entry point: the application does not import the papers.
-_PLUGINS = [point.load() for point in entry_points(group="bayesify.commands")]
-
-for _command in (
-    *(train, predict, serve, evaluate, certify, prune, compress, inspect, report, export),
-    *(*_PLUGINS, bench),
-):
-    # Each paragraph on one line, so that Typer wraps it at the width of the terminal.
-    _paragraphs = inspection.cleandoc(_command.__doc__ or "").split("\n\n")
-    app.command(help="\n\n".join(" ".join(part.split()) for part in _paragraphs))(_command)
-app.add_typer(data_app, name="data")
+_PLUGINS = {point.name: point for point in entry_points(group="bayesify.commands")}
+#: The commands in the order in which they are listed; ``data`` has commands of its own.
+_COMMANDS = (
+    *("train", "predict", "serve", "evaluate", "certify", "prune", "compress", "inspect"),
+    *("report", "export", *_PLUGINS, "bench", "data"),
+)
+_INTERRUPTED = 130
 
 
-def run(arguments: list[str]) -> int:
+def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
+    """Return the application with the command that these arguments begin with, or with all.
+
+    The modules of the others take a second to import.
+
+    Example:
+        >>> len(make_app(["inspect", "runs/first"]).registered_commands)
+        1
+    """
+    named = [name for name in arguments[:1] if name in _COMMANDS]
+    app = typer.Typer(
+        name="bayesify",
+        help=_root.__doc__,
+        epilog="Start with: bayesify train mnist --out runs/first",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )
+    app.callback(invoke_without_command=True)(_root)
+    for name in named or _COMMANDS:
+        command = _imported(name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+            continue
+        # Each paragraph on one line, so that Typer wraps it at the width of the terminal.
+        paragraphs = inspection.cleandoc(command.__doc__ or "").split("\n\n")
+        app.command(help="\n\n".join(" ".join(part.split()) for part in paragraphs))(command)
+    return app
+
+
+def _imported(name: str) -> Any:
+    """Return the function of a command, or the commands of ``data``."""
+    if name in _PLUGINS:
+        return _PLUGINS[name].load()
+    return getattr(import_module(f"bayesify.app.cli.{name}_command"), name)
+
+
+def run(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command and return its exit code; print its errors as one line each."""
     try:
         code = app(args=arguments, prog_name="bayesify", standalone_mode=False)
@@ -84,8 +97,7 @@ def run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-@app.callback(invoke_without_command=True)
-def root(
+def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
     ] = False,

@@ -25,14 +25,14 @@ from bayesify.datasets import (
     known_datasets,
 )
 
-__all__ = ["data_app", "download_bar"]
+__all__ = ["data", "download_bar"]
 
-data_app = typer.Typer(help="List data sets, find or download them.", no_args_is_help=True)
+data = typer.Typer(help="List data sets, find or download them.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-@data_app.command("list")
+@data.command("list")
 def list_datasets(as_json: AsJson = False) -> None:
     """List the known data sets and where each was found; nothing is downloaded."""
     rows = [_describe(dataset) for dataset in known_datasets().values()]
@@ -48,7 +48,7 @@ def list_datasets(as_json: AsJson = False) -> None:
     Console().print(table)
 
 
-@data_app.command("get")
+@data.command("get")
 def get_dataset(
     name: Annotated[str, typer.Argument(help="Name of the data set; see 'bayesify data list'.")],
     data_dir: Annotated[

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, opened, read_data
-from bayesify.app.runs import Run, rewrite_report
+from bayesify.app.runs import Run
+from bayesify.app.runs.finish import rewrite_report
 
 __all__ = ["report"]
 

@@ -27,8 +27,9 @@ from bayesify.app.launch import (
     was_restarted,
 )
 from bayesify.app.report.tuning_text import tuning_note
-from bayesify.app.runs import ConfigError, Run, RunData, RunError, finish
+from bayesify.app.runs import ConfigError, Run, RunData, RunError
 from bayesify.app.runs import train as train_run
+from bayesify.app.runs.finish import finish
 from bayesify.app.runs.folder_lock import claimed_folder, locked_folder
 from bayesify.app.runs.memory import peak_memory
 from bayesify.app.runs.run_data import num_train

@@ -1,7 +1,6 @@
 """Runs: settings, the folder with everything a run writes, training, measuring and predicting."""
 
 from bayesify.app.runs.declarations import ConfigError
-from bayesify.app.runs.finish import finish, rewrite_report
 from bayesify.app.runs.folder import Run, RunError
 from bayesify.app.runs.run_config import RunConfig
 from bayesify.app.runs.run_data import RunData
@@ -15,8 +14,6 @@ __all__ = [
     "RunData",
     "RunError",
     "Trained",
-    "finish",
     "renamed_settings",
-    "rewrite_report",
     "train",
 ]
