@@ -233,7 +233,7 @@ CHOSEN = {
     "lenet-300-100-weights": "lenet-300-100-weights",
     "lenet-300-100-bytes": "lenet-300-100-bytes",
     "lenet-300-100-units": "lenet-300-100-units-moved",
-    "lenet-5-caffe-weights": "lenet-5-caffe-weights-late",
+    "lenet-5-caffe-weights": "lenet-5-caffe-weights-moved",
     "lenet-5-caffe-bytes": "lenet-5-caffe-bytes-fewer",
     "lenet-5-caffe-fast": "lenet-5-caffe-fast",
     "lenet-5-caffe-units": "lenet-5-caffe-units",
