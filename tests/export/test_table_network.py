@@ -117,13 +117,32 @@ def test_a_quantile_between_modes_is_that_of_the_prediction() -> None:
 
 def test_a_distribution_function_in_float32_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def rounded(z: torch.Tensor) -> torch.Tensor:
-        return (0.5 * torch.erfc((z * math.sqrt(0.5)).float())).double()
+        return (0.5 - 0.5 * torch.erf((z * math.sqrt(0.5)).float())).double()
 
     monkeypatch.setattr("bayesify.export.table_network._upper_tail", rounded)
     assert between_modes() > 1e-5
 
 
+def test_quantiles_are_finite_and_stable_where_the_noise_is_small() -> None:
+    """Between samples far apart the density is 0, and the level may be met exactly."""
+    levels = (0.025, 0.25, 0.5, 0.75)
+    few = torch.tensor([[-5e5], [-2e5], [3e5], [4e5]], dtype=torch.float64)
+    found = mixture_quantiles(few, torch.full_like(few, 1e-3), levels).squeeze(1)
+    assert found.isfinite().all()
+    for between, low, high in zip(found[1:], few[:-1], few[1:], strict=True):
+        assert low <= between <= high
+    generator = torch.Generator().manual_seed(0)
+    means = torch.linspace(-2.0, 2.0, 32, dtype=torch.float64).unsqueeze(-1).repeat(1, 200)
+    means += 0.003 * torch.randn(32, 200, dtype=torch.float64, generator=generator)
+    rounded = means * (1.0 + 6e-8 * torch.randn(32, 200, generator=generator))
+    for std in (0.5, 0.02, 1.8e-3, 1e-4, 1e-6):
+        stds = torch.full_like(means, std)
+        moved = mixture_quantiles(rounded, stds, levels) - mixture_quantiles(means, stds, levels)
+        assert moved.abs().max() < 1e-5
+
+
 def test_too_few_steps_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesify.export.table_network._BISECTIONS", 12)
     monkeypatch.setattr("bayesify.export.table_network._NEWTON", 0)
     means = 5.0 * torch.linspace(-1.0, 1.0, 32, dtype=torch.float64).unsqueeze(-1)
     assert quantile_error(means, torch.full_like(means, math.exp(-2.0))) > 1e-5

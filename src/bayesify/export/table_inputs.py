@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -75,8 +76,9 @@ class TableInputs:
 
     def __call__(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs (N, F), float32, and distances outside (N, C), for values (N, C)."""
-        values = torch.where(values.isinf(), math.inf, values)
-        finite = ~(values.isinf() | values.isnan())
+        infinite = _is_infinite(values)
+        values = torch.where(infinite, math.inf, values)
+        finite = ~(infinite | values.isnan())
         distances = self._outside(values, finite)
         if not self._parts:
             return values[:, :0].float(), distances
@@ -210,10 +212,15 @@ def _outside(columns: Sequence[Column]) -> Callable[[Tensor, Tensor], Tensor]:
         excess = (low - known).maximum(known - high)
         jump = torch.where(excess > 0.0, math.inf, 0.0)
         beyond = torch.where(has_spread, excess / spread, jump).clamp(min=0.0)
-        is_wrong = values.isinf() | (values.isnan() & ~may_be_missing)
+        is_wrong = _is_infinite(values) | (values.isnan() & ~may_be_missing)
         return torch.where(is_wrong, math.inf, beyond)
 
     return compute
+
+
+def _is_infinite(values: Tensor) -> Tensor:
+    """As ``isinf``, which ONNX has in float32 only."""
+    return values.abs() > _numbers([sys.float_info.max])
 
 
 def _range(column: Column) -> tuple[float, float, float, float]:

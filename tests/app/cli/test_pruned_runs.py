@@ -61,6 +61,16 @@ def test_the_checkpoint_holds_the_pruned_network(pruned_run: tuple[Path, str]) -
     assert int((posterior.mean != 0).sum()) == LEFT
 
 
+def test_inspect_has_medians_of_the_weights_that_are_left(pruned_run: tuple[Path, str]) -> None:
+    for row in as_json("inspect", pruned_run[0])["parameters"]:  # no infinity, which is no JSON
+        assert (row["std_median"] or 1.0) > 0.0
+        assert (row["std_median"] is None) == (row["snr_db_median"] is None)
+    posterior = load(pruned_run[0] / "checkpoint.safetensors", mlp(784, (16,), 10)).posterior
+    first = posterior.std.detach()[: 784 * 16]
+    row = as_json("inspect", pruned_run[0])["parameters"][0]
+    assert row["std_median"] == pytest.approx(float(first[first > 0.0].median()))
+
+
 def test_later_commands_begin_with_what_is_left(
     pruned_run: tuple[Path, str], tmp_path: Path
 ) -> None:

@@ -207,6 +207,17 @@ def test_images_are_answered_as_the_library_predicts(runs: dict[str, Path]) -> N
     assert error(pixels[::-1].tolist()) > 0.02  # other images
 
 
+def test_a_palette_that_is_missing_is_told(client: Client) -> None:
+    file = io.BytesIO()
+    Image.new("P", (28, 28)).save(file, "PNG")
+    content = file.getvalue()
+    start = content.index(b"PLTE") - 4
+    length = int.from_bytes(content[start : start + 4], "big")
+    without = content[:start] + content[start + 12 + length :]
+    example = base64.b64encode(without).decode()
+    refused(post(client("digits"), {"examples": [example]}), 422, "the image cannot be read")
+
+
 def test_a_folder_of_images_takes_files_of_any_size(client: Client) -> None:
     file = io.BytesIO()
     Image.new("RGB", (50, 30), "red").save(file, "JPEG")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from bayesify.app.cli.formatting import plain_table, weights_of
 from bayesify.app.cli.opened_run import AsJson, Folder, opened
@@ -34,6 +36,7 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
         stds = bnn.layout.unflatten(posterior.std)
         ratios = bnn.layout.unflatten(decibels) if decibels is not None else None
         for name, shape, treatment, reason in summary:
+            left = stds[name] > 0.0  # the weights that are not pruned
             rows.append(
                 {
                     "name": name,
@@ -41,8 +44,8 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
                     "treatment": treatment if gaussian else None,
                     "reason": reason if gaussian else None,
                     "mean_rms": float(means[name].square().mean().sqrt()),
-                    "std_median": float(stds[name].median()) if gaussian else None,
-                    "snr_db_median": float(ratios[name].median()) if ratios else None,
+                    "std_median": _median(stds[name][left]),
+                    "snr_db_median": _median(ratios[name][left]) if ratios else None,
                 }
             )
     document = {**run.document, "settings": run.config.to_json()}
@@ -78,6 +81,12 @@ def inspect(folder: Folder, as_json: AsJson = False) -> None:
             treatments.add_row(row["name"], row["treatment"], row["reason"])
         console.print("", treatments, "")
     console.print(weights_of(bnn), highlight=False)
+
+
+def _median(values: Tensor) -> float | None:
+    """Return the median, or None of no values and of an infinite one, which JSON has not."""
+    median = float(values.median()) if values.numel() else math.inf
+    return median if math.isfinite(median) else None
 
 
 def _shown(value: object) -> str:
