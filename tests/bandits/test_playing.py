@@ -53,6 +53,18 @@ def epsilon(learning: Learning = LEARNING, epsilon: float = 0.3) -> EpsilonGreed
     return EpsilonGreedy(net(), 2, epsilon=epsilon, learning=learning)
 
 
+def test_numbers_of_numpy_are_stored(tmp_path: Path) -> None:
+    """As Gymnasium's spaces and configurations have them."""
+    numbers = {"reward_scale": np.float32(2.0), "temperature": np.float32(0.5)}
+    learning = Learning(updates=1, **numbers)
+    bnn = bf.BayesianModule(net(), likelihood=bf.GaussianLikelihood())
+    sampler = ThompsonSampler(bnn, np.int64(2), num_samples=np.int64(2), learning=learning)
+    greedy = EpsilonGreedy(net(), np.int64(2), epsilon=np.float32(0.3), learning=learning)
+    for number, agent in enumerate((sampler, greedy)):
+        play(agent, MushroomBandit(few()), 3, checkpoint=tmp_path / str(number))
+        assert (tmp_path / str(number)).exists()
+
+
 class Fixed:
     """Takes the actions that it is told, and remembers what it was told of them."""
 

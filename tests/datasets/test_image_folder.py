@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from bayesify.datasets import (
     fit_image_folder,
     load_image_folder,
 )
+from bayesify.datasets.image_files import open_image
 
 
 def write(
@@ -80,6 +84,55 @@ def test_an_image_is_turned_as_its_camera_said(tmp_path: Path) -> None:
     image.rotate(180).save(tmp_path / "plain.png")
     turned, plain = schema.inputs([tmp_path / "turned.png", tmp_path / "plain.png"])
     assert torch.equal(turned, plain)
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
+def test_a_turned_image_with_an_odd_tag_is_read(tmp_path: Path, kind: str) -> None:
+    """Pillow writes all EXIF data again as it turns an image, and cannot write such a one."""
+
+    def entry(tag: int, form: int, count: int, value: bytes) -> bytes:
+        return struct.pack("<HHI4s", tag, form, count, value)
+
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 2)
+    exif += entry(0x0112, 3, 1, struct.pack("<HH", 6, 0))  # turned by a quarter
+    exif += entry(0x0128, 2, 4, b"72\0\0") + bytes(4)  # the unit of resolution as a text
+    image = Image.new("L", (8, 4))
+    image.save(tmp_path / f"odd.{kind}", exif=exif)
+    assert open_image(tmp_path / f"odd.{kind}").size == (4, 8)
+
+
+def test_any_error_of_pillow_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Failed to decode image")
+
+    monkeypatch.setattr(Image, "open", broken)
+    with pytest.raises(DataError, match=r"a\.avif cannot be read as an image \(RuntimeError: Fail"):
+        open_image(tmp_path / "a.avif")
+    monkeypatch.undo()
+    Image.new("LAB", (4, 4)).save(tmp_path / "lab.tiff")
+    with pytest.raises(DataError, match=r"lab\.tiff has pixels of mode LAB; save it with RGB"):
+        open_image(tmp_path / "lab.tiff")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"test_fraction": 20}, ValueError, "test_fraction must lie strictly between 0 and 1"),
+        ({"test_fraction": 1.0}, ValueError, "test_fraction must lie strictly between 0 and 1"),
+        ({"test_fraction": math.nan}, ValueError, "test_fraction must lie strictly between"),
+        ({"limit": 0}, ValueError, "limit must be at least 1, got 0"),
+        ({"limit": 1.5}, TypeError, "limit must be a whole number"),
+        ({"size": 0}, ValueError, "size must be at least 1, got 0"),
+    ],
+)
+def test_numbers_out_of_range(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    folder = write(tmp_path / "a", (4, 4), (3, 3))
+    with pytest.raises(error, match=message):
+        fit_image_folder(folder, **options)
 
 
 def test_sixteen_bits_are_not_clipped(tmp_path: Path) -> None:

@@ -218,3 +218,11 @@ def test_second_derivatives_of_the_gaussian_kl() -> None:
         return kl_divergence(q, Gaussian(0.6))
 
     assert torch.autograd.gradgradcheck(kl, (mean, rho))
+
+
+def test_second_derivatives_of_a_mixture_are_finite() -> None:
+    w = torch.tensor([0.0, 1e-4, 0.02, 3.0], dtype=torch.float64, requires_grad=True)
+    [first] = torch.autograd.grad(ScaleMixture().log_prob(w).sum(), w, create_graph=True)
+    [second] = torch.autograd.grad(first.sum(), w)
+    assert bool(second.isfinite().all())
+    assert second[-1].item() == pytest.approx(-1.0)  # that of the component with std 1

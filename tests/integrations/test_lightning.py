@@ -238,3 +238,11 @@ def test_a_graph_is_trained_and_validated(samples: int, tmp_path: Path) -> None:
         assert float(found) == pytest.approx(-float(p.log_prob(Y).mean()), rel=1e-4)
     [first], _ = made.predict(module, [graphs, graphs])
     assert first["mean"].shape == (N, 4)
+
+
+def test_the_default_optimizer_clips_gradients_under_mixed_precision(tmp_path: Path) -> None:
+    elbo = objective()
+    before = copy.deepcopy(weights_of(elbo))
+    clipped = trainer(tmp_path, max_epochs=1, precision="bf16-mixed", gradient_clip_val=1.0)
+    clipped.fit(ELBOModule(elbo), loader())
+    assert not any(torch.equal(*pair) for pair in zip(before, weights_of(elbo), strict=True))

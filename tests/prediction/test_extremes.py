@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 from tests.cases import normals
 from tests.loops import loop_over
+from torch.distributions import Normal, StudentT
 
-from bayesify.prediction import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
+from bayesify.prediction import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    GaussianPredictive,
+    StudentTPredictive,
+)
 
 
 @loop_over("dtype", [torch.bfloat16, torch.float16])
@@ -83,3 +91,21 @@ def test_the_distribution_function_of_numbers_without_noise() -> None:
     p = GaussianPredictive(torch.tensor([[0.0], [2.0]]), torch.tensor(0.0))
     for target, expected in ((-1.0, 0.0), (0.0, 0.5), (1.0, 0.5), (2.0, 1.0), (3.0, 1.0)):
         assert p.cdf(torch.tensor([target])).item() == expected
+
+
+def test_a_density_without_noise_is_zero_but_at_the_mean() -> None:
+    means, scale = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]])
+    for p, half in (
+        (GaussianPredictive(means, scale), Normal(1.0, 1.0)),
+        (StudentTPredictive(means, scale, torch.tensor(4.0)), StudentT(4.0, 1.0, 1.0)),
+    ):
+        at, elsewhere = p.log_prob(torch.tensor([0.0])), p.log_prob(torch.tensor([3.0]))
+        assert at.item() == math.inf
+        expected = half.log_prob(torch.tensor(3.0)).item() - math.log(2.0)
+        assert elsewhere.item() == pytest.approx(expected, rel=1e-6)
+    alone = GaussianPredictive(means, torch.tensor(0.0))
+    assert alone.log_prob(torch.tensor([3.0])).item() == -math.inf
+    wide = torch.tensor([[0.0], [0.5]], requires_grad=True)
+    GaussianPredictive(means, wide).log_prob(torch.tensor([3.0])).sum().backward()
+    assert wide.grad is not None
+    assert wide.grad.isfinite().all()

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.cases import Case, mlp
@@ -393,3 +394,49 @@ def test_workers_that_persist_have_the_same_order_after_a_resume(tmp_path: Path)
         return elbo.bnn.posterior.mean.detach()
 
     assert torch.equal(weights(tmp_path / "whole", [2]), weights(tmp_path / "parts", [1, 2]))
+
+
+class Halving:
+    """A callback that halves the learning rate after each epoch."""
+
+    def __init__(self, optimizer: list[Optimizer]) -> None:
+        self.optimizer = optimizer
+
+    def on_start(self, **_: Any) -> None: ...
+
+    def on_step(self, **_: Any) -> None: ...
+
+    def on_epoch(self, row: Any) -> None:
+        for group in self.optimizer[-1].param_groups:
+            group["lr"] = 0.1 * 0.5 ** row["epoch"]
+
+
+def test_a_rate_set_in_a_callback_is_resumed(tmp_path: Path) -> None:
+    made: list[Optimizer] = []
+
+    def optimizer(groups: Any) -> Optimizer:
+        made.append(SGD(groups, lr=0.1))
+        return made[-1]
+
+    def run(folder: str, *epochs: int) -> dict[str, Tensor]:
+        for count in epochs:
+            options = {"optimizer": optimizer, "epochs": count, "callback": Halving(made)}
+            SETUPS["pruned"].run(tmp_path / folder, scheduler=None, **options)
+        return read_tensors(tmp_path / folder / NAME)[0]
+
+    whole, resumed = run("whole", 4), run("resumed", 2, 3, 4)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+def test_numbers_of_numpy_are_stored(tmp_path: Path) -> None:
+    def schedule(optimizer: Optimizer, steps: int) -> Any:
+        return MultiStepLR(optimizer, list(np.arange(1, steps)), gamma=np.float32(0.9))
+
+    rates = {"lr": np.float32(0.05), "momentum": np.float32(0.5)}
+    options = {"optimizer": partial(SGD, **rates), "scheduler": schedule}
+    SETUPS["pruned"].run(tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        SETUPS["pruned"].run(tmp_path / "resumed", **options, callback=Stop(ctrl_c, 0))
+    SETUPS["pruned"].run(tmp_path / "resumed", **options)
+    whole, resumed = (read_tensors(tmp_path / part / NAME)[0] for part in ("whole", "resumed"))
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)

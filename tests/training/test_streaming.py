@@ -317,6 +317,24 @@ def test_parameters_without_a_posterior_have_a_prior_of_earlier_examples() -> No
     assert abs(rho.item() - before.item()) < 0.02
 
 
+def test_new_parameters_without_a_posterior_are_not_held() -> None:
+    body = nn.Linear(3, 4, dtype=D)
+    heads = [nn.Sequential(nn.LayerNorm(4, dtype=D), nn.Linear(4, 2, dtype=D)) for _ in range(2)]
+    bnn = bf.BayesianModule(bf.MultiHead(body, heads), prior=bf.Gaussian(0.7), exclude=("*.bias",))
+    elbo = bf.StreamingELBO(bnn, num_data=8, num_before=100, new=("heads.1.*",))
+    moved = 0
+    with torch.no_grad():
+        for name, parameter in bnn.named_parameters():
+            if "net." in name:
+                parameter.add_(0.1)
+                moved += 0 if "heads.1." in name else parameter.numel()
+    _, penalty = elbo.complexity(None, 0, range(1))
+    assert penalty.item() == pytest.approx(0.5 * 100 * 0.1**2 * moved)
+    bf.StreamingELBO(bnn, num_data=8, num_before=100, new=("heads.1.0.bias",))  # a point alone
+    with pytest.raises(ValueError, match=r"'heads.2.\*' matches none of"):
+        bf.StreamingELBO(bnn, num_data=8, num_before=100, new=("heads.2.*",))
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"), [(-1, ValueError), (float("inf"), ValueError), ("7", TypeError)]
 )

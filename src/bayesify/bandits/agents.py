@@ -13,6 +13,7 @@ from bayesify.bandits.environment import context_of
 from bayesify.bandits.learning import Learning, RewardModel
 from bayesify.distributions.posteriors import Delta
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.checkpoint import check_same
 
 __all__ = ["EpsilonGreedy", "RewardAgent", "ThompsonSampler"]
@@ -147,9 +148,7 @@ class ThompsonSampler(RewardAgent):
                 "BayesianModule(net, likelihood=GaussianLikelihood()), got a plain network or a "
                 "Delta; use EpsilonGreedy for these"
             )
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-        self.num_samples = num_samples
+        self.num_samples = whole_number("num_samples", num_samples)
 
     def _choose(self, context: Tensor) -> int:
         bnn = self.rewards.bnn
@@ -195,7 +194,7 @@ class EpsilonGreedy(RewardAgent):
         super().__init__(model, num_actions, learning=learning)
         if not 0.0 <= epsilon <= 1.0:
             raise ValueError(f"epsilon must be from 0 to 1, got {epsilon}")
-        self.epsilon = epsilon
+        self.epsilon = float(epsilon)  # JSON knows no number of NumPy
 
     def _choose(self, context: Tensor) -> int:
         values = self.rewards.expected(context, self.rewards.mean_weights())

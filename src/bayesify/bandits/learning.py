@@ -81,6 +81,10 @@ class Learning:
             object.__setattr__(self, name, whole_number(name, value))
         if not (self.reward_scale > 0.0 and math.isfinite(self.reward_scale)):
             raise ValueError(f"reward_scale must be positive and finite, got {self.reward_scale}")
+        # A checkpoint is JSON, which knows no number of NumPy.
+        object.__setattr__(self, "reward_scale", float(self.reward_scale))
+        if self.temperature is not None:
+            object.__setattr__(self, "temperature", float(self.temperature))
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings except functions and the optimiser, whose state is saved itself."""
@@ -118,8 +122,7 @@ class RewardModel:
             raise TypeError(
                 f"an agent needs a BayesianModule or another network, got {type(model).__name__}"
             )
-        if num_actions < 1:
-            raise ValueError(f"num_actions must be at least 1, got {num_actions}")
+        num_actions = whole_number("num_actions", num_actions)
         self.bnn = (
             copy.deepcopy(model)
             if isinstance(model, BayesianModule)

@@ -129,6 +129,9 @@ def open_image(file: Path | BytesIO) -> Any:
     from PIL import Image, ImageOps
 
     with _reading(file), Image.open(file) as opened:
+        # Pillow would write all EXIF data again, and fail at a tag of an odd type.
+        opened.getexif()
+        opened.info.pop("exif", None)
         image = ImageOps.exif_transpose(opened)
         image.load()
         if opened.format == "PPM" and image.mode == "I":  # Pillow has scaled it to 16 bits
@@ -161,6 +164,8 @@ def _in_bytes(image: Any, path: Path | BytesIO) -> Any:
 
     if image.mode.startswith("I;16"):  # Pillow would clip these at 255
         return Image.fromarray((np.asarray(image).astype(np.float64) / 257.0).round().astype("u1"))
+    if image.mode == "LAB":  # Pillow converts it with a colour profile only
+        raise DataError(f"{_name_of(path)} has pixels of mode LAB; save it with RGB or grey pixels")
     if image.mode in ("I", "F"):
         raise DataError(
             f"{_name_of(path)} has pixels of mode {image.mode}, whose range is not known; save it "
@@ -222,13 +227,11 @@ def image_bytes(path: Path) -> bytes:
 @contextmanager
 def _reading(file: Path | BytesIO) -> Iterator[None]:
     """Raise DataError, which names the image, for any error of reading it."""
-    from PIL import Image
-
     try:
         yield
     except FileNotFoundError as error:
         raise DataError(f"there is no image {_name_of(file)}") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow raises errors of many kinds
         raise DataError(
             f"{_name_of(file)} cannot be read as an image ({type(error).__name__}: "
             f"{' '.join(str(error).split())}); mend it or move it elsewhere"

@@ -20,6 +20,7 @@ from bayesify import io as bayesify_io
 from bayesify.datasets.files import DataError
 from bayesify.datasets.image_files import image_bytes, image_kind, middle_square, open_image
 from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.whole_numbers import whole_number
 
 __all__ = [
     "IMAGES_NAME",
@@ -269,6 +270,9 @@ def fit_labelled_images(
     Raises:
         DataError: Pillow is not installed, there are fewer than two classes, a class has fewer
             than two images, or an image cannot be read.
+        ValueError: ``test_fraction`` is not strictly between 0 and 1, or ``size`` or ``limit`` is
+            below 1.
+        TypeError: ``size`` or ``limit`` is no whole number.
 
     Example:
         >>> import tempfile
@@ -284,6 +288,10 @@ def fit_labelled_images(
         >>> data.train_inputs.shape, data.test_targets, schema.image_shape
         (torch.Size([2, 64]), tensor([0, 1]), (1, 8, 8))
     """
+    if not 0.0 < test_fraction < 1.0:
+        raise ValueError(f"test_fraction must lie strictly between 0 and 1, got {test_fraction}")
+    size = None if size is None else whole_number("size", size)
+    limit = None if limit is None else whole_number("limit", limit)
     if find_spec("PIL") is None:
         raise DataError("images need Pillow; pip install 'bayesify[cli,images]'")
     found.check()

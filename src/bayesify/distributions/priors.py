@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.layout import ParameterLayout
+from bayesify.distributions.softplus import softplus
 
 __all__ = [
     "PRIOR_LIMITS",
@@ -142,7 +143,8 @@ class ScaleMixture(Prior):
         squared = weights.square()
         slab = math.log(self.pi) - math.log(self.std1) - squared * (0.5 / self.std1**2)
         spike = math.log1p(-self.pi) - math.log(self.std2) - squared * (0.5 / self.std2**2)
-        return torch.logaddexp(slab, spike) - _HALF_LOG_2PI
+        # Second derivatives of torch.logaddexp are NaN where the two differ much.
+        return slab + softplus(spike - slab) - _HALF_LOG_2PI
 
 
 @dataclass(frozen=True)

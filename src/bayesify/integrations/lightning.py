@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bayesify.module.inputs import Inputs, batch_size_of
@@ -156,7 +158,9 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> Any:
         """Return the optimiser, with rho in a group of its own, and its schedule."""
-        made = make_optimizer(self.elbo, self._optimizer, self._rho_lr_scale)
+        # Lightning clips no gradients of a fused optimiser under mixed precision.
+        optimizer = self._optimizer or partial(torch.optim.Adam, lr=1e-3)
+        made = make_optimizer(self.elbo, optimizer, self._rho_lr_scale)
         if self._scheduler is None:
             return made
         schedule = self._scheduler(made, self._num_steps())

@@ -142,7 +142,7 @@ class ConformalIntervals(Conformal):
         >>> y = torch.arange(-9.0, 10.0)  # the model predicts 0 with std 1, much too narrow
         >>> found = bf.ConformalIntervals.of(torch.zeros(19), torch.ones(19), y)
         >>> lower, upper = found.interval(torch.tensor([5.0]), torch.tensor([2.0]), level=0.9)
-        >>> lower, upper, found.guarantee(0.9)
+        >>> lower.round(), upper.round(), found.guarantee(0.9)
         (tensor([-13.]), tensor([23.]), 0.9)
     """
 
@@ -166,6 +166,9 @@ class ConformalIntervals(Conformal):
 
     def interval(self, mean: Tensor, std: Tensor, level: float) -> tuple[Tensor, Tensor]:
         """Return the ends of the intervals of new examples, both included.
+
+        They are moved outward by the rounding of the arithmetic, so that targets equal to one that
+        set an end are held.
 
         Args:
             mean: predicted means of N examples, shape (N, ...); of K joined networks (K, N, ...).
@@ -193,8 +196,7 @@ class ConformalIntervals(Conformal):
                 f"were scored, got {shape}"
             )
         if len(means) == 1:
-            width = self.scores[0].kthvalue(rank, dim=0).values * stds[0]
-            return means[0] - width, means[0] + width
+            return _ends(means[0], self.scores[0].kthvalue(rank, dim=0).values * stds[0])
         rows = max(1, _MOST_NUMBERS // (self.num_scores * math.prod(shape)))
         pieces = zip(
             zip(*(part.split(rows) for part in means), strict=True),
@@ -213,8 +215,8 @@ class ConformalIntervals(Conformal):
         widths = [
             scores.reshape(shape) * std for scores, std in zip(self.scores, stds, strict=True)
         ]
-        low = torch.cat([mean - wide for mean, wide in zip(means, widths, strict=True)])
-        high = torch.cat([mean + wide for mean, wide in zip(means, widths, strict=True)])
+        ends = [_ends(mean, wide) for mean, wide in zip(means, widths, strict=True)]
+        low, high = (torch.cat(each) for each in zip(*ends, strict=True))
         opposite = self.num_scores + 1 - rank
         return low.kthvalue(opposite, dim=0).values, high.kthvalue(rank, dim=0).values
 
@@ -309,6 +311,16 @@ class ConformalSets(Conformal):
             behind += torch.searchsorted(scores.sort().values, mass.contiguous())
         best = torch.stack(list(parts)).mean(0).argmax(1, keepdim=True)
         return (behind < rank).scatter(1, best, True)
+
+
+def _ends(mean: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``mean -+ width``, moved outward by what the score and the end were rounded.
+
+    The score of a target is its distance; where targets are equal, as grades and counts are, the
+    end that one has set would leave out the others.
+    """
+    slack = 4.0 * torch.finfo(mean.dtype).eps * (mean.abs() + width)
+    return mean - width - slack, mean + width + slack
 
 
 def smallest_sets(probabilities: Tensor, level: float) -> Tensor:

@@ -91,7 +91,12 @@ class LocationScalePredictive(NumericPredictive):
 
     def _log_probs(self, targets: Tensor) -> Tensor:
         scales = self._scales
-        return self._log_density((targets - self.means) / scales) - scales.log()
+        certain = scales == 0.0
+        wide = torch.where(certain, 1.0, scales)
+        found = self._log_density((targets - self.means) / wide) - wide.log()
+        # Without noise the density is 0 but at the mean, where it is infinite.
+        there = torch.where(targets == self.means, math.inf, -math.inf).to(found)
+        return torch.where(certain, there, found)
 
     def cdf(self, targets: Tensor) -> Tensor:
         """Return the probability that each component is at most its target value, shape (N, ...).

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -301,10 +303,10 @@ _COUNTS = "counts by number"
 def _as_json(state: Any) -> Any:
     """Write tensors of one number, as learning rates may be, as numbers, and counts as pairs."""
     if isinstance(state, Mapping):
-        if state and all(isinstance(key, int) for key in state):
-            return {_COUNTS: [[key, _as_json(state[key])] for key in state]}
+        if state and all(isinstance(key, Integral) for key in state):
+            return {_COUNTS: [[int(key), _as_json(state[key])] for key in state]}
         return {key: _as_json(value) for key, value in state.items()}
-    if isinstance(state, Tensor) and state.numel() == 1:
+    if isinstance(state, np.generic) or (isinstance(state, Tensor) and state.numel() == 1):
         return state.item()
     return [_as_json(each) for each in state] if isinstance(state, list | tuple) else state
 
@@ -314,7 +316,7 @@ def _from_json(state: Any, like: Any) -> Any:
 
     Args:
         state: what it wrote; mappings with whole numbers as keys are counts, as in ``MultiStepLR``.
-        like: the state of the new run, whose tensors tell which numbers were tensors.
+        like: the state of the new run, which tells the numbers that were tensors, or of NumPy.
     """
     if isinstance(state, dict):
         if set(state) == {_COUNTS}:
@@ -324,7 +326,10 @@ def _from_json(state: Any, like: Any) -> Any:
     if isinstance(state, list):
         parts = like if isinstance(like, list | tuple) else ()
         return [_from_json(each, part) for each, part in zip_longest(state, parts[: len(state)])]
-    return torch.full_like(like, state) if isinstance(like, Tensor) else state
+    if isinstance(like, Tensor):
+        return torch.full_like(like, state)
+    is_number = isinstance(like, np.generic) and isinstance(state, int | float)
+    return type(like)(state) if is_number else state
 
 
 def _optimizer_state(tensors: dict[str, Tensor], meta: dict[str, Any]) -> dict[int, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -235,7 +235,11 @@ def run_epochs(
                 member.checkpoint(noise())
             if last:  # after the checkpoint: nothing of the training can be lost
                 _compare_with_untrained(members, examples, noise, tell)
+            before = [_settings_of(member) for member in members]
             callback.on_epoch(start.history[-1])
+            for member, settings in zip(members, before, strict=True):
+                if _settings_of(member) != settings:  # such as a learning rate
+                    member.checkpoint(noise())
             processes.agree_to_stop()
             if processes.stops:
                 raise KeyboardInterrupt
@@ -253,6 +257,15 @@ def run_epochs(
             tell=getattr(callback, "on_warning", None),
         )
     return [member.position.history for member in members]
+
+
+def _settings_of(member: Member) -> list[dict[str, Any]]:
+    """Return the numbers of the optimiser's groups."""
+    groups = member.optimizer.param_groups
+    return [
+        {n: v.item() if isinstance(v, Tensor) else v for n, v in group.items() if n != "params"}
+        for group in groups
+    ]
 
 
 def _set_modes(members: Sequence[Member], kept: Sequence[Sequence[nn.Module]]) -> None:

@@ -46,7 +46,8 @@ def fit_replicas(
     """Train K networks of one architecture at once, as error bars, ensembles and grids need.
 
     Each becomes what ``fit`` would make of it alone with the same minibatches, to rounding: they
-    share nothing but the work. Dropout has other masks than there. Seeds, the numbers of their
+    share nothing but the work. Dropout has other masks than there, and an optimiser other than
+    Adam, SGD and IVON other noise, that of ``fit(backend="autograd")``. Seeds, the numbers of their
     priors, initial values, temperatures and learning rates may differ. Where one network is too
     small for the machine, as on a GPU, K of them take little more time than one.
 

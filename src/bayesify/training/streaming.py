@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from numbers import Real
@@ -77,7 +77,7 @@ class StreamingELBO(ELBO):
             ``Gaussian``, ``new`` is not a sequence of patterns, ``num_before`` or ``init_std`` is
             no number, or ``init_std`` is given for a subclass with another std.
         ValueError: ``num_data`` or ``num_samples`` is below 1, ``num_before`` is negative,
-            ``init_std`` is not positive and finite, or a pattern matches no random parameter.
+            ``init_std`` is not positive and finite, or a pattern matches no trained parameter.
 
     Example:
         >>> from torch import nn
@@ -125,7 +125,8 @@ class StreamingELBO(ELBO):
             )
         mean, std = posterior.mean.detach().clone(), posterior.full_std.detach().clone()
         log_std = posterior.log_std.detach().clone()
-        fresh = _matching(bnn, new)
+        points = _points(bnn)
+        fresh, fresh_points = _matching(bnn, points, new)
         for name in fresh:
             place = bnn.layout.slice_of(name)
             prior_std = _prior_std(bnn, place)
@@ -134,7 +135,7 @@ class StreamingELBO(ELBO):
         self.register_buffer("mean_before", mean)
         self.register_buffer("std_before", std)
         self.register_buffer("log_std_before", log_std)
-        points = _points(bnn)
+        points = {name: each for name, each in points.items() if name not in fresh_points}
         is_first = len(fresh) == len(bnn.layout.names)
         if num_before is None and points and not is_first:
             warnings.warn(
@@ -195,23 +196,28 @@ def _points(bnn: BayesianModule) -> dict[str, Tensor]:
     return {name: each for name, each in named if each.requires_grad and id(each) not in own}
 
 
-def _matching(bnn: BayesianModule, new: Sequence[str]) -> set[str]:
-    """Return the first names of the parameters with these names."""
+def _matching(
+    bnn: BayesianModule, points: Iterable[str], new: Sequence[str]
+) -> tuple[set[str], set[str]]:
+    """Return the first names of the random parameters with these names, and those of points."""
     if isinstance(new, str) or not all(isinstance(pattern, str) for pattern in new):
         raise TypeError(
             f'new must be a sequence of name patterns such as ("heads.1.*",), got {new!r}'
         )
     layout = bnn.layout
-    found: set[str] = set()
+    found, found_points = set[str](), set[str]()
     for pattern in new:
         matched = [names[0] for names in layout.ties if any(fnmatchcase(n, pattern) for n in names)]
-        if not matched:
+        matched_points = [n for n in points if fnmatchcase(n.removeprefix("net."), pattern)]
+        if not (matched or matched_points):
             raise ValueError(
-                f"every pattern of new must match a random parameter, but {pattern!r} matches none "
-                f"of {abbreviate(layout.names)}; correct or remove it"
+                f"every pattern of new must match a random parameter, or one that is trained "
+                f"without a posterior, but {pattern!r} matches none of "
+                f"{abbreviate([*layout.names, *points])}; correct or remove it"
             )
         found.update(matched)
-    return found
+        found_points.update(matched_points)
+    return found, found_points
 
 
 def _in_heads(bnn: BayesianModule) -> set[str]:

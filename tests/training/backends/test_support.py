@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -125,6 +126,17 @@ def parameter(elbo: ELBO, name: str) -> torch.nn.Parameter:
     return elbo.bnn.posterior.get_parameter(name)
 
 
+def clip(optimizer: Optimizer, _: ELBO) -> None:
+    """Replace the optimiser's step by one that clips gradients first."""
+
+    def step(self: Optimizer, closure: Any = None) -> Any:
+        held = [each for group in self.param_groups for each in group["params"]]
+        torch.nn.utils.clip_grad_norm_(held, 1e-3)
+        return type(self).step(self, closure)
+
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
 def weaker(*_: Any) -> Tensor:
     """A hook on a gradient."""
     return 0.5 * _[-1]
@@ -220,6 +232,7 @@ OPTIMIZERS = {
     "hook after": Case(
         "the optimizer has hooks", alter=lambda o, _: o.register_step_post_hook(nothing)
     ),
+    "own step": Case("the optimizer has a step of its own", alter=clip),
     "hook of the mean": Case(
         "mean has hooks", alter=lambda _, e: parameter(e, "mean").register_hook(weaker)
     ),

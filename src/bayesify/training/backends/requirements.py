@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -125,6 +126,8 @@ def why_not_compiled(elbo: ELBO, optimizer: Optimizer) -> str | None:
         return f"the optimizer is {type(optimizer).__name__}"
     if _has_step_hooks(optimizer):
         return "the optimizer has hooks"
+    if _has_own_step(optimizer):
+        return "the optimizer has a step of its own"
     posterior = elbo.bnn.posterior
     if posterior.mean.device.type not in ("cpu", "cuda"):
         return f"there is no kernel for {posterior.mean.device.type}"
@@ -152,7 +155,7 @@ def signature(elbo: ELBO, optimizer: Optimizer | None = None) -> tuple[object, .
     tensors = (*parameters, q.mask, bnn.prior_mean)
     held: list[object] = []
     if optimizer is not None:
-        held.append(_has_step_hooks(optimizer))
+        held += [_has_step_hooks(optimizer), _has_own_step(optimizer)]
         names = ("momentum", *_PLAIN_SETTINGS.get(type(optimizer), ()))
         for group in optimizer.param_groups:
             held += [id(group), len(group["params"]), *(bool(group.get(name)) for name in names)]
@@ -201,6 +204,12 @@ def _has_hooks(owner: nn.Module) -> bool:
 
 def _has_gradient_hooks(parameter: Tensor) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def _has_own_step(optimizer: Optimizer) -> bool:
+    """Tell whether ``step`` was replaced, other than by the wrapper of a scheduler."""
+    own = vars(optimizer).get("step")
+    return own is not None and unwrap(own) is not unwrap(type(optimizer).step)
 
 
 def _has_step_hooks(optimizer: Optimizer) -> bool:
