@@ -128,7 +128,9 @@ def _candidates(column: Column) -> list[float]:
         return [0.0, 1.0, 0.0, 1.0, math.nan, math.inf]
     std = column.std or 1.0
     near = [column.mean + place * std for place in (-1.5, -1.0, -0.5, 0.0, 0.3, 0.8, 1.7)]
-    far = [*(column.mean + place * std for place in (-30.0, 20.0)), -1e300]
+    far = [column.mean + place * std for place in (-30.0, 20.0)]
+    if column.plain:  # beyond it inputs are bounded, where a network would amplify rounding
+        far.append(-1e300)
     return [*near, *far, *getattr(column, "typical", ()), math.nan]
 
 
