@@ -27,7 +27,8 @@ class Flipout(PerExampleEstimator):
 
     A weight whose operation has other rows than the examples, or that is used in any other way, is
     sampled. Tracing cannot detect a network that reorders the examples of a minibatch between two
-    uses of a weight: there an example has two patterns of signs.
+    uses of a weight: there an example has two patterns of signs, as where two convolutions with
+    different numbers of groups share a kernel.
 
     Args:
         antithetic: whether samples 2i and 2i + 1 have opposite noise. It needs an even number of
