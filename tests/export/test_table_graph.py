@@ -13,7 +13,6 @@ import pytest
 import torch
 from tests.export.table_cases import TARGETS, Case, case, close, expected
 
-import bayesify as bf
 from bayesify.export import (
     ExportError,
     ExportReport,
@@ -26,15 +25,7 @@ from bayesify.export import (
 from bayesify.export.onnx import encoded
 from bayesify.export.table_columns import raw_columns
 from bayesify.export.table_graph import _texts
-from bayesify.tabular.columns import (
-    FlagColumn,
-    NumberColumn,
-    TextColumn,
-    UnusedColumn,
-    column_from_json,
-)
-from bayesify.tabular.model import TableNet
-from bayesify.tabular.schema import TableSchema, Target
+from bayesify.tabular.columns import TextColumn, UnusedColumn, column_from_json
 
 SAMPLES = 10
 #: Raw cells of each column, and the texts that ``bayesify train`` and ``predict`` read alike.
@@ -217,23 +208,3 @@ def test_what_cannot_be_exported(exported: Exported, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_samples must be 0"):
         export_table(bnn, schema, tmp_path / "net.onnx", num_samples=-3)
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_network_of_little_noise_has_a_graph(tmp_path: Path) -> None:
-    """Rows outside are widened by the spread of the samples, which is near their rounding."""
-    age = NumberColumn(name="age", std=1.0, low=-3.0, high=3.0, spread=1.0)
-    sold = FlagColumn(name="sold", words=("no", "yes"))
-    schema = TableSchema((age, sold), Target("y", "regression", marginal=(1.0,)))
-    torch.manual_seed(0)
-    net = TableNet(2, (8,), 1)
-    likelihood = bf.GaussianLikelihood(std=1e-3)
-    bnn = bf.BayesianModule(net, likelihood=likelihood, init_std=1e-5, seed=0)
-    report = export_table(bnn, schema, tmp_path / "net.onnx", num_samples=16)
-    raw = {"age": np.array([0.5, 20.0]), "sold": np.array(["no", "yes"], dtype=object)}
-    mean, std, quantiles = onnx_session(report.path).run(["mean", "std", "quantiles"], raw)
-    assert np.isfinite(quantiles).all()
-    assert std[1] > 0.5 > 1e-2 > std[0]
-    np.testing.assert_allclose(
-        quantiles[0], mean[0] + np.array([-1.96, 0.0, 1.96]) * std[0], atol=1e-4
-    )

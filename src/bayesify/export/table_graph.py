@@ -153,7 +153,7 @@ def export_table(
         session = onnx_session(payload)
     except Exception as error:  # ONNX Runtime raises errors of many kinds
         raise ExportError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
-    difference = traced.check(run, _units)
+    difference = traced.check(run)
     atomic_write(place, payload)
     return ExportReport(place, len(payload), tuple(names), tuple(outputs), difference)
 
@@ -226,17 +226,6 @@ def _model(
         functions=inner.functions,
         producer_name="bayesify",
     )
-
-
-def _units(expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return 100 standard deviations for the quantiles of rows outside, which are widened.
-
-    Widening divides by the spread of the weight samples, and rounding with it: where the noise is
-    small, the samples move, and quantiles with them, while their distribution stays.
-    """
-    if "quantiles" not in expected:
-        return {}
-    return {"quantiles": 100.0 * (expected["std"] * expected["outside_training"]).unsqueeze(-1)}
 
 
 def _outside_names(columns: Sequence[Column]) -> list[str]:

@@ -23,9 +23,6 @@ _TRACED_ROWS = 3
 #: The largest difference from PyTorch's outputs, as :func:`largest_difference` measures it.
 _TOLERANCE = 1e-5
 
-#: Maps the expected outputs to what their differences are relative to.
-Units = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-
 
 @dataclass(frozen=True)
 class TracedNetwork:
@@ -91,14 +88,13 @@ class TracedNetwork:
         inputs = ("input",) if len(args) == 1 else tuple(f"input_{i}" for i in range(len(args)))
         return cls(named, program, tensors, (*inputs, *names), outputs)
 
-    def compare(self, run: Callable[..., Sequence[Tensor]], units: Units | None = None) -> float:
+    def compare(self, run: Callable[..., Sequence[Tensor]]) -> float:
         """Run an exported form on all examples, on the first alone, and on more, and compare.
 
         More are 2 N + 1, so that a branch on the number of examples is noticed.
 
         Args:
             run: runs it on tensors in the order of the inputs.
-            units: maps PyTorch's outputs to the units of :func:`largest_difference`.
 
         Returns:
             The largest difference, see :func:`largest_difference`.
@@ -125,17 +121,16 @@ class TracedNetwork:
                 raise ExportError(
                     f"the exported network fails on {len(tensors[0])} examples: {first_line(error)}"
                 ) from error
-            some = None if units is None else units(expected)
-            differences.append(largest_difference(found, expected, some))
+            differences.append(largest_difference(found, expected))
         return max(differences)
 
-    def check(self, run: Callable[..., Sequence[Tensor]], units: Units | None = None) -> float:
+    def check(self, run: Callable[..., Sequence[Tensor]]) -> float:
         """Return what :meth:`compare` returns.
 
         Raises:
             ExportError: as :meth:`compare`; or the outputs differ by more than 1e-5.
         """
-        difference = self.compare(run, units)
+        difference = self.compare(run)
         if difference > _TOLERANCE:
             raise ExportError(
                 f"the exported network's outputs must be within {_TOLERANCE:g} of PyTorch's, got a "
