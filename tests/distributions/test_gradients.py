@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from tests import faults
@@ -226,3 +228,9 @@ def test_second_derivatives_of_a_mixture_are_finite() -> None:
     [second] = torch.autograd.grad(first.sum(), w)
     assert bool(second.isfinite().all())
     assert second[-1].item() == pytest.approx(-1.0)  # that of the component with std 1
+
+
+def test_the_density_of_a_mixture_at_a_weight_whose_square_overflows() -> None:
+    for weight in (1e20, math.inf):
+        w = torch.tensor([weight], requires_grad=True)
+        assert ScaleMixture().log_prob(w).item() == -math.inf

@@ -141,8 +141,10 @@ def test_quantiles_are_finite_and_stable_where_the_noise_is_small() -> None:
         assert moved.abs().max() < 1e-5
 
 
-def test_too_few_steps_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bayesify.export.table_network._BISECTIONS", 12)
-    monkeypatch.setattr("bayesify.export.table_network._NEWTON", 0)
+@pytest.mark.parametrize(("name", "steps"), [("_NEWTON", 0), ("_BISECTIONS", 2)])
+def test_too_few_steps_are_noticed(monkeypatch: pytest.MonkeyPatch, name: str, steps: int) -> None:
     means = 5.0 * torch.linspace(-1.0, 1.0, 32, dtype=torch.float64).unsqueeze(-1)
-    assert quantile_error(means, torch.full_like(means, math.exp(-2.0))) > 1e-5
+    stds = torch.full_like(means, math.exp(-2.0))
+    assert quantile_error(means, stds) < 1e-9
+    monkeypatch.setattr(f"bayesify.export.table_network.{name}", steps)
+    assert quantile_error(means, stds) > 1e-7

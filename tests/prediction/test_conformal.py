@@ -185,10 +185,8 @@ def test_cross_validated_intervals_are_those_of_the_paper(monkeypatch: pytest.Mo
             ends[0].append(float(means[k, example, target] - width))
             ends[1].append(float(means[k, example, target] + width))
         # floor(0.2 * 21) = 4 and ceil(0.8 * 21) = 17, counted from 1.
-        low, high = sorted(ends[0])[3], sorted(ends[1])[16]
-        # Moved outward by what they are rounded.
-        assert low - 1e-5 < float(lower[example, target]) <= low
-        assert high <= float(upper[example, target]) < high + 1e-5
+        assert float(lower[example, target]) == sorted(ends[0])[3]
+        assert float(upper[example, target]) == sorted(ends[1])[16]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +202,7 @@ def test_the_width_follows_the_predicted_std() -> None:
     found = bf.ConformalIntervals((torch.arange(1.0, 20.0),))
     std = torch.tensor([1.0, 10.0])
     lower, upper = found.interval(torch.tensor([0.0, 100.0]), std, level=0.9)
-    torch.testing.assert_close(upper - lower, 36.0 * std)
+    assert torch.equal(upper - lower, 36.0 * std)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

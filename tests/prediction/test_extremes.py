@@ -105,6 +105,7 @@ def test_a_density_without_noise_is_zero_but_at_the_mean() -> None:
         assert elsewhere.item() == pytest.approx(expected, rel=1e-6)
     alone = GaussianPredictive(means, torch.tensor(0.0))
     assert alone.log_prob(torch.tensor([3.0])).item() == -math.inf
+    assert math.isnan(alone.log_prob(torch.tensor([math.nan])).item())
     wide = torch.tensor([[0.0], [0.5]], requires_grad=True)
     GaussianPredictive(means, wide).log_prob(torch.tensor([3.0])).sum().backward()
     assert wide.grad is not None

@@ -120,7 +120,7 @@ class ThompsonSampler(RewardAgent):
         learning: the settings of learning; None stands for ``Learning()``.
 
     Raises:
-        TypeError: ``model`` is not a network.
+        TypeError: ``model`` is not a network, or a number that must be whole is not.
         ValueError: the posterior is a point, or a number is out of its range.
 
     Example:

@@ -106,7 +106,7 @@ class RewardModel:
         learning: the settings of learning.
 
     Raises:
-        TypeError: ``model`` is not a network.
+        TypeError: ``model`` is not a network, or ``num_actions`` is no whole number.
         ValueError: ``num_actions`` is below 1, or the likelihood is of classes.
 
     Example:

@@ -142,9 +142,10 @@ class ScaleMixture(Prior):
         """Compute the log density of the mixture by log-sum-exp, in nats, elementwise."""
         squared = weights.square()
         slab = math.log(self.pi) - math.log(self.std1) - squared * (0.5 / self.std1**2)
-        spike = math.log1p(-self.pi) - math.log(self.std2) - squared * (0.5 / self.std2**2)
+        odds = math.log1p(-self.pi) - math.log(self.pi) + math.log(self.std1) - math.log(self.std2)
+        ratio = odds - squared * (0.5 / self.std2**2 - 0.5 / self.std1**2)  # of spike to slab
         # Second derivatives of torch.logaddexp are NaN where the two differ much.
-        return slab + softplus(spike - slab) - _HALF_LOG_2PI
+        return slab + softplus(ratio) - _HALF_LOG_2PI
 
 
 @dataclass(frozen=True)

@@ -142,13 +142,16 @@ class ConformalIntervals(Conformal):
         >>> y = torch.arange(-9.0, 10.0)  # the model predicts 0 with std 1, much too narrow
         >>> found = bf.ConformalIntervals.of(torch.zeros(19), torch.ones(19), y)
         >>> lower, upper = found.interval(torch.tensor([5.0]), torch.tensor([2.0]), level=0.9)
-        >>> lower.round(), upper.round(), found.guarantee(0.9)
-        (tensor([-13.]), tensor([23.]), 0.9)
+        >>> lower, upper, found.guarantee(0.9)
+        (tensor([-13.0000]), tensor([23.0000]), 0.9)
     """
 
     @classmethod
     def of(cls, mean: Tensor, std: Tensor, targets: Tensor) -> Self:
         """Score examples that the model was not trained on.
+
+        A score has a margin of a few roundings of its mean and error: equal targets, such as grades
+        and counts, lie at the end that one of them sets, and rounding would leave them outside.
 
         Args:
             mean: predicted means of n examples, shape (n, ...).
@@ -162,13 +165,12 @@ class ConformalIntervals(Conformal):
         """
         _check_std(mean, std)
         _check_shape("targets", targets, mean)
-        return cls(((targets - mean).abs() / std,))
+        error = (targets - mean).abs()
+        margin = 4.0 * torch.finfo(error.dtype).eps * (mean.abs() + error)
+        return cls(((error + margin) / std,))
 
     def interval(self, mean: Tensor, std: Tensor, level: float) -> tuple[Tensor, Tensor]:
         """Return the ends of the intervals of new examples, both included.
-
-        They are moved outward by the rounding of the arithmetic, so that targets equal to one that
-        set an end are held.
 
         Args:
             mean: predicted means of N examples, shape (N, ...); of K joined networks (K, N, ...).
@@ -196,7 +198,8 @@ class ConformalIntervals(Conformal):
                 f"were scored, got {shape}"
             )
         if len(means) == 1:
-            return _ends(means[0], self.scores[0].kthvalue(rank, dim=0).values * stds[0])
+            width = self.scores[0].kthvalue(rank, dim=0).values * stds[0]
+            return means[0] - width, means[0] + width
         rows = max(1, _MOST_NUMBERS // (self.num_scores * math.prod(shape)))
         pieces = zip(
             zip(*(part.split(rows) for part in means), strict=True),
@@ -215,8 +218,8 @@ class ConformalIntervals(Conformal):
         widths = [
             scores.reshape(shape) * std for scores, std in zip(self.scores, stds, strict=True)
         ]
-        ends = [_ends(mean, wide) for mean, wide in zip(means, widths, strict=True)]
-        low, high = (torch.cat(each) for each in zip(*ends, strict=True))
+        low = torch.cat([mean - wide for mean, wide in zip(means, widths, strict=True)])
+        high = torch.cat([mean + wide for mean, wide in zip(means, widths, strict=True)])
         opposite = self.num_scores + 1 - rank
         return low.kthvalue(opposite, dim=0).values, high.kthvalue(rank, dim=0).values
 
@@ -311,16 +314,6 @@ class ConformalSets(Conformal):
             behind += torch.searchsorted(scores.sort().values, mass.contiguous())
         best = torch.stack(list(parts)).mean(0).argmax(1, keepdim=True)
         return (behind < rank).scatter(1, best, True)
-
-
-def _ends(mean: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``mean -+ width``, moved outward by what the score and the end were rounded.
-
-    The score of a target is its distance; where targets are equal, as grades and counts are, the
-    end that one has set would leave out the others.
-    """
-    slack = 4.0 * torch.finfo(mean.dtype).eps * (mean.abs() + width)
-    return mean - width - slack, mean + width + slack
 
 
 def smallest_sets(probabilities: Tensor, level: float) -> Tensor:

@@ -94,8 +94,9 @@ class LocationScalePredictive(NumericPredictive):
         certain = scales == 0.0
         wide = torch.where(certain, 1.0, scales)
         found = self._log_density((targets - self.means) / wide) - wide.log()
-        # Without noise the density is 0 but at the mean, where it is infinite.
-        there = torch.where(targets == self.means, math.inf, -math.inf).to(found)
+        # Without noise the density is 0 but at the mean, where it is infinite; NaN stays NaN.
+        apart = (targets - self.means).detach().abs()
+        there = torch.where(apart == 0.0, math.inf, -math.inf * apart).to(found)
         return torch.where(certain, there, found)
 
     def cdf(self, targets: Tensor) -> Tensor:

@@ -224,8 +224,7 @@ def decoded_exactly(file: io.BytesIO, shape: Sequence[int]) -> npt.NDArray[Any]:
             least = int(np.asarray(alpha).min()) if image.has_transparency_data else 255
         file.seek(0)
         pixels = np.asarray(open_image(file).convert("L" if len(shape) == 2 else "RGB"))
-    # Pillow asserts that a palette is there.
-    except (OSError, SyntaxError, ValueError, AssertionError) as error:
+    except Exception as error:  # Pillow raises errors of many kinds
         raise ValueError(f"the image cannot be read: {' '.join(str(error).split())}") from error
     if least < 255:  # for white strokes on nothing a white ground would be wrong
         raise ValueError("an image must not be transparent, since what is behind it is not known")
