@@ -68,3 +68,19 @@ def test_new_tables_may_be_in_another_encoding(tmp_path: Path) -> None:
     _, schema = fit_table(write(tmp_path / "a.csv", "cp1252"), "y")
     new = write(tmp_path / "b.csv", "utf-8")
     assert not any(part.outside.any() for part in NewTable.open(new, schema))
+
+
+def test_names_with_commas_and_numbers_with_decimal_commas_are_separated_by_semicolons(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "Temperatur, °C;Druck, bar;Klasse\n20,4;0,93;gut\n21,7;1,04;schlecht\n", encoding="utf-8"
+    )
+    table = open_table(path)
+    assert table.columns == ("Temperatur, °C", "Druck, bar", "Klasse")
+    (rows,) = table.batches()
+    assert rows.texts("Druck, bar").tolist() == ["0,93", "1,04"]
+    other = tmp_path / "b.csv"  # and a comma file with semicolons in its cells stays one
+    other.write_text("a,b,c\n1;2,3;4,5\n6;7,8;9,0\n", encoding="utf-8")
+    assert open_table(other).columns == ("a", "b", "c")

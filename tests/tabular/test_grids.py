@@ -49,6 +49,16 @@ def test_few_numbers_are_shown_each() -> None:
     np.testing.assert_allclose(grid.axis, [3.0, 7.0, 28.0], atol=1e-5)
 
 
+@pytest.mark.parametrize(("sentinel", "kept"), [("999", [1.0, 2.0, 3.0]), ("-9999", [1.0, 2.0])])
+def test_wild_values_are_on_no_axis(sentinel: str, kept: list[float]) -> None:
+    """A network input that is moderated stands for no value that can be told from it."""
+    cells = [f"{value:g}" for value in kept] * 40
+    column, inputs = fitted(NumberColumn(name="x"), [*cells, *([sentinel] * 3)])
+    (grid,) = grids_of(column, all_places(column), inputs)
+    np.testing.assert_allclose(grid.axis, kept, atol=1e-5)
+    np.testing.assert_allclose(grid.inputs, inputs[: len(kept)], atol=1e-6)
+
+
 def test_levels_have_their_names() -> None:
     cells = ["b", "a", "b", "c", ""]
     column, inputs = fitted(CategoryColumn(name="k", levels=("b", "a", "c"), kept=2), cells)

@@ -169,3 +169,17 @@ def test_a_duration_is_a_number_of_days_whatever_its_unit(tmp_path: Path) -> Non
     tables = [NewTable.open(table_of(each), schema) for each in (frame, pd.DataFrame({"x": days}))]
     one, other = (torch.cat([rows.inputs for rows in table]) for table in tables)
     assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("unit", ["Y", "M", "D"])
+def test_a_period_is_its_text(unit: str, tmp_path: Path) -> None:
+    """Its storage is a number of years, months or days since 1970."""
+    periods = pd.Series(pd.period_range("2021-03-05", periods=3, freq=unit), name="when")
+    frame = pd.DataFrame({"when": [*periods[:2], None], "x": [1.0, 2.0, 3.0]})
+    frame["when"] = frame["when"].astype(periods.dtype)
+    frame.to_parquet(tmp_path / "a.parquet")
+    expected = [*map(str, periods[:2]), ""]
+    for table in (table_of(frame), open_table(tmp_path / "a.parquet")):
+        (rows,) = table.batches(columns=["when", "x"])
+        assert rows.texts("when").tolist() == expected
+        assert rows.numbers("when") is None

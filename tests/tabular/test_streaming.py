@@ -317,3 +317,17 @@ def test_hashes_are_uniform_and_a_sample_is_the_smallest(tmp_path: Path) -> None
     smallest = np.sort(np.argsort(row_hashes(0, 5000, key=7))[:100])
     assert sample.numbers().tolist() == smallest.tolist()
     assert sample.rows().numbers("x").tolist() == smallest.tolist()
+
+
+def test_a_remark_names_the_row_of_the_table_and_not_its_place_in_the_sample(
+    tmp_path: Path,
+) -> None:
+    table = frame()
+    hashes = row_hashes(0, ROWS, hash_key(0))
+    row = int(np.flatnonzero(hashes == np.sort(hashes)[PART.held_rows + 10])[0])
+    table.loc[row, "y"] = 1e9
+    path = tmp_path / "t.parquet"
+    table.to_parquet(path)
+    _, schema = fit_stream(path, "y", memory=PART, folder=tmp_path)
+    assert any(f"'y' is 1e+09 in row {row + 1:,}, where" in each for each in schema.remarks)
+    assert any("wild or at a limit, are of the rows drawn" in each for each in schema.remarks)

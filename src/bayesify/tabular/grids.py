@@ -80,7 +80,8 @@ def column_places(schema: TableSchema) -> dict[str, tuple[int, ...]]:
 def grids_of(column: Column, places: tuple[int, ...], inputs: Features) -> list[Grid]:
     """Return the grids of a column; none for texts, and for a column without a known value.
 
-    A date has one for its day and the place in the year, and one for each shorter cycle.
+    A date has one for its day and the place in the year, and one for each shorter cycle. Wild
+    values, whose inputs are moderated, are left out.
 
     Args:
         column: the column.
@@ -106,6 +107,8 @@ def grids_of(column: Column, places: tuple[int, ...], inputs: Features) -> list[
         return []
     own = inputs[:, list(places)].astype(np.float64)
     known = own[:, 0] if not column.missing else own[own[:, -1] == 0.0, 0]
+    if column.plain:  # beyond it inputs are moderated, and tell no value; they are float32
+        known = known[np.abs(known) <= column.plain * (1.0 + 1e-6)]
     if not len(known):
         return []
     values = known * column.std + column.mean

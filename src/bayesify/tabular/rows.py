@@ -90,6 +90,11 @@ def as_text(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
         >>> as_text(pa.array([1.5, None])).to_pylist()
         ['1.5', '']
     """
+    if getattr(values.type, "extension_name", "") == "pandas.period":
+        # Stored as numbers of years, months or days since 1970.
+        texts = [str(period) if period == period else None for period in values.to_pandas()]
+        cells = pa.array(texts, pa.large_string())
+        values = pa.chunked_array([cells]) if isinstance(values, pa.ChunkedArray) else cells
     return _in_days(values).cast(pa.large_string()).fill_null("")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bayesify.tabular.advice import without_wild
@@ -95,14 +96,21 @@ def without_target(count: int, scan: ColumnScan) -> list[str]:
     ]
 
 
-def check_targets(path: Path, name: str, targets: Floats, target: Target) -> list[str]:
-    """Return a remark if one number lies absurdly far from the others.
+def check_targets(
+    path: Path,
+    name: str,
+    targets: Floats,
+    target: Target,
+    numbers: npt.NDArray[np.int64] | None = None,
+) -> list[str]:
+    """Return remarks on numbers at a limit, and on one that lies absurdly far from the others.
 
     Args:
         path: file of the table, for messages.
         name: name of the target column.
         targets: its numbers, shape (N,); nan where there is none.
         target: the target column, with its likelihood.
+        numbers: of the rows in the file, from 0, shape (N,); None where ``targets`` are of all rows.
 
     Raises:
         TableError: the squares of some overflow or of their differences underflow, one is no count
@@ -118,11 +126,12 @@ def check_targets(path: Path, name: str, targets: Floats, target: Target) -> lis
     known = targets[places]
     if not len(known):
         return []
+    rows = (places if numbers is None else numbers[places]) + 1
     worst = int(np.abs(known).argmax())
     if abs(known[worst]) > LARGEST_TARGET:
         raise TableError(
             f"{path}: the target {name!r} must be at most {LARGEST_TARGET:g} in size, got "
-            f"{known[worst]:g} in row {places[worst] + 1:,}; correct or remove the row"
+            f"{known[worst]:g} in row {rows[worst]:,}; correct or remove the row"
         )
     if 0.0 < known.max() - known.min() < SMALLEST_SPREAD:
         raise TableError(
@@ -134,7 +143,7 @@ def check_targets(path: Path, name: str, targets: Floats, target: Target) -> lis
         raise TableError(
             f"{path}: the target {name!r} must hold counts, integers from 0 to {LARGEST_COUNT:g}, "
             f"for --likelihood {target.likelihood}, got {wrong:g} in row "
-            f"{places[int((known == wrong).argmax())] + 1:,}; use --likelihood gaussian for other "
+            f"{rows[int((known == wrong).argmax())]:,}; use --likelihood gaussian for other "
             "numbers"
         )
     limits = target.limits
@@ -160,7 +169,7 @@ def check_targets(path: Path, name: str, targets: Floats, target: Target) -> lis
         return share
     return [
         *share,
-        f"the target {name!r} is {known[far]:g} in row {places[far] + 1:,}, where half of the rows "
+        f"the target {name!r} is {known[far]:g} in row {rows[far]:,}, where half of the rows "
         f"are within {spread:.3g} of each other: among the held-out rows it decides the error of "
         "all; correct or remove it if it is wrong",
     ]

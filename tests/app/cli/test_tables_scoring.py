@@ -149,7 +149,10 @@ def test_no_rows_held_out(place: Path, tmp_path: Path) -> None:
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["test"] is None
     assert metrics["train"].keys() == whole_table(place).keys()
-    assert "none held out: the figures are of training rows" in (run / "report.html").read_text()
+    report = (run / "report.html").read_text()
+    assert "none held out: the figures are of training rows" in report
+    loss = "RMSE, averaged" if is_regression(place) else "error, averaged (%)"
+    assert f"{loss}</th>" in report  # of the table of pruning
     said = bayesify("evaluate", run)
     assert said.code == 0, said.err
     assert "training" in said.out

@@ -1,5 +1,6 @@
 """The report of a table: baseline, classes, intervals, importance and effects of its columns."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -61,6 +62,18 @@ def test_the_baseline_of_numbers_is_the_mean_and_the_spread_of_training() -> Non
     # Closed form of the CRPS of N(10, 4^2) at its mean.
     at_mean = baseline(number_data([6.0, 14.0], [10.0]))["crps"]
     assert at_mean == pytest.approx(4.0 * (math.sqrt(2.0) - 1.0) / math.sqrt(math.pi), rel=1e-6)
+
+
+def test_the_baseline_of_targets_as_they_are_has_their_own_mean_and_spread() -> None:
+    """Under a Student-t noise the scaling is that of the tamed targets, but none is tamed."""
+    data = number_data([6.0, 14.0, 6.0, 494.0], [10.0, 13.0])
+    found = baseline(dataclasses.replace(data, likelihood="student-t"))
+    train, test = np.array([6.0, 14.0, 6.0, 494.0]), np.array([10.0, 13.0])
+    assert found["prediction"] == pytest.approx(130.0)
+    assert found["rmse"] == pytest.approx(np.sqrt(np.square(test - 130.0).mean()))
+    var = train.var()
+    nll = 0.5 * np.log(2.0 * np.pi * var) + 0.5 * np.square(test - 130.0).mean() / var
+    assert found["nll"] == pytest.approx(nll)
 
 
 def test_the_baseline_of_classes_is_the_most_frequent_one_of_training() -> None:

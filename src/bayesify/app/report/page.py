@@ -322,7 +322,8 @@ def _in_order(
     named = {name for part in first for name in part.figures}
     own = {name: Part(name, figures=(name,)) for name in figures if name not in named}
     if pruning:
-        table = pruning_table(pruning, is_regression="rmse" in (metrics.get("test") or {}))
+        measured = metrics.get("test") or metrics.get("train") or {}
+        table = pruning_table(pruning, is_regression="rmse" in measured)
         drawn = ("pruning",) if "pruning" in own else ()
         own["pruning"] = Part("pruning", "Pruning", tables=(table,), figures=drawn)
     # Those of the network come after what a table's owner wants to know.

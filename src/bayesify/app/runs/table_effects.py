@@ -31,6 +31,7 @@ from bayesify.tabular.effects import (
     permutation_importance,
 )
 from bayesify.tabular.likelihoods import COUNTS
+from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.table_data import TableData
 
 if TYPE_CHECKING:  # pandas takes its time to load
@@ -52,6 +53,8 @@ _MOST_COLUMNS = 50
 #: Columns whose effect is drawn, and the rows over which it is averaged.
 _EFFECTS = 6
 _EFFECT_ROWS = 200
+#: Likelihoods of targets that are not tamed, so that their mean is not the shift of the scaling.
+_AS_THEY_ARE = (*COUNTS, "student-t")
 
 
 def baseline(data: TableData) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def baseline(data: TableData) -> dict[str, Any]:
     every, numbers = _same_number(data, targets), data.numbers(data.train_targets)
     found = regression_metrics(every, targets)
     return {
-        "prediction": float(numbers.mean()) if data.likelihood in COUNTS else data.shift,
+        "prediction": float(numbers.mean()) if data.likelihood in _AS_THEY_ARE else data.shift,
         **{name: found[name] for name in ("rmse", "nll", "crps")},
     }
 
@@ -90,8 +93,11 @@ def _same_number(data: TableData, targets: Tensor) -> Predictive:
         if data.likelihood == "poisson" or dispersion <= 0.0:
             return PoissonPredictive(rates)
         return NegativeBinomialPredictive(rates, dispersion)
-    means = torch.zeros((1, *targets.shape), dtype=torch.float64)
-    return recorded(GaussianPredictive(means, torch.ones((), dtype=torch.float64)), data)
+    same = Scaling.of_numbers(0.0, 1.0)
+    if data.likelihood in _AS_THEY_ARE:
+        same = Scaling.of(data.train_targets.double())
+    means = same.shift.expand(1, *targets.shape)
+    return recorded(GaussianPredictive(means, same.scale), data)
 
 
 def targets_in_units(data: TableData) -> Tensor:

@@ -255,8 +255,9 @@ def _check_is_text(path: Path, block: bytes) -> None:
 def _separated(text: str, path: Path) -> tuple[str, list[list[str]], int]:
     """Return the separator that gives the most columns in every row alike, and the first rows.
 
-    The number of lines without a value above them comes last. A name above numbers that one comma
-    splits is a column with decimal commas.
+    Of equals the comma is the last: names have commas, and numbers decimal ones. The number of
+    lines without a value above them comes last. A name above numbers that one comma splits is a
+    column with decimal commas.
     """
     best: tuple[tuple[float, int], str, list[list[str]], int] | None = None
     for separator in _SEPARATORS:
@@ -271,7 +272,7 @@ def _separated(text: str, path: Path) -> tuple[str, list[list[str]], int]:
         width = len(records[0])
         alike = sum(len(record) == width for record in records) / len(records)
         rank = (round(alike, 1) if width > 1 else -1.0, width)
-        if best is None or rank > best[0]:
+        if best is None or rank > best[0] or (rank == best[0] and width > 1 and best[1] == ","):
             best = rank, separator, records, found.index(records[0])
     if best is None:
         raise TableError(f"{path} is empty; it must begin with a row of column names")

@@ -163,7 +163,7 @@ def fit_stream(
     remarks = [*file.remarks, *remarks]
     remarks += without_target(sample.seen - known, scans[target])
     if found.task == "regression":
-        remarks += check_targets(path, target, targets, found)
+        remarks += check_targets(path, target, targets, found, sample.numbers())
     drawn = _drawn(path, sample, targets, known, test_fraction, memory)
     draft, more = fitted(draft, values, targets, drawn.train, drawn.test)
     is_whole = len(drawn.train) == known - len(drawn.test)
@@ -174,8 +174,8 @@ def fit_stream(
         error = 50.0 / math.sqrt(len(drawn.train))
         more.append(
             f"quantiles are of a sample of {len(drawn.train):,} training rows, with a standard "
-            f"error of at most {error:.2g} % of the rows; the measures of training rows are of "
-            "the same sample"
+            f"error of at most {error:.2g} % of the rows; the measures of training rows, and the "
+            "numbers of targets that are wild or at a limit, are of the rows drawn"
         )
     split = {
         **draft.split,
