@@ -110,7 +110,7 @@ def check_targets(
         name: name of the target column.
         targets: its numbers, shape (N,); nan where there is none.
         target: the target column, with its likelihood.
-        numbers: of the rows in the file, from 0, shape (N,); None where ``targets`` are of all rows.
+        numbers: of the rows in the file, from 0, shape (N,); None where they are all of its rows.
 
     Raises:
         TableError: the squares of some overflow or of their differences underflow, one is no count
