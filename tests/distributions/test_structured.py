@@ -312,6 +312,14 @@ def test_several_at_once_become_what_each_becomes_alone() -> None:
             assert torch.allclose(parameter, other.bnn.get_parameter(name), atol=1e-5), name
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_parameter_without_elements_has_no_correlations() -> None:
+    net = nn.Sequential(nn.Linear(3, 0), nn.Linear(0, 2))
+    bnn = BayesianModule(net, posterior=MatrixGaussian())
+    terms = ELBO(bnn, num_data=4)(torch.ones(4, 3), torch.zeros(4, dtype=torch.long))
+    assert bool(terms.loss.isfinite())
+
+
 def test_half_precision_keeps_the_factors_wide() -> None:
     bnn = BayesianModule(mlp(torch.float32), posterior=LowRankGaussian(2)).bfloat16()
     assert {p.dtype for p in bnn.posterior.parameters()} == {torch.float32}

@@ -79,6 +79,60 @@ def test_the_pass_after_a_traced_one_sees_them(estimator: Any) -> None:
     torch.testing.assert_close(outputs, torch.ones(4, 1), atol=1e-4, rtol=0.0)
 
 
+@loop_over("samples", [1, 2, 3])
+@loop_over("fused", [True, False])
+def test_every_sample_of_an_own_loop_sees_them(samples: int, fused: bool) -> None:
+    elbo = ELBO(bayesian(), num_data=8, num_samples=samples, fused=fused)
+    inputs = torch.full((8, 1), 255.0)
+    terms = elbo(inputs, torch.ones(8, 1))
+    torch.testing.assert_close(terms.outputs, torch.ones(samples, 8, 1), atol=1e-4, rtol=0.0)
+    terms.loss.backward()
+    # That of the KL of 8 examples from a prior of std 0.3: the targets are at the minimum.
+    gradient = elbo.bnn.posterior.mean.grad
+    torch.testing.assert_close(gradient, torch.tensor([1.0 / 0.3**2 / 8]), atol=1e-3, rtol=0.0)
+
+
+class ScaledOnce(nn.Module):
+    """Divides a batch by 255 in place, if it has a value above 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.linear.weight)
+
+    def forward(self, x: Tensor, *, twice: float = 0.0) -> Tensor:
+        if x.max() > 1.0:
+            x.div_(255.0)
+        outputs: Tensor = self.linear(x)
+        return outputs + twice * self.linear(x * 1.0) if twice else outputs
+
+
+@loop_over("kind", ["variational", "dropout"])
+def test_later_batches_see_them_where_the_first_is_not_edited(kind: str) -> None:
+    inputs = torch.cat([torch.ones(4, 1), torch.full((4, 1), 510.0)])
+    expected = torch.tensor([1.0, 2.0]).repeat_interleave(4).unsqueeze(1)
+    noise = GaussianLikelihood(std=1.0)
+    given = inputs.clone()
+    if kind == "dropout":
+        dropout = nn.Sequential(ScaledOnce(), nn.Dropout(1e-9))
+        found = MCDropout(dropout, noise).predict(given, 3, batch_size=4, keep_samples=True).means
+    else:
+        bnn = BayesianModule(ScaledOnce(), likelihood=noise, init_std=1e-6)
+        found = bnn.predict(given, 3, batch_size=4, keep_samples=True).means
+    torch.testing.assert_close(found, expected.expand(3, -1, -1), atol=1e-4, rtol=0.0)
+    assert torch.equal(given, inputs), "the caller's inputs are changed"
+
+
+@loop_over("estimator", [LocalReparameterization(), Flipout()])
+def test_a_pass_that_is_run_again_sees_them(estimator: Any) -> None:
+    noise = GaussianLikelihood(std=1.0)
+    bnn = BayesianModule(ScaledOnce(), likelihood=noise, init_std=1e-6, estimator=estimator)
+    for twice in (0.0, 1.0, 1.0):  # a number that decides over the uses, which no trace knows
+        outputs = bnn(torch.full((4, 1), 300.0 * 255.0), twice=twice)
+        expected = torch.full((4, 1), 300.0 * (1.0 + twice))
+        torch.testing.assert_close(outputs, expected, atol=0.1, rtol=0.0)
+
+
 def test_dropout_in_place_on_the_inputs() -> None:
     linear = nn.Linear(50, 1, bias=False)
     nn.init.ones_(linear.weight)

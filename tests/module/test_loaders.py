@@ -130,3 +130,9 @@ def test_tensors_of_the_cpu_are_moved_and_others_stay() -> None:
     assert inputs_of(elsewhere, torch.device("cpu")) is elsewhere
     far = torch.zeros(3, 2, device="meta")
     assert inputs_of(far, torch.device("cpu")) is far
+
+
+def test_a_loader_that_drops_examples_is_refused() -> None:
+    bnn = bf.BayesianModule(mlp(4, (6,), 3).double())
+    with pytest.raises(ValueError, match="must bring every example, got one that may drop"):
+        bnn.predict(DataLoader(TensorDataset(X), batch_size=7, drop_last=True))

@@ -301,3 +301,47 @@ def test_a_cache_that_an_earlier_call_has_filled_is_refused() -> None:
         for inputs in (x, x[:5], x[:2]):
             with pytest.raises(ValueError, match="keeps tensors of an earlier pass in cache, on"):
                 bnn.predict(inputs, S)
+
+
+class CachingOfMany(Caching):
+    """A network that caches, and takes no batch of one example."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.batch_norm(x, None, None, training=True))
+
+
+def test_caches_of_a_network_that_takes_no_single_example_are_refused() -> None:
+    x = torch.arange(27.0).reshape(9, 3) ** 0.5
+    for cut in ({}, {"batch_size": 5}, {}):
+        bnn = BayesianModule(CachingOfMany("weight"), init_std=0.5)
+        with pytest.raises(ValueError, match="keeps tensors of an earlier pass in cache, on"):
+            bnn.predict(x, S, **cut)
+    bnn = BayesianModule(CachingOfMany(""), init_std=0.5)
+    samples = bnn.predict(x, S, keep_samples=True).samples
+    assert (samples[0] - samples[1]).abs().max() > 0.01
+
+
+class Stateful(nn.Module):
+    """A recurrent network that goes on from its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(4, 5), nn.Linear(5, 3)
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = self.cell(x, self.state)
+        outputs: Tensor = self.head(self.state)
+        return outputs
+
+
+def test_measuring_a_pass_leaves_no_state() -> None:
+    x, net = torch.ones(6, 4), Stateful()
+    bnn, expected = BayesianModule(net, init_std=0.5), net(x).detach()
+    for _ in "12":
+        torch.testing.assert_close(bnn.mean_outputs(x), expected)
+        bnn.net.state = None
+    bnn.net.state = kept = torch.zeros(2, 5)  # which suits no other number of rows
+    with pytest.raises(RuntimeError, match="hidden"):
+        bnn.predict(x, 1)
+    assert bnn.net.state is kept

@@ -75,6 +75,24 @@ def test_densities_and_quantiles_at_any_scale(scale: float) -> None:
     assert one.quantile(1e-60).item() / scale == pytest.approx(stats.norm.ppf(1e-60))
 
 
+@loop_over("means", [[0.0, 1.0, 2.0], [-1.0, 0.0, 1.0, 2.0, 3.0], [1.0, 1.0, 5.0, 5.0]])
+@loop_over("noise", ["none", "of some", "Student-t"])
+def test_quantiles_without_noise_are_those_of_the_samples(means: list[float], noise: str) -> None:
+    values = torch.tensor(means, dtype=torch.float64).unsqueeze(1)
+    std = torch.zeros_like(values)
+    if noise == "of some":  # one sample of many has noise
+        values = torch.cat([values] * 3 + [values[:1]])
+        std = torch.cat([std] * 3 + [torch.full((1, 1), 1e-3, dtype=torch.float64)])
+    p: GaussianPredictive | StudentTPredictive = GaussianPredictive(values, std)
+    if noise == "Student-t":
+        p = StudentTPredictive(values, std, torch.tensor(4.0, dtype=torch.float64))
+    for level in (0.025, 0.1, 0.3, 0.45, 0.55, 0.7, 0.9, 0.975):
+        if abs(level * len(values) - round(level * len(values))) < 0.2:
+            continue  # close to a step of the distribution function
+        expected = values.flatten().sort().values[int(level * len(values))]
+        assert p.quantile(level).item() == pytest.approx(expected.item(), abs=0.01), level
+
+
 @pytest.mark.parametrize("name", ["total", "aleatoric", "epistemic"])
 def test_gradients_of_uncertainties_where_a_probability_underflows(name: str) -> None:
     for kind, logits in (

@@ -109,9 +109,8 @@ class MatrixGaussian(PosteriorFamily):
             with_bias = _is_bias_of(layout, left[:1], name)
             rows, columns = shape[:1].numel(), shape[1:].numel() + with_bias
             # A vector without its layer has no second axis along which it could be correlated.
-            sides = (
-                [None, None] if len(shape) < 2 else [self._zeros(n, like) for n in (rows, columns)]
-            )
+            is_matrix = len(shape) > 1 and rows * columns > 0
+            sides = [self._zeros(n, like) if is_matrix else None for n in (rows, columns)]
             own = (name, left.pop(0)) if with_bias else (name,)
             correlated = sides[0] is not None or sides[1] is not None
             found.append(

@@ -24,7 +24,7 @@ __all__ = [
 
 #: Reduces the outputs of all weight samples to a result, such as a predictive distribution.
 Reduction = Callable[[SizedIterable], object]
-#: Measured pass memory by the kind of inputs; None where a probe of a few examples failed.
+#: Measured pass memory by the kind of inputs; None where every probe failed.
 PassMemoryCache = dict[object, PassMemory | None]
 
 # docs/prediction.md documents the measurements behind these constants.
@@ -142,15 +142,16 @@ class Batching(NamedTuple):
         # Forward hooks must see the passes of the prediction only, so that no probe is run.
         has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules_of(network.net))
         pass_memory, available = None, None
+        whole = wanted or min(_MAX_BATCH_SIZE, num_examples)  # where a few cannot be measured
         if max_memory is not None:
             cap = parse_bytes(max_memory)
             pass_memory, available = _measure_within(
                 cap, network, inputs, num_samples, reduction, wanted
             )
         elif not has_hooks:
-            pass_memory = _cached_pass_memory(network, inputs, cache)
+            pass_memory = _cached_pass_memory(network, inputs, cache, whole)
         if pass_memory is None:
-            return cls(wanted or min(_MAX_BATCH_SIZE, num_examples), 1)
+            return cls(whole, 1)
         # An earlier call, with inputs of another kind, may have left them.
         carried = next((each.carried for each in cache.values() if each and each.carried), ())
         if (carried := pass_memory.carried or carried) and num_samples > 1:
@@ -159,6 +160,8 @@ class Batching(NamedTuple):
                 f"earlier pass in {', '.join(carried[:3])}, on which the outputs of later ones "
                 "depend; compute them in each pass, without a cache"
             )
+        if not pass_memory.accepts_one:
+            return cls(whole, 1)
         if wanted is None:
             best = _BEST_PASS.get(mean.device.type, _LARGEST_PASS)
             size = min(num_examples, _MAX_BATCH_SIZE, best // pass_memory.per_example)
@@ -225,18 +228,23 @@ def kind_of_pass(network: RandomNetwork, inputs: Inputs) -> object:
 
 
 def _cached_pass_memory(
-    network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache
+    network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache, batch_size: int
 ) -> PassMemory | None:
     kind = kind_of_pass(network, inputs), min(PROBE_SIZE, count_examples(inputs))
     if kind not in cache:
-        try:
-            cache[kind], _ = PassMemory.of(network, inputs, _LARGEST_PASS)
-        except Exception as error:
-            # The user's network may reject a few examples with any error, for instance where they
-            # belong together as the nodes of a graph. Any other fault shows in the prediction.
-            if is_out_of_memory(error):
-                raise
-            cache[kind] = None
+        cache[kind] = None
+        # The user's network may reject a few examples with any error, for instance where they
+        # belong together as the nodes of a graph. Any other fault shows in the prediction.
+        for size, accepts_one in ((PROBE_SIZE, True), (batch_size, False)):
+            try:
+                cache[kind], _ = PassMemory.of(
+                    network, inputs, _LARGEST_PASS, size, accepts_one=accepts_one
+                )
+                break
+            except Exception as error:
+                if is_out_of_memory(error):
+                    del cache[kind]
+                    raise
     return cache[kind]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils.data import (
 __all__ = [
     *("PLAIN", "WHOLE", "Inputs", "Repeated", "arguments_of", "batch_size_of", "batches_of"),
     *("check_names", "check_not_copied", "check_rows", "copied", "count_examples", "inputs_of"),
+    "num_batches",
 ]
 
 #: The batch size of inputs that are not divided, and whose lengths may differ.
@@ -55,8 +57,8 @@ def inputs_of(
 
     Raises:
         TypeError: a mapping has a name that is no argument of the network.
-        ValueError: the loader shuffles, brings nothing, or minibatches of different shapes or
-            with different arguments that are no tensors.
+        ValueError: the loader shuffles, may drop the last examples, brings nothing, or minibatches
+            of different shapes or with different arguments that are no tensors.
 
     Example:
         >>> x, y = torch.arange(6.0).reshape(3, 2), torch.zeros(3)
@@ -70,11 +72,17 @@ def inputs_of(
         moved: Inputs = _moved(source, device)  # arguments_of reports what is neither
         return moved
     batch_sampler = getattr(source, "batch_sampler", None)
-    samplers = (getattr(owner, "sampler", None) for owner in (source, batch_sampler))
+    owners = (source, batch_sampler)
+    samplers = (getattr(owner, "sampler", None) for owner in owners)
     if getattr(source, "shuffle", False) or any(isinstance(s, _REORDERING) for s in samplers):
         raise ValueError(
             "a loader of what is predicted must keep the order of the examples, got one that "
             "shuffles; make it with shuffle=False"
+        )
+    if any(getattr(owner, "drop_last", False) for owner in owners):
+        raise ValueError(
+            "a loader of what is predicted must bring every example, got one that may drop the "
+            "last ones; make it with drop_last=False"
         )
     parts = [_without_targets(minibatch) for minibatch in source]
     if not parts:
@@ -296,6 +304,17 @@ def batches_of(
         yield tuple(a[part] for a in args), named
 
 
+def num_batches(inputs: Inputs, batch_size: int) -> int:
+    """Return the number of batches of :func:`batches_of`.
+
+    Example:
+        >>> import torch
+        >>> num_batches(torch.zeros(5, 3), 2), num_batches(torch.zeros(5, 3), WHOLE)
+        (3, 1)
+    """
+    return 1 if batch_size == WHOLE else ceil(count_examples(inputs) / batch_size)
+
+
 def copied(inputs: _T) -> _T:
     """Return copies of the tensors, for a network that may edit its inputs in place.
 
@@ -318,6 +337,10 @@ class Repeated:
     The first pass gets copies. Where it leaves these as they were, later ones get the inputs
     themselves.
 
+    Args:
+        num_parts: the number of batches into which each pass divides the inputs; each is taken in
+            its turn, and one that is edited has all copied.
+
     Example:
         >>> import torch
         >>> passes, x = Repeated(), torch.ones(2)
@@ -325,9 +348,10 @@ class Repeated:
         (tensor([3., 3.]), tensor([3., 3.]))
     """
 
-    def __init__(self) -> None:
-        self._first: list[Tensor] = []
-        self._is_edited: bool | None = None
+    def __init__(self, num_parts: int = 1) -> None:
+        self._parts_left = num_parts
+        self._copies: list[Tensor] = []
+        self._is_edited = False
 
     def take(self, inputs: _T) -> _T:
         """Return the inputs of the next pass; call it when the pass before is done.
@@ -337,15 +361,15 @@ class Repeated:
         """
         if torch.compiler.is_compiling():
             return inputs
-        if self._first:
-            # An inference tensor does not count its edits.
-            self._is_edited = any(each.is_inference() or each._version for each in self._first)
-            self._first = []
-        if self._is_edited is False:
+        # An inference tensor does not count its edits.
+        self._is_edited |= any(each.is_inference() or each._version for each in self._copies)
+        self._copies = []
+        if not (self._parts_left or self._is_edited):
             return inputs
         copies = copied(inputs)
-        if self._is_edited is None:
-            self._first = [each for each in tree_leaves(copies) if isinstance(each, Tensor)]
+        if self._parts_left:
+            self._parts_left -= 1
+            self._copies = [each for each in tree_leaves(copies) if isinstance(each, Tensor)]
         return copies
 
 

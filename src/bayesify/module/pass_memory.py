@@ -172,6 +172,7 @@ class PassMemory(NamedTuple):
         edits_weights: whether the network writes to its weights.
         carried: the attributes in which a pass leaves tensors, where the outputs of later passes
             with other weights depend on them.
+        accepts_one: whether the network takes one example, and a few.
     """
 
     single: int
@@ -181,6 +182,7 @@ class PassMemory(NamedTuple):
     vectorises: bool
     edits_weights: bool = False
     carried: tuple[str, ...] = ()
+    accepts_one: bool = True
 
     def bytes_for(self, num_examples: int) -> int:
         """Return the bytes of a pass over this number of examples.
@@ -204,7 +206,13 @@ class PassMemory(NamedTuple):
 
     @classmethod
     def of(
-        cls, network: RandomNetwork, inputs: Inputs, available: int, probe_size: int = PROBE_SIZE
+        cls,
+        network: RandomNetwork,
+        inputs: Inputs,
+        available: int,
+        probe_size: int = PROBE_SIZE,
+        *,
+        accepts_one: bool = True,
     ) -> tuple[PassMemory, Tensor]:
         """Measure a pass of the mean network over one example and one over a few examples.
 
@@ -216,6 +224,8 @@ class PassMemory(NamedTuple):
             inputs: as for ``BayesianModule.predict``.
             available: the largest number of bytes that a measured pass may need.
             probe_size: the largest number of examples in the second pass.
+            accepts_one: False leaves the pass over one example out, and measures one of
+                ``probe_size``.
 
         Returns:
             The memory of a pass, and the outputs of the second pass.
@@ -249,13 +259,22 @@ class PassMemory(NamedTuple):
             return tracker.peak, outputs, tracker.vectorises
 
         try:
-            one, outputs, vectorises = measure(1)
-            affordable = available // max(1, one)
-            count = max(1, min(PROBE_SIZE, probe_size, count_examples(inputs), affordable))
-            peak, outputs, vectorises = measure(count) if count > 1 else (one, outputs, vectorises)
+            if accepts_one:
+                one, outputs, vectorises = measure(1)
+                attributes.restore()  # a state of one example may not suit several
+                affordable = available // max(1, one)
+                count = max(1, min(PROBE_SIZE, probe_size, count_examples(inputs), affordable))
+            else:
+                one, count = 0, min(probe_size, count_examples(inputs))
+            peak = one
+            if count > 1 or not accepts_one:
+                peak, outputs, vectorises = measure(count)
             carried = tuple(attributes.new_tensors())
             if carried and not _is_carried(network, inputs, count, undo, attributes):
                 carried = ()
+        except Exception:
+            attributes.restore()
+            raise
         finally:
             undo()
         check_rows(outputs, count)
@@ -268,6 +287,7 @@ class PassMemory(NamedTuple):
             vectorises=vectorises,
             edits_weights=edits_weights,
             carried=carried,
+            accepts_one=accepts_one,
         )
         return pass_memory, outputs
 

@@ -333,7 +333,9 @@ class RandomNetwork(nn.Module):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int
     ) -> ForwardPass:
         refuse_in_backward()
-        passes = Repeated() if num_samples > 1 else None
+        # An estimator with a trace may run a sample again.
+        is_repeated = num_samples > 1 or self._effective_estimator().needs_trace
+        passes = Repeated() if is_repeated else None
 
         def forward(tensors: Mapping[str, Tensor]) -> Any:
             own = (args, kwargs) if passes is None else passes.take((args, kwargs))

@@ -22,6 +22,7 @@ from bayesify.module.inputs import (
     batches_of,
     check_rows,
     count_examples,
+    num_batches,
 )
 from bayesify.module.pass_memory import MemoryTracker
 from bayesify.module.random_network import RandomNetwork
@@ -108,7 +109,7 @@ class SampledOutputs:
     def _outputs(self, first: int = 0) -> Iterator[Tensor]:
         """Yield the outputs from sample ``first`` on."""
         batch_size, group = self._batching.batch_size, self._batching.group
-        passes = Repeated()
+        passes = Repeated(num_batches(self._inputs, batch_size))
         while first < self._num_samples:
             samples = range(first, min(first + group, self._num_samples))
             weights = self._draw(samples)

@@ -151,6 +151,8 @@ class LocationScalePredictive(NumericPredictive):
         done = torch.zeros_like(value, dtype=torch.bool)
         for _ in range(_MAX_STEPS):
             distance = sign * (means - value) / std
+            # As in cdf: a component without noise is at most its own mean.
+            distance.masked_fill_((std == 0.0) & (means == value), -sign * math.inf)
             beyond = self._upper_tail(distance).mean(0)
             density = (self._log_density(distance).exp() / std).mean(0)
             below = beyond < tail if sign > 0.0 else beyond > tail

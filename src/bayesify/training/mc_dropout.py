@@ -26,6 +26,7 @@ from bayesify.module.inputs import (
     check_rows,
     count_examples,
     inputs_of,
+    num_batches,
 )
 from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
@@ -182,7 +183,7 @@ class _DropoutOutputs:
         return self._num_samples
 
     def __iter__(self) -> Iterator[Tensor]:
-        passes = Repeated()
+        passes = Repeated(num_batches(self._inputs, self._batch_size))
         for sample in range(self._num_samples):
             seed_global_generators(self._seed, Stream.PREDICTION, sample)
             parts: list[Tensor] = []

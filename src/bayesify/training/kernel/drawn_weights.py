@@ -25,7 +25,7 @@ from bayesify.distributions.priors import Prior
 from bayesify.estimators.transforms import is_transformed
 from bayesify.estimators.weight_sampling import WeightSampling
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.module.inputs import Inputs, Repeated, arguments_of
 from bayesify.module.random_network import refuse_in_backward
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.threefry import counter_key, normals
@@ -94,11 +94,13 @@ class DrawnWeights:
         Of a KL that is estimated it is the average over the samples.
         """
         refuse_in_backward()
-        args, kwargs = arguments_of(inputs)
+        given = arguments_of(inputs)
+        passes = Repeated() if len(samples) > 1 else None
         outputs, kls = [], []
         for sample in samples:
             kl, *weights = self._draw(bnn, step, sample)
             named = dict(zip(bnn.layout.names, weights, strict=True))
+            args, kwargs = given if passes is None else passes.take(given)
             outputs.append(bnn.tensor_of(bnn.run_with_named(named, *args, **kwargs)))
             kls.append(kl)
         if len(outputs) == 1:
