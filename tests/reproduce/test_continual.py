@@ -133,7 +133,7 @@ def result(name: str, title: str, seed: int, accuracies: list[list[float]]) -> d
     config = {"benchmark": benchmark, "title": title, "num_tasks": 2, "held_out": 9 * trial}
     settings = {
         **{"prior_mean": None, "prior_std": 0.1, "init_std": 0.02},
-        **{"lr": 0.005, "rho_lr_scale": 0.3, "epochs": 10, "narrow": seed == 0},
+        **{"lr": 0.005, "rho_lr_scale": 0.3, "batch_size": 64, "epochs": 10, "narrow": seed == 0},
     }
     metrics = {"accuracies": accuracies}
     return {"job": name, "seed": seed, "config": {**config, **settings}, "metrics": metrics}
@@ -151,8 +151,8 @@ def test_the_table_averages_over_the_tasks_so_far() -> None:
     assert "| VCL | 90.0 | 97.00 +- 1.00 | 94.00 +- 1.00 | 91.00 +- 1.00 | 2 |" in text
     assert "| fine-tuning |  | 99.00 | 74.50 | 50.00 | 1 |" in text
     assert f"| EWC | {REPORTED['split']['EWC']:.1f} | | | | |" in text
-    assert "| permuted | 0 | 0.1 | 0.02 | yes | 0.005 | 0.3 | 10 | 85.00 |" in text
-    assert "| permuted | 0 | 0.1 | 0.02 | first only | 0.005 | 0.3 | 10 | 80.00 |" in text
+    assert "| permuted | 0 | 0.1 | 0.02 | yes | 0.005 | 0.3 | 64 | 10 | 85.00 |" in text
+    assert "| permuted | 0 | 0.1 | 0.02 | first only | 0.005 | 0.3 | 64 | 10 | 80.00 |" in text
     drawn = EXPERIMENT.figures(made)["continual"]
     assert [axes.get_title(loc="left") for axes in drawn.axes] == ["permuted", "split"]
 

@@ -93,6 +93,9 @@ _TRIALS: dict[str, list[dict[str, Any]]] = {
         {"init_std": 0.03, "rho_lr_scale": 0.1},
         {"init_std": 0.05, "prior_std": 0.2},
         {"init_std": 0.03, "batch_size": 256},
+        {"init_std": 0.03, "batch_size": 1024, "epochs": 12},
+        {"init_std": 0.03, "batch_size": 1024, "epochs": 20},
+        {"init_std": 0.03, "batch_size": 1024, "epochs": 12, "lr": 2e-2},
     ],
     "split": [
         {},
@@ -222,11 +225,11 @@ def _benchmark_table(benchmark: str, results: Sequence[Result]) -> str:
 
 
 def _trial_table(results: Sequence[Result]) -> str:
-    shown = ("prior_std", "init_std", "lr", "rho_lr_scale", "epochs")
+    shown = ("prior_std", "init_std", "lr", "rho_lr_scale", "batch_size", "epochs")
     lines = [
         "| benchmark | prior centred on | its std | initial std | in each task | rate "
-        "| rate of rho, times | epochs | average accuracy after the last task |",
-        "|---" * 9 + "|",
+        "| rate of rho, times | batch | epochs | average accuracy after the last task |",
+        "|---" * 10 + "|",
     ]
     for result in results:
         config = result["config"]
