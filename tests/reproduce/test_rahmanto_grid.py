@@ -151,6 +151,9 @@ def test_the_journal_is_made_from_the_results(whole: Path, tmp_path: Path) -> No
     before = (out / "journal.log").read_bytes()
     reproduce(EXPERIMENT, out, Quiet(), quick=True)
     assert (out / "journal.log").read_bytes() == before  # nothing was missing
+    (out / "journal.log").write_bytes(before.replace(b"-seed-0", b"-seed-7"))
+    reproduce(EXPERIMENT, out, Quiet(), quick=True)  # a seed of it was missing
+    assert len(trials(out)) == 4
     (out / "journal.log").write_text("damaged")
     gone = sorted(out.glob("*-seed-0.json"))[1]
     gone.unlink()

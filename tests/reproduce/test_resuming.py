@@ -17,7 +17,8 @@ from filelock import FileLock
 from tests.killable import EPOCHS, Silent3, start, trains, without_times
 
 from bayesify.io import StorageError
-from bayesify.reproduce import Job, read_results, reproduce
+from bayesify.reproduce import Context, Job, read_results, reproduce
+from bayesify.reproduce.harness.job_runner import JobRunner
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the posterior's standard deviations"),
@@ -85,6 +86,24 @@ def test_a_beginning_of_other_settings_is_not_gone_on_with(
     with pytest.raises(StorageError, match=r"job\.json holds the beginning .* config\.size must"):
         reproduce(other, tmp_path, Silent3())
     assert epochs_done.read_text().count("\n") == 3
+
+
+def test_a_beginning_that_goes_away_while_it_is_read_is_none(
+    tmp_path: Path, epochs_done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has just ended the job, and removed its folder."""
+    assert start(tmp_path, KILL_AT="a 0 3 0").wait() == -signal.SIGKILL
+    job = trains().jobs((0,), False)[0]
+    runner = JobRunner(trains(), tmp_path, Silent3(), Context(), quick=False)
+    assert runner.part_done(job) > 0.0
+    path = tmp_path / ".work" / "a-seed-0" / "job.json"
+    path.unlink()
+    monkeypatch.setattr(Path, "exists", path.__eq__)  # it was there a moment ago
+    assert runner.part_done(job) == 0.0
+    monkeypatch.undo()
+    path.write_text("{")
+    with pytest.raises(StorageError, match=r"job\.json cannot be read"):
+        runner.part_done(job)
 
 
 def test_an_earlier_commit_is_noted(

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,18 @@ from tests.training.test_resume import (
 )
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CyclicLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    PolynomialLR,
+    SequentialLR,
+    StepLR,
+)
 
 from bayesify import ELBO, BayesianModule, Gaussian, Prior, StreamingELBO, fit, load, save
 from bayesify.app.cli import main
@@ -331,6 +342,37 @@ def test_a_resumed_run_has_the_schedule_and_optimizer_of_its_checkpoint(tmp_path
     with pytest.raises(StorageError, match=r"weight_decay is 0\.1 here and 0 there"):
         run("plain", 4, optimizer=adam(weight_decay=0.1))
     assert len(run("plain", 4, optimizer=adam(foreach=False))) == 4
+
+
+LENGTHS: dict[str, Callable[[Optimizer, int], LRScheduler]] = {
+    "T_max = 4, got 8": lambda o, n: CosineAnnealingLR(o, T_max=n),
+    "total_iters = 4, got 8": lambda o, n: PolynomialLR(o, total_iters=n),
+    "step_size = 2, got 4": lambda o, n: StepLR(o, n // 2),
+    r"milestones = \[2\], got \[4\]": lambda o, n: MultiStepLR(o, [n // 2]),
+    "total_iters = 2, got 4": lambda o, n: SequentialLR(
+        o, [LinearLR(o, total_iters=n // 2), StepLR(o, 100)], milestones=[3]
+    ),
+}
+
+
+@pytest.mark.parametrize("told", LENGTHS)
+def test_a_schedule_with_a_length_of_its_own_is_not_resumed_with_another(
+    told: str, tmp_path: Path
+) -> None:
+    """The stored length would replace it: two more epochs at a rate of 0, or a rising one."""
+
+    def run(epochs: int) -> History:
+        loader = TensorLoader(torch.ones(6, 3), torch.arange(6) % 2, 3)
+        made = {"checkpoint_dir": tmp_path, "resume": True, "progress": False}
+        elbo = ELBO(BayesianModule(nn.Linear(3, 2)), num_data=6)
+        return fit(elbo, loader, epochs=epochs, scheduler=LENGTHS[told], **made)
+
+    run(2)
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    with pytest.raises(StorageError, match=told):
+        run(4)
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+    assert len(run(2)) == 2
 
 
 @pytest.mark.parametrize("cycle", [OneCycleLR, CyclicLR])

@@ -348,6 +348,16 @@ def measure_rest(rank: int, folder: Path) -> dict[str, Any]:
     return found
 
 
+class Cauchy(bf.Prior):
+    """A prior of one's own."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        return -torch.log1p((weights / self.scale).square())
+
+
 def measure_errors(rank: int, folder: Path) -> dict[str, Any]:
     x, y = data()
     found: dict[str, Any] = {}
@@ -376,6 +386,10 @@ def measure_errors(rank: int, folder: Path) -> dict[str, Any]:
         "pac-bayes": lambda: train(elbo=PACBayesObjective(images, num_data=N)),
         "rate": lambda: train(lr=0.1 + rank),
         "warm-up": lambda: train(kl_warmup_epochs=rank),
+        "likelihood": lambda: train(
+            elbo=bf.ELBO(new_bnn(likelihood=bf.GaussianLikelihood(std=1.0 + rank)), num_data=N)
+        ),
+        "prior": lambda: train(elbo=bf.ELBO(new_bnn(prior=Cauchy(1.0 + rank)), num_data=N)),
         "temperature": lambda: train(elbo=bf.ELBO(new_bnn(), num_data=N, temperature=1.0 + rank)),
         "state": lambda: train(**of_state(rank)),
         "network": lambda: train(
@@ -396,6 +410,7 @@ def measure_errors(rank: int, folder: Path) -> dict[str, Any]:
         with mock.patch("bayesify.training.processes.process_count", return_value=1):
             train(checkpoint_dir=folder / "own-0")
     train(checkpoint_dir=folder / "shared", shared_noise=True)
+    train(elbo=bf.ELBO(new_bnn(prior=Cauchy(1.0)), num_data=N))  # whose repr is its place in memory
     distributed.barrier()
     for name, case in cases.items():
         try:

@@ -58,9 +58,9 @@ def check_alike(
         {
             **objective_meta(elbo),
             "seed": bnn.seed,
-            "estimator": bnn.estimator,
-            "prior": bnn.prior,
-            "likelihood": bnn.likelihood,
+            "estimator": _described(bnn.estimator),
+            "prior": _described(bnn.prior),
+            "likelihood": f"{_described(bnn.likelihood)} {bnn.likelihood.config()}",
             **arguments,
             "optimizer": type(optimizer).__name__,
             "settings of the optimizer": rates,
@@ -74,3 +74,10 @@ def check_alike(
         },
         "call fit alike in each",
     )
+
+
+def _described(part: object) -> str:
+    """Return a component in words that are the same in every process."""
+    # The repr of an object that has none of its own is its place in memory.
+    has_own = type(part).__repr__ is not object.__repr__
+    return repr(part) if has_own else f"{type(part).__qualname__} {vars(part)}"

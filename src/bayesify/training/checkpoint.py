@@ -45,6 +45,9 @@ _NOT_COMPARED = frozenset(
     ("lr", "initial_lr", "foreach", "fused", "capturable", "differentiable", "params")
 )
 
+#: Numbers of steps in the states of PyTorch's schedules.
+_LENGTHS = ("T_max", "T_0", "total_iters", "step_size", "milestones", "_milestones")
+
 
 @dataclass
 class Position:
@@ -137,9 +140,28 @@ def read_checkpoint(
             f"{position.batches} minibatches; resume it with as many, got {batches}, or begin "
             "another run in another folder, with the network that bayesify.load reads from the file"
         )
+    _check_lengths(path, scheduler_meta(scheduler), meta["scheduler"])
     load_trained(path, elbo, optimizer, tensors, meta)
     scheduler.load_state_dict(_from_json(meta["scheduler"], scheduler.state_dict()))
     return position
+
+
+def _check_lengths(path: Path, wanted: Any, stored: Any) -> None:
+    """Raise StorageError where a schedule has other numbers of steps than its checkpoint's.
+
+    The stored ones would replace them, so that a schedule of more epochs would end too early.
+    """
+    for name in _LENGTHS:
+        if name in wanted and wanted[name] != stored.get(name, wanted[name]):
+            there, here = (_numbers(state[name]) for state in (stored, wanted))
+            raise StorageError(
+                f"{path} is of a run whose schedule of the learning rate has {name.lstrip('_')} = "
+                f"{there}, got {here}; resume it with the same, or use "
+                "bayesify.training.schedules.cosine or a LambdaLR, which may have more steps"
+            )
+    parts = zip(wanted.get("_schedulers", ()), stored.get("_schedulers", ()), strict=False)
+    for own, other in parts:
+        _check_lengths(path, own, other)
 
 
 def update_settings(optimizer: Optimizer, scheduler: LRScheduler) -> dict[str, Any]:
@@ -309,6 +331,12 @@ def _as_json(state: Any) -> Any:
     if isinstance(state, np.generic) or (isinstance(state, Tensor) and state.numel() == 1):
         return state.item()
     return [_as_json(each) for each in state] if isinstance(state, list | tuple) else state
+
+
+def _numbers(state: Any) -> Any:
+    """Return counts by number as a list of the numbers, and any other state as it is."""
+    counts = _from_json(state, None)
+    return sorted(counts.elements()) if isinstance(counts, Counter) else state
 
 
 def _from_json(state: Any, like: Any) -> Any:

@@ -66,7 +66,9 @@ def fit_replicas(
         kl_warmup_power: as this power of a straight line.
         backend: ``"compiled"``, ``"autograd"`` (any prior and optimiser), or ``"auto"`` for the
             first where it supports all networks.
-        checkpoint_dir: where ``replica-K/checkpoint.safetensors`` are written after every epoch.
+        checkpoint_dir: where ``replica-K/checkpoint.safetensors`` are written after every epoch,
+            one after the other: a process that is killed in between leaves two epochs, and neither
+            is resumed.
         resume: resume from these if they are there.
         callback: called at every step and epoch, with the first network's rows.
         progress: without a callback, whether a line per epoch is printed to standard error.
@@ -131,8 +133,8 @@ def fit_replicas(
     places = {(m.position.epoch, m.position.batch, m.position.noise) for m in members}
     if len(places) > 1:
         raise ValueError(
-            "the checkpoints of the networks must be of one step, but they differ; remove the "
-            "folders of all to begin anew"
+            "the checkpoints of the networks must be of one step, but they differ, as where a "
+            "process was killed while it wrote them; remove the folders of all to begin anew"
         )
     optimizers = [member.optimizer for member in members]
     replicas = ReplicaBackend(elbos, optimizers, backend, noise=first.noise)

@@ -97,6 +97,28 @@ def test_a_streamed_run_resumes_within_an_epoch(place: Path, tmp_path: Path) -> 
     assert comparable(tmp_path / "run") == comparable(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("place_of_stop", ["cli.prepare_run.store_table", "runs.folder.versions"])
+def test_a_run_stopped_while_its_folder_is_made_begins_anew(
+    place: Path, tmp_path: Path, place_of_stop: str
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    start = ["train", place / "table", "--target", "y", *QUICK, *STREAMED, "--out"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"bayesify.app.{place_of_stop}", stop)
+        assert bayesify(*start, tmp_path / "run").code == 130
+    assert (tmp_path / "run" / "table.json").exists()
+    assert not (tmp_path / "run" / "config.json").exists()
+    said = bayesify(*start, tmp_path / "run", "--resume")
+    assert said.code == 0, said.err
+    assert comparable(tmp_path / "run") == comparable(place / "run")
+    (tmp_path / "other").mkdir()
+    for name in ("table.json", "notes.txt"):
+        (tmp_path / "other" / name).write_text("{}")
+    check_refused(bayesify(*start, tmp_path / "other"), "other holds other files")
+
+
 @pytest.mark.parametrize("target", ["y", "city"])
 def test_streamed_and_in_memory_predict_alike(place: Path, tmp_path: Path, target: str) -> None:
     found = {}

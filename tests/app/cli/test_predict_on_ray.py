@@ -77,6 +77,10 @@ def test_each_file_is_predicted_as_it_is_alone(place: Path, tmp_path: Path) -> N
             assert bayesify(*words).code == 130
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["settings.json"]
         assert bayesify(*words[:-3], *words[-2:]).code == 0
+        # One file predicted with others: the rest do not count for those.
+        other = ["--level", "0.6"]
+        assert bayesify(*given[:2], new / "0.csv", *given[3:], *on, *other, "--force").code == 0
+        assert bayesify(*given, *on, *other).err.startswith("4 files, 1 predicted already")
         assert bayesify(*given, *on, "--force").code == 0
         # A file that cannot be read does not stop the others, and is named in one line.
         (new / "00.csv").write_text("a,b\n1,2\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -274,14 +275,15 @@ def write_rows(console: Console, run: Run, stream: EncodedRows) -> None:
 
 def create_folder(run: Run, data: RunData, device: str, processes: int) -> Run:
     """Create the folder of a new run."""
-    made = Run.create(
+    store = None
+    if run.table is not None and isinstance(data, TableData):
+        store = partial(store_table, data=data, schema=run.table)
+    return Run.create(
         *(run.folder, run.config),
         data_dir=run.data_dir,
         table=run.table,
         images=run.images,
         device=device,
         processes=processes,
+        store_data=store,
     )
-    if made.table is not None and isinstance(data, TableData):
-        store_table(made.folder, data, made.table)
-    return made

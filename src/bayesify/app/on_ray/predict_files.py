@@ -173,8 +173,12 @@ def predict_files(
         stack.callback(_remove_incomplete, targets.values())  # when no worker is left
         yield str(stack.enter_context(connected(address)))
         out.mkdir(parents=True, exist_ok=True)
-        for target in targets.values():  # else those of other settings would count as predicted
+        # Those of other settings must not count as predicted.
+        for target in targets.values():
             target.unlink(missing_ok=True)
+        if _stored_settings(out) != settings.to_json():
+            for other in (*out.glob("*.csv"), *out.glob("*.parquet")):
+                os.utime(other)  # no longer the time of change of its file
         atomic_write(out / _SETTINGS, json.dumps(settings.to_json(), indent=2) + "\n")
         same = stack.enter_context(shared(out))
         os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # it reports each step otherwise

@@ -8,8 +8,9 @@ import io
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,8 @@ _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
 TUNING_STUDY, TUNING_SUMMARY = "tuning.db", "tuning.json"
 #: Held by the process that trains the run; one that was killed leaves the file.
 LOCK_NAME = ".lock"
+#: Written before config.json: a run that was stopped while it was made may leave them.
+_MADE_FIRST = ("table.json", "table.safetensors", "images.json")
 
 
 class RunError(ValueError):
@@ -96,8 +99,19 @@ class Run:
         images: ImageSchema | None = None,
         device: str = "cpu",
         processes: int = 1,
+        store_data: Callable[[Path], None] | None = None,
     ) -> Run:
         """Create a run in a new or empty folder, or in one with a finished search of its settings.
+
+        Args:
+            folder: path of the folder.
+            config: as for the class, like the next three.
+            data_dir: see there.
+            table: see there.
+            images: see there.
+            device: where it is trained.
+            processes: how many train it together.
+            store_data: writes what the run needs of its data into the folder.
 
         Raises:
             RunError: the folder holds something already.
@@ -109,6 +123,8 @@ class Run:
         for schema in (table, images):
             if schema is not None:
                 schema.save(folder)
+        if store_data is not None:
+            store_data(folder)
         run.write_json(
             _CONFIG,
             {
@@ -415,9 +431,7 @@ def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
         )
     if after_tuning and is_tuning(folder):
         return
-    if folder.is_file() or (
-        folder.is_dir() and any(each.name != LOCK_NAME for each in folder.iterdir())
-    ):
+    if folder.is_file() or (folder.is_dir() and not all(map(_is_no_run, folder.iterdir()))):
         held, mend = "other files", ""
         if (folder / _CONFIG).exists():
             held, mend = "another run", ", or continue that run with --resume"
@@ -425,6 +439,15 @@ def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
             held = "an unfinished search of settings"
             mend = ", or continue that search with the same command and --resume"
         raise RunError(f"{folder} holds {held}; choose a new folder with --out{mend}")
+
+
+def _is_no_run(path: Path) -> bool:
+    """Return whether a file is a lock, or of a run that was stopped before it had its settings."""
+    if path.name == LOCK_NAME:
+        return True
+    names = [pattern for name in _MADE_FIRST for pattern in (name, f".{name}.*.tmp")]
+    is_begun = not path.with_name(_CONFIG).exists()
+    return is_begun and any(fnmatchcase(path.name, pattern) for pattern in names)
 
 
 def as_test_row(row: Mapping[str, float | None]) -> dict[str, float | None]:

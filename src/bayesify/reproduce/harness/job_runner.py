@@ -227,12 +227,17 @@ class JobRunner:
         """
         for name in (_BEGINNING, _OLD_BEGINNING):
             path = self._work(job) / name
-            if path.exists():
+            try:
                 begun = read_object(path)
-                settings = job_settings(self.experiment, job, quick=self._quick)
-                check_same_settings(path, settings, begun, "the beginning of a result")
-                numbers = {name: float(begun.get(name, 0.0)) for name in ("seconds", "part")}
-                return {"commit": begun.get("commit"), **numbers}
+            except StorageError as error:
+                # Not begun; or it has just ended, in another process.
+                if isinstance(error.__cause__, FileNotFoundError):
+                    continue
+                raise
+            settings = job_settings(self.experiment, job, quick=self._quick)
+            check_same_settings(path, settings, begun, "the beginning of a result")
+            numbers = {name: float(begun.get(name, 0.0)) for name in ("seconds", "part")}
+            return {"commit": begun.get("commit"), **numbers}
         return None
 
     def _write_beginning(self, job: Job, begun: Mapping[str, Any]) -> None:

@@ -149,14 +149,15 @@ def search(jobs: Sequence[Job], folder: Path, run_job: RunJob) -> None:
     """Run all points of the grid, then write them as Optuna studies, one for each seed.
 
     The studies are made from the files of results. They are written anew when a point was missing
-    before, or the journal is.
+    before, or the journal is or lacks a seed.
 
     Raises:
         ImportError: Optuna is not installed, and there is something left to do.
         StorageError: a result in the folder is damaged.
     """
     journal = folder / JOURNAL
-    if journal.exists() and all((folder / job.file_name).exists() for job in jobs):
+    written = journal.read_text(encoding="utf-8") if journal.exists() else ""
+    if all((folder / job.file_name).exists() and f'-seed-{job.seed}"' in written for job in jobs):
         return
     # Imported before the jobs are run, as Optuna may not be installed.
     from bayesify.reproduce.harness.optuna_study import FinishedTrial, write_studies
