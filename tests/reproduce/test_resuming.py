@@ -98,7 +98,7 @@ def test_a_beginning_that_goes_away_while_it_is_read_is_none(
     assert runner.part_done(job) > 0.0
     path = tmp_path / ".work" / "a-seed-0" / "job.json"
     path.unlink()
-    monkeypatch.setattr(Path, "exists", path.__eq__)  # it was there a moment ago
+    monkeypatch.setattr(Path, "exists", lambda _: True)  # it was there a moment ago
     assert runner.part_done(job) == 0.0
     monkeypatch.undo()
     path.write_text("{")
