@@ -95,7 +95,6 @@ _TRIALS: dict[str, list[dict[str, Any]]] = {
         {"init_std": 0.03, "batch_size": 256},
         {"init_std": 0.03, "batch_size": 1024, "epochs": 12},
         {"init_std": 0.03, "batch_size": 1024, "epochs": 20},
-        {"init_std": 0.03, "batch_size": 1024, "epochs": 12, "lr": 2e-2},
     ],
     "split": [
         {},
