@@ -45,6 +45,13 @@ def test_inputs_are_standardised_by_channel(tmp_path: Path) -> None:
     assert torch.allclose(schema.inputs([path]), ((pixels - mean) / std).flatten()[None], atol=1e-5)
 
 
+def test_numbers_of_numpy_can_be_saved(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", (6, 6))
+    _, schema = fit_image_folder(folder, seed=np.int64(3), test_fraction=np.float32(0.25))
+    schema.save(tmp_path)
+    assert type(schema).load(tmp_path) == fit_image_folder(folder, seed=3, test_fraction=0.25)[1]
+
+
 @pytest.mark.parametrize(
     ("shape", "size", "expected"),
     [

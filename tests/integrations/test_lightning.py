@@ -88,14 +88,22 @@ def test_the_weights_are_those_of_fit(options: dict[str, Any], tmp_path: Path) -
         assert not torch.allclose(weights_of(plain)[0], weights_of(alone)[0], rtol=1e-3)
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
-    whole = ELBOModule(objective())
+@pytest.mark.parametrize("name", ["Adam", "IVON"])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    def made() -> ELBOModule:
+        elbo = objective()
+        # Lightning restores the network before it makes the optimiser.
+        return ELBOModule(
+            elbo, **({"optimizer": lambda _: bf.IVON(elbo)} if name == "IVON" else {})
+        )
+
+    whole = made()
     trainer(tmp_path).fit(whole, loader())
     first = trainer(tmp_path, max_epochs=2, enable_checkpointing=True)
-    first.fit(ELBOModule(objective()), loader())
+    first.fit(made(), loader())
     path = tmp_path / "half.ckpt"
     first.save_checkpoint(path)
-    resumed = ELBOModule(objective())
+    resumed = made()
     trainer(tmp_path).fit(resumed, loader(), ckpt_path=path)
     for found, expected in zip(weights_of(resumed.elbo), weights_of(whole.elbo), strict=True):
         assert torch.equal(found, expected)

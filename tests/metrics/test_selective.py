@@ -73,6 +73,7 @@ def test_risk_and_coverage_by_hand_with_ties() -> None:
     curve = metrics.risk_coverage(uncertainty, loss)
     assert curve.threshold.tolist() == pytest.approx([0.1, 0.2, 0.9])
     assert curve.coverage.tolist() == [0.25, 0.75, 1.0]
+    assert curve.coverage.dtype == curve.risk.dtype == torch.float64
     assert curve.risk.tolist() == pytest.approx([0.0, 1 / 3, 1.25])
     # The two orders of the tie: (0, 1/2, 1/3, 5/4) and (0, 0, 1/3, 5/4).
     assert curve.aurc == pytest.approx((0 + 0.25 + 1 / 3 + 1.25) / 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from tests.loops import loop_over
 from torch import Tensor, nn
@@ -125,12 +126,26 @@ def test_later_batches_see_them_where_the_first_is_not_edited(kind: str) -> None
 
 @loop_over("estimator", [LocalReparameterization(), Flipout()])
 def test_a_pass_that_is_run_again_sees_them(estimator: Any) -> None:
+    """A number decides over the uses, which no trace knows."""
     noise = GaussianLikelihood(std=1.0)
     bnn = BayesianModule(ScaledOnce(), likelihood=noise, init_std=1e-6, estimator=estimator)
-    for twice in (0.0, 1.0, 1.0):  # a number that decides over the uses, which no trace knows
-        outputs = bnn(torch.full((4, 1), 300.0 * 255.0), twice=twice)
-        expected = torch.full((4, 1), 300.0 * (1.0 + twice))
+    inputs = torch.full((4, 1), 300.0 * 255.0)
+    for twice, samples in ((0.0, 2), (1.0, 2), (1.0, 1)):
+        elbo = ELBO(bnn, num_data=4, num_samples=samples)
+        outputs = elbo({"x": inputs.clone(), "twice": twice}, torch.ones(4, 1)).outputs
+        expected = torch.full((samples, 4, 1), 300.0 * (1.0 + twice))
         torch.testing.assert_close(outputs, expected, atol=0.1, rtol=0.0)
+
+
+def test_a_single_pass_that_cannot_see_them_again_is_an_error() -> None:
+    """They are not copied for a case that hardly occurs, nor edited twice."""
+    options = {"likelihood": GaussianLikelihood(std=1.0), "estimator": LocalReparameterization()}
+    bnn = BayesianModule(ScaledOnce(), init_std=1e-6, **options)
+    bnn(torch.full((4, 1), 0.5), twice=0.0)
+    with pytest.raises(RuntimeError, match=r"begin its forward with x = x\.clone\(\)"):
+        bnn(torch.full((4, 1), 300.0 * 255.0), twice=1.0)
+    outputs = bnn(torch.full((4, 1), 300.0 * 255.0), twice=1.0)
+    torch.testing.assert_close(outputs, torch.full((4, 1), 600.0), atol=0.1, rtol=0.0)
 
 
 def test_dropout_in_place_on_the_inputs() -> None:

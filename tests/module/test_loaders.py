@@ -134,5 +134,7 @@ def test_tensors_of_the_cpu_are_moved_and_others_stay() -> None:
 
 def test_a_loader_that_drops_examples_is_refused() -> None:
     bnn = bf.BayesianModule(mlp(4, (6,), 3).double())
-    with pytest.raises(ValueError, match="must bring every example, got one that may drop"):
+    with pytest.raises(ValueError, match="must bring every example, got one that drops"):
         bnn.predict(DataLoader(TensorDataset(X), batch_size=7, drop_last=True))
+    whole = DataLoader(TensorDataset(X[:21]), batch_size=7, drop_last=True)
+    assert torch.equal(bnn.predict(whole).mean, bnn.predict(X[:21]).mean)

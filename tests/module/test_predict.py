@@ -285,6 +285,20 @@ def test_what_a_network_keeps_besides_its_weights_is_no_matter(keeps: str) -> No
         torch.testing.assert_close(bnn.predict(x, S, **cut).mean, plain.predict(x, S, **cut).mean)
 
 
+def test_a_constant_that_is_kept_does_not_keep_samples_from_sharing_a_pass() -> None:
+    class Masked(nn.Linear):
+        mask: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.mask is None:
+                self.mask = torch.tensor([1.0, 0.0])
+            return super().forward(x) * self.mask
+
+    bnn = BayesianModule(Masked(3, 2), init_std=0.5).eval()
+    with torch.no_grad():
+        assert Batching.of(bnn, torch.ones(20, 3), {}, num_samples=100).group == 100
+
+
 class CachingForGood(Caching):
     """A network that does not clear its cache, so that a pass of an earlier call has filled it."""
 
@@ -322,7 +336,7 @@ def test_caches_of_a_network_that_takes_no_single_example_are_refused() -> None:
 
 
 class Stateful(nn.Module):
-    """A recurrent network that goes on from its last state."""
+    """A recurrent network that resumes from its last state."""
 
     def __init__(self) -> None:
         super().__init__()

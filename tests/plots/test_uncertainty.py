@@ -94,6 +94,8 @@ def check_band(band, num_data):
 
 def test_the_band_holds_95_percent_of_calibrated_results():
     check_band(band_of(interval_coverage([0.5], [0.5], 2000)), 2000)
+    arrays = interval_coverage(np.array([0.5, 0.9]), np.array([0.5, 0.8]), 2000)
+    assert band_of(arrays).keys() == band_of(interval_coverage([0.5, 0.9], [0.5, 0.8], 2000)).keys()
     narrow = {
         x: (x - 0.9 * (x - a), x + 0.9 * (b - x))
         for x, (a, b) in band_of(interval_coverage([0.5], [0.5], 2000)).items()

@@ -81,6 +81,13 @@ def test_names_with_commas_and_numbers_with_decimal_commas_are_separated_by_semi
     assert table.columns == ("Temperatur, °C", "Druck, bar", "Klasse")
     (rows,) = table.batches()
     assert rows.texts("Druck, bar").tolist() == ["0,93", "1,04"]
-    other = tmp_path / "b.csv"  # and a comma file with semicolons in its cells stays one
-    other.write_text("a,b,c\n1;2,3;4,5\n6;7,8;9,0\n", encoding="utf-8")
-    assert open_table(other).columns == ("a", "b", "c")
+    path.write_text("Temperatur, °C;Druck\n20,4;0,93\n21,7;1,04\n", encoding="utf-8")
+    assert open_table(path).columns == ("Temperatur, °C", "Druck")
+    for text, names in (
+        ("a,b,c\n1;2,3;4,5\n6;7,8;9,0\n", ("a", "b", "c")),
+        ('name,"lat;lon"\na,"1.0;2.0"\nb,"3.0;4.0"\n', ("name", "lat;lon")),
+        ("id,a|b\n1,x|y\n2,z|w\n", ("id", "a|b")),
+        ("k;l,a\nx;1,2.5\ny;3,4.5\n", ("k;l", "a")),
+    ):
+        path.write_text(text, encoding="utf-8")
+        assert open_table(path).columns == names

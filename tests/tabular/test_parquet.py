@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -183,3 +185,20 @@ def test_a_period_is_its_text(unit: str, tmp_path: Path) -> None:
         (rows,) = table.batches(columns=["when", "x"])
         assert rows.texts("when").tolist() == expected
         assert rows.numbers("when") is None
+
+
+def test_a_period_is_its_text_in_a_process_that_has_seen_none(tmp_path: Path) -> None:
+    """Arrow knows the type only once pandas has converted one."""
+    frame = pd.DataFrame({"when": pd.period_range("2021-03", periods=2, freq="M")})
+    frame.to_parquet(tmp_path / "a.parquet")
+    code = (
+        "import sys; from pathlib import Path; from bayesify.tabular.files import open_table; "
+        "(rows,) = open_table(Path(sys.argv[1])).batches(); print(*rows.texts('when'))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "a.parquet"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "2021-03 2021-04\n"

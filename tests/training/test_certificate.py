@@ -120,6 +120,14 @@ def test_a_certificate_is_the_formula_of_the_paper() -> None:
         assert value < found.error_bound * (1 - 1e-3), fault
 
 
+def test_a_loader_is_what_it_brings() -> None:
+    bnn, x, y = linear()
+    loader, options = TensorLoader(x, y, 64, shuffle=False), {"num_samples": 1000, "seed": 2}
+    found = bf.certify(bnn, loader, y, prior_indices=(), **options)
+    assert found == bf.certify(bnn, x, y, prior_indices=(), **options)
+    assert sampled_error(bnn, loader, y, **options) == sampled_error(bnn, x, y, **options)
+
+
 def test_candidates_share_the_two_deltas() -> None:
     bnn, x, y = linear()
     one = bf.certify(

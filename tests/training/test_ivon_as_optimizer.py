@@ -213,3 +213,30 @@ def test_a_state_dict_brings_the_state_back() -> None:
     train(resumed, other, 5)
     assert torch.equal(whole.bnn.posterior.mean, resumed.bnn.posterior.mean)
     assert torch.equal(whole.bnn.posterior.std, resumed.bnn.posterior.std)
+
+
+def test_a_loop_of_ones_own_resumes_in_the_usual_order() -> None:
+    """The network, the optimiser, then its state: the constructor sets rho to that of h0."""
+    x, y = next(iter(classes()))
+
+    def steps(elbo: ELBO, optimizer: IVON, count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            elbo(x, y).loss.backward()
+            optimizer.step()
+
+    whole = ELBO(classifier(), num_data=96, fused=False)
+    optimizer = IVON(whole, lr=0.02, betas=(0.9, 0.99))
+    steps(whole, optimizer, 50)
+    stored = deepcopy((whole.state_dict(), optimizer.state_dict()))
+    std = whole.bnn.posterior.std.detach().clone()
+    steps(whole, optimizer, 10)
+    resumed = ELBO(classifier(), num_data=96, fused=False)
+    resumed.load_state_dict(stored[0])
+    other = IVON(resumed, lr=0.02, betas=(0.9, 0.99))
+    assert not torch.allclose(resumed.bnn.posterior.std, std, rtol=0.1)
+    other.load_state_dict(stored[1])
+    assert torch.equal(resumed.bnn.posterior.std, std)
+    steps(resumed, other, 10)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(torch.as_tensor(tensor), torch.as_tensor(resumed.state_dict()[name]))

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
     CyclicLR,
     LambdaLR,
     LinearLR,
@@ -344,13 +345,28 @@ def test_a_resumed_run_has_the_schedule_and_optimizer_of_its_checkpoint(tmp_path
     assert len(run("plain", 4, optimizer=adam(foreach=False))) == 4
 
 
+class Falling:
+    """A function with a state, which LambdaLR stores."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def __call__(self, step: int) -> float:
+        return max(0.0, 1.0 - step / self.steps)
+
+
 LENGTHS: dict[str, Callable[[Optimizer, int], LRScheduler]] = {
     "T_max = 4, got 8": lambda o, n: CosineAnnealingLR(o, T_max=n),
+    "T_[0i] = 4, got 8": lambda o, n: CosineAnnealingWarmRestarts(o, T_0=n),
     "total_iters = 4, got 8": lambda o, n: PolynomialLR(o, total_iters=n),
     "step_size = 2, got 4": lambda o, n: StepLR(o, n // 2),
     r"milestones = \[2\], got \[4\]": lambda o, n: MultiStepLR(o, [n // 2]),
     "total_iters = 2, got 4": lambda o, n: SequentialLR(
         o, [LinearLR(o, total_iters=n // 2), StepLR(o, 100)], milestones=[3]
+    ),
+    r"lr_lambdas = \[{'steps': 4}": lambda o, n: LambdaLR(o, Falling(n)),
+    "total_size|step_ratio": lambda o, n: CyclicLR(
+        o, 0.01, 0.1, step_size_up=n // 4, step_size_down=3, cycle_momentum=False
     ),
 }
 

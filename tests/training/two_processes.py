@@ -352,10 +352,17 @@ class Cauchy(bf.Prior):
     """A prior of one's own."""
 
     def __init__(self, scale: float) -> None:
-        self.scale = scale
+        self.scale, self.parts = scale, (torch.full((2000,), scale), Parts(scale))
 
     def log_prob(self, weights: Tensor) -> Tensor:
         return -torch.log1p((weights / self.scale).square())
+
+
+class Parts:
+    """What a component may hold."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale, self.function = scale, lambda weights: weights
 
 
 def measure_errors(rank: int, folder: Path) -> dict[str, Any]:

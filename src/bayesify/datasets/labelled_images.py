@@ -290,6 +290,8 @@ def fit_labelled_images(
     """
     if not 0.0 < test_fraction < 1.0:
         raise ValueError(f"test_fraction must lie strictly between 0 and 1, got {test_fraction}")
+    # Of Python, as JSON knows no numbers of NumPy.
+    test_fraction, seed = float(test_fraction), whole_number("seed", seed, None)
     size = None if size is None else whole_number("size", size)
     limit = None if limit is None else whole_number("limit", limit)
     if find_spec("PIL") is None:

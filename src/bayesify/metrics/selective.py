@@ -90,7 +90,7 @@ def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
     alike = (sums / counts).repeat_interleave(counts)
     risks = alike.cumsum(0) / torch.arange(1, len(alike) + 1)
     return RiskCoverage(
-        answered / len(scores), sums.cumsum(0) / answered, threshold, float(risks.mean())
+        answered.double() / len(scores), sums.cumsum(0) / answered, threshold, float(risks.mean())
     )
 
 

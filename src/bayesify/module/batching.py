@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayesify.estimators.stateless import is_out_of_memory, modules_of
 from bayesify.module.inputs import WHOLE, Inputs, arguments_of, count_examples
-from bayesify.module.pass_memory import PROBE_SIZE, MemoryTracker, PassMemory
+from bayesify.module.pass_memory import PROBE_SIZE, MemoryTracker, PassMemory, Unmeasured
 from bayesify.module.random_network import RandomNetwork
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import SizedIterable
@@ -24,8 +24,8 @@ __all__ = [
 
 #: Reduces the outputs of all weight samples to a result, such as a predictive distribution.
 Reduction = Callable[[SizedIterable], object]
-#: Measured pass memory by the kind of inputs; None where every probe failed.
-PassMemoryCache = dict[object, PassMemory | None]
+#: Measured pass memory by the kind of inputs.
+PassMemoryCache = dict[object, PassMemory | Unmeasured]
 
 # docs/prediction.md documents the measurements behind these constants.
 # Bytes of the tensors of one pass. A CPU is fastest between 8 and 32 MB, and above slower, by up
@@ -141,27 +141,28 @@ class Batching(NamedTuple):
         num_examples, mean = count_examples(inputs), network.posterior.mean
         # Forward hooks must see the passes of the prediction only, so that no probe is run.
         has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules_of(network.net))
-        pass_memory, available = None, None
-        whole = wanted or min(_MAX_BATCH_SIZE, num_examples)  # where a few cannot be measured
+        unmeasured = cls(wanted or min(_MAX_BATCH_SIZE, num_examples), 1)
+        pass_memory: PassMemory | Unmeasured
+        available = None
         if max_memory is not None:
             cap = parse_bytes(max_memory)
             pass_memory, available = _measure_within(
                 cap, network, inputs, num_samples, reduction, wanted
             )
-        elif not has_hooks:
-            pass_memory = _cached_pass_memory(network, inputs, cache, whole)
-        if pass_memory is None:
-            return cls(whole, 1)
+        elif has_hooks:
+            return unmeasured
+        else:
+            pass_memory = _cached_pass_memory(network, inputs, cache, unmeasured.batch_size)
         # An earlier call, with inputs of another kind, may have left them.
-        carried = next((each.carried for each in cache.values() if each and each.carried), ())
+        carried = next((each.carried for each in cache.values() if each.carried), ())
         if (carried := pass_memory.carried or carried) and num_samples > 1:
             raise ValueError(
                 "each weight sample needs a pass of its own, but the network keeps tensors of an "
                 f"earlier pass in {', '.join(carried[:3])}, on which the outputs of later ones "
                 "depend; compute them in each pass, without a cache"
             )
-        if not pass_memory.accepts_one:
-            return cls(whole, 1)
+        if isinstance(pass_memory, Unmeasured):
+            return unmeasured
         if wanted is None:
             best = _BEST_PASS.get(mean.device.type, _LARGEST_PASS)
             size = min(num_examples, _MAX_BATCH_SIZE, best // pass_memory.per_example)
@@ -229,22 +230,22 @@ def kind_of_pass(network: RandomNetwork, inputs: Inputs) -> object:
 
 def _cached_pass_memory(
     network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache, batch_size: int
-) -> PassMemory | None:
+) -> PassMemory | Unmeasured:
     kind = kind_of_pass(network, inputs), min(PROBE_SIZE, count_examples(inputs))
     if kind not in cache:
-        cache[kind] = None
         # The user's network may reject a few examples with any error, for instance where they
         # belong together as the nodes of a graph. Any other fault shows in the prediction.
-        for size, accepts_one in ((PROBE_SIZE, True), (batch_size, False)):
+        try:
+            cache[kind], _ = PassMemory.of(network, inputs, _LARGEST_PASS)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
             try:
-                cache[kind], _ = PassMemory.of(
-                    network, inputs, _LARGEST_PASS, size, accepts_one=accepts_one
-                )
-                break
-            except Exception as error:
-                if is_out_of_memory(error):
-                    del cache[kind]
+                cache[kind] = Unmeasured.of(network, inputs, batch_size)
+            except Exception as other:
+                if is_out_of_memory(other):
                     raise
+                cache[kind] = Unmeasured()
     return cache[kind]
 
 

@@ -19,7 +19,8 @@ from torch.utils.data import (
 )
 
 __all__ = [
-    *("PLAIN", "WHOLE", "Inputs", "Repeated", "arguments_of", "batch_size_of", "batches_of"),
+    *("PLAIN", "WHOLE", "Inputs", "Repeated", "Unedited", "arguments_of", "batch_size_of"),
+    "batches_of",
     *("check_names", "check_not_copied", "check_rows", "copied", "count_examples", "inputs_of"),
     "num_batches",
 ]
@@ -79,10 +80,10 @@ def inputs_of(
             "a loader of what is predicted must keep the order of the examples, got one that "
             "shuffles; make it with shuffle=False"
         )
-    if any(getattr(owner, "drop_last", False) for owner in owners):
+    if any(getattr(owner, "drop_last", False) and _drops(owner) for owner in owners):
         raise ValueError(
-            "a loader of what is predicted must bring every example, got one that may drop the "
-            "last ones; make it with drop_last=False"
+            "a loader of what is predicted must bring every example, got one that drops the last "
+            "ones, or may drop them; make it with drop_last=False"
         )
     parts = [_without_targets(minibatch) for minibatch in source]
     if not parts:
@@ -110,6 +111,14 @@ def inputs_of(
 
     joined: Inputs = tree_map(join, parts[0], *parts[1:])
     return joined
+
+
+def _drops(loader: Any) -> bool:
+    """Return whether a loader with ``drop_last`` drops examples, or their number is unknown."""
+    try:
+        return bool(len(loader.sampler) % loader.batch_size)
+    except (AttributeError, TypeError):
+        return True
 
 
 def _moved(source: Any, device: torch.device | None) -> Any:
@@ -338,8 +347,8 @@ class Repeated:
     themselves.
 
     Args:
-        num_parts: the number of batches into which each pass divides the inputs; each is taken in
-            its turn, and one that is edited has all copied.
+        num_parts: the number of batches into which each pass divides the inputs. ``take`` is called
+            for each batch of each pass, in order; where one was edited, all later ones are copied.
 
     Example:
         >>> import torch
@@ -371,6 +380,43 @@ class Repeated:
             self._parts_left -= 1
             self._copies = [each for each in tree_leaves(copies) if isinstance(each, Tensor)]
         return copies
+
+
+class Unedited:
+    """Gives one pass its inputs, and a second one only if the first has left them as they were.
+
+    Example:
+        >>> import torch
+        >>> passes, x = Unedited(), torch.ones(2)
+        >>> passes.take(x).mul_(3.0)
+        tensor([3., 3.])
+        >>> passes.take(x)
+        Traceback (most recent call last):
+        RuntimeError: the network edits its inputs in place, so that a pass cannot be run again: ...
+    """
+
+    def __init__(self) -> None:
+        self._versions: list[int] | None = None
+
+    def take(self, inputs: _T) -> _T:
+        """Return the inputs.
+
+        Raises:
+            RuntimeError: a pass before has edited them in place.
+        """
+        if torch.compiler.is_compiling():
+            return inputs
+        # An inference tensor does not count its edits.
+        tensors = (each for each in tree_leaves(inputs) if isinstance(each, Tensor))
+        versions = [each._version for each in tensors if not each.is_inference()]
+        if self._versions not in (None, versions):
+            raise RuntimeError(
+                "the network edits its inputs in place, so that a pass cannot be run again: a "
+                "parameter was used in another way than before; begin its forward with "
+                "x = x.clone()"
+            )
+        self._versions = versions
+        return inputs
 
 
 def check_rows(outputs: Tensor, num_examples: int, first: Tensor | None = None) -> None:

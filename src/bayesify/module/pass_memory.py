@@ -14,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from bayesify.estimators import stateless
-from bayesify.module.inputs import Inputs, batches_of, check_rows, count_examples
+from bayesify.module.inputs import Inputs, batches_of, check_rows, copied, count_examples
 from bayesify.module.kept_samples import sampler_of
 from bayesify.module.module_attributes import ModuleAttributes
 from bayesify.module.random_network import RandomNetwork
 from bayesify.noise.keys import NoiseKey, Stream
 
-__all__ = ["PROBE_SIZE", "MemoryTracker", "PassMemory", "UnfusedAttention"]
+__all__ = ["PROBE_SIZE", "MemoryTracker", "PassMemory", "UnfusedAttention", "Unmeasured"]
 
 #: Number of examples in the larger of the two measured passes.
 PROBE_SIZE = 8
@@ -172,7 +172,6 @@ class PassMemory(NamedTuple):
         edits_weights: whether the network writes to its weights.
         carried: the attributes in which a pass leaves tensors, where the outputs of later passes
             with other weights depend on them.
-        accepts_one: whether the network takes one example, and a few.
     """
 
     single: int
@@ -182,7 +181,6 @@ class PassMemory(NamedTuple):
     vectorises: bool
     edits_weights: bool = False
     carried: tuple[str, ...] = ()
-    accepts_one: bool = True
 
     def bytes_for(self, num_examples: int) -> int:
         """Return the bytes of a pass over this number of examples.
@@ -211,8 +209,6 @@ class PassMemory(NamedTuple):
         inputs: Inputs,
         available: int,
         probe_size: int = PROBE_SIZE,
-        *,
-        accepts_one: bool = True,
     ) -> tuple[PassMemory, Tensor]:
         """Measure a pass of the mean network over one example and one over a few examples.
 
@@ -224,8 +220,6 @@ class PassMemory(NamedTuple):
             inputs: as for ``BayesianModule.predict``.
             available: the largest number of bytes that a measured pass may need.
             probe_size: the largest number of examples in the second pass.
-            accepts_one: False leaves the pass over one example out, and measures one of
-                ``probe_size``.
 
         Returns:
             The memory of a pass, and the outputs of the second pass.
@@ -259,16 +253,16 @@ class PassMemory(NamedTuple):
             return tracker.peak, outputs, tracker.vectorises
 
         try:
-            if accepts_one:
-                one, outputs, vectorises = measure(1)
-                attributes.restore()  # a state of one example may not suit several
-                affordable = available // max(1, one)
-                count = max(1, min(PROBE_SIZE, probe_size, count_examples(inputs), affordable))
-            else:
-                one, count = 0, min(probe_size, count_examples(inputs))
+            one, outputs, vectorises = measure(1)
+            affordable = available // max(1, one)
+            count = max(1, min(PROBE_SIZE, probe_size, count_examples(inputs), affordable))
             peak = one
-            if count > 1 or not accepts_one:
-                peak, outputs, vectorises = measure(count)
+            if count > 1:
+                try:
+                    peak, outputs, vectorises = measure(count)
+                except Exception:
+                    attributes.restore()  # what one example has left may not suit several
+                    peak, outputs, vectorises = measure(count)
             carried = tuple(attributes.new_tensors())
             if carried and not _is_carried(network, inputs, count, undo, attributes):
                 carried = ()
@@ -287,9 +281,38 @@ class PassMemory(NamedTuple):
             vectorises=vectorises,
             edits_weights=edits_weights,
             carried=carried,
-            accepts_one=accepts_one,
         )
         return pass_memory, outputs
+
+
+class Unmeasured(NamedTuple):
+    """A pass of a network that takes no few examples, such as some of the nodes of a graph.
+
+    Args:
+        carried: as for :class:`PassMemory`.
+    """
+
+    carried: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, network: RandomNetwork, inputs: Inputs, count: int) -> Unmeasured:
+        """Run the mean network, and restore its buffers, generator states and attributes.
+
+        Args:
+            network: the network, in evaluation mode.
+            inputs: as for ``BayesianModule.predict``.
+            count: the number of examples in a pass.
+        """
+        undo, attributes = stateless.snapshot(network.net), ModuleAttributes(network.net)
+        try:
+            args, kwargs = copied(next(batches_of(inputs, count)))
+            network.run_with(network.posterior.masked_mean.clone(), *args, **kwargs)
+            carried = tuple(attributes.new_tensors())
+            is_carried = bool(carried) and _is_carried(network, inputs, count, undo, attributes)
+            return cls(carried if is_carried else ())
+        finally:
+            undo()
+            attributes.restore()
 
 
 def _is_carried(

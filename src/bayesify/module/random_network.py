@@ -23,7 +23,7 @@ from bayesify.estimators import (
 )
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
 from bayesify.module.borrowed_memory import BorrowedMemory
-from bayesify.module.inputs import Inputs, Repeated, arguments_of
+from bayesify.module.inputs import Inputs, Repeated, Unedited, arguments_of
 from bayesify.module.outputs import Output, check_output, tensor_of, warn_of_own_loss
 from bayesify.module.pretrained import RelativeStd, init_std_of
 from bayesify.module.shared_noise import warn_of_shared_noise
@@ -333,9 +333,9 @@ class RandomNetwork(nn.Module):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int
     ) -> ForwardPass:
         refuse_in_backward()
-        # An estimator with a trace may run a sample again.
-        is_repeated = num_samples > 1 or self._effective_estimator().needs_trace
-        passes = Repeated() if is_repeated else None
+        passes: Repeated | Unedited | None = Repeated() if num_samples > 1 else None
+        if passes is None and self._effective_estimator().needs_trace:
+            passes = Unedited()  # a single pass may be run again, where the trace does not hold
 
         def forward(tensors: Mapping[str, Tensor]) -> Any:
             own = (args, kwargs) if passes is None else passes.take((args, kwargs))

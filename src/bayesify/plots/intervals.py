@@ -45,7 +45,7 @@ def interval_coverage(levels: Sequence[float], observed: Sequence[float], num_da
         >>> figure.axes[0].get_title(loc="left")
         'Coverage of the intervals, 200 examples'
     """
-    if not levels or len(levels) != len(observed):
+    if not len(levels) or len(levels) != len(observed):
         raise ValueError(
             "observed and levels must have the same length of at least one, got "
             f"{len(observed)} and {len(levels)}"

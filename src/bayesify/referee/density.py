@@ -19,7 +19,7 @@ class PosteriorDensity:
 
     Args:
         bnn: the model, in float64 and evaluation mode.
-        inputs: all N training inputs, as for ``BayesianModule.predict``.
+        inputs: all N training inputs, as for ``BayesianModule.predict``, no loader.
         targets: all N targets.
         temperature: divides the log likelihood.
 

@@ -107,7 +107,8 @@ class PosteriorDraws:
         """Predict with the mixture over the draws of all chains.
 
         Args:
-            inputs: as for ``BayesianModule.predict``; floating tensors are converted to float64.
+            inputs: as for ``BayesianModule.predict``, no loader; floating tensors are converted to
+                float64.
             num_samples: the number of draws, evenly spaced over the chains; None stands for all.
             keep_samples: whether the result holds the prediction of every draw.
             batch_size: the number of examples in one forward pass; None chooses a fast one.

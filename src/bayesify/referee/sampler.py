@@ -55,7 +55,8 @@ def hmc(
 
     Args:
         bnn: the model; it is copied.
-        data: all N training examples: inputs as for ``BayesianModule.predict``, and targets.
+        data: all N training examples: inputs as for ``BayesianModule.predict``, no loader, and
+            targets.
         num_chains: number of independent chains, at least 1.
         num_warmup: discarded transitions of each chain, in which the sampler adapts; at least 1.
         num_samples: draws of each chain after warm-up, at least 4.

@@ -81,7 +81,7 @@ def grids_of(column: Column, places: tuple[int, ...], inputs: Features) -> list[
     """Return the grids of a column; none for texts, and for a column without a known value.
 
     A date has one for its day and the place in the year, and one for each shorter cycle. Wild
-    values, whose inputs are moderated, are left out.
+    values are left out: their inputs are not their distance from the mean.
 
     Args:
         column: the column.
@@ -107,7 +107,7 @@ def grids_of(column: Column, places: tuple[int, ...], inputs: Features) -> list[
         return []
     own = inputs[:, list(places)].astype(np.float64)
     known = own[:, 0] if not column.missing else own[own[:, -1] == 0.0, 0]
-    if column.plain:  # beyond it inputs are moderated, and tell no value; they are float32
+    if column.plain:  # inputs beyond it were moved closer, so that no value follows from them
         known = known[np.abs(known) <= column.plain * (1.0 + 1e-6)]
     if not len(known):
         return []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import FunctionType
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from bayesify.training.backends import Backend
@@ -78,6 +80,14 @@ def check_alike(
 
 def _described(part: object) -> str:
     """Return a component in words that are the same in every process."""
+    if isinstance(part, Tensor):
+        return digest([part.detach()])
+    if isinstance(part, list | tuple):
+        return str([_described(each) for each in part])
+    if isinstance(part, FunctionType):
+        return part.__qualname__
+    if type(part).__repr__ is not object.__repr__:
+        return repr(part)
     # The repr of an object that has none of its own is its place in memory.
-    has_own = type(part).__repr__ is not object.__repr__
-    return repr(part) if has_own else f"{type(part).__qualname__} {vars(part)}"
+    held = {name: _described(value) for name, value in getattr(part, "__dict__", {}).items()}
+    return f"{type(part).__qualname__} {held}"

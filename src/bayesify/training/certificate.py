@@ -162,6 +162,7 @@ def certify(
             f"delta and delta_sampling must be above 0 and sum to less than 1, got {delta} and "
             f"{delta_sampling}"
         )
+    inputs = inputs_of(inputs, bnn.posterior.mean.device, bnn.net)
     count = _check_sampling(inputs, targets, num_samples=num_samples, num_candidates=num_candidates)
     check_certifiable(bnn)
     rest = _without(prior_indices, count)
@@ -219,6 +220,7 @@ def sampled_error(
         >>> 0.0 <= sampled_error(bnn, x, torch.zeros(10, dtype=torch.long)) <= 100.0
         True
     """
+    inputs = inputs_of(inputs, bnn.posterior.mean.device, bnn.net)
     count = _check_sampling(inputs, targets, num_samples=num_samples)
     if not isinstance(bnn.posterior, MeanFieldGaussian):
         raise ValueError(
@@ -299,7 +301,6 @@ def _count_wrong(
     generator = torch.Generator().manual_seed(derived_seed(seed, Stream.CERTIFICATE, 0))
     picks = rest[torch.randint(len(rest), (num_samples,), generator=generator)]
     device = bnn.posterior.mean.device
-    inputs = inputs_of(inputs, device)
     picks, targets = picks.to(device), targets.to(device)
     with bnn.in_turn(), stateless.evaluation_mode(bnn.net):
         before = bnn.estimator

@@ -44,9 +44,8 @@ _OWN = "objective."
 _NOT_COMPARED = frozenset(
     ("lr", "initial_lr", "foreach", "fused", "capturable", "differentiable", "params")
 )
-
-#: Numbers of steps in the states of PyTorch's schedules.
-_LENGTHS = ("T_max", "T_0", "total_iters", "step_size", "milestones", "_milestones")
+#: The setting that holds the state of the schedule before its first step.
+_START = "start of the schedule"
 
 
 @dataclass
@@ -140,38 +139,31 @@ def read_checkpoint(
             f"{position.batches} minibatches; resume it with as many, got {batches}, or begin "
             "another run in another folder, with the network that bayesify.load reads from the file"
         )
-    _check_lengths(path, scheduler_meta(scheduler), meta["scheduler"])
     load_trained(path, elbo, optimizer, tensors, meta)
     scheduler.load_state_dict(_from_json(meta["scheduler"], scheduler.state_dict()))
     return position
 
 
-def _check_lengths(path: Path, wanted: Any, stored: Any) -> None:
-    """Raise StorageError where a schedule has other numbers of steps than its checkpoint's.
-
-    The stored ones would replace them, so that a schedule of more epochs would end too early.
-    """
-    for name in _LENGTHS:
-        if name in wanted and wanted[name] != stored.get(name, wanted[name]):
-            there, here = (_numbers(state[name]) for state in (stored, wanted))
-            raise StorageError(
-                f"{path} is of a run whose schedule of the learning rate has {name.lstrip('_')} = "
-                f"{there}, got {here}; resume it with the same, or use "
-                "bayesify.training.schedules.cosine or a LambdaLR, which may have more steps"
-            )
-    parts = zip(wanted.get("_schedulers", ()), stored.get("_schedulers", ()), strict=False)
-    for own, other in parts:
-        _check_lengths(path, own, other)
-
-
-def update_settings(optimizer: Optimizer, scheduler: LRScheduler) -> dict[str, Any]:
+def update_settings(
+    optimizer: Optimizer, scheduler: LRScheduler, *, is_stored: bool
+) -> dict[str, Any]:
     """Return what a resumed run must share of how parameters are updated, as JSON.
 
-    These are the learning rates, the kind of schedule, and the other numbers of the optimiser,
-    which would be those of the checkpoint whatever a resumed run asks for.
+    These are the learning rates, the kind of schedule with its numbers, and the other numbers of
+    the optimiser, which would be those of the checkpoint whatever a resumed run asks for.
+
+    Args:
+        optimizer: of the run.
+        scheduler: of the optimiser. One that has made steps tells nothing of its start.
+        is_stored: whether the run has checkpoints.
+
+    Raises:
+        TypeError: the scheduler's state cannot be stored without pickle.
     """
     groups = optimizer.param_groups
+    is_new = is_stored and getattr(scheduler, "last_epoch", 0) == 0
     return {
+        **({_START: scheduler_meta(scheduler)} if is_new else {}),
         "lr": [float(group.get("initial_lr", group["lr"])) for group in groups],
         "scheduler": type(scheduler).__name__.lstrip("_"),
         "optimizer": [
@@ -200,6 +192,7 @@ def _check_training(path: Path, wanted: dict[str, Any], stored: dict[str, Any]) 
     """
     here = {k: v for k, v in wanted.items() if k in stored or k not in ("scheduler", "optimizer")}
     there = dict(stored)
+    start, start_there = here.pop(_START, {}), there.pop(_START, {})
     own, other = here.pop("optimizer", []), there.pop("optimizer", [])
     check_same(path, "schedule", here, there)
     for group, group_there in zip(own, other, strict=False):
@@ -209,6 +202,26 @@ def _check_training(path: Path, wanted: dict[str, Any], stored: dict[str, Any]) 
             {name: group[name] for name in sorted(shared)},
             {name: group_there[name] for name in sorted(shared)},
         )
+    _check_start(path, start, start_there)
+
+
+def _check_start(path: Path, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Raise StorageError where a schedule began with other numbers, such as one of its steps.
+
+    The checkpoint's would replace them, so that a schedule of more epochs would end too early.
+    """
+    for name in wanted.keys() & stored.keys():
+        here, there = wanted[name], stored[name]
+        if name == "_schedulers":
+            for part, part_there in zip(here, there, strict=False):
+                _check_start(path, part, part_there)
+        elif here != there:
+            raise StorageError(
+                f"{path} is of a run whose schedule of the learning rate began with "
+                f"{name.lstrip('_')} = {_numbers(there)}, got {_numbers(here)}; resume it with the "
+                "same, or use bayesify.training.schedules.cosine or a LambdaLR of a function, "
+                "which may have more steps"
+            )
 
 
 def trained_parts(elbo: ELBO, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -14,7 +14,13 @@ from torch.optim.adam import adam
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.softplus import inverse_softplus, softplus, softplus_ratio
 from bayesify.training.elbo import ELBO
-from bayesify.training.kernel.formulas import PriorBlocks, Rates, ivon_updated, prior_blocks
+from bayesify.training.kernel.formulas import (
+    PriorBlocks,
+    Rates,
+    ivon_updated,
+    prior_blocks,
+    rho_of_precision,
+)
 
 __all__ = ["IVON"]
 
@@ -161,6 +167,25 @@ class IVON(Optimizer):
             precision = posterior.full_std.detach().square().mul_(self.ess).reciprocal_()
             of_rho["h"] = precision.sub_(self.delta)
         return of_mean["momentum"], of_rho["h"]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state, and the standard deviations, which follow from h.
+
+        The constructor sets them to those of ``h0``, also where the network was loaded before.
+
+        Args:
+            state_dict: of :meth:`state_dict`.
+        """
+        super().load_state_dict(state_dict)
+        posterior = _posterior_of(self.elbo)
+        h = self.state[posterior.rho].get("h")
+        if h is None:
+            return
+        with torch.no_grad():
+            rho = rho_of_precision(h + self.delta, self.ess)
+            # Those of a network that was loaded too differ by no more than rounding.
+            if not torch.allclose(softplus(rho), posterior.full_std, rtol=1e-4, atol=0.0):
+                posterior.rho.copy_(rho)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs, which is made with its objective."""

@@ -110,12 +110,13 @@ class Member:
         check_schedule(schedule, optimizer)
         if folder is not None:
             check_can_be_stored(elbo.bnn)
-        settings = {**warmup.settings, **update_settings(optimizer, schedule)}
+        path = None if folder is None else folder / CHECKPOINT_NAME
+        updates = update_settings(optimizer, schedule, is_stored=path is not None)
+        settings = {**warmup.settings, **updates}
         if pruning is not None:
             settings |= pruning.settings
         if accumulation.every > 1:
             settings["accumulate_batches"] = accumulation.every
-        path = None if folder is None else folder / CHECKPOINT_NAME
         position, last_step = Position(), epochs * accumulation.steps
         if path is not None and path.exists():
             if not resume:

@@ -66,9 +66,9 @@ def fit_replicas(
         kl_warmup_power: as this power of a straight line.
         backend: ``"compiled"``, ``"autograd"`` (any prior and optimiser), or ``"auto"`` for the
             first where it supports all networks.
-        checkpoint_dir: where ``replica-K/checkpoint.safetensors`` are written after every epoch,
-            one after the other: a process that is killed in between leaves two epochs, and neither
-            is resumed.
+        checkpoint_dir: where ``replica-K/checkpoint.safetensors`` are written after every epoch. If
+            a process is killed between two of these writes, the checkpoints are of different
+            epochs, and resuming raises ``ValueError``.
         resume: resume from these if they are there.
         callback: called at every step and epoch, with the first network's rows.
         progress: without a callback, whether a line per epoch is printed to standard error.

@@ -108,15 +108,18 @@ def test_a_run_stopped_while_its_folder_is_made_begins_anew(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"bayesify.app.{place_of_stop}", stop)
         assert bayesify(*start, tmp_path / "run").code == 130
-    assert (tmp_path / "run" / "table.json").exists()
-    assert not (tmp_path / "run" / "config.json").exists()
+    assert not list(tmp_path.rglob("table.*"))
+    (tmp_path / "run").mkdir(exist_ok=True)  # and as if it had been killed
+    for name in ("table.json", ".lock", ".table.safetensors.1-2.tmp", ".config.json.1-2.tmp"):
+        (tmp_path / "run" / name).write_text("{")
     said = bayesify(*start, tmp_path / "run", "--resume")
     assert said.code == 0, said.err
     assert comparable(tmp_path / "run") == comparable(place / "run")
-    (tmp_path / "other").mkdir()
-    for name in ("table.json", "notes.txt"):
-        (tmp_path / "other" / name).write_text("{}")
-    check_refused(bayesify(*start, tmp_path / "other"), "other holds other files")
+    for number, names in enumerate((["table.json"], [".lock", "table.json", "notes.txt"])):
+        (tmp_path / f"own{number}").mkdir()
+        for name in names:
+            (tmp_path / f"own{number}" / name).write_text("{}")
+        check_refused(bayesify(*start, tmp_path / f"own{number}"), f"own{number} holds other files")
 
 
 @pytest.mark.parametrize("target", ["y", "city"])

@@ -122,7 +122,8 @@ def pending_files(
                 f"{out} holds something else than predictions of this network with these options; "
                 "choose a new folder with --out, or overwrite files with --force"
             )
-        targets = {file: to for file, to in targets.items() if not _is_predicted(file, to)}
+        begun = (out / _SETTINGS).stat().st_mtime_ns
+        targets = {file: to for file, to in targets.items() if not _is_predicted(file, to, begun)}
     return targets
 
 
@@ -140,9 +141,15 @@ def _stored_settings(out: Path) -> Any:
         return None
 
 
-def _is_predicted(file: Path, target: Path) -> bool:
-    """Return whether predictions have the time of change of their file, as they are given it."""
-    return target.exists() and target.stat().st_mtime_ns == file.stat().st_mtime_ns
+def _is_predicted(file: Path, target: Path, begun: int) -> bool:
+    """Return whether predictions have the time of change of their file, as they are given it.
+
+    Those that were made before ``begun``, when the settings were written, are of other settings.
+    """
+    if not target.exists():
+        return False
+    made = target.stat()
+    return made.st_mtime_ns == file.stat().st_mtime_ns and made.st_ctime_ns >= begun
 
 
 def predict_files(
@@ -173,13 +180,10 @@ def predict_files(
         stack.callback(_remove_incomplete, targets.values())  # when no worker is left
         yield str(stack.enter_context(connected(address)))
         out.mkdir(parents=True, exist_ok=True)
-        # Those of other settings must not count as predicted.
         for target in targets.values():
             target.unlink(missing_ok=True)
         if _stored_settings(out) != settings.to_json():
-            for other in (*out.glob("*.csv"), *out.glob("*.parquet")):
-                os.utime(other)  # no longer the time of change of its file
-        atomic_write(out / _SETTINGS, json.dumps(settings.to_json(), indent=2) + "\n")
+            atomic_write(out / _SETTINGS, json.dumps(settings.to_json(), indent=2) + "\n")
         same = stack.enter_context(shared(out))
         os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # it reports each step otherwise
         ray.data.DataContext.get_current().enable_progress_bars = False

@@ -57,7 +57,7 @@ _CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
 TUNING_STUDY, TUNING_SUMMARY = "tuning.db", "tuning.json"
 #: Held by the process that trains the run; one that was killed leaves the file.
 LOCK_NAME = ".lock"
-#: Written before config.json: a run that was stopped while it was made may leave them.
+#: Written before config.json: a run that was killed while it was made leaves them and its lock.
 _MADE_FIRST = ("table.json", "table.safetensors", "images.json")
 
 
@@ -105,12 +105,12 @@ class Run:
 
         Args:
             folder: path of the folder.
-            config: as for the class, like the next three.
-            data_dir: see there.
-            table: see there.
-            images: see there.
+            config: the settings.
+            data_dir: folder with its data, if one was given.
+            table: conversion of its table, if it has one.
+            images: conversion of its images, if it has some of its own.
             device: where it is trained.
-            processes: how many train it together.
+            processes: the number of processes that train it together.
             store_data: writes what the run needs of its data into the folder.
 
         Raises:
@@ -119,26 +119,33 @@ class Run:
         check_is_free(folder, after_tuning=(folder / TUNING_SUMMARY).exists())
         run = cls(folder, config, data_dir, table, images)
         folder.mkdir(parents=True, exist_ok=True)
-        # Written before config.json, so that a folder with config.json is complete.
-        for schema in (table, images):
-            if schema is not None:
-                schema.save(folder)
-        if store_data is not None:
-            store_data(folder)
-        run.write_json(
-            _CONFIG,
-            {
-                "format": FORMAT,
-                "settings": config.to_json(),
-                "data_dir": data_dir,
-                "command": run.command,
-                "versions": versions(table=table is not None, encoder=config.encoder is not None),
-                "device": device,
-                "processes": processes,
-                "commit": commit(),
-                "hardware": hardware(),
-            },
-        )
+        try:
+            # Written before config.json, so that a folder with config.json is complete.
+            for schema in (table, images):
+                if schema is not None:
+                    schema.save(folder)
+            if store_data is not None:
+                store_data(folder)
+            run.write_json(
+                _CONFIG,
+                {
+                    "format": FORMAT,
+                    "settings": config.to_json(),
+                    "data_dir": data_dir,
+                    "command": run.command,
+                    "versions": versions(
+                        table=table is not None, encoder=config.encoder is not None
+                    ),
+                    "device": device,
+                    "processes": processes,
+                    "commit": commit(),
+                    "hardware": hardware(),
+                },
+            )
+        except BaseException:  # Ctrl-C too
+            for name in _MADE_FIRST:
+                (folder / name).unlink(missing_ok=True)
+            raise
         return run
 
     @classmethod
@@ -442,12 +449,13 @@ def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
 
 
 def _is_no_run(path: Path) -> bool:
-    """Return whether a file is a lock, or of a run that was stopped before it had its settings."""
+    """Return whether a file is a lock, or of a run that was killed before it had its settings."""
     if path.name == LOCK_NAME:
         return True
-    names = [pattern for name in _MADE_FIRST for pattern in (name, f".{name}.*.tmp")]
-    is_begun = not path.with_name(_CONFIG).exists()
-    return is_begun and any(fnmatchcase(path.name, pattern) for pattern in names)
+    # Without its lock they are the user's own.
+    is_begun = path.with_name(LOCK_NAME).exists() and not path.with_name(_CONFIG).exists()
+    temporary = (f".{name}.*.tmp" for name in (*_MADE_FIRST, _CONFIG))
+    return is_begun and any(fnmatchcase(path.name, each) for each in (*_MADE_FIRST, *temporary))
 
 
 def as_test_row(row: Mapping[str, float | None]) -> dict[str, float | None]:

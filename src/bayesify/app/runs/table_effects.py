@@ -53,8 +53,8 @@ _MOST_COLUMNS = 50
 #: Columns whose effect is drawn, and the rows over which it is averaged.
 _EFFECTS = 6
 _EFFECT_ROWS = 200
-#: Likelihoods of targets that are not tamed, so that their mean is not the shift of the scaling.
-_AS_THEY_ARE = (*COUNTS, "student-t")
+#: Likelihoods whose wild targets count in full, so that their mean is not the shift of the scaling.
+_UNCLIPPED = (*COUNTS, "student-t")
 
 
 def baseline(data: TableData) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def baseline(data: TableData) -> dict[str, Any]:
     every, numbers = _same_number(data, targets), data.numbers(data.train_targets)
     found = regression_metrics(every, targets)
     return {
-        "prediction": float(numbers.mean()) if data.likelihood in _AS_THEY_ARE else data.shift,
+        "prediction": float(numbers.mean()) if data.likelihood in _UNCLIPPED else data.shift,
         **{name: found[name] for name in ("rmse", "nll", "crps")},
     }
 
@@ -94,7 +94,7 @@ def _same_number(data: TableData, targets: Tensor) -> Predictive:
             return PoissonPredictive(rates)
         return NegativeBinomialPredictive(rates, dispersion)
     same = Scaling.of_numbers(0.0, 1.0)
-    if data.likelihood in _AS_THEY_ARE:
+    if data.likelihood in _UNCLIPPED:
         same = Scaling.of(data.train_targets.double())
     means = same.shift.expand(1, *targets.shape)
     return recorded(GaussianPredictive(means, same.scale), data)

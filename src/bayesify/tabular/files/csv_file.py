@@ -255,9 +255,10 @@ def _check_is_text(path: Path, block: bytes) -> None:
 def _separated(text: str, path: Path) -> tuple[str, list[list[str]], int]:
     """Return the separator that gives the most columns in every row alike, and the first rows.
 
-    Of equals the comma is the last: names have commas, and numbers decimal ones. The number of
-    lines without a value above them comes last. A name above numbers that one comma splits is a
-    column with decimal commas.
+    The number of lines without a value above them comes last. Where another separator leaves
+    commas in the rows only within numbers, these are decimal commas, and it is the separator,
+    although a comma in a name may give the comma as many columns. A name above numbers that one
+    comma splits is a column with decimal commas.
     """
     best: tuple[tuple[float, int], str, list[list[str]], int] | None = None
     for separator in _SEPARATORS:
@@ -272,7 +273,8 @@ def _separated(text: str, path: Path) -> tuple[str, list[list[str]], int]:
         width = len(records[0])
         alike = sum(len(record) == width for record in records) / len(records)
         rank = (round(alike, 1) if width > 1 else -1.0, width)
-        if best is None or rank > best[0] or (rank == best[0] and width > 1 and best[1] == ","):
+        is_decimal = separator != "," and rank >= (1.0, 2) and _has_decimal_commas(records[1:])
+        if best is None or rank > best[0] or (best[1] == "," and is_decimal):
             best = rank, separator, records, found.index(records[0])
     if best is None:
         raise TableError(f"{path} is empty; it must begin with a row of column names")
@@ -282,3 +284,9 @@ def _separated(text: str, path: Path) -> tuple[str, list[list[str]], int]:
     if split and all(map(_DECIMAL_COMMA.fullmatch, values)):
         return ";", [records[0], *([value] for value in values)], skipped
     return separator, records, skipped
+
+
+def _has_decimal_commas(records: Sequence[Sequence[str]]) -> bool:
+    """Return whether there are commas, all of them within numbers."""
+    cells = [cell.strip() for record in records for cell in record if "," in cell]
+    return bool(cells) and all(map(_DECIMAL_COMMA.fullmatch, cells))

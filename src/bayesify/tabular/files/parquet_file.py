@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -78,6 +79,8 @@ def open_parquet(path: Path) -> TableFile:
         Traceback (most recent call last):
         bayesify.tabular.files.errors.TableError: nowhere.parquet cannot be read as Parquet: [Err...
     """
+    # The first conversion of a period makes its type known to Arrow, which else reads integers.
+    pa.array(pd.PeriodIndex([], freq="D"))
     try:
         with path.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()

@@ -32,6 +32,7 @@ __all__ = [
     "of_sample",
     "prior_blocks",
     "prior_form",
+    "rho_of_precision",
     "updated",
 ]
 
@@ -358,7 +359,20 @@ def ivon_updated(
     h = h + precision * (excess + 0.5 * excess * excess)
     precision = h + delta
     mean = mean - (momentum / rates.correction1 + delta * centred) / precision * rates.lr
-    std = (precision * rates.ess).rsqrt()
+    return mean, rho_of_precision(precision, rates.ess), momentum, h
+
+
+def rho_of_precision(precision: Tensor, ess: Scalar) -> Tensor:
+    """Return rho where softplus(rho) is the std of IVON, 1 / sqrt(ess precision).
+
+    Args:
+        precision: h + delta of each weight, shape (D,).
+        ess: the effective sample size.
+
+    Example:
+        >>> torch.nn.functional.softplus(rho_of_precision(torch.tensor([4.0]), ess=25.0))
+        tensor([0.1000])
+    """
+    std = (precision * ess).rsqrt()
     # inverse_softplus in the dtype of std, which is faster than in float64; exp must not overflow.
-    rho = torch.where(std > 20.0, std, std.clamp_max(20.0).expm1_().log_())
-    return mean, rho, momentum, h
+    return torch.where(std > 20.0, std, std.clamp_max(20.0).expm1_().log_())

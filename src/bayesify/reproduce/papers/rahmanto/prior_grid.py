@@ -157,7 +157,9 @@ def search(jobs: Sequence[Job], folder: Path, run_job: RunJob) -> None:
     """
     journal = folder / JOURNAL
     written = journal.read_text(encoding="utf-8") if journal.exists() else ""
-    if all((folder / job.file_name).exists() and f'-seed-{job.seed}"' in written for job in jobs):
+    seeds = {job.seed for job in jobs}
+    has_seeds = all(any(f'"{_study(s, q)}"' in written for q in (False, True)) for s in seeds)
+    if has_seeds and all((folder / job.file_name).exists() for job in jobs):
         return
     # Imported before the jobs are run, as Optuna may not be installed.
     from bayesify.reproduce.harness.optuna_study import FinishedTrial, write_studies
@@ -165,7 +167,6 @@ def search(jobs: Sequence[Job], folder: Path, run_job: RunJob) -> None:
     one_by_one(jobs, folder, run_job)
     studies = defaultdict(list)
     for result in read_results(folder):
-        quick = "-quick" if result["quick"] else ""
         pi, sigma1, sigma2 = _place(result["config"])
         parameters = {
             "pi": pi,
@@ -173,8 +174,13 @@ def search(jobs: Sequence[Job], folder: Path, run_job: RunJob) -> None:
             "minus_ln_sigma2": round(-math.log(sigma2), 3) + 0.0,
         }
         accuracy = float(result["metrics"]["validation"]["accuracy"])
-        studies[f"{_NAME}{quick}-seed-{result['seed']}"].append(FinishedTrial(parameters, accuracy))
+        name = _study(result["seed"], result["quick"])
+        studies[name].append(FinishedTrial(parameters, accuracy))
     write_studies(journal, studies)
+
+
+def _study(seed: int, quick: bool) -> str:
+    return f"{_NAME}{'-quick' if quick else ''}-seed-{seed}"
 
 
 def table(results: Sequence[Result]) -> str:
