@@ -216,7 +216,7 @@ ERRORS = {
     "rate": "ValueError: the lr must be the same in all processes, got [0.1, 0.1] in process 0",
     "warm-up": "ValueError: the kl_warmup_epochs must be the same in all processes, got 0 in",
     "likelihood": "ValueError: the likelihood must be the same in all processes, got Gaussian",
-    "prior": "ValueError: the prior must be the same in all processes, got Cauchy {'scale': 1.0}",
+    "prior": "ValueError: the prior must be the same in all processes, got Cauchy {'scale': '1.0'",
     "temperature": "ValueError: the temperature must be the same in all processes, got 1.0 in proc",
     "state": "ValueError: the state of the optimizer must be the same in all processes",
     "network": "ValueError: the network must be the same in all processes, got {'bnn.post",

@@ -208,8 +208,11 @@ def _check_training(path: Path, wanted: dict[str, Any], stored: dict[str, Any]) 
 def _check_start(path: Path, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Raise StorageError where a schedule began with other numbers, such as one of its steps.
 
-    The checkpoint's would replace them, so that a schedule of more epochs would end too early.
+    The checkpoint's would replace them, so that a schedule of more epochs would end too early. One
+    that cannot go beyond its steps has its own check.
     """
+    if "total_steps" in wanted:
+        return
     for name in wanted.keys() & stored.keys():
         here, there = wanted[name], stored[name]
         if name == "_schedulers":

@@ -231,7 +231,7 @@ class JobRunner:
                 begun = read_object(path)
             except StorageError as error:
                 # Not begun; or it has just ended, in another process.
-                if isinstance(error.__cause__, FileNotFoundError):
+                if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
                     continue
                 raise
             settings = job_settings(self.experiment, job, quick=self._quick)
