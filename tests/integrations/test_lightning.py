@@ -94,7 +94,12 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(name: str, tmp_path: Path) -
         elbo = objective()
         # Lightning restores the network before it makes the optimiser.
         return ELBOModule(
-            elbo, **({"optimizer": lambda _: bf.IVON(elbo)} if name == "IVON" else {})
+            elbo,
+            **(
+                {"optimizer": lambda _: bf.IVON(elbo, lr=0.1, betas=(0.9, 0.9))}
+                if name == "IVON"
+                else {}
+            ),
         )
 
     whole = made()
