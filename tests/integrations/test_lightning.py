@@ -93,14 +93,8 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(name: str, tmp_path: Path) -
     def made() -> ELBOModule:
         elbo = objective()
         # Lightning restores the network before it makes the optimiser.
-        return ELBOModule(
-            elbo,
-            **(
-                {"optimizer": lambda _: bf.IVON(elbo, lr=0.1, betas=(0.9, 0.9))}
-                if name == "IVON"
-                else {}
-            ),
-        )
+        ivon = partial(bf.IVON, elbo, lr=0.1, betas=(0.9, 0.9))
+        return ELBOModule(elbo, **({"optimizer": lambda _: ivon()} if name == "IVON" else {}))
 
     whole = made()
     trainer(tmp_path).fit(whole, loader())
