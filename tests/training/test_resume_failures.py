@@ -357,7 +357,7 @@ class Falling:
 
 LENGTHS: dict[str, Callable[[Optimizer, int], LRScheduler]] = {
     "T_max = 4, got 8": lambda o, n: CosineAnnealingLR(o, T_max=n),
-    "T_[0i] = 4, got 8": lambda o, n: CosineAnnealingWarmRestarts(o, T_0=n),
+    "T_0 = 4, got 8": lambda o, n: CosineAnnealingWarmRestarts(o, T_0=n),
     "total_iters = 4, got 8": lambda o, n: PolynomialLR(o, total_iters=n),
     "step_size = 2, got 4": lambda o, n: StepLR(o, n // 2),
     r"milestones = \[2\], got \[4\]": lambda o, n: MultiStepLR(o, [n // 2]),
@@ -365,7 +365,7 @@ LENGTHS: dict[str, Callable[[Optimizer, int], LRScheduler]] = {
         o, [LinearLR(o, total_iters=n // 2), StepLR(o, 100)], milestones=[3]
     ),
     r"lr_lambdas = \[{'steps': 4}": lambda o, n: LambdaLR(o, Falling(n)),
-    "total_size|step_ratio": lambda o, n: CyclicLR(
+    "total_size = 4": lambda o, n: CyclicLR(
         o, 0.01, 0.1, step_size_up=n // 4, step_size_down=3, cycle_momentum=False
     ),
 }

@@ -362,7 +362,7 @@ class Parts:
     """What a component may hold."""
 
     def __init__(self, scale: float) -> None:
-        self.scale, self.function = scale, lambda weights: weights
+        self.scale, self.held = scale, {"function": lambda weights: weights, "object": object()}
 
 
 def measure_errors(rank: int, folder: Path) -> dict[str, Any]:

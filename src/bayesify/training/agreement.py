@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from types import FunctionType
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -14,6 +14,8 @@ from bayesify.training.elbo import ELBO
 from bayesify.training.processes import Processes, digest
 
 __all__ = ["begin_together", "check_alike"]
+
+_PLACE = re.compile(" at 0x[0-9a-f]+")
 
 
 def begin_together(elbo: ELBO, processes: Processes) -> None:
@@ -84,10 +86,8 @@ def _described(part: object) -> str:
         return digest([part.detach()])
     if isinstance(part, list | tuple):
         return str([_described(each) for each in part])
-    if isinstance(part, FunctionType):
-        return part.__qualname__
+    # The repr of a function, and of an object that has none of its own, has its place in memory.
     if type(part).__repr__ is not object.__repr__:
-        return repr(part)
-    # The repr of an object that has none of its own is its place in memory.
+        return _PLACE.sub("", repr(part))
     held = {name: _described(value) for name, value in getattr(part, "__dict__", {}).items()}
     return f"{type(part).__qualname__} {held}"

@@ -213,8 +213,8 @@ def _check_start(path: Path, wanted: Mapping[str, Any], stored: Mapping[str, Any
     """
     if "total_steps" in wanted:
         return
-    for name in wanted.keys() & stored.keys():
-        here, there = wanted[name], stored[name]
+    for name, here in wanted.items():
+        there = stored.get(name, here)
         if name == "_schedulers":
             for part, part_there in zip(here, there, strict=False):
                 _check_start(path, part, part_there)

@@ -180,7 +180,7 @@ def predict_files(
         stack.callback(_remove_incomplete, targets.values())  # when no worker is left
         yield str(stack.enter_context(connected(address)))
         out.mkdir(parents=True, exist_ok=True)
-        for target in targets.values():
+        for target in targets.values():  # after an interruption all that is there is new
             target.unlink(missing_ok=True)
         if _stored_settings(out) != settings.to_json():
             atomic_write(out / _SETTINGS, json.dumps(settings.to_json(), indent=2) + "\n")
