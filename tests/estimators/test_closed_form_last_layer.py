@@ -40,7 +40,8 @@ from bayesify import (
     prune,
     save,
 )
-from bayesify.distributions.correlations import Correlation, Kronecker
+from bayesify.distributions.correlations import Correlation
+from bayesify.distributions.kronecker import Kronecker
 from bayesify.estimators import Estimator, moments
 
 NOISE, PRIOR_STD = 0.6, 1.3

@@ -30,7 +30,7 @@ from bayesify import (
     fit,
     prune,
 )
-from bayesify.distributions.correlations import Kronecker
+from bayesify.distributions.kronecker import Kronecker
 from bayesify.estimators import Estimator
 from bayesify.noise.keys import NoiseKey, NoiseSource, Stream
 

@@ -347,7 +347,9 @@ def test_the_kl_of_a_subclass_with_another_std_is_its_own() -> None:
         expected = float(bf.ELBO(bnn, num_data=400)(x, y).kl)
     assert found.kl == pytest.approx(expected, rel=1e-5)
     assert found.kl > 20.0
-    with pytest.raises(TypeError, match=r"init_std needs a posterior whose std is softplus\(rho\)"):
+    with pytest.raises(
+        TypeError, match=r"a smaller std can be set only where it is softplus\(rho\)"
+    ):
         bf.StreamingELBO(bnn, num_data=10, init_std=1.0)
 
 

@@ -9,13 +9,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Normal, kl_divergence
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 import bayesify as bf
 from bayesify.datasets import Passes, TensorLoader
+from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.training.schedules import cosine
 
 D = torch.float64
+CORRELATED = [
+    bf.LowRankGaussian(2),
+    bf.MatrixGaussian(),
+    bf.FullGaussian(),
+    bf.PosteriorByGroup({"body.*": bf.FullGaussian(), "*": bf.MeanFieldGaussian}),
+]
 
 
 def regression(num_data: int = 64) -> tuple[Tensor, Tensor]:
@@ -83,6 +90,32 @@ def test_two_halves_give_the_exact_posterior_of_all_examples() -> None:
     shift, growth = in_two_parts(bf.StreamingELBO)
     assert shift < 0.05
     assert growth < 0.03
+
+
+def correlated_in_two_parts(posterior: Any) -> float:
+    """KL from what two halves of correlated columns have taught to the exact posterior, in nats."""
+    x, y = regression()
+    x = x @ torch.tensor([[1.0, 0.9, 0.0], [0.0, 0.3, 0.8], [0.0, 0.0, 0.4]], dtype=D) * 3.0
+    bnn = untrained(posterior=posterior)
+    train(bf.ELBO(bnn, num_data=32, num_samples=8), x[:32], y[:32])
+    train(bf.StreamingELBO(bnn, num_data=32, num_samples=8), x[32:], y[32:])
+    exact = torch.linalg.inv(torch.eye(3, dtype=D) + x.T @ x)
+    q = bnn.posterior
+    factor = q.draw(torch.eye(3, dtype=D)).weights.detach() - q.mean.detach()
+    learned = MultivariateNormal(q.mean.detach(), factor.T @ factor)
+    reference = MultivariateNormal((exact @ x.T @ y).squeeze(), exact)
+    return float(kl_divergence(learned, reference))
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_a_full_covariance_keeps_the_correlations_of_the_first_half() -> None:
+    assert correlated_in_two_parts(bf.FullGaussian()) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_a_mean_field_does_not_keep_them() -> None:
+    assert correlated_in_two_parts(bf.MeanFieldGaussian) > 0.2
 
 
 @pytest.mark.slow
@@ -159,17 +192,35 @@ def test_init_std_lowers_larger_ones_and_not_the_prior() -> None:
     before = Normal(gaussian(bnn).mean.detach().clone(), stds)
     elbo = bf.StreamingELBO(bnn, num_data=1, init_std=0.3)
     torch.testing.assert_close(gaussian(bnn).std.detach(), stds.clamp(max=0.3))
-    torch.testing.assert_close(elbo.std_before, stds)
+    torch.testing.assert_close(elbo.previous.log_scale.exp(), stds)
     now = Normal(gaussian(bnn).mean, gaussian(bnn).std)
     kl, _ = elbo.complexity(None, 0, range(1))
     torch.testing.assert_close(kl, kl_divergence(now, before).sum())
 
 
+@pytest.mark.parametrize("posterior", CORRELATED)
+def test_init_std_lowers_those_of_correlated_weights(posterior: bf.PosteriorFamily) -> None:
+    """A std that is small enough stays, and so do correlations but those of MatrixGaussian."""
+    bnn = moved(with_heads(posterior=posterior), 0.3)
+    before, correlated = bnn.posterior.std.detach().clone(), covariance(bnn)
+    elbo = bf.StreamingELBO(bnn, num_data=1, new=("body.*", "heads.*"), init_std=0.08)
+    std = bnn.posterior.std.detach()
+    assert float(before.max()) > 0.08 > float(before.min())
+    assert float(std.max()) < 0.08 * (1.0 + 1e-9)
+    if not isinstance(posterior, bf.MatrixGaussian):
+        torch.testing.assert_close(std, before.clamp(max=0.08))
+        expected = correlated / before / before.unsqueeze(-1)
+        torch.testing.assert_close(covariance(bnn) / std / std.unsqueeze(-1), expected)
+    own, _ = bf.ELBO(bnn, num_data=1).complexity(None, 0, range(1))
+    torch.testing.assert_close(elbo.complexity(None, 0, range(1))[0], own)
+
+
+@pytest.mark.parametrize("posterior", [bf.MeanFieldGaussian, *CORRELATED])
 @pytest.mark.parametrize("tiny", [1e-60, 5e-324])
-def test_an_init_std_below_the_numbers_of_float32(tiny: float) -> None:
-    bnn = bf.BayesianModule(nn.Linear(3, 2))
+def test_an_init_std_below_the_numbers_of_float32(tiny: float, posterior: Any) -> None:
+    bnn = with_heads(posterior=posterior).float()
     elbo = bf.StreamingELBO(bnn, num_data=1, init_std=tiny)
-    assert bool(gaussian(bnn).rho.isfinite().all())
+    assert bool(bnn.posterior.rho.isfinite().all())  # type: ignore[operator, union-attr]
     assert bool(elbo.complexity(None, 0, range(1))[0].isfinite())
 
 
@@ -203,10 +254,9 @@ def test_half_precision_does_not_overflow() -> None:
     assert 0.5 * 90_000 * 20 < kl.item() < 0.5 * 90_000 * 30
 
 
-def test_it_needs_a_mean_field_posterior() -> None:
-    for posterior in (bf.Delta, bf.LowRankGaussian(1)):
-        with pytest.raises(TypeError, match="needs a MeanFieldGaussian posterior, got "):
-            bf.StreamingELBO(bf.BayesianModule(nn.Linear(3, 1), posterior=posterior), num_data=1)
+def test_it_needs_a_gaussian_posterior() -> None:
+    with pytest.raises(TypeError, match=r"needs a Gaussian posterior, .* got Delta"):
+        bf.StreamingELBO(bf.BayesianModule(nn.Linear(3, 1), posterior=bf.Delta), num_data=1)
 
 
 def with_heads(prior: bf.Prior | None = None, **settings: object) -> bf.BayesianModule:
@@ -232,12 +282,72 @@ def test_the_prior_of_new_parameters_is_the_networks() -> None:
     assert float(nothing.detach()) == 0.0  # its initial values as its prior are caught
 
 
-def test_with_all_parameters_new_it_is_the_elbo() -> None:
-    bnn = with_heads(prior_mean="initial")
+def moved(bnn: bf.BayesianModule, size: float) -> bf.BayesianModule:
+    """Move all parameters of the posterior by different amounts."""
+    generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        gaussian(bnn).mean.add_(0.3)
+        for each in bnn.posterior.parameters():
+            each.add_(torch.randn(each.shape, generator=generator, dtype=each.dtype), alpha=size)
+    return bnn
+
+
+def covariance(bnn: bf.BayesianModule) -> Tensor:
+    """Draws are linear in the noise: row i of the draw of the identity is what noise i does."""
+    q = bnn.posterior
+    size = q.noise(NoiseKey(0, Stream.TRAINING, 0), range(1)).shape[1]
+    factor = q.draw(torch.eye(size, dtype=D)).weights.detach() - q.mean.detach()
+    return factor.T @ factor
+
+
+@pytest.mark.parametrize("posterior", CORRELATED)
+def test_the_kl_of_correlated_weights_is_that_of_dense_gaussians(
+    posterior: bf.PosteriorFamily,
+) -> None:
+    bnn = moved(with_heads(posterior=posterior), 0.3)
+    before = MultivariateNormal(bnn.posterior.mean.detach().clone(), covariance(bnn))
+    elbo = bf.StreamingELBO(bnn, num_data=1)
+    moved(bnn, 0.2)
+    now = MultivariateNormal(bnn.posterior.mean.detach(), covariance(bnn))
+    expected = kl_divergence(now, before)
+    kl = elbo.complexity(None, 0, range(1))[0].detach()
+    torch.testing.assert_close(kl, expected, rtol=1e-8, atol=0.0)
+    elbo.previous.correlations.apply(lambda each: [p.zero_() for p in each.parameters()])
+    other = elbo.complexity(None, 0, range(1))[0].detach()
+    assert abs(float(other / expected) - 1.0) > 0.01  # a prior without correlations is caught
+
+
+@pytest.mark.parametrize("posterior", [bf.LowRankGaussian(2), bf.FullGaussian()])
+def test_new_parameters_must_not_depend_on_others(posterior: bf.PosteriorFamily) -> None:
+    bnn = with_heads(posterior=posterior)
+    with pytest.raises(ValueError, match=r"new must name all .* of a group under .*\(.* got 8 of"):
+        bf.StreamingELBO(bnn, num_data=1, new=("heads.1.*",))
+    parts = "body", "heads.0", "heads.1"
+    apart = bf.PosteriorByGroup({f"{part}.*": posterior for part in parts})
+    bnn = moved(with_heads(posterior=apart), 0.3)
+    kl, _ = bf.StreamingELBO(bnn, num_data=1, new=("heads.1.*",)).complexity(None, 0, range(1))
+    head = bnn.layout.slice_of("heads.1.weight")
+    mean, cov = bnn.posterior.mean.detach()[head], covariance(bnn)[head, head]
+    prior = MultivariateNormal(torch.zeros(8, dtype=D), 0.49 * torch.eye(8, dtype=D))
+    torch.testing.assert_close(kl.detach(), kl_divergence(MultivariateNormal(mean, cov), prior))
+
+
+@pytest.mark.parametrize("posterior", [bf.MeanFieldGaussian, *CORRELATED])
+def test_with_all_parameters_new_it_is_the_elbo(posterior: Any) -> None:
+    bnn = moved(with_heads(prior_mean="initial", posterior=posterior), 0.3)
     kl, _ = bf.StreamingELBO(bnn, num_data=1, new=("*",)).complexity(None, 0, range(1))
     torch.testing.assert_close(kl, bf.ELBO(bnn, num_data=1).complexity(None, 0, range(1))[0])
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_a_head_of_correlated_weights_that_is_not_used_stays_but_for_rounding() -> None:
+    x, y = torch.eye(3, dtype=D).repeat(3, 1)[:8], torch.arange(8) % 2
+    bnn = moved(with_heads(posterior=bf.MatrixGaussian()), 0.3)
+    place = bnn.layout.slice_of("heads.0.weight")
+    before = bnn.posterior.mean.detach().clone(), covariance(bnn)
+    elbo = bf.StreamingELBO(bnn, num_data=8, new=("heads.1.*",))
+    bf.fit(elbo, TensorLoader((x, torch.ones(8, dtype=torch.long)), y, 4), epochs=20)
+    torch.testing.assert_close(bnn.posterior.mean.detach()[place], before[0][place])
+    torch.testing.assert_close(covariance(bnn)[place, place], before[1][place, place])
 
 
 @pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
@@ -267,14 +377,16 @@ def test_new_must_name_parameters_with_a_gaussian_prior() -> None:
         bf.StreamingELBO(laplace, num_data=1, new=("heads.0.*",))
 
 
+@pytest.mark.parametrize("posterior", [bf.MeanFieldGaussian, bf.LowRankGaussian(2)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_does_not_round_the_prior(dtype: torch.dtype) -> None:
-    elbo = bf.StreamingELBO(bf.BayesianModule(nn.Linear(30, 20), init_std=1e-8), num_data=64)
+def test_half_precision_does_not_round_the_prior(dtype: torch.dtype, posterior: Any) -> None:
+    bnn = bf.BayesianModule(nn.Linear(30, 20), init_std=1e-8, posterior=posterior)
+    elbo = bf.StreamingELBO(bnn, num_data=64)
     elbo.to(dtype)
     assert elbo.bnn.layout.dtype == dtype
     kl, _ = elbo.complexity(None, 0, range(1))
-    assert kl.item() == 0.0
-    assert elbo.double().std_before.dtype == torch.float64
+    assert abs(kl.item()) < (1e-3 if isinstance(posterior, bf.PosteriorFamily) else 1e-30)
+    assert elbo.double().previous.log_scale.dtype == torch.float64
 
 
 def test_standard_deviations_that_underflow_leave_a_finite_kl() -> None:

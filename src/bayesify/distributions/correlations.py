@@ -1,17 +1,15 @@
 """Correlations: how the weights of a group vary together, given a scale for each of them.
 
-The deviation of n weights from their means is diag(scale) C, or for a matrix of weights
-A (scale * E) B^T, where E holds standard normals. C, A and B have no unit and their diagonals are
-1, so that an optimiser may use one learning rate for all of them; with zeros elsewhere the weights
-are independent with ``scale`` as standard deviations.
+The deviation of n weights from their means is diag(scale) C e, where e holds standard normals. C
+has no unit and its diagonal is 1, so that an optimiser may use one learning rate for all of it;
+with zeros elsewhere the weights are independent with ``scale`` as standard deviations.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +18,7 @@ from torch.nn import functional as F
 from bayesify.distributions.precision import WideModule
 from bayesify.noise.keys import NoiseKey, Stream
 
-__all__ = ["Correlation", "Independent", "Kronecker", "LowRank", "Triangular"]
+__all__ = ["Correlation", "Independent", "LowRank", "Triangular", "log_det", "solved", "unit_lower"]
 
 
 class Correlation(WideModule, ABC):
@@ -104,17 +102,19 @@ class Correlation(WideModule, ABC):
             num_outputs: the number of outputs; the n weights are those of W, of shape
                 (num_outputs, inputs), and behind them b, if it is one of the group.
         """
-        # Row i of the identity is noise i alone, so that row i holds what it does to all weights.
-        noise = torch.eye(self.num_normals, dtype=scale.dtype, device=scale.device)
         size = num_outputs * inputs.shape[-1]
-        weight, bias = self.deviations(scale, noise).split([size, self.num_weights - size], dim=-1)
-        by_output = weight.view(len(noise), num_outputs, inputs.shape[-1])
+        weight, bias = self._factor(scale).split([size, self.num_weights - size], dim=-1)
+        by_output = weight.view(-1, num_outputs, inputs.shape[-1])
         if bias.shape[-1]:
             by_output = torch.cat([by_output, bias.unsqueeze(-1)], dim=-1)
             inputs = F.pad(inputs, (0, 1), value=1.0)
         covariances = torch.einsum("eoi,eoj->oij", by_output, by_output)
         found: Tensor = torch.einsum("...i,oij,...j->...o", inputs, covariances, inputs)
         return found
+
+    def narrowed(self, scale: Tensor, max_std: float) -> Tensor:
+        """Return scales, shape (n,), with which no standard deviation is above ``max_std``."""
+        return scale * (max_std / self.std(scale)).clamp(max=1.0)
 
     @abstractmethod
     def total_correlation(self, log_scale: Tensor, mask: Tensor | None) -> Tensor:
@@ -127,6 +127,56 @@ class Correlation(WideModule, ABC):
         Raises:
             TypeError: see :meth:`check_prunable`.
         """
+
+    @abstractmethod
+    def kl(
+        self,
+        log_scale: Tensor,
+        shift: Tensor,
+        other: Any,
+        other_log_scale: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Return KL(N(mean, S) || N(mean - shift, S_other)) in nats, a scalar.
+
+        Args:
+            log_scale: the logarithm of the scale of each weight, shape (n,).
+            shift: the means less those of the other, shape (n,).
+            other: the correlation of the other, of the same class and shapes.
+            other_log_scale: the logarithm of its scales, shape (n,).
+            mask: False for weights that do not count, shape (n,), or None.
+
+        Raises:
+            TypeError: see :meth:`check_prunable`.
+        """
+
+    def _marginal_kl(
+        self,
+        log_scale: Tensor,
+        shift: Tensor,
+        other: Correlation,
+        other_log_scale: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
+        """Return :meth:`kl` of the weights that count, by their covariances."""
+        self.check_prunable()
+        unit = other_log_scale.amax()  # the unit of all scales cancels
+        factor = self._factor((log_scale - unit).exp())[:, mask]
+        before = other._factor((other_log_scale - unit).exp())[:, mask]
+        lower = torch.linalg.cholesky(before.T @ before)
+        moved = (shift / unit.exp())[mask].unsqueeze(-1)
+        whitened = torch.linalg.solve_triangular(
+            lower, torch.cat([factor.T, moved], dim=-1), upper=False
+        )
+        log_dets = 2.0 * lower.diagonal().log().sum() - log_det(factor.T @ factor)
+        twice: Tensor = whitened.square().sum() - len(moved) + log_dets
+        return 0.5 * twice
+
+    def _factor(self, scale: Tensor) -> Tensor:
+        """Return F of shape (num_normals, n), whose F^T F is the covariance."""
+        # Row i of the identity is noise i alone, so that row i holds what it does to all weights.
+        noise = torch.eye(self.num_normals, dtype=scale.dtype, device=scale.device)
+        return self.deviations(scale, noise)
 
     def check_prunable(self) -> None:
         """Raise TypeError where :meth:`total_correlation` needs that all weights count."""
@@ -157,6 +207,18 @@ class Independent(Correlation):
     def total_correlation(self, log_scale: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
         """See :meth:`Correlation.total_correlation`."""
         return log_scale.new_zeros(())
+
+    def kl(
+        self,
+        log_scale: Tensor,
+        shift: Tensor,
+        other: Independent,  # noqa: ARG002
+        other_log_scale: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """See :meth:`Correlation.kl`; it is a sum over the weights."""
+        each = _independent_kl(log_scale - other_log_scale, _relative(shift, other_log_scale))
+        return (each if mask is None else torch.where(mask, each, 0.0)).sum()
 
 
 class LowRank(Correlation):
@@ -208,7 +270,33 @@ class LowRank(Correlation):
         factor = self.factor if mask is None else self.factor[mask]
         inner = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
         inner = inner + factor.T @ factor
-        return 0.5 * (factor.square().sum(dim=1).log1p().sum() - _log_det(inner))
+        return 0.5 * (factor.square().sum(dim=1).log1p().sum() - log_det(inner))
+
+    def kl(
+        self,
+        log_scale: Tensor,
+        shift: Tensor,
+        other: LowRank,
+        other_log_scale: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """See :meth:`Correlation.kl`; the weights that count are of low rank too.
+
+        With F_o that of the other, (I + F_o F_o^T)^-1 = I - V V^T for V = F_o L^-T, where L is the
+        Cholesky factor of I + F_o^T F_o.
+        """
+        kept = slice(None) if mask is None else mask
+        factor, before = self.factor[kept], other.factor[kept]
+        log_ratio = (log_scale - other_log_scale)[kept]
+        ratio, moved = log_ratio.exp(), _relative(shift, other_log_scale)[kept]
+        identity = torch.eye(self.num_shared, dtype=factor.dtype, device=factor.device)
+        lower = torch.linalg.cholesky(identity + before.T @ before)
+        taken = torch.linalg.solve_triangular(lower, before.T, upper=False).T
+        own = ratio.unsqueeze(-1) * factor
+        squares = own.square().sum() - (ratio.unsqueeze(-1) * taken).square().sum()
+        squares = squares - (taken.T @ own).square().sum() - (taken.T @ moved).square().sum()
+        log_dets = 2.0 * lower.diagonal().log().sum() - log_det(identity + factor.T @ factor)
+        return _independent_kl(log_ratio, moved).sum() + 0.5 * torch.add(squares, log_dets)
 
 
 class Triangular(Correlation):
@@ -227,154 +315,82 @@ class Triangular(Correlation):
 
     def deviations(self, scale: Tensor, noise: Tensor) -> Tensor:
         """See :meth:`Correlation.deviations`."""
-        return scale * (noise @ _unit_lower(self.factor).T)
+        return scale * (noise @ unit_lower(self.factor).T)
 
     def std(self, scale: Tensor) -> Tensor:
         """See :meth:`Correlation.std`."""
-        return scale * _unit_lower(self.factor).square().sum(dim=1).sqrt()
+        return scale * unit_lower(self.factor).square().sum(dim=1).sqrt()
 
     def total_correlation(self, log_scale: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
         """See :meth:`Correlation.total_correlation`; the determinant of C C^T is 1."""
-        factor = _unit_lower(self.factor)
+        factor = unit_lower(self.factor)
         if mask is not None:
             factor = factor[mask]
         total = 0.5 * factor.square().sum(dim=1).log().sum()
-        return total if mask is None else total - 0.5 * _log_det(factor @ factor.T)
+        return total if mask is None else total - 0.5 * log_det(factor @ factor.T)
+
+    def kl(
+        self,
+        log_scale: Tensor,
+        shift: Tensor,
+        other: Triangular,
+        other_log_scale: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """See :meth:`Correlation.kl`; the determinants are those of the scales."""
+        if mask is not None and not bool(mask.all()):
+            return self._marginal_kl(log_scale, shift, other, other_log_scale, mask)
+        # C_o^-1 diag(ratio) C has the diagonal of diag(ratio).
+        log_ratio = log_scale - other_log_scale
+        factor = torch.cat(
+            [
+                log_ratio.exp().unsqueeze(-1) * unit_lower(self.factor),
+                _relative(shift, other_log_scale).unsqueeze(-1),
+            ],
+            dim=-1,
+        )
+        whitened = solved(other.factor, factor)
+        each = _independent_kl(log_ratio, whitened[:, -1])
+        return each.sum() + 0.5 * whitened[:, :-1].tril(-1).square().sum()
 
 
-class Kronecker(Correlation):
-    """The weights of a layer, one row for each output: W - mean = A (scale * E) B^T.
+def _independent_kl(log_ratio: Tensor, shift: Tensor) -> Tensor:
+    """Return KL(N(shift, ratio^2) || N(0, 1)) of each weight in nats."""
+    return 0.5 * (shift.square() + torch.expm1(2.0 * log_ratio)) - log_ratio
 
-    A correlates the outputs and B the inputs, both lower triangular with ones on their diagonals.
-    It contains the matrix normal distribution (Louizos and Welling 2016, section 3), whose scale is
-    an outer product, and the mean field, whose A and B are identities.
 
-    Args:
-        shape: how many rows and columns W has.
-        rows: the part of A below its diagonal, shape (rows, rows); None where outputs stay
-            uncorrelated.
-        columns: the part of B below its diagonal, shape (columns, columns), or None.
-        bias: whether the last column, of biases, follows the others in the vector of weights.
+def _relative(shift: Tensor, log_scale: Tensor) -> Tensor:
+    """Return shifts in units of scales, which may underflow."""
+    return shift / log_scale.exp().clamp(min=torch.finfo(log_scale.dtype).tiny)
+
+
+def solved(factor: Tensor, right: Tensor) -> Tensor:
+    """Return C^-1 times a matrix, for C = :func:`unit_lower` of a factor.
 
     Example:
-        >>> below = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
-        >>> correlation = Kronecker((2, 2), below, below)
-        >>> correlation.std(torch.ones(4)).square().round(decimals=4).tolist()
-        [1.0, 2.0, 2.0, 4.0]
-        >>> variances, factor = correlation.output_noise(torch.ones(4), torch.tensor([[1.0, 1.0]]))
-        >>> variances.tolist(), factor.tolist()
-        ([[5.0, 5.0]], [[1.0, 0.0], [1.0, 1.0]])
+        >>> solved(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.ones(2, 1)).tolist()
+        [[1.0], [-1.0]]
     """
-
-    scale_is_own = False
-
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        rows: Tensor | None,
-        columns: Tensor | None,
-        *,
-        bias: bool = False,
-    ) -> None:
-        super().__init__(shape[0] * shape[1])
-        self.shape, self.bias = shape, bias
-        self.rows = None if rows is None else nn.Parameter(rows)
-        self.columns = None if columns is None else nn.Parameter(columns)
-
-    def deviations(self, scale: Tensor, noise: Tensor) -> Tensor:
-        """See :meth:`Correlation.deviations`."""
-        return self._flat(self._spread(self._grid(scale * noise), _unit_lower))
-
-    def std(self, scale: Tensor) -> Tensor:
-        """See :meth:`Correlation.std`."""
-        # Relative to the largest, since the square of a small number underflows.
-        most = scale.detach().amax().clamp(min=torch.finfo(scale.dtype).tiny)
-        relative = self._grid((scale / most).square())
-        squares = self._spread(relative, lambda each: _unit_lower(each).square())
-        return most * (self._flat(squares) + _LEAST).sqrt()
-
-    def total_correlation(self, log_scale: Tensor, mask: Tensor | None) -> Tensor:
-        """See :meth:`Correlation.total_correlation`; the determinants of A and B are 1."""
-        unit, relative = self._relative(log_scale)  # the unit of all scales cancels
-        if mask is None or bool(mask.all()):
-            return torch.sum(self.std(relative).log() - (log_scale - unit))
-        self.check_prunable()
-        # Row i of the identity is weight i's noise, so that row i holds what noise i does to all.
-        each = torch.eye(self.num_weights, dtype=relative.dtype, device=relative.device)
-        factor = self.deviations(relative, each)[:, mask]
-        return self.std(relative)[mask].log().sum() - 0.5 * _log_det(factor.T @ factor)
-
-    def check_prunable(self) -> None:
-        """Raise TypeError for more than 4,096 weights, since there is no formula for some."""
-        if self.num_weights > _LARGEST_DENSE:
-            raise TypeError(
-                "the KL of a MatrixGaussian of which weights are pruned, or are an embedding's "
-                f"padding row, must be that of a layer of at most {_LARGEST_DENSE:,} weights, "
-                f"got one of {self.num_weights:,}; predict with the pruned network, "
-                "or train the layer with MeanFieldGaussian, by PosteriorByGroup"
-            )
-
-    def output_noise(self, scale: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return v and A: the outputs' deviations of a linear layer are A (sqrt(v) * e).
-
-        For one row x of the inputs, with a 1 for the bias, (W - mean) x = A (scale * E) z with
-        z = B^T x. The entries of (scale * E) z are independent, of variance
-        v_i = sum over j of scale_ij^2 z_j^2; e holds standard normals. Under a matrix normal
-        distribution, whose scale is an outer product r c^T, the covariance of the outputs is
-        therefore A diag(r^2) A^T, that of the rows, times x^T B diag(c^2) B^T x, that of the
-        columns (Louizos and Welling 2016, section 3).
-
-        Args:
-            scale: the scale of each weight, shape (n,).
-            inputs: rows of the layer's inputs, shape (..., columns), or one less with ``bias``.
-
-        Returns:
-            Variances of shape (..., rows), in squared units of the outputs, and A of shape
-            (rows, rows), or None where outputs are uncorrelated.
-        """
-        rows = F.pad(inputs, (0, 1), value=1.0) if self.bias else inputs
-        if self.columns is not None:
-            rows = rows @ _unit_lower(self.columns)
-        variances = rows.square() @ self._grid(scale.square()).T
-        return variances, None if self.rows is None else _unit_lower(self.rows)
-
-    def output_variances(self, scale: Tensor, inputs: Tensor, num_outputs: int) -> Tensor:  # noqa: ARG002
-        """See :meth:`Correlation.output_variances`."""
-        variances, factor = self.output_noise(scale, inputs)
-        return variances if factor is None else variances @ factor.square().T
-
-    def _spread(self, grid: Tensor, factor_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Multiply matrices (..., rows, columns) by A from the left and B^T from the right."""
-        if self.rows is not None:
-            grid = factor_of(self.rows) @ grid
-        return grid if self.columns is None else grid @ factor_of(self.columns).T
-
-    def _grid(self, vectors: Tensor) -> Tensor:
-        """Arrange vectors (..., n) as matrices (..., rows, columns)."""
-        rows, columns = self.shape
-        if not self.bias:
-            grid: Tensor = vectors.unflatten(-1, self.shape)
-            return grid
-        weight, bias = vectors.split([rows * (columns - 1), rows], dim=-1)
-        return torch.cat([weight.unflatten(-1, (rows, columns - 1)), bias.unsqueeze(-1)], dim=-1)
-
-    def _flat(self, matrices: Tensor) -> Tensor:
-        if not self.bias:
-            return matrices.flatten(-2)
-        return torch.cat([matrices[..., :-1].flatten(-2), matrices[..., -1]], dim=-1)
+    found: Tensor = torch.linalg.solve_triangular(factor, right, upper=False, unitriangular=True)
+    return found
 
 
-#: Added to squares of relative scales, since the gradient of the root overflows at 0.
-_LEAST = 1e-36
-#: The largest group whose covariance is computed as one matrix.
-_LARGEST_DENSE = 4096
+def unit_lower(factor: Tensor) -> Tensor:
+    """Return the part of a square matrix below its diagonal, with ones on the diagonal.
 
-
-def _unit_lower(factor: Tensor) -> Tensor:
+    Example:
+        >>> unit_lower(torch.tensor([[5.0, 6.0], [7.0, 8.0]])).tolist()
+        [[1.0, 0.0], [7.0, 1.0]]
+    """
     ones = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
     return factor.tril(-1) + ones
 
 
-def _log_det(matrix: Tensor) -> Tensor:
-    """Return log det of a positive definite matrix."""
+def log_det(matrix: Tensor) -> Tensor:
+    """Return log det of a positive definite matrix, a scalar.
+
+    Example:
+        >>> round(float(log_det(torch.eye(2) * torch.e)), 4)
+        2.0
+    """
     return 2.0 * torch.sum(torch.linalg.cholesky(matrix).diagonal().log())

@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesify.distributions.correlations import Independent, Kronecker, LowRank, Triangular
+from bayesify.distributions.correlations import Independent, LowRank, Triangular
+from bayesify.distributions.kronecker import Kronecker
 from bayesify.distributions.layout import ParameterLayout, pattern_pairs
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.structured import Group, PosteriorFamily

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.distributions.correlations import Correlation, Independent
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.precision import WideModule
 from bayesify.distributions.softplus import inverse_softplus, log_softplus, softplus, softplus_ratio
@@ -158,6 +159,39 @@ class GaussianPosterior(Posterior):
     def log_std(self) -> Tensor:
         """Its logarithm, shape (D,), pruned weights included."""
         return self.full_std.log()
+
+    @property
+    def log_scale(self) -> Tensor:
+        """The logarithm of the std of each weight if it depended on no other, shape (D,)."""
+        return self.log_std
+
+    @property
+    def group_correlations(self) -> list[Correlation]:
+        """How the weights of each group depend on each other; one group by default."""
+        return [Independent(self.num_weights)]
+
+    def narrow(self, max_std: float, chosen: Tensor) -> None:
+        """Lower larger standard deviations to ``max_std``, in place.
+
+        Args:
+            max_std: the largest standard deviation, positive.
+            chosen: False for weights that stay as they are, shape (D,).
+
+        Raises:
+            TypeError: the std of the class is not softplus(rho).
+        """
+        if not self.std_is_softplus:
+            raise TypeError(
+                f"a smaller std can be set only where it is softplus(rho), got "
+                f"{type(self).__name__}; leave init_std out, and lower the std beforehand"
+            )
+        most = inverse_softplus(torch.tensor(max_std, dtype=torch.float64))
+        with torch.no_grad():
+            self.rho.copy_(torch.where(chosen, self.rho.clamp(max=float(most)), self.rho))
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Return the parts of a vector of shape (D,) that belong to the groups."""
+        return [vector]
 
 
 class MeanFieldGaussian(GaussianPosterior):

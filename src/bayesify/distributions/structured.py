@@ -101,28 +101,44 @@ class StructuredGaussian(GaussianPosterior):
     @property
     def noise_size(self) -> int:
         """How many standard normals one weight sample needs."""
-        return sum(correlation.num_normals for correlation in self._correlations)
+        return sum(correlation.num_normals for correlation in self.group_correlations)
 
     @property
     def full_std(self) -> Tensor:
         """Standard deviation of each weight, shape (D,), pruned weights included."""
-        scales = self._split(softplus(self.rho))
+        scales = self.split(softplus(self.rho))
         with self._without_autocast():
-            return self._join([c.std(s) for c, s in zip(self._correlations, scales, strict=True)])
+            pairs = zip(self.group_correlations, scales, strict=True)
+            return self._join([c.std(scale) for c, scale in pairs])
 
     @property
     def log_std(self) -> Tensor:
         """Its logarithm, shape (D,), finite where the scales underflow too."""
         with self._without_autocast():
-            pairs = zip(self._correlations, self._log_scales, strict=True)
+            pairs = zip(self.group_correlations, self.split(self.log_scale), strict=True)
             return self._join([c.log_std(log_scale) for c, log_scale in pairs])
 
     @property
-    def _log_scales(self) -> list[Tensor]:
+    def log_scale(self) -> Tensor:
+        """The logarithm of the scale of each weight, shape (D,), finite for every finite rho."""
         scale = softplus(self.rho)
         # softplus underflows where its logarithm is rho.
         is_known = scale > 2.0 * torch.finfo(scale.dtype).tiny
-        return self._split(torch.where(is_known, scale.where(is_known, 1.0).log(), self.rho))
+        return torch.where(is_known, scale.where(is_known, 1.0).log(), self.rho)
+
+    @property
+    def group_correlations(self) -> list[Correlation]:
+        """How the weights of each group depend on each other."""
+        return list(self.correlations)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def narrow(self, max_std: float, chosen: Tensor) -> None:
+        """See :meth:`GaussianPosterior.narrow`; a ``MatrixGaussian`` loses its correlations."""
+        scale = softplus(self.rho)
+        parts = zip(self.group_correlations, self.split(scale), self.split(chosen), strict=True)
+        found = [c.narrowed(part, max_std) if bool(own.any()) else part for c, part, own in parts]
+        narrowed = inverse_softplus(self._join(found).clamp(min=torch.finfo(scale.dtype).tiny))
+        self.rho.copy_(torch.where(chosen, narrowed.minimum(self.rho), self.rho))
 
     def noise(self, key: NoiseKey, samples: range) -> Tensor:
         """Draw the standard normals that :meth:`draw` needs, shape (S, ``noise_size``)."""
@@ -131,9 +147,9 @@ class StructuredGaussian(GaussianPosterior):
 
     def draw(self, noise: Tensor) -> WeightDraw:
         """Transform standard normals of shape (S, ``noise_size``) to S weight vectors."""
-        scales = self._split(softplus(self.rho))
-        normals = noise.split([c.num_normals for c in self._correlations], dim=-1)
-        parts = zip(self._correlations, scales, normals, strict=True)
+        scales = self.split(softplus(self.rho))
+        normals = noise.split([c.num_normals for c in self.group_correlations], dim=-1)
+        parts = zip(self.group_correlations, scales, normals, strict=True)
         with self._without_autocast():
             deviations = self._join([c.deviations(scale, part) for c, scale, part in parts])
         return WeightDraw(self._masked(self.mean + deviations), noise)
@@ -141,14 +157,14 @@ class StructuredGaussian(GaussianPosterior):
     def names_by_weight(self) -> list[str]:
         """See :meth:`Posterior.names_by_weight`."""
         names = super().names_by_weight()
-        if all(correlation.scale_is_own for correlation in self._correlations):
+        if all(correlation.scale_is_own for correlation in self.group_correlations):
             return names
         return [name for name in names if name != "rho"]
 
     @property
     def joint_groups(self) -> list[Group]:
         """The groups whose weights are independent only given all of their noise."""
-        pairs = zip(self._names, self._correlations, strict=True)
+        pairs = zip(self._names, self.group_correlations, strict=True)
         return [Group(names, correlation) for names, correlation in pairs if correlation.is_joint]
 
     def check_prunable(self) -> None:
@@ -158,7 +174,7 @@ class StructuredGaussian(GaussianPosterior):
 
     def num_given(self, local: Collection[str] = ()) -> int:
         """How many standard normals :meth:`moments_given` needs."""
-        pairs = zip(self._names, self._correlations, strict=True)
+        pairs = zip(self._names, self.group_correlations, strict=True)
         return sum(c.num_given for names, c in pairs if not _is_left(names, c, local))
 
     def moments_given(
@@ -172,15 +188,15 @@ class StructuredGaussian(GaussianPosterior):
             local: parameters whose noise is added within the operations: of a group of
                 :attr:`joint_groups` that consists of such parameters no noise is given.
         """
-        scales = self._split(softplus(self.rho))
-        masks = [None] * len(scales) if self.mask is None else self._split(self.mask)
+        scales = self.split(softplus(self.rho))
+        masks = [None] * len(scales) if self.mask is None else self.split(self.mask)
         joint: dict[str, ScaledGroup] = {}
         shifts: list[Tensor] = []
         stds: list[Tensor] = []
         place = 0
         with self._without_autocast():
             for names, correlation, scale in zip(
-                self._names, self._correlations, scales, strict=True
+                self._names, self.group_correlations, scales, strict=True
             ):
                 if _is_left(names, correlation, local):
                     mask = masks[len(shifts)]
@@ -213,17 +229,17 @@ class StructuredGaussian(GaussianPosterior):
 
         Computed from the noise, since w - mean is rounded to the precision of w.
         """
-        normals = draw.noise.split([c.num_normals for c in self._correlations], dim=-1)
-        parts = zip(self._correlations, self._log_scales, normals, strict=True)
+        normals = draw.noise.split([c.num_normals for c in self.group_correlations], dim=-1)
+        parts = zip(self.group_correlations, self.split(self.log_scale), normals, strict=True)
         with self._without_autocast():
             z = self._join([c.standardised(log_scale, part) for c, log_scale, part in parts])
         return -0.5 * z.square() - self.log_std - _HALF_LOG_2PI
 
     def total_correlation(self) -> Tensor:
         """KL from q to the product of its marginals, in nats, over the unpruned weights."""
-        scales = self._log_scales
-        masks = [None] * len(scales) if self.mask is None else self._split(self.mask)
-        parts = zip(self._correlations, scales, masks, strict=True)
+        scales = self.split(self.log_scale)
+        masks = [None] * len(scales) if self.mask is None else self.split(self.mask)
+        parts = zip(self.group_correlations, scales, masks, strict=True)
         with self._without_autocast():
             return torch.stack([c.total_correlation(log, mask) for c, log, mask in parts]).sum()
 
@@ -235,11 +251,7 @@ class StructuredGaussian(GaussianPosterior):
         # Rounded to bfloat16, products would not be those of the KL's covariance.
         return torch.autocast(self.mean.device.type, enabled=False)
 
-    @property
-    def _correlations(self) -> list[Correlation]:
-        return list(self.correlations)  # type: ignore[arg-type]
-
-    def _split(self, vector: Tensor) -> list[Tensor]:
+    def split(self, vector: Tensor) -> list[Tensor]:
         """Return the part of a vector of shape (D,) that belongs to each group."""
         return [torch.cat([vector[place] for place in places]) for places in self._places]
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from bayesify.distributions.correlations import Kronecker
+from bayesify.distributions.kronecker import Kronecker
 from bayesify.distributions.posteriors import Posterior, WeightDraw
 from bayesify.distributions.structured import Group, StructuredGaussian
 from bayesify.estimators.estimator import Estimator, ForwardPass, ParameterUse, Treatment

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.distributions.correlations import Kronecker
+from bayesify.distributions.kronecker import Kronecker
 from bayesify.distributions.structured import Group, ScaledGroup
 from bayesify.estimators.estimator import ParameterUse, Treatment
 from bayesify.estimators.moments import ParameterMoments, output_moments, std_of

@@ -136,9 +136,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
         Raises:
             ValueError: as for :meth:`fit`; or ``classes`` is missing, differs from the first call,
-                or does not hold a label of y; or ``posterior`` is not ``"mean-field"``.
+                or does not hold a label of y.
         """
-        self._check_streaming()
         if not hasattr(self, "bnn_") and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
         with self._restored_after_errors():

@@ -345,14 +345,6 @@ class BayesianMLP(Calibrated, StorableEstimator):
             return check_array(values, ensure_all_finite=False, estimator=self)
         return check_X_y(values, y, ensure_all_finite=False, estimator=self, **options)
 
-    def _check_streaming(self) -> None:
-        """Check that the posterior can be the prior of further rows."""
-        if self.posterior != "mean-field":
-            raise ValueError(
-                f'partial_fit needs posterior="mean-field", got {self.posterior!r}; set it, or '
-                "give all rows to fit"
-            )
-
     def _encoded(self, values: Floats) -> Tensor:
         """Return the inputs of the network for the values of the columns, at least one."""
         blocks = [c.encode(values[:, place]) for place, c in enumerate(self.columns_)]

@@ -165,10 +165,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             sample_weight: as for :meth:`fit`.
 
         Raises:
-            ValueError: as for :meth:`fit`; or y has another number of targets than before, or
-                ``posterior`` is not ``"mean-field"``.
+            ValueError: as for :meth:`fit`; or y has another number of targets than before.
         """
-        self._check_streaming()
         with self._restored_after_errors():
             return self._fit(X, y, sample_weight, further=True)
 

@@ -8,24 +8,21 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from numbers import Real
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesify.distributions.layout import abbreviate
-from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
-from bayesify.distributions.precision import Conversion, widely
+from bayesify.distributions.posteriors import GaussianPosterior, WeightDraw
+from bayesify.distributions.previous import PreviousPosterior
 from bayesify.distributions.priors import BlockPrior, Gaussian
-from bayesify.distributions.softplus import inverse_softplus
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.multi_head import MultiHead
 from bayesify.training.elbo import ELBO
 
 __all__ = ["StreamingELBO"]
 
-#: The buffers of the prior.
-_BEFORE = "mean_before", "std_before", "log_std_before"
 #: Begins the names of the buffers of what parameters without a posterior were.
 _POINT = "point_before_"
 
@@ -41,12 +38,14 @@ class StreamingELBO(ELBO):
     Train the first part by the :class:`ELBO`, and each later part by a new objective of this class.
     The prior of the network is not used again: it is within the first posterior. Each example
     belongs in one part only; in two it would count twice. A pruned weight stays pruned and leaves
-    the KL. The mean field loses the correlations of the weights at each part, so that the result
-    equals that of all examples at once only where the exact posterior has none.
+    the KL. A posterior loses at each part what its family cannot hold, the mean field all
+    correlations of the weights, so that the result equals that of all examples at once only where
+    the family holds the exact posterior. ``MatrixGaussian()`` forgets less, at a higher price.
 
     Parameters that no example has trained yet, such as the head of a new task of ``MultiHead``, are
-    named by ``new``: their prior is the network's. A head that the examples do not use stays as it
-    is, because its KL is 0 and has no gradient.
+    named by ``new``: their prior is the network's, under which they are independent. A head that
+    the examples do not use stays as it is, because its KL is 0 and has no gradient, under
+    posteriors with correlations but for rounding.
 
     Weights that a part does not need are left with the std of their prior, and the noise of so many
     hides the next part from its first steps. With ``init_std`` training begins at smaller ones, as
@@ -60,7 +59,8 @@ class StreamingELBO(ELBO):
     Wasserman 1995): a penalty of ``num_before * (value - before)**2 / 2`` nats.
 
     Args:
-        bnn: the network, with a ``MeanFieldGaussian`` posterior.
+        bnn: the network, with a Gaussian posterior: ``MeanFieldGaussian``, or that of a family such
+            as ``MatrixGaussian()``.
         num_data: N_t, the number of new examples.
         num_samples: S, weight samples per step.
         num_before: N_1 + ... + N_(t-1), the number of examples of the earlier parts. None is 0, and
@@ -69,15 +69,16 @@ class StreamingELBO(ELBO):
             part these are all parameters that its examples use.
         init_std: largest standard deviation with which training begins, positive. Larger ones of
             ``bnn`` are lowered to it in place, after they were taken as the prior's, but for those
-            of ``MultiHead`` heads that are not new, which the examples may not use. None leaves
-            all.
+            of ``MultiHead`` heads that are not new, which the examples may not use. Layers under
+            ``MatrixGaussian`` begin without correlations then. None leaves all.
 
     Raises:
-        TypeError: the posterior is not a ``MeanFieldGaussian``, the prior of a new parameter is not
+        TypeError: the posterior is not a Gaussian, the prior of a new parameter is not
             ``Gaussian``, ``new`` is not a sequence of patterns, ``num_before`` or ``init_std`` is
             no number, or ``init_std`` is given for a subclass with another std.
         ValueError: ``num_data`` or ``num_samples`` is below 1, ``num_before`` is negative,
-            ``init_std`` is not positive and finite, or a pattern matches no trained parameter.
+            ``init_std`` is not positive and finite, a pattern matches no trained parameter, or some
+            but not all of the weights that depend on each other are new.
 
     Example:
         >>> from torch import nn
@@ -85,10 +86,6 @@ class StreamingELBO(ELBO):
         >>> elbo(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)).kl.item()
         0.0
     """
-
-    mean_before: Tensor
-    std_before: Tensor
-    log_std_before: Tensor
 
     def __init__(
         self,
@@ -112,29 +109,17 @@ class StreamingELBO(ELBO):
             raise ValueError(f"init_std must be positive and finite, or None, got {init_std}")
         super().__init__(bnn, num_data=num_data, num_samples=num_samples)
         posterior = bnn.posterior
-        if not isinstance(posterior, MeanFieldGaussian):
+        if not isinstance(posterior, GaussianPosterior):
             raise TypeError(
-                "StreamingELBO needs a MeanFieldGaussian posterior, got "
-                f"{type(posterior).__name__}; create the network with posterior=MeanFieldGaussian, "
-                'or the estimator of partial_fit with posterior="mean-field"'
+                "StreamingELBO needs a Gaussian posterior, such as MeanFieldGaussian or "
+                f"MatrixGaussian(), got {type(posterior).__name__}; create the network with "
+                "posterior=MeanFieldGaussian"
             )
-        if init_std is not None and not posterior.std_is_softplus:
-            raise TypeError(
-                f"init_std needs a posterior whose std is softplus(rho), got "
-                f"{type(posterior).__name__}; leave it out, and lower the std beforehand"
-            )
-        mean, std = posterior.mean.detach().clone(), posterior.full_std.detach().clone()
-        log_std = posterior.log_std.detach().clone()
         points = _points(bnn)
         fresh, fresh_points = _matching(bnn, points, new)
-        for name in fresh:
-            place = bnn.layout.slice_of(name)
-            prior_std = _prior_std(bnn, place)
-            mean[place] = 0.0 if bnn.prior_mean is None else bnn.prior_mean[place]
-            std[place], log_std[place] = prior_std, math.log(prior_std)
-        self.register_buffer("mean_before", mean)
-        self.register_buffer("std_before", std)
-        self.register_buffer("log_std_before", log_std)
+        self.previous = PreviousPosterior(posterior)
+        if fresh:
+            self.previous.renew(posterior, *_priors(bnn, fresh))
         points = {name: each for name, each in points.items() if name not in fresh_points}
         is_first = len(fresh) == len(bnn.layout.names)
         if num_before is None and points and not is_first:
@@ -149,15 +134,8 @@ class StreamingELBO(ELBO):
         for number, parameter in enumerate(points.values() if num_before else ()):
             self.register_buffer(f"{_POINT}{number}", parameter.detach().clone())
         if init_std is not None:
-            _narrow(bnn, init_std, _in_heads(bnn) - fresh)
-
-    def _apply(self, fn: Conversion, recurse: bool = True) -> Self:
-        # In half precision the prior would be another one than the posterior that it was.
-        before = {name: getattr(self, name) for name in _BEFORE}
-        made: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, tensor in before.items():
-            setattr(made, name, widely(fn)(tensor))
-        return made
+            kept = _in_heads(bnn) - fresh
+            posterior.narrow(init_std, ~_places(bnn, kept))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -172,15 +150,8 @@ class StreamingELBO(ELBO):
     ) -> tuple[Tensor, Tensor]:
         """Return the KL from the posterior at construction, and the penalty of points, in nats."""
         posterior = self.bnn.posterior
-        assert isinstance(posterior, MeanFieldGaussian)
-        log_ratio = posterior.log_std - self.log_std_before
-        least = torch.finfo(self.std_before.dtype).tiny  # a std may underflow
-        shift = ((posterior.mean - self.mean_before) / self.std_before.clamp(min=least)).square()
-        per_weight = 0.5 * (shift + torch.expm1(2.0 * log_ratio)) - log_ratio
-        if posterior.mask is not None:
-            per_weight = torch.where(posterior.mask, per_weight, 0.0)
-        # A sum over all weights overflows half precision.
-        kl = per_weight.sum(dtype=torch.promote_types(per_weight.dtype, torch.float32))
+        assert isinstance(posterior, GaussianPosterior)
+        kl = self.previous.kl_of(posterior)
         penalty = kl.new_zeros(())
         held = dict(self.bnn.named_parameters()) if self._points else {}
         for number, name in enumerate(self._points):
@@ -227,15 +198,22 @@ def _in_heads(bnn: BayesianModule) -> set[str]:
     return {name for name in bnn.layout.names if name.startswith(tuple(heads))}
 
 
-@torch.no_grad()
-def _narrow(bnn: BayesianModule, max_std: float, kept: set[str]) -> None:
-    """Lower the larger standard deviations, but for those of the parameters to keep."""
-    rho = bnn.posterior.rho
-    assert isinstance(rho, Tensor)
-    most = float(inverse_softplus(torch.tensor(max_std, dtype=torch.float64)))
-    for name in bnn.layout.names:
-        if name not in kept:
-            rho[bnn.layout.slice_of(name)].clamp_(max=most)
+def _priors(bnn: BayesianModule, names: set[str]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where the weights of parameters are, and the prior's mean and std there."""
+    mean, std = torch.zeros_like(bnn.posterior.mean), torch.ones_like(bnn.posterior.mean)
+    for name in names:
+        place = bnn.layout.slice_of(name)
+        mean[place] = 0.0 if bnn.prior_mean is None else bnn.prior_mean[place]
+        std[place] = _prior_std(bnn, place)
+    return _places(bnn, names), mean, std
+
+
+def _places(bnn: BayesianModule, names: set[str]) -> Tensor:
+    """Return True for the weights of these parameters, shape (D,)."""
+    found = torch.zeros_like(bnn.posterior.mean, dtype=torch.bool)
+    for name in names:
+        found[bnn.layout.slice_of(name)] = True
+    return found
 
 
 def _prior_std(bnn: BayesianModule, place: slice) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.datasets import TensorLoader
+from bayesify.distributions.families import named_posterior
 from bayesify.distributions.posteriors import Delta
 from bayesify.distributions.priors import Gaussian
 from bayesify.estimators import LocalReparameterization
@@ -49,6 +50,7 @@ def make_network(config: Mapping[str, Any], tasks: Sequence[Task], seed: int) ->
         return BayesianModule(net, posterior=Delta, seed=seed)
     return BayesianModule(
         net,
+        posterior=named_posterior(config.get("posterior", "mean-field")),
         prior=Gaussian(config["prior_std"]),
         init_std=config["init_std"],
         prior_mean=config["prior_mean"],
