@@ -33,7 +33,8 @@ def small(name: str, **settings: Any) -> Job:
 def test_each_seed_has_every_method_and_the_first_the_trials() -> None:
     jobs = EXPERIMENT.jobs((3, 4), False)
     of_second = {job.name: job.config for job in jobs if job.seed == 4}
-    methods = ("vcl", "vcl-random-coreset", "vcl-k-center-coreset", "fine-tuning")
+    coresets = ("vcl-random-coreset", "vcl-k-center-coreset")
+    methods = ("vcl", "vcl-matrix-gaussian", *coresets, "fine-tuning")
     assert set(of_second) == {f"{b}-{method}" for b in ("permuted", "split") for method in methods}
     assert of_second["permuted-vcl"]["hidden"] == [100, 100]
     assert of_second["split-vcl"]["hidden"] == [256, 256]
@@ -67,7 +68,10 @@ def test_split_tasks_have_each_image_once() -> None:
     assert sum(len(task.test()[1]) for task in tasks) == len(data.test_targets)
 
 
-@pytest.mark.parametrize("name", ["permuted-fine-tuning", "split-vcl-k-center-coreset"])
+@pytest.mark.parametrize(
+    "name",
+    ["permuted-fine-tuning", "permuted-vcl-matrix-gaussian", "split-vcl-k-center-coreset"],
+)
 def test_a_job_repeats_and_resumes(name: str, tmp_path: Path) -> None:
     job = small(name)
     parts: list[float] = []
@@ -151,8 +155,8 @@ def test_the_table_averages_over_the_tasks_so_far() -> None:
     assert "| VCL | 90.0 | 97.00 +- 1.00 | 94.00 +- 1.00 | 91.00 +- 1.00 | 2 |" in text
     assert "| fine-tuning |  | 99.00 | 74.50 | 50.00 | 1 |" in text
     assert f"| EWC | {REPORTED['split']['EWC']:.1f} | | | | |" in text
-    assert "| permuted | 0 | 0.1 | 0.02 | yes | 0.005 | 0.3 | 64 | 10 | 85.00 |" in text
-    assert "| permuted | 0 | 0.1 | 0.02 | first only | 0.005 | 0.3 | 64 | 10 | 80.00 |" in text
+    assert "| permuted | mean field | 0 | 0.1 | 0.02 | yes | 0.005 | 0.3 | 64 | 10 | 85.00 |" in text
+    assert "| permuted | mean field | 0 | 0.1 | 0.02 | first only | 0.005 | 0.3 | 64 | 10 | 80.00 |" in text
     drawn = EXPERIMENT.figures(made)["continual"]
     assert [axes.get_title(loc="left") for axes in drawn.axes] == ["permuted", "split"]
 
