@@ -155,8 +155,13 @@ def test_the_table_averages_over_the_tasks_so_far() -> None:
     assert "| VCL | 90.0 | 97.00 +- 1.00 | 94.00 +- 1.00 | 91.00 +- 1.00 | 2 |" in text
     assert "| fine-tuning |  | 99.00 | 74.50 | 50.00 | 1 |" in text
     assert f"| EWC | {REPORTED['split']['EWC']:.1f} | | | | |" in text
-    assert "| permuted | mean field | 0 | 0.1 | 0.02 | yes | 0.005 | 0.3 | 64 | 10 | 85.00 |" in text
-    assert "| permuted | mean field | 0 | 0.1 | 0.02 | first only | 0.005 | 0.3 | 64 | 10 | 80.00 |" in text
+    assert (
+        "| permuted | mean field | 0 | 0.1 | 0.02 | yes | 0.005 | 0.3 | 64 | 10 | 85.00 |" in text
+    )
+    assert (
+        "| permuted | mean field | 0 | 0.1 | 0.02 | first only | 0.005 | 0.3 | 64 | 10 | 80.00 |"
+        in text
+    )
     drawn = EXPERIMENT.figures(made)["continual"]
     assert [axes.get_title(loc="left") for axes in drawn.axes] == ["permuted", "split"]
 

@@ -287,9 +287,14 @@ def batch_size_of(inputs: Inputs) -> Literal["all"] | None:
 
 
 def _wrong_type(value: object) -> TypeError:
+    mend = "use torch.as_tensor(x), or a DataLoader"
+    if isinstance(value, PLAIN):
+        mend = "give it and all others by the names of forward's arguments: {'x': x, 'mask': None}"
+    elif isinstance(value, Mapping):
+        mend = 'give the mapping alone, or batch_size="all"'
     return TypeError(
         "inputs must be tensors whose first axis is N examples, or a loader with a batch_size, got "
-        f"{type(value).__name__}; use torch.as_tensor(x), or a DataLoader"
+        f"{type(value).__name__}; {mend}"
     )
 
 

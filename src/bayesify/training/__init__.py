@@ -2,6 +2,7 @@
 
 from bayesify.training.backends import NonFiniteLossError
 from bayesify.training.checks import (
+    RowCountWarning,
     ShortStreamWarning,
     SoftmaxOutputWarning,
     TargetScaleWarning,
@@ -14,6 +15,7 @@ from bayesify.training.replicas import fit_replicas
 __all__ = [
     "ConvergenceWarning",
     "NonFiniteLossError",
+    "RowCountWarning",
     "ShortStreamWarning",
     "SoftmaxOutputWarning",
     "TargetScaleWarning",

@@ -25,6 +25,7 @@ from bayesify.training.minibatches import Loader, num_batches_of, num_data_of
 from bayesify.training.pruning_schedule import PruningSchedule
 
 __all__ = [
+    "RowCountWarning",
     "ShortStreamWarning",
     "SoftmaxOutputWarning",
     "TargetScaleWarning",
@@ -37,6 +38,7 @@ __all__ = [
     "check_one_process",
     "check_parameters",
     "diverged",
+    "warn_of_row_count",
     "warn_of_short_stream",
     "warn_of_softmax_outputs",
     "warn_of_target_scale",
@@ -70,6 +72,19 @@ class SoftmaxOutputWarning(UserWarning):
         ...     warn_of_softmax_outputs(CategoricalLikelihood(), outputs, stacklevel=1)
         >>> caught[0].category.__name__
         'SoftmaxOutputWarning'
+    """
+
+
+class RowCountWarning(UserWarning):
+    """The network returns more rows than the objective's num_data counts.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=2)
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     warn_of_row_count(elbo, [(torch.zeros(40, 3), torch.zeros(40))] * 2, rows=40)
+        >>> caught[0].category.__name__
+        'RowCountWarning'
     """
 
 
@@ -317,6 +332,35 @@ def warn_of_softmax_outputs(
         f"applies it: with both, no probability is above {math.e / (math.e + classes - 1):.3g}",
         SoftmaxOutputWarning,
         stacklevel=stacklevel + 1,
+    )
+
+
+def warn_of_row_count(elbo: ELBO, loader: Loader, rows: int) -> None:
+    """Warn if the rows of outputs are other examples than those that num_data counts.
+
+    The nll is the mean over rows, so that the KL, divided by num_data, would weigh too much.
+
+    Args:
+        elbo: the objective.
+        loader: of its minibatches.
+        rows: the rows of outputs of the first minibatch.
+    """
+    size = getattr(loader, "batch_size", None)
+    if elbo.num_data in num_data_of(loader):
+        if not isinstance(size, int) or rows <= size:
+            return
+        counted = f"for {size} examples the network returns {rows} rows"
+    elif isinstance(loader, Sequence) and rows * len(loader) > 2 * elbo.num_data:
+        counted = f"there are {len(loader)} minibatches, the first with {rows} rows of outputs"
+    else:
+        return
+    warnings.warn(
+        f"num_data must count the rows of the network's outputs, but it is {elbo.num_data}, and "
+        f"{counted}: the KL weighs too much. Return outputs of shape (N, ..., K) for N examples; "
+        "where each row is an example, as each node of joined graphs, let num_data be the number "
+        "of rows in an epoch, and pass a list of minibatches",
+        RowCountWarning,
+        stacklevel=2,
     )
 
 

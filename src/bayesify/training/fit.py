@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 from torch.optim import Optimizer
@@ -19,6 +18,7 @@ from bayesify.training.checkpoint import Position
 from bayesify.training.checks import (
     check_arguments,
     check_can_divide,
+    warn_of_row_count,
     warn_of_short_stream,
     warn_of_unread,
 )
@@ -148,6 +148,8 @@ def fit(
 
     Warns:
         ConvergenceWarning: the standard deviations have visibly not converged.
+        RowCountWarning: the network returns more rows than ``num_data`` counts, as where it
+            flattens pixels or the nodes of graphs, so that the KL weighs too much.
         ShortStreamWarning: a loader without a length ends before it has brought ``num_data``
             examples.
         SoftmaxOutputWarning: the outputs of the first minibatch under a ``CategoricalLikelihood``
@@ -252,9 +254,15 @@ def fit(
         warn_of_unread(unread)
         told.update(unread)
 
+    def step(minibatch: Minibatch, options: StepOptions) -> list[ELBOTerms]:
+        terms = step_of(chosen, minibatch, options)
+        if position.epoch == minibatch.batch == 0 and processes.is_alone:
+            warn_of_row_count(elbo, train_loader, terms[0].outputs.shape[1])
+        return terms
+
     [history] = run_epochs(
         [member],
-        partial(step_of, chosen),
+        step,
         minibatches_of,
         epochs=epochs,
         batches=batches,

@@ -128,6 +128,12 @@ class CategoricalLikelihood(Likelihood):
             else ""
         )
         if tuple(targets.shape) != expected:
+            if targets.dim() > 1 and targets.shape == outputs.shape[1:2] + outputs.shape[3:]:
+                raise ValueError(
+                    f"logits must have the classes last, shape (N, ..., K), got "
+                    f"{tuple(outputs.shape[1:])} for targets of shape {tuple(targets.shape)}; "
+                    "return logits.movedim(1, -1) from the network"
+                )
             check_rows(targets, expected)
             raise ValueError(
                 f"targets must be class indices of shape {expected}, got shape "
