@@ -335,3 +335,43 @@ def test_parameters_that_a_network_also_keeps_in_a_list_are_refused(hold: Any) -
 
 def test_recurrent_layers_keep_their_own_list() -> None:
     assert BayesianModule(nn.LSTM(3, 2), output=lambda found: found[0]).layout.num_weights
+
+
+class Kept(nn.Module):
+    """A head on features that a hook of the body keeps."""
+
+    def __init__(self, *, by_closure: bool) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        if by_closure:
+            self.body.register_forward_hook(lambda _module, _inputs, out: self.keep(out))
+        else:
+            self.body.register_forward_hook(keep_on_module)
+
+    def keep(self, features: Tensor) -> None:
+        self.body.kept = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.body(x)
+        found: Tensor = self.head(self.body.kept)
+        return found
+
+
+def keep_on_module(module: nn.Module, _inputs: object, features: Tensor) -> None:
+    module.kept = features
+
+
+def test_a_hook_that_holds_the_network_is_reported() -> None:
+    """It would keep the features of the network that was passed, whose input is another."""
+    with pytest.warns(UserWarning, match="function in '_forward_hooks' of the module 'body' holds"):
+        BayesianModule(Kept(by_closure=True))
+    bnn = BayesianModule(Kept(by_closure=False))  # a warning is an error here
+    x = torch.randn(5, 4)
+    assert not torch.equal(bnn.predict(x).mean, bnn.predict(2.0 * x).mean)
+
+
+def test_an_attribute_that_is_such_a_function_is_reported() -> None:
+    net = nn.Sequential(nn.Linear(4, 3))
+    net.double = lambda x: net(x) * 2.0
+    with pytest.warns(UserWarning, match="function in 'double' of the network holds a module"):
+        BayesianModule(net)

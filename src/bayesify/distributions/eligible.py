@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from glob import escape
+from types import FunctionType
 from typing import TypeAlias
 
 import torch
@@ -18,6 +20,7 @@ __all__ = [
     "check_uniform",
     "is_frozen",
     "named_weights",
+    "warn_of_closures",
 ]
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -219,6 +222,44 @@ def check_not_held_elsewhere(net: nn.Module, names: Mapping[int, str]) -> None:
                     f"{attribute!r} of {place} holds {held!r} too; read the module's own attribute "
                     "in forward, or use nn.ParameterList or nn.ParameterDict"
                 )
+
+
+def warn_of_closures(net: nn.Module) -> None:
+    """Warn of functions on modules, such as hooks, that hold a module of the network themselves.
+
+    A function is not copied with the network: it would act on the modules that were passed.
+
+    Example:
+        >>> net = nn.Linear(3, 2)
+        >>> hook = net.register_forward_hook(lambda *_: setattr(net, "called", True))
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     warn_of_closures(net)
+        >>> str(caught[0].message)[:43]
+        "a function in '_forward_hooks' of the netwo"
+    """
+    modules = {id(module) for module in net.modules()}
+    for prefix, module in net.named_modules():
+        for attribute, value in vars(module).items():
+            for each in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(each, FunctionType) and modules & set(map(id, _variables_of(each))):
+                    place = f"the module {prefix!r}" if prefix else "the network"
+                    warnings.warn(
+                        f"a function in {attribute!r} of {place} holds a module of the network, so "
+                        "that it acts on the network that was passed, and not on the Bayesian "
+                        "copy; use a method, or the module that a hook is called with",
+                        stacklevel=4,
+                    )
+
+
+def _variables_of(function: FunctionType) -> Iterator[object]:
+    """Yield what the variables hold that a function takes from where it was written."""
+    names = function.__code__.co_names
+    yield from (function.__globals__[name] for name in names if name in function.__globals__)
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # it was never set
+            continue
 
 
 def check_tables(net: nn.Module, chosen: Collection[int]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.distributions.eligible import warn_of_closures
 from bayesify.distributions.layout import ParameterLayout, Selector
 from bayesify.distributions.posteriors import Delta, Posterior, WeightDraw
 from bayesify.distributions.precision import at_least_float32
@@ -108,6 +109,7 @@ class RandomNetwork(nn.Module):
                     f"{repr(path) if path else 'it'} is one, whose KL would not be counted; pass "
                     "the plain network, and select the random parameters with include and exclude"
                 )
+        warn_of_closures(net)
         self.output = output
         self.net = stateless.copy_network(net)
         self._borrowed = BorrowedMemory(self.net)
