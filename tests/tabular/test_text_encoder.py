@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,28 @@ def test_a_long_text_is_cut(folder: Path) -> None:
     long = " ".join(["word1"] * 254)
     assert np.allclose(*encoder.features([long, f"{long} word2 word3"]), atol=1e-6)
     assert not np.allclose(*encoder.features([long, f"word2 {long}"]), atol=1e-6)
+
+
+def with_settings(folder: Path, new: Path, **settings: object) -> str:
+    """The encoder with other settings of its tokenizer."""
+    shutil.copytree(folder, new)
+    path = new / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return str(new)
+
+
+def test_a_tokenizer_that_pads_and_cuts_on_the_left(tmp_path: Path) -> None:
+    import transformers
+
+    folder = save_encoder(tmp_path / "net")
+    sides = {"padding_side": "left", "truncation_side": "left"}
+    left = with_settings(folder, tmp_path / "left", **sides)
+    assert transformers.AutoTokenizer.from_pretrained(left).padding_side == "left"
+    long = " ".join(["word1"] * 300 + ["word2"])
+    encoder = TextEncoder(left)
+    (alone,) = encoder.features(["word1 word2"])
+    assert np.allclose(encoder.features(["word1 word2", long])[0], alone, atol=1e-6)
+    assert Tokenizer(left).tokens([long], 5) == Tokenizer(str(folder)).tokens([long], 5)
 
 
 def test_the_digest_is_that_of_the_stored_weights(folder: Path, tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ class Tokenizer:
             )
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
+        # The first tokens are read, from the first position on, whatever a model's texts end with.
+        self._tokenizer.padding_side = self._tokenizer.truncation_side = "right"
         vocabulary = json.dumps(sorted(known.items()))
         self.sha256 = hashlib.sha256(vocabulary.encode()).hexdigest()
         positions = _positions_of(load_reader(source, "AutoConfig", _NEEDS))
