@@ -290,6 +290,16 @@ def test_a_search_of_another_table_or_other_settings_is_not_resumed(tmp_path: Pa
         searched(replace(run, table=schema), changed, 2)
 
 
+def test_a_setting_that_is_searched_is_not_given_later(tmp_path: Path) -> None:
+    run, data = a_run(tmp_path)
+    searched(run, data, 1)
+    with pytest.raises(RunError, match=r"a search with other settings; resume it with the same"):
+        tune(run, data, given=(*TINY, "lr"), seconds=ALWAYS, max_trials=2)
+    given = (*TINY, "seed", "batch_size")  # which no search varies
+    _, found = tune(run, data, given=given, seconds=ALWAYS, max_trials=2)
+    assert found["trials"] == 2
+
+
 # ------------------------------------------------------------------------------- a shared storage
 
 

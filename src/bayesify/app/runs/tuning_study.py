@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.folder import TUNING_STUDY, Run, RunError
+from bayesify.app.runs.levers import levers
 
 __all__ = ["open_study"]
 
@@ -66,14 +67,23 @@ def open_study(
             for attribute, value in about.items():
                 study.set_user_attr(attribute, value)
             study.set_user_attr("given", sorted(given))
-        elif storage is None and (
-            differing := [name for name in about if study.user_attrs[name] != about[name]]
-        ):
+        elif storage is None and (differing := _differing(study, about, run, given)):
             raise RunError(
                 f"{run.folder} holds a search with other {' and another '.join(differing)}; resume "
                 "it with the same command, or choose a new folder with --out"
             )
         yield study
+
+
+def _differing(
+    study: optuna.Study, about: dict[str, Any], run: Run, given: Collection[str]
+) -> list[str]:
+    """Return what a run has otherwise than the run that began its search."""
+    differing = [name for name in about if study.user_attrs[name] != about[name]]
+    kept = study.user_attrs["given"]
+    # A setting that is searched may not be given later, though it be the default.
+    is_kept = levers(run.config, {*kept, *given}) == levers(run.config, kept)
+    return differing if is_kept or "settings" in differing else [*differing, "settings"]
 
 
 @contextmanager
