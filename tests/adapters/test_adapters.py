@@ -360,7 +360,9 @@ def test_a_folder_that_peft_could_not_load_is_not_written(tmp_path: Path) -> Non
         save_adapter(changed, tmp_path / "adapter")
     attention = nn.TransformerEncoderLayer(8, 2, 8)
     drifting = get_peft_model(attention, LoraConfig(r=2, target_modules=["self_attn"]))
-    with pytest.raises(ValueError, match=r"no adapter of an nn\.MultiheadAttention, got .*self_att"):
+    with pytest.raises(
+        ValueError, match=r"no adapter of an nn\.MultiheadAttention, got .*self_att"
+    ):
         save_adapter(bayesian_adapter(drifting, output=None), tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
 

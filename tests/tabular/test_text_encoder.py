@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from tests.encoders import save_encoder
 from torch import Tensor
 
-from bayesify.tabular.columns import TextColumn, column_from_json
+from bayesify.tabular.columns import TextColumn, TokenColumn, column_from_json
 from bayesify.tabular.files import TableError
-from bayesify.tabular.text_encoder import TextEncoder, Tokenizer, encoder_of
+from bayesify.tabular.text_encoder import TextEncoder, Tokenizer, encoder_of, tokenizer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning")
 
@@ -73,6 +76,38 @@ def test_the_digest_is_that_of_the_stored_weights(folder: Path, tmp_path: Path) 
         again = TextEncoder(str(folder)).sha256
     assert TextEncoder(str(folder)).sha256 == again
     assert TextEncoder(str(save_encoder(tmp_path / "b", seed=1))).sha256 != again
+
+
+@pytest.mark.parametrize("kind", [TextColumn, TokenColumn])
+def test_another_tokenizer_of_the_same_weights_is_noticed(
+    kind: type[TextColumn | TokenColumn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_encoder(tmp_path / "net")
+    stored = kind.of("query", "net").to_json()
+    with_settings(tmp_path / "net", tmp_path / "cut", model_max_length=200)
+    with_settings(tmp_path / "net", tmp_path / "cased", do_lower_case=False)
+    padding = {"padding_side": "left", "extra": "setting"}
+    with_settings(tmp_path / "net", tmp_path / "same", **padding)
+    tokenizer_of("same").batch(["word1", "word1 word2"], 5)  # its state changes as it is used
+    column_from_json({**stored, "encoder": "same"}).check_network()
+    for other in ("cut", "cased"):
+        column = column_from_json({**stored, "encoder": other})
+        with pytest.raises(TableError, match=r"must have the tokenizer of the training, with SHA"):
+            column.parse(np.array(["word1"], dtype=object))
+        del (old := column.to_json())["reader_sha256"]  # as earlier versions stored it
+        column_from_json(old).check_network()
+
+
+@pytest.mark.slow
+def test_the_digest_of_a_tokenizer_is_that_of_every_process(folder: Path) -> None:
+    script = (
+        "import sys; from bayesify.tabular.text_encoder import Tokenizer\n"
+        "print(Tokenizer(sys.argv[1]).reader_sha256)\n"
+    )
+    options: dict[str, Any] = {"check": True, "capture_output": True, "text": True}
+    told = subprocess.run([sys.executable, "-c", script, str(folder)], **options).stdout
+    assert told.strip() == Tokenizer(str(folder)).reader_sha256
 
 
 def column(folder: Path, texts: list[str]) -> tuple[TextColumn, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from bayesify.tabular.files import TableError
 
-__all__ = ["load_model", "load_reader", "quiet_transformers", "sha256_of_weights"]
+__all__ = [
+    *("load_model", "load_reader", "quiet_transformers", "sha256_of_json", "sha256_of_weights"),
+]
 
 
 def load_model(source: str, needs: str) -> tuple[Any, Sequence[str]]:
@@ -129,6 +132,16 @@ def sha256_of_weights(tensors: dict[str, Tensor], without: Sequence[str]) -> str
         values: Any = tensors[name].detach().contiguous().flatten().numpy()
         digest.update(values)
     return digest.hexdigest()
+
+
+def sha256_of_json(content: Any) -> str:
+    """Return the digest of what JSON can hold, without regard to the order of keys.
+
+    Example:
+        >>> sha256_of_json({"a": 1, "b": [2]}) == sha256_of_json({"b": (2,), "a": 1})
+        True
+    """
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager
