@@ -177,6 +177,51 @@ def test_what_is_no_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         TextEncoder(str(tmp_path))
 
 
+SMALL = {
+    **{"vocab_size": 45, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"intermediate_size": 8, "max_position_embeddings": 40},
+}
+
+
+def save_as(folder: Path, config: Any, **settings: object) -> str:
+    """Write an encoder of another kind with the tokenizer of ours, in other settings."""
+    import transformers
+
+    source = with_settings(save_encoder(folder / "bert"), folder / "net", **settings)
+    transformers.AutoModel.from_config(config).save_pretrained(source)
+    return source
+
+
+def test_encoders_that_read_no_texts_alone(tmp_path: Path) -> None:
+    import transformers
+
+    vision = {**SMALL, "image_size": 16, "patch_size": 8}
+    pair = transformers.CLIPConfig(text_config=SMALL, vision_config=vision, projection_dim=8)
+    with pytest.raises(
+        TableError, match=r"net must be a model whose states .* got CLIPModel \(.+\)"
+    ):
+        TextEncoder(save_as(tmp_path / "clip", pair))
+    fourier = transformers.FNetConfig(**{k: v for k, v in SMALL.items() if "heads" not in k})
+    without_mask = {"model_input_names": ["input_ids", "token_type_ids"]}
+    with pytest.raises(
+        TableError, match=r"follow from texts alone, got FNetModel \('attention_mas"
+    ):
+        TextEncoder(save_as(tmp_path / "fnet", fourier, **without_mask))
+    unpadded = save_as(tmp_path / "unpadded", transformers.BertConfig(**SMALL), pad_token=None)
+    with pytest.raises(TableError, match=r"got BertModel \(Asking to pad but the tokenizer does"):
+        TextEncoder(unpadded)
+
+
+def test_features_are_as_many_as_the_states_are_wide(tmp_path: Path) -> None:
+    import transformers
+
+    names = {"vocab_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"}
+    sizes = {name: SMALL[name] for name in names}
+    config = transformers.OPTConfig(**sizes, hidden_size=8, ffn_dim=8, word_embed_proj_dim=4)
+    encoder = TextEncoder(save_as(tmp_path / "opt", config))
+    assert encoder.features(["word1", "word2 word3"]).shape == (2, encoder.size) == (2, 4)
+
+
 def renamed(
     folder: Path, new: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> str:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bayesify.tabular.files import TableError
 from bayesify.tabular.pretrained_model import (
+    first_pass,
     load_model,
     load_reader,
     sha256_of_json,
@@ -64,14 +64,8 @@ class ImageEncoder:
         self._network = getattr(loaded, "vision_model", loaded)
         self._has_pooler = not any("pooler" in name for name in missing)
         self.sha256 = sha256_of_weights(loaded.state_dict(), without=missing)
-        try:
+        with first_pass(source, loaded, "images"):
             self.size = self.features([Image.new("RGB", (8, 8))]).shape[1]
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise TableError(
-                f"--encoder {source} must be a model whose states follow from images alone, got "
-                f"{type(loaded).__name__} ({reason[:200] or type(error).__name__})"
-            ) from error
 
     @torch.no_grad()
     def features(self, images: Sequence[Any]) -> npt.NDArray[np.float64]:

@@ -16,7 +16,8 @@ from torch import Tensor
 from bayesify.tabular.files import TableError
 
 __all__ = [
-    *("load_model", "load_reader", "quiet_transformers", "sha256_of_json", "sha256_of_weights"),
+    *("first_pass", "load_model", "load_reader", "quiet_transformers"),
+    *("sha256_of_json", "sha256_of_weights"),
 ]
 
 
@@ -115,6 +116,31 @@ def _loaded(source: str, needs: str, load: Callable[..., Any]) -> Any:
 def _is_path(source: str) -> bool:
     """Return whether this cannot be a name on the hub, which is ``NAME`` or ``OWNER/NAME``."""
     return Path(source).is_absolute() or source.startswith(".") or len(Path(source).parts) > 2
+
+
+@contextmanager
+def first_pass(source: str, model: Any, things: str) -> Iterator[None]:
+    """Raise TableError, which names the encoder, for any error of a model's first pass.
+
+    Args:
+        source: as for :func:`load_model`.
+        model: the model that was loaded.
+        things: what it reads.
+
+    Example:
+        >>> with first_pass("net", torch.nn.Identity(), "texts"):
+        ...     torch.zeros(2, 3) @ torch.zeros(2, 3)
+        Traceback (most recent call last):
+        bayesify.tabular.files.errors.TableError: --encoder net must be a model whose states ...
+    """
+    try:
+        yield
+    except Exception as error:  # models raise errors of many kinds
+        reason = " ".join(str(error).split())
+        raise TableError(
+            f"--encoder {source} must be a model whose states follow from {things} alone, got "
+            f"{type(model).__name__} ({reason[:200] or type(error).__name__})"
+        ) from error
 
 
 def sha256_of_weights(tensors: dict[str, Tensor], without: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from bayesify.tabular.files import TableError
 from bayesify.tabular.pretrained_model import (
+    first_pass,
     load_model,
     load_reader,
     sha256_of_json,
@@ -115,12 +116,12 @@ class TextEncoder:
         self._tokenizer = tokenizer_of(source)
         loaded, missing = load_model(source, _NEEDS)
         self._network = _reader_of(loaded)
-        self.size = int(loaded.config.hidden_size)
         self.sha256 = sha256_of_weights(loaded.state_dict(), without=missing)
         self.reader_sha256 = self._tokenizer.reader_sha256
         self.longest: int = self._tokenizer.longest
+        with first_pass(source, loaded, "texts"):
+            self.size = self._means(["a"]).shape[1]
 
-    @torch.no_grad()
     def features(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         """Return the features of texts, of which the first tokens count, shape (N, F)."""
         found = np.empty((len(texts), self.size))
@@ -128,12 +129,16 @@ class TextEncoder:
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for start in range(0, len(order), _BATCH):
             places = order[start : start + _BATCH]
-            tokens = self._tokenizer.batch([texts[place] for place in places], self.longest)
-            states = self._network(**tokens).last_hidden_state
-            weights = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
-            means = (states * weights).sum(1) / weights.sum(1).clamp_min(1.0)
-            found[places] = means.double().numpy()
+            found[places] = self._means([texts[place] for place in places])
         return found
+
+    @torch.no_grad()
+    def _means(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+        tokens = self._tokenizer.batch(texts, self.longest)
+        states = self._network(**tokens).last_hidden_state
+        weights = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
+        means = (states * weights).sum(1) / weights.sum(1).clamp_min(1.0)
+        return np.asarray(means.double().numpy())
 
 
 @lru_cache(maxsize=1)
