@@ -358,6 +358,12 @@ def test_a_folder_that_peft_could_not_load_is_not_written(tmp_path: Path) -> Non
     changed = bayesian_adapter(lora(init_lora_weights="pissa_niter_2"))
     with pytest.raises(ValueError, match="init_lora_weights='pissa_niter_2', which changes the"):
         save_adapter(changed, tmp_path / "adapter")
+    attention = nn.TransformerEncoderLayer(8, 2, 8)
+    drifting = get_peft_model(attention, LoraConfig(r=2, target_modules=["self_attn"]))
+    with pytest.raises(
+        ValueError, match=r"no adapter of an nn\.MultiheadAttention, got .*self_att"
+    ):
+        save_adapter(bayesian_adapter(drifting, output=None), tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
 
 
@@ -375,6 +381,17 @@ def test_experts_are_not_widened() -> None:
     )
     with pytest.raises(ValueError, match="no target_parameters, whose factors hold several"):
         widen(net, [{**INPUTS, "labels": TARGETS}])
+
+
+@pytest.mark.filterwarnings("ignore:LoRA adapter added to ConvNd layer with groups:UserWarning")
+def test_grouped_convolutions_are_not_widened() -> None:
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Flatten(), nn.Linear(8 * 4, 3))
+    options = {"target_modules": ["0"], "init_lora_weights": False}
+    net = get_peft_model(base, LoraConfig(r=4, **options))
+    data = [(torch.randn(5, 4, 4, 4), torch.tensor([0, 1, 2, 0, 1]))]
+    with pytest.raises(ValueError, match=r"no grouped convolutions, .* got an adapter of .*\.0"):
+        widen(net, data, output=None)
 
 
 def test_a_merged_adapter_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunError
 from bayesify.app.runs.levers import chosen_config, levers
 from bayesify.app.runs.tune import Plan, tune, validation_parts
+from bayesify.tabular.columns import ImageColumn
 from bayesify.tabular.table_data import TableData
 from bayesify.tabular.training_table import fit_table
 
@@ -290,6 +292,43 @@ def test_a_search_of_another_table_or_other_settings_is_not_resumed(tmp_path: Pa
         searched(replace(run, table=schema), changed, 2)
 
 
+def with_encoder(run: Run, sha256: str, reader_sha256: str = "r", images: str = "i") -> Run:
+    """The run with a column that an encoder reads, though without inputs."""
+    assert run.table is not None
+    digests = {"sha256": sha256, "reader_sha256": reader_sha256}
+    column = ImageColumn(name="path", encoder="encoder", size=0, **digests)
+    columns = (*run.table.columns, column)
+    source = {**run.table.source, "images": images}
+    return replace(run, table=replace(run.table, columns=columns, source=source))
+
+
+def test_a_search_with_another_encoder_is_not_resumed(tmp_path: Path) -> None:
+    run, data = a_run(tmp_path)
+    searched(with_encoder(run, "a"), data, 1)
+    for other in (with_encoder(run, "b"), with_encoder(run, "a", "another tokenizer")):
+        with pytest.raises(RunError, match=r"a search with other encoder; resume it with the same"):
+            searched(other, data, 2)
+    with pytest.raises(RunError, match=r"a search with other table; resume it with the same"):
+        searched(with_encoder(run, "a", images="other"), data, 2)
+    (tmp_path / "old").mkdir()
+    old, data = a_run(tmp_path / "old")
+    searched(with_encoder(old, "a"), data, 1)
+    with sqlite3.connect(old.folder / "tuning.db") as database:  # as earlier versions wrote it
+        database.execute("DELETE FROM study_user_attributes WHERE key = 'encoder'")
+    _, found = searched(with_encoder(old, "a"), data, 2)
+    assert found["trials"] == 2
+
+
+def test_a_setting_that_is_searched_is_not_given_later(tmp_path: Path) -> None:
+    run, data = a_run(tmp_path)
+    searched(run, data, 1)
+    with pytest.raises(RunError, match=r"a search with other settings; resume it with the same"):
+        tune(run, data, given=(*TINY, "lr"), seconds=ALWAYS, max_trials=2)
+    given = (*TINY, "seed", "batch_size")  # which no search varies
+    _, found = tune(run, data, given=given, seconds=ALWAYS, max_trials=2)
+    assert found["trials"] == 2
+
+
 # ------------------------------------------------------------------------------- a shared storage
 
 
@@ -335,6 +374,17 @@ def test_a_storage_has_a_study_for_each_table_and_settings(tmp_path: Path) -> No
     _, found = searched(other, data, 1, storage=shared(tmp_path))
     assert found["trials"] == 1
     assert len(optuna.get_all_study_names(shared(tmp_path))) == 2
+
+
+def test_a_storage_has_a_study_for_each_encoder_and_images(tmp_path: Path) -> None:
+    plain, data = a_run(tmp_path)
+    kinds = [{}, {"images": "other"}, {"sha256": "b"}]
+    for number, kind in enumerate(kinds):
+        run = with_encoder(plain, **{"sha256": "a", **kind})
+        run = replace(run, folder=tmp_path / str(number))
+        _, found = searched(run, data, 1, storage=shared(tmp_path))
+        assert found["trials"] == 1
+    assert len(optuna.get_all_study_names(shared(tmp_path))) == len(kinds)
 
 
 def test_only_the_own_trial_of_a_killed_process_is_given_up(tmp_path: Path) -> None:

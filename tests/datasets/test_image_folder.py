@@ -209,6 +209,30 @@ def test_an_empty_subfolder_is_no_class(tmp_path: Path) -> None:
     assert schema.remarks == ("nothing has no images and is no class",)
 
 
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    write(tmp_path / "a", counts=(3, 4))
+    folder = write(tmp_path / "b", counts=(5,))
+    (folder / "class-1").symlink_to(tmp_path / "a" / "class-1")
+    (folder / "class-0" / "more").symlink_to(tmp_path / "a" / "class-0")
+    (folder / "class-0" / "back").symlink_to(folder)
+    (folder / "class-0" / "above").symlink_to(tmp_path)
+    # Two links that lead to each other.
+    (folder / "class-0" / "there").symlink_to(tmp_path / "c")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "back").symlink_to(folder / "class-0")
+    found = find_images(folder)
+    assert found == sorted(found)
+    names = [path.relative_to(folder).as_posix() for path in found]
+    assert names == [
+        *(f"class-0/{place:03d}.png" for place in range(5)),
+        *(f"class-0/more/{place:03d}.png" for place in range(3)),
+        *(f"class-1/{place:03d}.png" for place in range(4)),
+    ]
+    data, schema = fit_image_folder(folder)
+    assert schema.classes == ("class-0", "class-1")
+    assert len(data.train_targets) + len(data.test_targets) == 12
+
+
 def test_files_of_other_kinds_are_told(tmp_path: Path) -> None:
     folder = write(tmp_path / "a")
     for name in ("class-0/a.heic", "class-1/b.HEIC", "notes", "Thumbs.db", "desktop.ini", ".x.y"):

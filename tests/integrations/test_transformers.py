@@ -398,21 +398,40 @@ def test_tied_frozen_parameters_are_saved_once(tmp_path: Path) -> None:
     assert torch.equal(again.net.lm_head.weight, again.net.transformer.wte.weight)
 
 
+class Noting(bf.ELBO):
+    """Notes the KL's factors, and fails at minibatches that are too large as a GPU does."""
+
+    def __init__(self, *args: Any, largest: int = N, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.largest, self.scales = largest, list[float]()
+
+    def forward(self, *args: Any, kl_scale: float = 1.0, **options: Any) -> bf.ELBOTerms:
+        if len(args[1]) > self.largest:
+            raise RuntimeError("CUDA out of memory.")
+        self.scales.append(round(kl_scale, 9))
+        return super().forward(*args, kl_scale=kl_scale, **options)
+
+
 @pytest.mark.parametrize(
     "length", [{"num_train_epochs": 1.25}, {"max_steps": 3}, {}, {"gradient_accumulation_steps": 3}]
 )
 def test_a_warm_up_ends_where_its_epochs_do(length: dict[str, float], tmp_path: Path) -> None:
-    scales: list[float] = []
-
-    class Noting(bf.ELBO):
-        def forward(self, *args: Any, kl_scale: float = 1.0, **options: Any) -> bf.ELBOTerms:
-            scales.append(round(kl_scale, 9))
-            return super().forward(*args, kl_scale=kl_scale, **options)
-
-    trained(tmp_path, Noting(classifier().bnn, num_data=N), kl_warmup_epochs=1, **length)
+    elbo = Noting(classifier().bnn, num_data=N)
+    trained(tmp_path, elbo, kl_warmup_epochs=1, **length)
     expected = [0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0, 1.0]
-    assert scales == expected[: len(scales)]
-    assert len(scales) >= 3
+    assert elbo.scales == expected[: len(elbo.scales)]
+    assert len(elbo.scales) >= 3
+
+
+def test_a_warm_up_counts_the_minibatches_of_an_epoch(tmp_path: Path) -> None:
+    cut = Noting(classifier().bnn, num_data=N)
+    options = {"per_device_train_batch_size": 6, "dataloader_drop_last": True}
+    trained(tmp_path / "cut", cut, kl_warmup_epochs=1, **options)
+    assert cut.scales == [0.333333333, 0.666666667, 1.0, 1.0]  # two minibatches an epoch
+    found = Noting(classifier().bnn, num_data=N, largest=2)
+    options = {"auto_find_batch_size": True, "num_train_epochs": 1}
+    trained(tmp_path / "found", found, kl_warmup_epochs=1, **options)
+    assert found.scales == [round(step / 9, 9) for step in range(1, 9)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,7 @@ from tests.encoders import save_encoder, save_image_encoder
 
 from bayesify.tabular.columns import ImageColumn, column_from_json
 from bayesify.tabular.files import CellError, TableError
-from bayesify.tabular.image_encoder import ImageEncoder
+from bayesify.tabular.image_encoder import ImageEncoder, image_encoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning")
 
@@ -62,6 +65,21 @@ def test_the_digest_is_that_of_the_stored_weights(place: Path, tmp_path: Path) -
     assert ImageEncoder(str(place / "net")).sha256 == again
     other = save_image_encoder(tmp_path / "b", seed=1)
     assert ImageEncoder(str(other)).sha256 != again
+
+
+def test_another_image_processor_of_the_same_weights_is_noticed(place: Path) -> None:
+    draft = ImageColumn.of("path", str(place / "net")).within(place)
+    other = shutil.copytree(place / "net", place / "other")
+    moved = dataclasses.replace(draft, encoder=str(other))
+    moved.check_network()
+    path = other / "preprocessor_config.json"
+    settings = {**json.loads(path.read_text()), "image_mean": [0.0] * 3}
+    path.write_text(json.dumps(settings))
+    image_encoder.cache_clear()
+    with pytest.raises(TableError, match="must have the image processor of the training, with SH"):
+        moved.parse(np.array(["0.png"], dtype=object))
+    del (old := moved.to_json())["reader_sha256"]  # as earlier versions stored it
+    column_from_json(old).within(place).parse(np.array(["0.png"], dtype=object))
 
 
 def test_a_column_of_paths(place: Path) -> None:

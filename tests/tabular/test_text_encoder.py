@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from tests.encoders import save_encoder
 from torch import Tensor
 
-from bayesify.tabular.columns import TextColumn, column_from_json
+from bayesify.tabular.columns import TextColumn, TokenColumn, column_from_json
 from bayesify.tabular.files import TableError
-from bayesify.tabular.text_encoder import TextEncoder, Tokenizer, encoder_of
+from bayesify.tabular.text_encoder import TextEncoder, Tokenizer, encoder_of, tokenizer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SwigPy|.*swigvarlink:DeprecationWarning")
 
@@ -44,12 +48,66 @@ def test_a_long_text_is_cut(folder: Path) -> None:
     assert not np.allclose(*encoder.features([long, f"word2 {long}"]), atol=1e-6)
 
 
+def with_settings(folder: Path, new: Path, **settings: object) -> str:
+    """The encoder with other settings of its tokenizer."""
+    shutil.copytree(folder, new)
+    path = new / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return str(new)
+
+
+def test_a_tokenizer_that_pads_and_cuts_on_the_left(tmp_path: Path) -> None:
+    import transformers
+
+    folder = save_encoder(tmp_path / "net")
+    sides = {"padding_side": "left", "truncation_side": "left"}
+    left = with_settings(folder, tmp_path / "left", **sides)
+    assert transformers.AutoTokenizer.from_pretrained(left).padding_side == "left"
+    long = " ".join(["word1"] * 300 + ["word2"])
+    encoder = TextEncoder(left)
+    (alone,) = encoder.features(["word1 word2"])
+    assert np.allclose(encoder.features(["word1 word2", long])[0], alone, atol=1e-6)
+    assert Tokenizer(left).tokens([long], 5) == Tokenizer(str(folder)).tokens([long], 5)
+
+
 def test_the_digest_is_that_of_the_stored_weights(folder: Path, tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(5)  # the pooler is not in the file, and is drawn anew
         again = TextEncoder(str(folder)).sha256
     assert TextEncoder(str(folder)).sha256 == again
     assert TextEncoder(str(save_encoder(tmp_path / "b", seed=1))).sha256 != again
+
+
+@pytest.mark.parametrize("kind", [TextColumn, TokenColumn])
+def test_another_tokenizer_of_the_same_weights_is_noticed(
+    kind: type[TextColumn | TokenColumn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_encoder(tmp_path / "net")
+    stored = kind.of("query", "net").to_json()
+    with_settings(tmp_path / "net", tmp_path / "cut", model_max_length=200)
+    with_settings(tmp_path / "net", tmp_path / "cased", do_lower_case=False)
+    padding = {"padding_side": "left", "extra": "setting"}
+    with_settings(tmp_path / "net", tmp_path / "same", **padding)
+    tokenizer_of("same").batch(["word1", "word1 word2"], 5)  # its state changes as it is used
+    column_from_json({**stored, "encoder": "same"}).check_network()
+    for other in ("cut", "cased"):
+        column = column_from_json({**stored, "encoder": other})
+        with pytest.raises(TableError, match=r"must have the tokenizer of the training, with SHA"):
+            column.parse(np.array(["word1"], dtype=object))
+        del (old := column.to_json())["reader_sha256"]  # as earlier versions stored it
+        column_from_json(old).check_network()
+
+
+@pytest.mark.slow
+def test_the_digest_of_a_tokenizer_is_that_of_every_process(folder: Path) -> None:
+    script = (
+        "import sys; from bayesify.tabular.text_encoder import Tokenizer\n"
+        "print(Tokenizer(sys.argv[1]).reader_sha256)\n"
+    )
+    options: dict[str, Any] = {"check": True, "capture_output": True, "text": True}
+    told = subprocess.run([sys.executable, "-c", script, str(folder)], **options).stdout
+    assert told.strip() == Tokenizer(str(folder)).reader_sha256
 
 
 def column(folder: Path, texts: list[str]) -> tuple[TextColumn, np.ndarray]:
@@ -117,6 +175,51 @@ def test_what_is_no_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("bayesify.tabular.pretrained_model.find_spec", lambda name: None)  # noqa: ARG005
     with pytest.raises(TableError, match=r"needs transformers; pip install 'bayesify\[cli,trans"):
         TextEncoder(str(tmp_path))
+
+
+SMALL = {
+    **{"vocab_size": 45, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"intermediate_size": 8, "max_position_embeddings": 40},
+}
+
+
+def save_as(folder: Path, config: Any, **settings: object) -> str:
+    """Write an encoder of another kind with the tokenizer of ours, in other settings."""
+    import transformers
+
+    source = with_settings(save_encoder(folder / "bert"), folder / "net", **settings)
+    transformers.AutoModel.from_config(config).save_pretrained(source)
+    return source
+
+
+def test_encoders_that_read_no_texts_alone(tmp_path: Path) -> None:
+    import transformers
+
+    vision = {**SMALL, "image_size": 16, "patch_size": 8}
+    pair = transformers.CLIPConfig(text_config=SMALL, vision_config=vision, projection_dim=8)
+    with pytest.raises(
+        TableError, match=r"net must be a model whose states .* got CLIPModel \(.+\)"
+    ):
+        TextEncoder(save_as(tmp_path / "clip", pair))
+    fourier = transformers.FNetConfig(**{k: v for k, v in SMALL.items() if "heads" not in k})
+    without_mask = {"model_input_names": ["input_ids", "token_type_ids"]}
+    with pytest.raises(
+        TableError, match=r"follow from texts alone, got FNetModel \('attention_mas"
+    ):
+        TextEncoder(save_as(tmp_path / "fnet", fourier, **without_mask))
+    unpadded = save_as(tmp_path / "unpadded", transformers.BertConfig(**SMALL), pad_token=None)
+    with pytest.raises(TableError, match=r"got BertModel \(Asking to pad but the tokenizer does"):
+        TextEncoder(unpadded)
+
+
+def test_features_are_as_many_as_the_states_are_wide(tmp_path: Path) -> None:
+    import transformers
+
+    names = {"vocab_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"}
+    sizes = {name: SMALL[name] for name in names}
+    config = transformers.OPTConfig(**sizes, hidden_size=8, ffn_dim=8, word_embed_proj_dim=4)
+    encoder = TextEncoder(save_as(tmp_path / "opt", config))
+    assert encoder.features(["word1", "word2 word3"]).shape == (2, encoder.size) == (2, 4)
 
 
 def renamed(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
+from peft.tuners.lora.layer import MultiheadAttention
 from torch import nn
 
 from bayesify.adapters.lora import active_adapter
@@ -36,7 +37,8 @@ def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
     Raises:
         TypeError: the network is no adapter.
         ValueError: peft could not load it alone: it has several adapters, one that is not called
-            "default", or one whose initial values changed the network that it adapts.
+            "default", or one whose initial values changed the network that it adapts; or it adapts
+            an ``nn.MultiheadAttention``, whose weights peft changes in each forward pass.
         OSError: a file cannot be written.
 
     Example:
@@ -87,6 +89,13 @@ def _check_can_be_loaded(net: Any, name: str) -> None:
             f"save_adapter writes no adapter of init_lora_weights={kind!r}, which changes the "
             "network that it adapts; save the whole by bayesify.save(bnn, path)"
         )
+    for path, layer in net.named_modules():
+        if isinstance(layer, MultiheadAttention):
+            raise ValueError(
+                f"save_adapter writes no adapter of an nn.MultiheadAttention, got {path}: in each "
+                "forward pass peft adds the adapter to the frozen weights and takes it away, which "
+                "changes them by rounding; save the whole by bayesify.save(bnn, path)"
+            )
 
 
 def load_adapter(folder: str | os.PathLike[str], base: nn.Module, **options: Any) -> BayesianModule:

@@ -63,9 +63,9 @@ def widen(
 
     Raises:
         TypeError: the network is no ``PeftModel``.
-        ValueError: there is no LoRA adapter, it is merged, its B is 0, a parameter is out of its
-            range, the loader is empty or can be read only once, or the nll is not finite or rises
-            by more than the tolerance with the least noise.
+        ValueError: there is no LoRA adapter, it is merged or one of a grouped convolution, its B is
+            0, a parameter is out of its range, the loader is empty or can be read only once, or the
+            nll is not finite or rises by more than the tolerance with the least noise.
 
     Warns:
         UserWarning: no noise loses as much, so that the data do not decide.
@@ -179,6 +179,11 @@ def _rotate(net: nn.Module) -> dict[str, Tensor]:
             raise ValueError(f"widen takes layers and no embeddings, got an adapter of {path}")
         if adapter not in layer.lora_A:
             continue
+        if getattr(layer.lora_B[adapter], "groups", 1) > 1:
+            raise ValueError(
+                "widen takes no grouped convolutions, whose groups have factors of their own, got "
+                f"an adapter of {path}"
+            )
         a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
         rank = b.shape[1]
         u, d, vh = torch.linalg.svd(b.double().flatten(1), full_matrices=rank > len(b))

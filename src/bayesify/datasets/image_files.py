@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ _MOST_NAMED = 4
 
 def find_images(folder: Path) -> list[Path]:
     """Return the images in a folder and below it by their names, in order; none that is hidden.
+
+    Links to folders are followed.
 
     Raises:
         DataError: the folder cannot be read, or holds no image.
@@ -91,15 +94,31 @@ def _visible_files(folder: Path) -> list[Path]:
     """Return the files in a folder and below it by their names, in order; none that is hidden."""
     if not folder.exists():
         raise DataError(f"there is no file or folder {folder}")
+    found = []
     try:
-        return sorted(
-            path
-            for path in folder.rglob("*")
-            if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-            and path.is_file()
-        )
+        for place, subfolders, names in os.walk(folder, onerror=_on_unread, followlinks=True):
+            here = Path(place)
+            subfolders[:] = [
+                name
+                for name in subfolders
+                if not (name.startswith(".") or _leads_back(here / name))
+            ]
+            found += [here / name for name in names if not name.startswith(".")]
+        return sorted(path for path in found if path.is_file())
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error}") from error
+
+
+def _on_unread(error: OSError) -> None:
+    if not isinstance(error, PermissionError):  # as of "lost+found"
+        raise error
+
+
+def _leads_back(folder: Path) -> bool:
+    """Return whether a folder is a link to one that it lies in, so that a walk would not end."""
+    if not folder.is_symlink():
+        return False
+    return folder.resolve() in {parent.resolve() for parent in folder.absolute().parents}
 
 
 def middle_square(image: Any, size: int, channels: int) -> Tensor:

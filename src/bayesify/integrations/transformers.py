@@ -211,8 +211,10 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
             self._since_update = (self._since_update + 1) % every
         else:
             self._updates, self._since_update = updates, 0
-        per_minibatch = self.args.train_batch_size * self.args.world_size
-        batches = math.ceil(self._elbo.num_data / per_minibatch)
+        # auto_find_batch_size may have made minibatches smaller than the arguments say.
+        share = self._elbo.num_data / (self._train_batch_size * self.args.world_size)
+        is_cut = self.args.dataloader_drop_last
+        batches = max(1, math.floor(share)) if is_cut else math.ceil(share)
         epoch, in_epoch = divmod(updates, math.ceil(batches / every))
         minibatch = epoch * batches + in_epoch * every + self._since_update
         return self._warmup.scale(minibatch, batches)

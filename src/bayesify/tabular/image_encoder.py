@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bayesify.tabular.files import TableError
-from bayesify.tabular.pretrained_model import load_model, load_reader, sha256_of_weights
+from bayesify.tabular.pretrained_model import (
+    first_pass,
+    load_model,
+    load_reader,
+    sha256_of_json,
+    sha256_of_weights,
+)
 
 __all__ = ["ImageEncoder", "image_encoder"]
 
@@ -32,33 +38,34 @@ class ImageEncoder:
             is installed too.
 
     Attributes:
-        content: what the digest is of.
+        content: what ``sha256`` is of.
+        reader: what ``reader_sha256`` is of.
         size: number F of features of an image.
         sha256: of the weights.
+        reader_sha256: of the settings in the image processor's file.
 
     Raises:
         TableError: transformers is not installed, or ``source`` is no such model.
     """
 
-    content = "weights"
+    content, reader = "weights", "image processor"
 
     def __init__(self, source: str) -> None:
         from PIL import Image
 
         # Pillow's resizing, which needs no torchvision.
         self._processor = load_reader(source, "AutoImageProcessor", _NEEDS, backend="pil")
+        # As the file has them: other versions of transformers may add defaults of their own.
+        settings, _ = type(self._processor).get_image_processor_dict(
+            source, local_files_only=Path(source).is_dir()
+        )
+        self.reader_sha256 = sha256_of_json(settings)
         loaded, missing = load_model(source, _NEEDS)
         self._network = getattr(loaded, "vision_model", loaded)
         self._has_pooler = not any("pooler" in name for name in missing)
         self.sha256 = sha256_of_weights(loaded.state_dict(), without=missing)
-        try:
+        with first_pass(source, loaded, "images"):
             self.size = self.features([Image.new("RGB", (8, 8))]).shape[1]
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise TableError(
-                f"--encoder {source} must be a model whose states follow from images alone, got "
-                f"{type(loaded).__name__} ({reason[:200] or type(error).__name__})"
-            ) from error
 
     @torch.no_grad()
     def features(self, images: Sequence[Any]) -> npt.NDArray[np.float64]:

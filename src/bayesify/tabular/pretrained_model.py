@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -14,7 +15,10 @@ from torch import Tensor
 
 from bayesify.tabular.files import TableError
 
-__all__ = ["load_model", "load_reader", "quiet_transformers", "sha256_of_weights"]
+__all__ = [
+    *("first_pass", "load_model", "load_reader", "quiet_transformers"),
+    *("sha256_of_json", "sha256_of_weights"),
+]
 
 
 def load_model(source: str, needs: str) -> tuple[Any, Sequence[str]]:
@@ -114,6 +118,31 @@ def _is_path(source: str) -> bool:
     return Path(source).is_absolute() or source.startswith(".") or len(Path(source).parts) > 2
 
 
+@contextmanager
+def first_pass(source: str, model: Any, things: str) -> Iterator[None]:
+    """Raise TableError, which names the encoder, for any error of a model's first pass.
+
+    Args:
+        source: as for :func:`load_model`.
+        model: the model that was loaded.
+        things: what it reads.
+
+    Example:
+        >>> with first_pass("net", torch.nn.Identity(), "texts"):
+        ...     torch.zeros(2, 3) @ torch.zeros(2, 3)
+        Traceback (most recent call last):
+        bayesify.tabular.files.errors.TableError: --encoder net must be a model whose states ...
+    """
+    try:
+        yield
+    except Exception as error:  # models raise errors of many kinds
+        reason = " ".join(str(error).split())
+        raise TableError(
+            f"--encoder {source} must be a model whose states follow from {things} alone, got "
+            f"{type(model).__name__} ({reason[:200] or type(error).__name__})"
+        ) from error
+
+
 def sha256_of_weights(tensors: dict[str, Tensor], without: Sequence[str]) -> str:
     """Return the digest of weights; those that the file lacks, such as a pooler's, are random.
 
@@ -129,6 +158,16 @@ def sha256_of_weights(tensors: dict[str, Tensor], without: Sequence[str]) -> str
         values: Any = tensors[name].detach().contiguous().flatten().numpy()
         digest.update(values)
     return digest.hexdigest()
+
+
+def sha256_of_json(content: Any) -> str:
+    """Return the digest of what JSON can hold, without regard to the order of keys.
+
+    Example:
+        >>> sha256_of_json({"a": 1, "b": [2]}) == sha256_of_json({"b": (2,), "a": 1})
+        True
+    """
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

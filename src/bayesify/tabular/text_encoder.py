@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -13,7 +11,13 @@ import numpy.typing as npt
 import torch
 
 from bayesify.tabular.files import TableError
-from bayesify.tabular.pretrained_model import load_model, load_reader, sha256_of_weights
+from bayesify.tabular.pretrained_model import (
+    first_pass,
+    load_model,
+    load_reader,
+    sha256_of_json,
+    sha256_of_weights,
+)
 
 __all__ = ["LONGEST", "TextEncoder", "Tokenizer", "encoder_of", "text_encoder", "tokenizer_of"]
 
@@ -21,6 +25,10 @@ _NEEDS = "a tokenizer"
 #: Tokens of a text that are read at most; the attention's cost grows with their square.
 LONGEST = 256
 _BATCH = 64
+#: A text that tells tokenizers apart: by case, accents, digits, signs, blanks, and their cut.
+_PROBE = "The 2 Éclairs of O'Neill cost 3.50 €;  see HTTP://Ab.c/d_e-f (naïve ﬁ ½ 你好 İ)\t!\n" * 8
+#: Words of the vocabulary that it reads too, at most.
+_WORDS = 1000
 #: Parts of the names of models whose first position is not 0.
 _BEHIND_PADDING = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text", "xmod", "ibert")
 
@@ -32,15 +40,17 @@ class Tokenizer:
         source: as for :class:`TextEncoder`.
 
     Attributes:
-        content: what the digest is of.
+        content: what ``sha256`` is of.
+        reader: what ``reader_sha256`` is of.
         sha256: of its vocabulary.
+        reader_sha256: of its vocabulary, and of the tokens of some texts.
         longest: number of tokens of a text that are read at most.
 
     Raises:
         TableError: transformers is not installed, or ``source`` has no tokenizer with words.
     """
 
-    content = "tokenizer"
+    content = reader = "tokenizer"
 
     def __init__(self, source: str) -> None:
         self._tokenizer: Any = load_reader(source, "AutoTokenizer", _NEEDS)
@@ -52,10 +62,15 @@ class Tokenizer:
             )
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        vocabulary = json.dumps(sorted(known.items()))
-        self.sha256 = hashlib.sha256(vocabulary.encode()).hexdigest()
+        # The first tokens are read, from the first position on, whatever a model's texts end with.
+        self._tokenizer.padding_side = self._tokenizer.truncation_side = "right"
+        vocabulary = sorted(known.items())
+        self.sha256 = sha256_of_json(vocabulary)
         positions = _positions_of(load_reader(source, "AutoConfig", _NEEDS))
         self.longest: int = min(LONGEST, self._tokenizer.model_max_length, positions)
+        # By what it does: other versions of its library write its files and settings otherwise.
+        some = [word.swapcase() for word, _ in vocabulary[:: 1 + len(vocabulary) // _WORDS]]
+        self.reader_sha256 = sha256_of_json([vocabulary, self.tokens([_PROBE, *some], LONGEST)])
 
     def tokens(self, texts: Sequence[str], longest: int) -> list[list[int]]:
         """Return the numbers of the tokens of each text, at most ``longest`` of each."""
@@ -84,26 +99,29 @@ class TextEncoder:
             of such a model on Hugging Face's hub.
 
     Attributes:
-        content: what the digest is of.
+        content: what ``sha256`` is of.
+        reader: what ``reader_sha256`` is of.
         size: number F of features of a text.
         sha256: of the weights.
+        reader_sha256: of the tokenizer, as :class:`Tokenizer` has it.
         longest: number of tokens of a text that are read.
 
     Raises:
         TableError: transformers is not installed, or ``source`` is no such model.
     """
 
-    content = "weights"
+    content, reader = "weights", "tokenizer"
 
     def __init__(self, source: str) -> None:
         self._tokenizer = tokenizer_of(source)
         loaded, missing = load_model(source, _NEEDS)
         self._network = _reader_of(loaded)
-        self.size = int(loaded.config.hidden_size)
         self.sha256 = sha256_of_weights(loaded.state_dict(), without=missing)
+        self.reader_sha256 = self._tokenizer.reader_sha256
         self.longest: int = self._tokenizer.longest
+        with first_pass(source, loaded, "texts"):
+            self.size = self._means(["a"]).shape[1]
 
-    @torch.no_grad()
     def features(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         """Return the features of texts, of which the first tokens count, shape (N, F)."""
         found = np.empty((len(texts), self.size))
@@ -111,12 +129,16 @@ class TextEncoder:
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for start in range(0, len(order), _BATCH):
             places = order[start : start + _BATCH]
-            tokens = self._tokenizer.batch([texts[place] for place in places], self.longest)
-            states = self._network(**tokens).last_hidden_state
-            weights = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
-            means = (states * weights).sum(1) / weights.sum(1).clamp_min(1.0)
-            found[places] = means.double().numpy()
+            found[places] = self._means([texts[place] for place in places])
         return found
+
+    @torch.no_grad()
+    def _means(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+        tokens = self._tokenizer.batch(texts, self.longest)
+        states = self._network(**tokens).last_hidden_state
+        weights = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
+        means = (states * weights).sum(1) / weights.sum(1).clamp_min(1.0)
+        return np.asarray(means.double().numpy())
 
 
 @lru_cache(maxsize=1)

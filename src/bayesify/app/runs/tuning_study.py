@@ -16,6 +16,8 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.folder import TUNING_STUDY, Run, RunError
+from bayesify.app.runs.levers import levers
+from bayesify.tabular.columns import EncodedColumn
 
 __all__ = ["open_study"]
 
@@ -35,23 +37,30 @@ def open_study(
     Args:
         run: the run, whose folder has the study unless there is a storage.
         given: settings that are not searched.
-        storage: URL of a database, in which searches of the same table and settings share a study.
+        storage: URL of a database, in which searches of the same table, images, encoder and
+            settings share a study.
         pruner: ends trials early.
 
     Raises:
         ConfigError: the storage cannot be opened.
-        RunError: the folder holds the study of another table, or of other settings.
+        RunError: the folder holds the study of another table or encoder, or of other settings.
     """
     assert run.table is not None
+    encoded = [column for column in run.table.columns if isinstance(column, EncodedColumn)]
+    encoder = sorted({digest for c in encoded for digest in (c.sha256, c.reader_sha256)})
     about = {
         "table": json.loads(json.dumps(run.table.to_json()["source"])),
         "settings": run.config.to_json(),
+        "encoder": encoder,
     }
     name = "tune"
     if storage is not None:
         # One study for the same table, wherever its file lies, and the same settings.
         settings = {**about["settings"], "dataset": None}
-        same = [run.table.source["sha256"], settings, sorted(given)]
+        source = run.table.source
+        same = [source["sha256"], settings, sorted(given)]
+        if encoder:
+            same += [source.get("images", ""), encoder]
         digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
         name = f"bayesify-{digest[:16]}"
     with _opened(run, storage) as database:
@@ -66,14 +75,25 @@ def open_study(
             for attribute, value in about.items():
                 study.set_user_attr(attribute, value)
             study.set_user_attr("given", sorted(given))
-        elif storage is None and (
-            differing := [name for name in about if study.user_attrs[name] != about[name]]
-        ):
+        elif storage is None and (differing := _differing(study, about, run, given)):
             raise RunError(
                 f"{run.folder} holds a search with other {' and another '.join(differing)}; resume "
                 "it with the same command, or choose a new folder with --out"
             )
         yield study
+
+
+def _differing(
+    study: optuna.Study, about: dict[str, Any], run: Run, given: Collection[str]
+) -> list[str]:
+    """Return what a run has otherwise than the run that began its search."""
+    # Earlier versions stored no digests of the encoder.
+    stored = study.user_attrs
+    differing = [name for name in about if stored.get(name, about[name]) != about[name]]
+    kept = stored["given"]
+    # A setting that is searched may not be given later, though it be the default.
+    is_kept = levers(run.config, {*kept, *given}) == levers(run.config, kept)
+    return differing if is_kept or "settings" in differing else [*differing, "settings"]
 
 
 @contextmanager

@@ -24,9 +24,11 @@ __all__ = ["EncodedColumn", "FeatureColumn"]
 class _Encoder(Protocol):
     """A pretrained network or its tokenizer (``TextEncoder``, ``ImageEncoder``, ``Tokenizer``)."""
 
-    #: What the digest is of.
+    #: What the digests are of.
     content: str
+    reader: str
     sha256: str
+    reader_sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +39,14 @@ class EncodedColumn(Column):
         encoder: folder of the pretrained network, or its name on Hugging Face's hub.
         sha256: of its weights, or of its tokenizer's vocabulary.
         size: number F of the values of a cell.
+        reader_sha256: of its tokenizer or image processor; "" in runs of earlier versions, where it
+            is not checked.
     """
 
     encoder: str
     sha256: str
     size: int
+    reader_sha256: str = ""
 
     @property
     @abstractmethod
@@ -64,14 +69,19 @@ class EncodedColumn(Column):
         """Check that the pretrained network is there and is that of the training.
 
         Raises:
-            TableError: it is not there, or has other weights or another tokenizer.
+            TableError: it is not there, or has other weights, or another tokenizer or image
+                processor.
         """
-        found = self.network.sha256
-        if found != self.sha256:
+        network = self.network
+        self._check_digest(network.content, self.sha256, network.sha256)
+        if self.reader_sha256:
+            self._check_digest(network.reader, self.reader_sha256, network.reader_sha256)
+
+    def _check_digest(self, content: str, expected: str, found: str) -> None:
+        if found != expected:
             raise TableError(
-                f"the encoder {self.encoder} must have the {self.network.content} of the "
-                f"training, with SHA-256 {self.sha256}, got {found}; use that one, or train "
-                "again"
+                f"the encoder {self.encoder} must have the {content} of the training, with SHA-256 "
+                f"{expected}, got {found}; use that one, or train again"
             )
 
     def parse(self, texts: Texts) -> Floats:

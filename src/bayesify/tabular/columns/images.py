@@ -40,7 +40,13 @@ class ImageColumn(FeatureColumn):
             TableError: there is no such network.
         """
         network = image_encoder(encoder)
-        return cls(name=name, encoder=encoder, sha256=network.sha256, size=network.size)
+        return cls(
+            name=name,
+            encoder=encoder,
+            sha256=network.sha256,
+            reader_sha256=network.reader_sha256,
+            size=network.size,
+        )
 
     @property
     def network(self) -> ImageEncoder:

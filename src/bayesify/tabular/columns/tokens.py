@@ -46,9 +46,15 @@ class TokenColumn(EncodedColumn):
         """
         if find_spec("peft") is None:  # before minutes of reading
             raise TableError("--adapter needs peft; pip install 'bayesify[cli,adapters]'")
-        sha256 = tokenizer_of(encoder).sha256
+        tokenizer = tokenizer_of(encoder)
         _, weights = encoder_of(encoder)
-        return cls(name=name, encoder=encoder, sha256=sha256, weights_sha256=weights)
+        return cls(
+            name=name,
+            encoder=encoder,
+            sha256=tokenizer.sha256,
+            reader_sha256=tokenizer.reader_sha256,
+            weights_sha256=weights,
+        )
 
     def check_weights(self, found: str) -> None:
         """Check the digest of the pretrained network's weights.
@@ -56,11 +62,7 @@ class TokenColumn(EncodedColumn):
         Raises:
             TableError: it is another one than in training.
         """
-        if found != self.weights_sha256:
-            raise TableError(
-                f"the encoder {self.encoder} must have the weights of the training, with SHA-256 "
-                f"{self.weights_sha256}, got {found}; use that one, or train again"
-            )
+        self._check_digest("weights", self.weights_sha256, found)
 
     @property
     def network(self) -> Tokenizer:
