@@ -165,6 +165,7 @@ class RunModel:
             input="rows" if has_rows else "images",
             image_shape=[] if images is None else [*images.shape],
             any_size=run.images is not None or (table is not None and table.only_images),
+            draws_digits=images is not None and run.config.dataset == "mnist",
             columns=[] if table is None else table.columns,
             unused_columns=[] if table is None else table.unused,
             classes=[*run.class_names],
