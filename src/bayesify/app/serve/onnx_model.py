@@ -76,7 +76,9 @@ class OnnxModel:
             if kind == "table":
                 self._columns = [_named_column(each) for each in metadata.input["columns"]]
                 columns = [column for _, column in self._columns]
-                self._rows = RowReader(columns, [metadata.input["target"]])
+                # Files of earlier versions do not name the unused columns.
+                unused = [*metadata.input.get("unused", ()), metadata.input["target"]]
+                self._rows = RowReader(columns, unused)
             else:
                 self._images = _image_reader(path, metadata.input)
             self.card = self._describe(path)
