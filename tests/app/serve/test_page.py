@@ -1,13 +1,16 @@
-"""The page of ``bayesify serve``: what it offers, and its use in headless Chromium.
+"""The page of ``bayesify serve``: what it offers, its script in Node, and its use in Chromium.
 
-The latter is left out where Playwright (``pip install playwright``) or Chromium is missing.
+The last two are left out where Node, or Playwright (``pip install playwright``) or Chromium, is
+missing.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +82,34 @@ def test_one_draws_for_a_file_of_mnist_only(tmp_path: Path) -> None:
     assert not has_drawing(card(tuple("abcdefghij"), 0.0))
     assert not has_drawing(card(digits, 200.0))  # a folder of digits, which may be on white
     assert not has_drawing(card(digits, 0.0, height=14))
+
+
+def test_numbers_have_the_digits_that_their_uncertainty_needs() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs Node")
+    card = ModelCard(
+        **{"name": "run", "source": "run", "task": "regression", "input": "rows", "unit": "1"},
+        **{"num_samples": 1, "level": 0.9, "threshold": None, "threshold_origin": ""},
+    )
+    text, _ = page(card)
+    [function] = re.findall(r"^const digits = .*?^};$", text, re.MULTILINE | re.DOTALL)
+    expected: dict[tuple[float, ...], str] = {
+        (0.5871234,): "0.5871",
+        (0.0,): "0",
+        (101324.1936, 0.587): "101324.194",
+        (62.123456, 10.6): "62.12",
+        (-1700000005.25, 3600.0): "-1700000010",
+        (1e-12, 5.0): "1e-12",
+        (0.0, 2.0): "0",
+        (0.0, 0.0): "0",
+        (1234567.5, 0.0): "1234567.5",  # a column of one value
+        (0.1, 1e-300): "0.1",
+    }
+    calls = ", ".join(f"digits({', '.join(map(repr, values))})" for values in expected)
+    script = f"{function}\nconsole.log(JSON.stringify([{calls}]))"
+    said = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True)
+    assert json.loads(said.stdout) == [*expected.values()]
 
 
 @pytest.mark.slow
