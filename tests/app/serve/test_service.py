@@ -324,6 +324,15 @@ def test_wrong_images(client: Client, case: str) -> None:
     assert problem["path"][:2] == ["examples", 0]
 
 
+def test_almost_black_images_of_named_pixels_are_read(models: dict[str, RunModel]) -> None:
+    named = models["digits"].read(Examples([with_pixel(1)], "0-255"))["inputs"]
+    assert named.max() == pytest.approx(1.0 / 126.0)
+    bright = models["digits"].read(Examples([with_pixel(1)], "0-1"))["inputs"]
+    assert bright.max() == pytest.approx(255.0 / 126.0)
+    with pytest.raises(InputError, match='for almost black images "pixels": "0-255"'):
+        models["digits"].read(Examples([with_pixel(1)]))
+
+
 def test_wrong_image_files(client: Client) -> None:
     def encoded(size: tuple[int, int], kind: str) -> str:
         file = io.BytesIO()

@@ -30,7 +30,7 @@ def request_body(card: ModelCard, *, most: int) -> dict[str, Any]:
             "type": "string",
             "enum": ["0-255", "0-1"],
             "default": "0-255",
-            "description": "Range of the pixels in nested lists.",
+            "description": "Range of the pixels in nested lists; say it where none is above 1.",
         }
     schema = {
         "type": "object",
