@@ -185,13 +185,19 @@ def test_names_of_columns_that_are_taken(
         dataclasses.replace(column, name=name)
         for column, name in zip(schema.columns, names, strict=True)
     ]
-    other = dataclasses.replace(schema, columns=(*columns, UnusedColumn(name="id")))
+    other = dataclasses.replace(
+        schema,
+        columns=(*columns, UnusedColumn(name="shelf")),
+        dropped={"const": "it is '7' in every row", "id": "it numbers the rows"},
+        carried=("id", "total"),
+    )
     monkeypatch.setattr(table_graph, "encoded", lambda *_: exported.traced)
     report = export_table(bnn, other, tmp_path / "net.onnx", num_samples=SAMPLES)
     assert len({*report.inputs, *report.outputs}) == 5 + len(report.outputs)
-    description = read_metadata(report.path).input["columns"]
-    assert [each["name"] for each in description] == names
-    assert description[0]["input"] == "mean (input)"
+    description = read_metadata(report.path).input
+    assert [each["name"] for each in description["columns"]] == names
+    assert description["columns"][0]["input"] == "mean (input)"
+    assert description["unused"] == ["const", "id", "shelf"]
 
 
 def test_what_cannot_be_exported(exported: Exported, tmp_path: Path) -> None:

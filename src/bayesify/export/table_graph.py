@@ -64,7 +64,8 @@ def export_table(
     ``quantiles``: ONNX has no operator for their distribution functions.
 
     The description of the file, see :func:`read_metadata`, has every column as its run stores it,
-    with the name of its ``"input"``: the column's own, unless an output has it.
+    with the name of its ``"input"``: the column's own, unless an output has it; and the names of
+    the ``"unused"`` columns.
 
     Args:
         bnn: the trained network.
@@ -118,6 +119,7 @@ def export_table(
     traced = TracedNetwork.of(network, torch.from_numpy(values))
     outputs = [*traced.outputs]
     classes = schema.target.classes
+    unused = {*schema.dropped, *schema.carried, *(column.name for column in schema.columns)}
     if classes:
         outputs.insert(1, "prediction")
     names = input_names(columns, outputs)
@@ -133,6 +135,7 @@ def export_table(
                 {"input": name, **column.to_json()}
                 for name, column in zip(names, columns, strict=True)
             ],
+            "unused": sorted(unused - {column.name for column in columns}),
         },
         thresholds=dict(thresholds or {}),
         quantiles=network.quantiles,

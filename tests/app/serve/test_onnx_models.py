@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from bayesify.app.serve.onnx_model import OnnxModel
 from bayesify.app.serve.requests import Examples, InputError
 from bayesify.app.serve.run_model import RunModel
 from bayesify.app.serve.service import Limits, make_app
-from bayesify.export import ExportMetadata, export_onnx
+from bayesify.export import ExportMetadata, export_onnx, read_metadata
 from bayesify.io.files import StorageError
 from bayesify.tabular.columns import CategoryColumn, NumberColumn
 
@@ -189,6 +190,25 @@ def test_a_file_of_a_table_gets_raw_columns(table: Path) -> None:
     # This graph makes NaN of a missing value, which is no answer.
     assert missing.status_code == 422
     assert "a prediction must be finite" in missing.json()["detail"]
+
+
+def test_rows_of_a_file_may_have_unused_columns(table: Path) -> None:
+    row = {"x": 1.5, "city": "Oslo", "price": 3}
+    old = OnnxModel(table)  # as of earlier versions
+    assert old.card.unused_columns == ["price"]
+    usual = old.predict(old.read(Examples([row])))
+    with pytest.raises(InputError, match=r"\[0\]\.id: the training table had no such column"):
+        old.read(Examples([{**row, "id": 7}]))
+    model, about = onnx.load(table), read_metadata(table)
+    about = dataclasses.replace(about, input={**about.input, "unused": ["const", "id"]})
+    del model.metadata_props[:]
+    helper.set_model_props(model, {"bayesify": about.to_json()})
+    onnx.save(model, table)
+    new = OnnxModel(table)
+    assert new.card.unused_columns == ["const", "id", "price"]
+    assert new.predict(new.read(Examples([{**row, "id": 7}]))) == usual
+    with pytest.raises(InputError, match="no such column"):
+        new.read(Examples([{**row, "other": 7}]))
 
 
 def test_other_files_are_refused(tmp_path: Path, table: Path) -> None:

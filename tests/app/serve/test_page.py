@@ -1,35 +1,131 @@
-"""The page of ``bayesify serve`` in headless Chromium: one draws a digit and changes a row.
+"""The page of ``bayesify serve``: what it offers, its script in Node, and its use in Chromium.
 
-Left out where Playwright (``pip install playwright``) or Chromium is missing.
+The last two are left out where Node, or Playwright (``pip install playwright``) or Chromium, is
+missing.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from tests.app.cli.test_cli import bayesify
+
+from bayesify.app.runs import Run
+from bayesify.app.serve.model import ModelCard
+from bayesify.app.serve.onnx_model import OnnxModel
+from bayesify.app.serve.page import page
+from bayesify.app.serve.run_model import RunModel
+from bayesify.export import ExportMetadata
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 TRAINED = ["--hidden", "200", "--epochs", "8", "--threads", "1"]
 
-pytestmark = pytest.mark.slow
+
+def has_drawing(card: ModelCard) -> bool:
+    """Whether one draws on the page; else it sends the file that one opens."""
+    text, _ = page(card)
+    drawing, file = ('id="drawing"' in text), ('id="opened"' in text)
+    assert drawing != file
+    return drawing
 
 
+def test_one_draws_for_a_run_of_mnist_only(runs: dict[str, Path], tmp_path: Path) -> None:
+    def card(folder: Path) -> ModelCard:
+        run = Run.open(folder)
+        return RunModel(run, run.load_module(), num_samples=2, level=0.9, coverage=0.9).card
+
+    assert has_drawing(card(runs["digits"]))
+    clothes = Path(shutil.copytree(runs["digits"], tmp_path / "clothes"))
+    config = json.loads((clothes / "config.json").read_text())
+    config["settings"]["dataset"] = "fashion-mnist"
+    (clothes / "config.json").write_text(json.dumps(config))
+    assert card(clothes).image_shape == [28, 28]
+    assert not has_drawing(card(clothes))
+
+
+def test_one_draws_for_a_file_of_mnist_only(tmp_path: Path) -> None:
+    weights = helper.make_tensor("weights", TensorProto.FLOAT, [784, 10], np.full(7840, 0.1))
+    uncertainty = {"axes": [1], "keepdims": 0}
+    nodes = [
+        helper.make_node("MatMul", ["pixels", "weights"], ["mean"]),
+        helper.make_node("ReduceMean", ["mean"], ["total"], **uncertainty),
+        helper.make_node("ReduceMean", ["mean"], ["epistemic"], **uncertainty),
+    ]
+    shapes = {"pixels": ["n", 784], "mean": ["n", 10], "total": ["n"], "epistemic": ["n"]}
+    values = [helper.make_tensor_value_info(k, TensorProto.FLOAT, v) for k, v in shapes.items()]
+    graph = helper.make_graph(nodes, "net", values[:1], values[1:], [weights])
+    opset = helper.make_opsetid("", 17)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+    digits = tuple("0123456789")
+
+    def card(classes: tuple[str, ...], shift: float, *, height: int = 28) -> ModelCard:
+        described = {
+            **{"kind": "image", "image_shape": [1, height, 784 // height], "shape": [784]},
+            **{"pixels": [0, 255], "shift": [shift], "scale": [126.0]},
+        }
+        about = ExportMetadata("classification", 2, classes=classes, input=described)
+        del model.metadata_props[:]
+        helper.set_model_props(model, {"bayesify": about.to_json()})
+        onnx.save(model, tmp_path / "net.onnx")
+        return OnnxModel(tmp_path / "net.onnx").card
+
+    assert has_drawing(card(digits, 0.0))
+    assert not has_drawing(card(tuple("abcdefghij"), 0.0))
+    assert not has_drawing(card(digits, 200.0))  # a folder of digits, which may be on white
+    assert not has_drawing(card(digits, 0.0, height=14))
+
+
+def test_numbers_have_the_digits_that_their_uncertainty_needs() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs Node")
+    card = ModelCard(
+        **{"name": "run", "source": "run", "task": "regression", "input": "rows", "unit": "1"},
+        **{"num_samples": 1, "level": 0.9, "threshold": None, "threshold_origin": ""},
+    )
+    text, _ = page(card)
+    [function] = re.findall(r"^const digits = .*?^};$", text, re.MULTILINE | re.DOTALL)
+    expected: dict[tuple[float, ...], str] = {
+        (0.5871234,): "0.5871",
+        (0.0,): "0",
+        (101324.1936, 0.587): "101324.194",
+        (62.123456, 10.6): "62.12",
+        (-1700000005.25, 3600.0): "-1700000010",
+        (1e-12, 5.0): "1e-12",
+        (0.0, 2.0): "0",
+        (0.0, 0.0): "0",
+        (1234567.5, 0.0): "1234567.5",  # a column of one value
+        (0.1, 1e-300): "0.1",
+    }
+    calls = ", ".join(f"digits({', '.join(map(repr, values))})" for values in expected)
+    script = f"{function}\nconsole.log(JSON.stringify([{calls}]))"
+    said = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True)
+    assert json.loads(said.stdout) == [*expected.values()]
+
+
+@pytest.mark.slow
 def test_the_page_answers_while_one_draws_and_types(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("playwright", reason="needs Playwright")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    page = importlib.import_module("serve_page")
-    if page.CHROMIUM is None:
+    served = importlib.import_module("serve_page")
+    if served.CHROMIUM is None:
         pytest.skip("needs Chromium")
     digits = tmp_path / "digits"
     assert bayesify("train", "mnist", "--out", digits, *TRAINED).code == 0
-    found = page.check([str(digits), str(runs["regression"])], tmp_path)
-    assert set(found["images"]["digits"]) == set(page.DIGITS)
+    found = served.check([str(digits), str(runs["regression"])], tmp_path)
+    assert set(found["images"]["digits"]) == set(served.DIGITS)
     names = ("serve-digit", "serve-scribble", "serve-row")
     assert {path.name for path in tmp_path.glob("*.png")} == {
-        f"{name}-{width}.png" for name in names for width in page.WIDTHS
+        f"{name}-{width}.png" for name in names for width in served.WIDTHS
     }

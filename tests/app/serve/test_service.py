@@ -33,6 +33,7 @@ from bayesify.app.serve.run_model import RunModel
 from bayesify.app.serve.service import Limits
 from bayesify.prediction import PoissonPredictive, Predictive
 from bayesify.tabular.new_table import NewTable
+from bayesify.tabular.outside import widened
 
 KINDS = ("digits", "folder", "regression", "classification")
 JSON = {"content-type": "application/json"}
@@ -323,6 +324,15 @@ def test_wrong_images(client: Client, case: str) -> None:
     assert problem["path"][:2] == ["examples", 0]
 
 
+def test_almost_black_images_of_named_pixels_are_read(models: dict[str, RunModel]) -> None:
+    named = models["digits"].read(Examples([with_pixel(1)], "0-255"))["inputs"]
+    assert named.max() == pytest.approx(1.0 / 126.0)
+    bright = models["digits"].read(Examples([with_pixel(1)], "0-1"))["inputs"]
+    assert bright.max() == pytest.approx(255.0 / 126.0)
+    with pytest.raises(InputError, match='for almost black images "pixels": "0-255"'):
+        models["digits"].read(Examples([with_pixel(1)]))
+
+
 def test_wrong_image_files(client: Client) -> None:
     def encoded(size: tuple[int, int], kind: str) -> str:
         file = io.BytesIO()
@@ -442,6 +452,7 @@ def test_a_count_that_is_nan_is_an_error_of_its_example() -> None:
     class OfCounts(RunModel):
         def __init__(self) -> None:
             self._table, self._level, self.card = None, 0.9, Mock(threshold=None)
+            self._num_samples = 1
 
         def _predictive(self, inputs: Tensor, distances: Tensor | None) -> Predictive:
             assert distances is None
@@ -452,3 +463,27 @@ def test_a_count_that_is_nan_is_an_error_of_its_example() -> None:
     with pytest.raises(InputError, match="a prediction must be finite") as caught:
         OfCounts().predict({"inputs": np.array([[0.0], [np.nan]])})
     assert caught.value.path == ("examples", 1)
+
+
+def test_the_votes_of_a_count_do_not_depend_on_other_rows() -> None:
+    class OfCounts(RunModel):
+        """Four weight samples of rows that lie as far outside as their number tells."""
+
+        def __init__(self) -> None:
+            self._level, self._num_samples, self.card = 0.9, 4, Mock(threshold=None)
+            self._table = Mock(
+                encode=lambda batch: (batch["x"], batch["x"], [""] * len(batch["x"]))
+            )
+
+        def _predictive(self, inputs: Tensor, distances: Tensor | None) -> Predictive:
+            assert distances is not None
+            rates = torch.tensor([0.1, 0.4, 0.2, 0.3]).reshape(4, 1, 1).expand(4, len(inputs), 1)
+            return widened(PoissonPredictive(rates), distances, torch.tensor(0.5))
+
+    (alone,) = OfCounts().predict({"x": torch.tensor([0.0])})
+    near, far = OfCounts().predict({"x": torch.tensor([0.0, 9.0])})
+    assert near["votes"] == alone["votes"]
+    assert len(near["votes"]) == len(far["votes"]) == 4
+    assert far["votes"] != near["votes"]
+    for name in ("prediction", "total", "epistemic", "lower", "upper"):
+        assert near[name] == pytest.approx(alone[name], rel=1e-5)

@@ -59,16 +59,16 @@ class ImageReader:
         """
         return np.stack(
             [
-                self._one(item, examples.pixels or "0-255", ("examples", place))
+                self._one(item, examples.pixels, ("examples", place))
                 for place, item in enumerate(examples.items)
             ]
         )
 
-    def _one(self, item: Any, pixels: str, path: Path) -> Pixels:
+    def _one(self, item: Any, pixels: str | None, path: Path) -> Pixels:
         if isinstance(item, str):
             return self._file(item, path)
         found = np.array(_numbers(item, self.shape, path), np.float32).reshape(self.shape)
-        largest = 255.0 if pixels == "0-255" else 1.0
+        largest = 1.0 if pixels == "0-1" else 255.0
         low, high = float(found.min()), float(found.max())
         if not 0.0 <= low <= high <= largest:  # NaN too
             wrong = np.argwhere(~((found >= 0.0) & (found <= largest)))[0].tolist()
@@ -79,11 +79,11 @@ class ImageReader:
             )
         if pixels == "0-1":
             return found * np.float32(255.0)
-        if 0.0 < high <= 1.0:
+        if pixels is None and 0.0 < high <= 1.0:
             raise InputError(
                 path,
                 f"pixels must lie from 0 to 255, but the largest is {high:g}; for pixels from 0 to "
-                '1 add "pixels": "0-1" to the body',
+                '1 add "pixels": "0-1" to the body, for almost black images "pixels": "0-255"',
             )
         return found
 

@@ -47,6 +47,8 @@ class ModelCard(BaseModel):
     image_shape: list[int] = []
     #: Whether an encoded image may have any size.
     any_size: bool = False
+    #: Whether its images are MNIST's digits, as a drawing on the page is prepared to be.
+    draws_digits: bool = False
     columns: list[Column] = []
     #: Columns of the training table that a row may have, and that are not read.
     unused_columns: list[str] = []

@@ -16,7 +16,7 @@ from bayesify.app.serve.images import ImageReader, decoded_exactly
 from bayesify.app.serve.model import Batch, ModelCard
 from bayesify.app.serve.requests import Examples, InputError
 from bayesify.app.serve.rows import RowReader
-from bayesify.export import onnx_session, read_metadata
+from bayesify.export import ExportMetadata, onnx_session, read_metadata
 from bayesify.io.files import StorageError
 from bayesify.tabular.columns import CategoryColumn, Column, FlagColumn, column_from_json
 
@@ -76,7 +76,9 @@ class OnnxModel:
             if kind == "table":
                 self._columns = [_named_column(each) for each in metadata.input["columns"]]
                 columns = [column for _, column in self._columns]
-                self._rows = RowReader(columns, [metadata.input["target"]])
+                # Files of earlier versions do not name the unused columns.
+                unused = [*metadata.input.get("unused", ()), metadata.input["target"]]
+                self._rows = RowReader(columns, unused)
             else:
                 self._images = _image_reader(path, metadata.input)
             self.card = self._describe(path)
@@ -164,6 +166,7 @@ class OnnxModel:
             task=metadata.kind,
             input="images" if rows is None else "rows",
             image_shape=[] if images is None else [*images.shape],
+            draws_digits=_has_digits(metadata),
             columns=[] if rows is None else rows.columns,
             unused_columns=[] if rows is None else rows.unused,
             classes=[*metadata.classes],
@@ -197,6 +200,14 @@ def _raw(column: Column, values: Array) -> Array:
         ["" if math.isnan(v) else unknown if math.isinf(v) else names[int(v)] for v in values],
         dtype=object,
     )
+
+
+def _has_digits(metadata: ExportMetadata) -> bool:
+    """Return whether the images are MNIST's digits, as far as a description tells."""
+    # Those of a folder, which may be dark on white, are shifted by their mean; MNIST's are not.
+    described = metadata.input
+    has_size = described.get("image_shape") == [1, 28, 28]
+    return has_size and described.get("shift") == [0.0] and metadata.classes == tuple("0123456789")
 
 
 def _image_reader(path: Path, described: Mapping[str, Any]) -> ImageReader:

@@ -30,7 +30,7 @@ def request_body(card: ModelCard, *, most: int) -> dict[str, Any]:
             "type": "string",
             "enum": ["0-255", "0-1"],
             "default": "0-255",
-            "description": "Range of the pixels in nested lists.",
+            "description": "Range of the pixels in nested lists; say it where none is above 1.",
         }
     schema = {
         "type": "object",
@@ -112,7 +112,7 @@ def _cell(column: Column) -> dict[str, Any]:
             f"Its first {column.longest} tokens are read, as in training; the rest is cut off."
         )
     if column.kind == "number" and column.low is not None:
-        schema["description"] = f"From {column.low:g} to {column.high:g} in training."
+        schema["description"] = f"From {column.low:.15g} to {column.high:.15g} in training."
     if column.kind in ("category", "flag") and column.options:
         schema["description"] = f"In training: {', '.join(column.options)}."
     return {**schema, "examples": [column.example]}

@@ -26,7 +26,7 @@ def page(card: ModelCard) -> tuple[str, str]:
     """
     nonce = secrets.token_urlsafe(16)
     text = _TEMPLATES.get_template("page.html").render(
-        card=card.model_dump(), nonce=nonce, has_drawing=card.image_shape == [28, 28]
+        card=card.model_dump(), nonce=nonce, has_drawing=card.draws_digits
     )
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; "

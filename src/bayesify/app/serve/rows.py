@@ -220,9 +220,12 @@ def _description(column: Column) -> model.Column:
     common: dict[str, Any] = {"name": column.name, "can_be_missing": column.missing}
     if isinstance(column, NumberColumn):
         typical = column.typical or (column.mean,) * 5
+        middle = float(f"{typical[2]:.6g}")
+        if not typical[1] <= middle <= typical[3]:  # such as a time in seconds since 1970
+            middle = typical[2]
         return model.Column(
             kind="number",
-            example=float(f"{typical[2]:.6g}"),
+            example=middle,
             low=typical[0],
             high=typical[-1],
             whole=column.whole,

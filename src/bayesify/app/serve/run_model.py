@@ -88,11 +88,13 @@ class RunModel:
             p = self._predictive(inputs, distances)
         common: dict[str, Any] = {"threshold": self.card.threshold, "outside": outside}
         assert p.samples is not None
+        # Few samples of counts are repeated as a whole where a row of the batch lies outside.
+        samples = p.samples[: self._num_samples]
         if isinstance(p, CategoricalPredictive):
             return class_answers(
                 *(part.numpy() for part in (p.mean, p.total, p.epistemic)),
                 classes=self._run.class_names,
-                samples=p.samples.numpy(),
+                samples=samples.numpy(),
                 **common,
             )
         check_finite(p.mean.numpy(), p.total.numpy())  # of NaN, counts have no quantiles
@@ -104,7 +106,7 @@ class RunModel:
             p.total.sqrt().flatten().numpy(),
             (lower, upper),
             p.epistemic.flatten().numpy(),
-            samples=p.samples.flatten(1).numpy(),
+            samples=samples.flatten(1).numpy(),
             **common,
         )
 
@@ -165,6 +167,7 @@ class RunModel:
             input="rows" if has_rows else "images",
             image_shape=[] if images is None else [*images.shape],
             any_size=run.images is not None or (table is not None and table.only_images),
+            draws_digits=images is not None and run.config.dataset == "mnist",
             columns=[] if table is None else table.columns,
             unused_columns=[] if table is None else table.unused,
             classes=[*run.class_names],
