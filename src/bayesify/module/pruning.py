@@ -17,7 +17,9 @@ from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.random_network import check_bayesian
 
-__all__ = ["check_pruning", "prune", "prune_in_place", "snr", "snr_decibels"]
+__all__ = [
+    *("check_pruning", "normalised_rows", "prune", "prune_in_place", "snr", "snr_decibels"),
+]
 
 
 def snr(bnn: BayesianModule) -> Tensor:
@@ -119,7 +121,7 @@ def prune_in_place(bnn: BayesianModule, fraction: float, criterion: str = "snr")
     if posterior.mask is not None:
         ratio = torch.where(posterior.mask, ratio, -math.inf)
     num_kept = 0
-    for rows in _normalised_rows(bnn):
+    for rows in normalised_rows(bnn):
         ratio[rows.gather(1, ratio[rows].argmax(1, keepdim=True))] = math.inf
         num_kept += len(rows)
     # The factor compensates rounding: 0.29 * 100 is slightly below 29 in binary.
@@ -132,10 +134,18 @@ def prune_in_place(bnn: BayesianModule, fraction: float, criterion: str = "snr")
     posterior.mean.masked_fill_(~posterior.mask, 0.0)
 
 
-def _normalised_rows(bnn: BayesianModule) -> Iterator[Tensor]:
+def normalised_rows(bnn: BayesianModule) -> Iterator[Tensor]:
     """Yield the places, in the flat vector, of the weights that weight norm divides by one norm.
 
     Their shape is (rows, weights of a row). Where all of a row are zero, it has no direction.
+
+    Example:
+        >>> from torch import nn
+        >>> net = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3, bias=False))
+        >>> list(normalised_rows(BayesianModule(net)))
+        [tensor([[3, 4],
+                [5, 6],
+                [7, 8]])]
     """
     layout = bnn.layout
     places = layout.unflatten(torch.arange(layout.num_weights, device=bnn.posterior.mean.device))
