@@ -117,6 +117,21 @@ def test_a_normalised_row_keeps_its_direction(fraction: float) -> None:
     assert size.num_nonzero == sum(int((each != 0).sum()) for each in decoded.parameters())
 
 
+def test_a_tensor_under_spectral_norm_keeps_a_weight() -> None:
+    """Its norm is estimated from the weights; that of zeros is 0."""
+
+    def make() -> nn.Module:
+        return nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))
+
+    net = make()
+    with torch.no_grad():
+        net.parametrizations.weight.original *= 1e-4
+    content, size = compressed(bf.BayesianModule(net, init_std=0.1))
+    decoded = decompressed(content, make()).eval()
+    assert decoded(torch.randn(3, 6)).isfinite().all()
+    assert size.num_nonzero - int((decoded.bias != 0).sum()) == 1
+
+
 def test_a_fine_step_gives_the_same_predictions() -> None:
     bnn = bf.prune(posterior(mlp()), 0.5)
     content, size = compressed(bnn, step_size=1e-3)

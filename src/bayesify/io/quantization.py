@@ -35,8 +35,8 @@ class Quantized(NamedTuple):
 def quantize_means(bnn: BayesianModule, step_size: float) -> dict[str, Quantized]:
     """Quantise the mean weights of a network, by the name of their parameter.
 
-    Of a row that weight norm divides by its norm, and whose means all round to zero, the largest
-    becomes one unit, since a row of zeros has no direction.
+    Of a row that weight norm or spectral norm divides by its norm, and whose means all round to
+    zero, the largest becomes one unit, since a row of zeros has no direction.
 
     Args:
         bnn: the network.

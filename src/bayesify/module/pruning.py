@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.parametrizations import _SpectralNorm, _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList
 
 from bayesify.distributions.posteriors import GaussianPosterior
@@ -71,7 +71,7 @@ def prune(
 
     Of each row that ``torch.nn.utils.parametrizations.weight_norm`` divides by its norm, the
     highest weight is kept, since a row of zeros has no direction; its unit is removed by its
-    magnitude ``original0``.
+    magnitude ``original0``. Of a tensor under ``spectral_norm`` the highest weight is kept, too.
 
     Args:
         bnn: the network, which is not changed.
@@ -135,9 +135,10 @@ def prune_in_place(bnn: BayesianModule, fraction: float, criterion: str = "snr")
 
 
 def normalised_rows(bnn: BayesianModule) -> Iterator[Tensor]:
-    """Yield the places, in the flat vector, of the weights that weight norm divides by one norm.
+    """Yield the places, in the flat vector, of the weights that are divided by one norm.
 
-    Their shape is (rows, weights of a row). Where all of a row are zero, it has no direction.
+    Their shape is (rows, weights of a row): the rows of a weight norm, or the whole tensor of a
+    spectral norm. Where all of a row are zero, it has no direction.
 
     Example:
         >>> from torch import nn
@@ -151,11 +152,16 @@ def normalised_rows(bnn: BayesianModule) -> Iterator[Tensor]:
     places = layout.unflatten(torch.arange(layout.num_weights, device=bnn.posterior.mean.device))
     first = {alias: aliases[0] for aliases in layout.ties for alias in aliases}
     for path, module in bnn.net.named_modules():
-        if not (isinstance(module, ParametrizationList) and isinstance(module[0], _WeightNorm)):
+        norm = module[0] if isinstance(module, ParametrizationList) else None
+        if isinstance(norm, _WeightNorm):
+            tensor, axis = "original1", norm.dim
+        elif isinstance(norm, _SpectralNorm):
+            tensor, axis = "original", -1
+        else:
             continue
-        name = first.get(f"{path}.original1")
+        name = first.get(f"{path}.{tensor}")
         if name is not None:
-            own, axis = places[name], module[0].dim
+            own = places[name]
             # -1 stands for one norm of the whole tensor.
             yield own.reshape(1, -1) if axis == -1 else own.movedim(axis, 0).flatten(1)
 
