@@ -233,6 +233,20 @@ def test_the_summary_tells_what_was_kept_and_why() -> None:
     assert rows["out"].why_kept == "it is an output of the network"
 
 
+def test_the_layers_of_a_transformer_of_torch_are_listed_as_kept() -> None:
+    """torch.fx looks into no module of torch.nn, so their hidden units stay."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2)
+    net = nn.Sequential(encoder, nn.Linear(4, 3)).double().eval()
+    sparse(net, seed=0, rows=0.5, columns=0, single=0)
+    x = normals(2, 5, 4)
+    small = shrink(net, x)
+    check_same_outputs(net, small, x)
+    found = {row.name: (row.inputs, row.outputs, row.why_kept) for row in small.shrinkage}
+    assert set(found) == {"1", *(f"0.layers.{i}.linear{k}" for i in (0, 1) for k in (1, 2))}
+    why = "it is within 0 (TransformerEncoder), which is kept whole"
+    assert found["0.layers.1.linear2"] == ((8, 8), (4, 4), why)
+
+
 @loop_over("name, why", list(KEPT.items()))
 def test_units_of_unknown_operations_are_kept(name: str, why: str) -> None:
     net, x = make(name)

@@ -94,7 +94,8 @@ def shrink(
 
     Returns:
         The smaller network, for prediction: it is in evaluation mode. Its attribute ``shrinkage``
-        has a :class:`ShrunkLayer` for each linear layer and convolution that was followed.
+        has a :class:`ShrunkLayer` for each linear layer and convolution that was followed, and for
+        those within modules that ``torch.fx`` does not look into, which are kept whole.
 
     Raises:
         TypeError: ``bnn`` is no module, or the example is neither tensors nor a container.
@@ -130,7 +131,7 @@ def shrink(
     if select_inputs:
         for use in flow.layers.values():
             _select_inputs(net, use)
-    net.shrinkage = _shrinkage(flow, groups, pinned)  # type: ignore[assignment]
+    net.shrinkage = (*_shrinkage(flow, groups, pinned), *_unseen(flow))  # type: ignore[assignment]
     args, kwargs = arguments_of(example_input)
     with torch.no_grad():
         _check_same(expected, _run(net, args, kwargs))
@@ -319,6 +320,20 @@ def _shrinkage(
             )
         )
     return tuple(rows)
+
+
+def _unseen(flow: UnitFlow) -> list[ShrunkLayer]:
+    """Return rows of the layers within modules that are one operation of the traced network."""
+    rows = {}
+    for node in flow.graph.nodes:
+        leaf = flow.submodules[node.target] if node.op == "call_module" else nn.Module()
+        for name, module in leaf.named_modules(prefix=str(node.target)):
+            layer = LAYERS.get(type(module))
+            if layer is not None and module is not leaf:
+                outputs, inputs = unit_weights(module, layer).shape[:2]
+                why = f"it is within {node.target} ({type(leaf).__name__}), which is kept whole"
+                rows[name] = ShrunkLayer(name, (inputs, inputs), (outputs, outputs), why)
+    return list(rows.values())
 
 
 def _check_same(expected: Any, found: Any) -> None:
