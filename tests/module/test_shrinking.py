@@ -122,6 +122,36 @@ def test_a_planted_fault_changes_the_outputs(
         check_same_outputs(net, shrink(net, x), x)
 
 
+@pytest.mark.parametrize("value", [-math.inf, -1e9])
+def test_a_masked_output_hides_no_fault(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The difference of the other outputs is small compared with the masked one."""
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        out: Tensor = net.inner(x)
+        return out.masked_fill(torch.arange(4) == 1, value)
+
+    inner, x = make("relu", torch.float32)
+    sparse(inner, seed=0, rows=0.5, columns=0.0, single=0.0)
+    net = Net(run, inner=inner)
+    small = shrink(net, x)
+    assert size(small) < size(net)
+    torch.testing.assert_close(small(x), net(x))
+    constants_are_forgotten(monkeypatch)
+    with pytest.raises(RuntimeError, match="shrink must not change the outputs"):
+        shrink(net, x)
+
+
+def test_outputs_near_zero_may_differ_by_the_rounding_of_their_terms() -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(8, 300), nn.ReLU(), nn.Linear(300, 1))
+        sparse(net, seed=seed, rows=0.5, columns=0.5, single=0.5)
+        x = torch.randn(1, 8)
+        with torch.no_grad():
+            net[2].bias -= net(x)[0]
+        assert shrink(net, x)[2].in_features < 300
+
+
 def test_residual_units_that_are_not_joined_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = make("residual")
     sparse(net, seed=0, rows=0.0, columns=0.6, single=0.0)
