@@ -459,6 +459,24 @@ def test_an_edit_of_a_tensor_that_is_used_again_is_not_lost() -> None:
     assert math.isfinite(float(shrink(net, x)(x).detach().sum()))
 
 
+@pytest.mark.parametrize("alias", [nn.Dropout(), nn.Identity(), nn.Flatten()])
+def test_an_edit_of_an_alias_of_a_tensor_that_is_used_again_is_not_lost(alias: nn.Module) -> None:
+    """In evaluation mode these layers return their input, or a view of it."""
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        h = net.a(x)
+        edited = F.relu(net.alias(h), inplace=True)
+        return net.b(edited) + net.c(h)
+
+    layers = {"a": nn.Linear(3, 8), "b": nn.Linear(8, 2), "c": nn.Linear(8, 2)}
+    net = Net(run, alias=alias, **layers).double().eval()
+    with torch.no_grad():
+        net.a.weight[:5] = 0.0
+        net.a.bias[:5] = -1.0
+    x = normals(4, 3)
+    check_same_outputs(net, shrink(net, x), x)
+
+
 class MeanAndScale(nn.Module):
     """Takes its two outputs apart, which leaves one axis of each."""
 
