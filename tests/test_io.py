@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -25,6 +26,7 @@ from bayesify import (
     BayesianModule,
     CategoricalLikelihood,
     GaussianLikelihood,
+    LocalReparameterization,
     Prior,
     compress,
     fit,
@@ -250,6 +252,15 @@ def check_refused(path: Path, content: bytes, net: nn.Module | None = None) -> s
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_an_option_of_numpy_is_stored_as_it_means(tmp_path: Path) -> None:
+    """np.True_ is no bool, and JSON knows none but bools."""
+    estimator = LocalReparameterization(antithetic=np.True_)  # type: ignore[arg-type]
+    save(BayesianModule(nn.Linear(2, 1), estimator=estimator), tmp_path / "model")
+    found = load(tmp_path / "model", nn.Linear(2, 1)).estimator
+    assert found == LocalReparameterization(antithetic=True)
+    assert found.antithetic is True
 
 
 @pytest.fixture

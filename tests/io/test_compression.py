@@ -93,6 +93,45 @@ def test_rounding_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         check_within_half_a_step(bnn, decompressed(content, nn.Linear(100, 20, bias=False)), 1.0)
 
 
+@pytest.mark.parametrize("fraction", [0.0, 0.9])
+def test_a_normalised_row_keeps_its_direction(fraction: float) -> None:
+    """Weight norm divides a row by its norm; one below half a step would round to zeros."""
+
+    def make() -> nn.Module:
+        return nn.utils.parametrizations.weight_norm(nn.Linear(6, 4, bias=False))
+
+    net = make()
+    with torch.no_grad():
+        net.parametrizations.weight.original1[1:] *= 1e-4
+    bnn = bf.prune(bf.BayesianModule(net, init_std=0.1), fraction)
+    content, size = compressed(bnn)
+    decoded = decompressed(content, make())
+    assert decoded(torch.randn(3, 6)).isfinite().all()
+    means, found = (
+        each.get_parameter("parametrizations.weight.original1")[1:]
+        for each in (bnn.to_module(), decoded)
+    )
+    assert (found != 0).sum(1).tolist() == [1, 1, 1]
+    highest = means.abs().argmax(1, keepdim=True)
+    assert torch.equal(found.gather(1, highest).sign(), means.gather(1, highest).sign())
+    assert size.num_nonzero == sum(int((each != 0).sum()) for each in decoded.parameters())
+
+
+def test_a_tensor_under_spectral_norm_keeps_a_weight() -> None:
+    """Its norm is estimated from the weights; that of zeros is 0."""
+
+    def make() -> nn.Module:
+        return nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))
+
+    net = make()
+    with torch.no_grad():
+        net.parametrizations.weight.original *= 1e-4
+    content, size = compressed(bf.BayesianModule(net, init_std=0.1))
+    decoded = decompressed(content, make()).eval()
+    assert decoded(torch.randn(3, 6)).isfinite().all()
+    assert size.num_nonzero - int((decoded.bias != 0).sum()) == 1
+
+
 def test_a_fine_step_gives_the_same_predictions() -> None:
     bnn = bf.prune(posterior(mlp()), 0.5)
     content, size = compressed(bnn, step_size=1e-3)

@@ -274,6 +274,19 @@ def test_levels_that_float32_does_not_resolve_are_refused(level: float) -> None:
     torch.testing.assert_close(frozen(X).quantiles, expected, atol=3e-4, rtol=0.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_levels_stay_what_they_are_in_half_precision(dtype: torch.dtype) -> None:
+    """In bfloat16 a level of .999 would be 1."""
+    bnn = make_mlp(1, likelihood=bf.GaussianLikelihood(0.5))
+    frozen = bf.freeze(bnn, 16, estimator=SAMPLING, quantiles=(0.001, 0.5, 0.999))
+    outputs = normals(16, 5, 1, seed=8)
+    expected = frozen.head(outputs).quantiles
+    frozen.to(dtype)
+    assert frozen.quantiles == pytest.approx((0.001, 0.5, 0.999), rel=1e-6)
+    torch.testing.assert_close(frozen.head(outputs).quantiles, expected, atol=1e-5, rtol=0.0)
+    assert frozen.double().head.levels.dtype is torch.float64
+
+
 def test_a_bayesian_network_is_not_plain() -> None:
     bnn = bf.BayesianModule(nn.Linear(3, 2))
     with pytest.raises(TypeError, match=r"ordinary network, got BayesianModule; use freeze"):

@@ -271,6 +271,21 @@ def test_a_normalised_row_keeps_its_direction(dim: int | None) -> None:
     assert not small.to_module()[0].weight.any(), "the magnitudes are pruned as other weights are"
 
 
+def test_a_tensor_under_spectral_norm_keeps_a_weight() -> None:
+    """It is divided by its norm, and zeros by zero are not a number."""
+    normalised = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 9))
+    bnn = BayesianModule(nn.Sequential(normalised, nn.ReLU(), nn.Linear(9, 3)), init_std=0.05)
+    part = "0.parametrizations.weight.original"
+    with torch.no_grad():
+        bnn.posterior.mean[bnn.layout.slice_of(part)] *= 1e-3
+    size = bnn.layout.num_weights
+    for fraction, left in ((0.6, size - math.floor(0.6 * size)), (1.0, 1)):
+        small = prune(bnn, fraction)
+        assert small.predict(torch.randn(4, 6), 5).mean.isfinite().all()
+        assert int(small.posterior.mask.sum()) == left
+        assert int(bnn.layout.unflatten(small.posterior.mask)[part].sum()) == 1
+
+
 def test_a_pruned_copy_shares_nothing() -> None:
     bnn = uneven()
     state = copy.deepcopy(bnn.state_dict())

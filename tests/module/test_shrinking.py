@@ -122,6 +122,36 @@ def test_a_planted_fault_changes_the_outputs(
         check_same_outputs(net, shrink(net, x), x)
 
 
+@pytest.mark.parametrize("value", [-math.inf, -1e9])
+def test_a_masked_output_hides_no_fault(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The difference of the other outputs is small compared with the masked one."""
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        out: Tensor = net.inner(x)
+        return out.masked_fill(torch.arange(4) == 1, value)
+
+    inner, x = make("relu", torch.float32)
+    sparse(inner, seed=0, rows=0.5, columns=0.0, single=0.0)
+    net = Net(run, inner=inner)
+    small = shrink(net, x)
+    assert size(small) < size(net)
+    torch.testing.assert_close(small(x), net(x))
+    constants_are_forgotten(monkeypatch)
+    with pytest.raises(RuntimeError, match="shrink must not change the outputs"):
+        shrink(net, x)
+
+
+def test_outputs_near_zero_may_differ_by_the_rounding_of_their_terms() -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(8, 300), nn.ReLU(), nn.Linear(300, 1))
+        sparse(net, seed=seed, rows=0.5, columns=0.5, single=0.5)
+        x = torch.randn(1, 8)
+        with torch.no_grad():
+            net[2].bias -= net(x)[0]
+        assert shrink(net, x)[2].in_features < 300
+
+
 def test_residual_units_that_are_not_joined_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = make("residual")
     sparse(net, seed=0, rows=0.0, columns=0.6, single=0.0)
@@ -231,6 +261,20 @@ def test_the_summary_tells_what_was_kept_and_why() -> None:
     assert before == 16
     assert after == rows["down"].inputs[1] < 16
     assert rows["out"].why_kept == "it is an output of the network"
+
+
+def test_the_layers_of_a_transformer_of_torch_are_listed_as_kept() -> None:
+    """torch.fx looks into no module of torch.nn, so their hidden units stay."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2)
+    net = nn.Sequential(encoder, nn.Linear(4, 3)).double().eval()
+    sparse(net, seed=0, rows=0.5, columns=0, single=0)
+    x = normals(2, 5, 4)
+    small = shrink(net, x)
+    check_same_outputs(net, small, x)
+    found = {row.name: (row.inputs, row.outputs, row.why_kept) for row in small.shrinkage}
+    assert set(found) == {"1", *(f"0.layers.{i}.linear{k}" for i in (0, 1) for k in (1, 2))}
+    why = "it is within 0 (TransformerEncoder), which is kept whole"
+    assert found["0.layers.1.linear2"] == ((8, 8), (4, 4), why)
 
 
 @loop_over("name, why", list(KEPT.items()))
@@ -413,6 +457,24 @@ def test_an_edit_of_a_tensor_that_is_used_again_is_not_lost() -> None:
     x = normals(4, 3)
     check_same_outputs(net, shrink(net, x), x)
     assert math.isfinite(float(shrink(net, x)(x).detach().sum()))
+
+
+@pytest.mark.parametrize("alias", [nn.Dropout(), nn.Identity(), nn.Flatten()])
+def test_an_edit_of_an_alias_of_a_tensor_that_is_used_again_is_not_lost(alias: nn.Module) -> None:
+    """In evaluation mode these layers return their input, or a view of it."""
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        h = net.a(x)
+        edited = F.relu(net.alias(h), inplace=True)
+        return net.b(edited) + net.c(h)
+
+    layers = {"a": nn.Linear(3, 8), "b": nn.Linear(8, 2), "c": nn.Linear(8, 2)}
+    net = Net(run, alias=alias, **layers).double().eval()
+    with torch.no_grad():
+        net.a.weight[:5] = 0.0
+        net.a.bias[:5] = -1.0
+    x = normals(4, 3)
+    check_same_outputs(net, shrink(net, x), x)
 
 
 class MeanAndScale(nn.Module):

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from bayesify import estimators
 from bayesify.distributions import by_group, families, likelihoods, posteriors, priors, sparsity
 from bayesify.distributions.likelihoods import Likelihood
@@ -127,6 +129,8 @@ def _as_json(value: Any) -> Any:
         return described(value)
     if isinstance(value, type):  # MeanFieldGaussian within a PosteriorByGroup
         return value.__name__
+    if isinstance(value, np.generic):  # such as np.True_, which is no bool
+        return value.item()
     return [_as_json(item) for item in value] if isinstance(value, tuple) else value
 
 

@@ -81,7 +81,8 @@ def compress(
     posterior is wide, training has shown that digits do not matter. A quantised weight differs from
     its mean by half a step at most. If every std were the typical one, rounding would raise the
     training set's negative log-likelihood by about ``step_size**2 / 24`` nats a weight. Prune the
-    network first (:func:`prune`): zeros take almost no space.
+    network first (:func:`prune`): zeros take almost no space. Where all of a row that weight norm
+    or spectral norm divides by its norm would become zero, its largest weight becomes one step.
 
     Parameters that are not random, such as those of normalisation layers or frozen ones, and
     buffers are stored as they are. The stds and the likelihood are not stored: the file gives a

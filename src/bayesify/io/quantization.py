@@ -12,6 +12,7 @@ import torch
 from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.io.entropy_coding import IntArray
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.pruning import normalised_rows
 
 __all__ = ["Quantized", "quantize", "quantize_means", "typical_std"]
 
@@ -33,6 +34,9 @@ class Quantized(NamedTuple):
 
 def quantize_means(bnn: BayesianModule, step_size: float) -> dict[str, Quantized]:
     """Quantise the mean weights of a network, by the name of their parameter.
+
+    Of a row that weight norm or spectral norm divides by its norm, and whose means all round to
+    zero, the largest becomes one unit, since a row of zeros has no direction.
 
     Args:
         bnn: the network.
@@ -66,9 +70,17 @@ def quantize_means(bnn: BayesianModule, step_size: float) -> dict[str, Quantized
             "the steps of compression follow from the posterior's std, but got "
             f"{type(posterior).__name__}; train with posterior=MeanFieldGaussian"
         )
-    means = bnn.layout.unflatten(posterior.masked_mean.detach().cpu().double())
+    flat_means = posterior.masked_mean.detach().cpu().double()
+    means = bnn.layout.unflatten(flat_means)
     stds = bnn.layout.unflatten(posterior.full_std.detach().cpu().double())
-    return {name: quantize(means[name].numpy(), stds[name].numpy(), step_size) for name in means}
+    found = {name: quantize(means[name].numpy(), stds[name].numpy(), step_size) for name in means}
+    integers = bnn.layout.flatten({name: torch.as_tensor(found[name].integers) for name in found})
+    for rows in normalised_rows(bnn):
+        places = rows.cpu()[~integers[rows.cpu()].any(1)]
+        largest = places.gather(1, flat_means[places].abs().argmax(1, keepdim=True))
+        integers[largest] = flat_means[largest].sign().long()
+    kept = bnn.layout.unflatten(integers)
+    return {name: Quantized(kept[name].numpy(), found[name].unit) for name in found}
 
 
 def typical_std(means: FloatArray, stds: FloatArray) -> float:

@@ -17,7 +17,7 @@ from bayesify.distributions.likelihoods import (
     Likelihood,
     OrdinalLikelihood,
 )
-from bayesify.distributions.precision import at_least_float32
+from bayesify.distributions.precision import WideModule, at_least_float32
 
 __all__ = ["ClassOutputs", "NumberOutputs", "frozen_head"]
 
@@ -88,8 +88,11 @@ class _ClassHead(nn.Module):
         )
 
 
-class _NumberHead(nn.Module):
-    """Average S Gaussians: moments, and quantiles by dividing a bracket."""
+class _NumberHead(WideModule):
+    """Average S Gaussians: moments, and quantiles by dividing a bracket.
+
+    In half precision a level near 1 would become 1, whose quantile is the top of the bracket.
+    """
 
     levels: Tensor
     standard: Tensor

@@ -10,14 +10,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.parametrizations import _SpectralNorm, _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList
 
 from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.random_network import check_bayesian
 
-__all__ = ["check_pruning", "prune", "prune_in_place", "snr", "snr_decibels"]
+__all__ = [
+    *("check_pruning", "normalised_rows", "prune", "prune_in_place", "snr", "snr_decibels"),
+]
 
 
 def snr(bnn: BayesianModule) -> Tensor:
@@ -69,7 +71,7 @@ def prune(
 
     Of each row that ``torch.nn.utils.parametrizations.weight_norm`` divides by its norm, the
     highest weight is kept, since a row of zeros has no direction; its unit is removed by its
-    magnitude ``original0``.
+    magnitude ``original0``. Of a tensor under ``spectral_norm`` the highest weight is kept, too.
 
     Args:
         bnn: the network, which is not changed.
@@ -119,7 +121,7 @@ def prune_in_place(bnn: BayesianModule, fraction: float, criterion: str = "snr")
     if posterior.mask is not None:
         ratio = torch.where(posterior.mask, ratio, -math.inf)
     num_kept = 0
-    for rows in _normalised_rows(bnn):
+    for rows in normalised_rows(bnn):
         ratio[rows.gather(1, ratio[rows].argmax(1, keepdim=True))] = math.inf
         num_kept += len(rows)
     # The factor compensates rounding: 0.29 * 100 is slightly below 29 in binary.
@@ -132,20 +134,34 @@ def prune_in_place(bnn: BayesianModule, fraction: float, criterion: str = "snr")
     posterior.mean.masked_fill_(~posterior.mask, 0.0)
 
 
-def _normalised_rows(bnn: BayesianModule) -> Iterator[Tensor]:
-    """Yield the places, in the flat vector, of the weights that weight norm divides by one norm.
+def normalised_rows(bnn: BayesianModule) -> Iterator[Tensor]:
+    """Yield the places, in the flat vector, of the weights that are divided by one norm.
 
-    Their shape is (rows, weights of a row). Where all of a row are zero, it has no direction.
+    Their shape is (rows, weights of a row): the rows of a weight norm, or the whole tensor of a
+    spectral norm. Where all of a row are zero, it has no direction.
+
+    Example:
+        >>> from torch import nn
+        >>> net = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3, bias=False))
+        >>> list(normalised_rows(BayesianModule(net)))
+        [tensor([[3, 4],
+                [5, 6],
+                [7, 8]])]
     """
     layout = bnn.layout
     places = layout.unflatten(torch.arange(layout.num_weights, device=bnn.posterior.mean.device))
     first = {alias: aliases[0] for aliases in layout.ties for alias in aliases}
     for path, module in bnn.net.named_modules():
-        if not (isinstance(module, ParametrizationList) and isinstance(module[0], _WeightNorm)):
+        norm = module[0] if isinstance(module, ParametrizationList) else None
+        if isinstance(norm, _WeightNorm):
+            tensor, axis = "original1", norm.dim
+        elif isinstance(norm, _SpectralNorm):
+            tensor, axis = "original", -1
+        else:
             continue
-        name = first.get(f"{path}.original1")
+        name = first.get(f"{path}.{tensor}")
         if name is not None:
-            own, axis = places[name], module[0].dim
+            own = places[name]
             # -1 stands for one norm of the whole tensor.
             yield own.reshape(1, -1) if axis == -1 else own.movedim(axis, 0).flatten(1)
 

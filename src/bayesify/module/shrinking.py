@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +17,21 @@ from bayesify.module.unit_roles import LAYERS, PER_UNIT, unit_weights
 
 __all__ = ["SelectUnits", "ShrunkLayer", "shrink"]
 
-#: The greatest difference of outputs that is taken for rounding, relative to the largest output.
+#: The greatest relative difference that is taken for rounding, of outputs and of weights.
 _ROUNDING = {
     **{torch.float64: 1e-9, torch.complex128: 1e-9},
     **{torch.float32: 1e-4, torch.complex64: 1e-4},
 }
+#: How often all weights are changed to see how much the outputs move.
+_TRIALS = 3
+
+
+class _Pass(NamedTuple):
+    """Inputs of the network and its outputs."""
+
+    args: tuple[Tensor, ...]
+    kwargs: dict[str, Any]
+    outputs: Any
 
 
 class ShrunkLayer(NamedTuple):
@@ -94,7 +104,8 @@ def shrink(
 
     Returns:
         The smaller network, for prediction: it is in evaluation mode. Its attribute ``shrinkage``
-        has a :class:`ShrunkLayer` for each linear layer and convolution that was followed.
+        has a :class:`ShrunkLayer` for each linear layer and convolution that was followed, and for
+        those within modules that ``torch.fx`` does not look into, which are kept whole.
 
     Raises:
         TypeError: ``bnn`` is no module, or the example is neither tensors nor a container.
@@ -120,7 +131,9 @@ def shrink(
     net.eval()
     with torch.no_grad():
         flow, expected = _follow(net, example_input)
-        noisy = _on_noise(net, *arguments_of(example_input))
+        args, kwargs = arguments_of(example_input)
+        passes = [_Pass(args, kwargs, expected), *_on_noise(net, args, kwargs)]
+        inexact = _inexact(net, passes)
     groups, pinned = flow.groups()
     alive = _alive(flow.layers.values(), groups, pinned)
     for use in flow.layers.values():
@@ -130,12 +143,10 @@ def shrink(
     if select_inputs:
         for use in flow.layers.values():
             _select_inputs(net, use)
-    net.shrinkage = _shrinkage(flow, groups, pinned)  # type: ignore[assignment]
-    args, kwargs = arguments_of(example_input)
+    net.shrinkage = (*_shrinkage(flow, groups, pinned), *_unseen(flow))  # type: ignore[assignment]
     with torch.no_grad():
-        _check_same(expected, _run(net, args, kwargs))
-        for (other_args, other_kwargs), others in noisy:
-            _check_same(others, _run(net, other_args, other_kwargs))
+        for each in passes:
+            _check_same(each.outputs, _run(net, each.args, each.kwargs), inexact)
     return net
 
 
@@ -151,10 +162,8 @@ def _run(net: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> An
         ) from error
 
 
-def _on_noise(
-    net: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]
-) -> list[tuple[tuple[tuple[Tensor, ...], dict[str, Any]], Any]]:
-    """Return other inputs and the network's outputs; nothing if it does not run on them.
+def _on_noise(net: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> list[_Pass]:
+    """Return a pass on other inputs; nothing if the network does not run on them.
 
     An example can be blind: on zeros units that are not constant may look alike.
     """
@@ -170,7 +179,7 @@ def _on_noise(
     inputs = tuple(map(noisy, args)), {name: noisy(value) for name, value in kwargs.items()}
     try:
         own_args, own_kwargs = copied(inputs)
-        return [(inputs, net(*own_args, **own_kwargs))]
+        return [_Pass(*inputs, net(*own_args, **own_kwargs))]
     except Exception:  # such as a network that checks its inputs
         return []
 
@@ -321,19 +330,64 @@ def _shrinkage(
     return tuple(rows)
 
 
-def _check_same(expected: Any, found: Any) -> None:
+def _unseen(flow: UnitFlow) -> list[ShrunkLayer]:
+    """Return rows of the layers within modules that are one operation of the traced network."""
+    rows = {}
+    for node in flow.graph.nodes:
+        leaf = flow.submodules[node.target] if node.op == "call_module" else nn.Module()
+        for name, module in leaf.named_modules(prefix=str(node.target)):
+            layer = LAYERS.get(type(module))
+            if layer is not None and module is not leaf:
+                outputs, inputs = unit_weights(module, layer).shape[:2]
+                why = f"it is within {node.target} ({type(leaf).__name__}), which is kept whole"
+                rows[name] = ShrunkLayer(name, (inputs, inputs), (outputs, outputs), why)
+    return list(rows.values())
+
+
+def _inexact(net: nn.Module, passes: Sequence[_Pass]) -> list[float]:
+    """Return how far each output may move by rounding, beyond what its own size allows.
+
+    An output near zero, whose terms cancel, is as inexact as these. So it is the most that an entry
+    moves, less its own rounding, where each weight changes by its rounding.
+    """
+    generator = torch.Generator().manual_seed(1)
+    found = [0.0] * len(_tensors(passes[0].outputs))
+    for _ in range(_TRIALS):
+        moved = copy.deepcopy(net)
+        for weight in filter(_is_continuous, moved.parameters()):
+            signs = torch.randint(0, 2, weight.shape, generator=generator).mul(2).sub(1)
+            weight.mul_(1.0 + _rounding(weight) * signs.to(weight))
+        for each in passes:
+            others = _tensors(_run(moved, each.args, each.kwargs))
+            for place, (one, two) in enumerate(zip(_tensors(each.outputs), others, strict=True)):
+                if one.numel() and one.shape == two.shape:
+                    beyond = (one - two).abs() - _rounding(one) * one.abs()
+                    found[place] = max(found[place], float(beyond.nan_to_num(0.0, 0.0).max()))
+    return found
+
+
+def _check_same(expected: Any, found: Any, inexact: Iterable[float]) -> None:
     """Raise RuntimeError where outputs differ by more than rounding."""
-    for one, two in zip(_tensors(expected), _tensors(found), strict=True):
-        scale = float(one.detach().abs().nan_to_num().max()) if one.numel() else 0.0
-        limit = _ROUNDING.get(one.dtype, 2e-2) * max(scale, 1e-30)
-        if one.shape != two.shape or not torch.allclose(
-            one, two, rtol=0.0, atol=limit, equal_nan=True
-        ):
+    for one, two, limit in zip(_tensors(expected), _tensors(found), inexact, strict=True):
+        if not _is_same(one, two, limit):
             raise RuntimeError(
                 "shrink must not change the outputs, but they differ: the forward pass depends on "
                 "a unit in a way that torch.fx does not show, such as by an edit in place of a "
                 "tensor that is used again; write that operation without an edit in place"
             )
+
+
+def _is_same(one: Tensor, two: Tensor, inexact: float) -> bool:
+    if one.shape != two.shape:
+        return False
+    # Entries that are not finite have no rounding: they are equal.
+    limit = inexact + _rounding(one) * one.abs().nan_to_num(0.0, 0.0)
+    same = (one == two) | (one.isnan() & two.isnan()) | ((one - two).abs() <= limit)
+    return bool(same.all())
+
+
+def _rounding(tensor: Tensor) -> float:
+    return _ROUNDING.get(tensor.dtype, 2e-2)
 
 
 def _tensors(outputs: Any) -> list[Tensor]:

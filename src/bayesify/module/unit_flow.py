@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from bayesify.module.unit_operations import (
     edits_in_place,
     keeps_working,
     leaves_size_free,
+    reads_other_size,
     sees_borders,
     shared_or_edited,
     split_by_unit,
@@ -147,11 +147,14 @@ class UnitFlow(fx.Interpreter):
             if role == "per unit":
                 self._keep(self._module(node))
             return None
-        if self._is_harmless_query(node, result, operands[0]):
+        if not isinstance(result, Tensor) and reads_other_size(
+            node, self.env[operands[0]].dim(), self._units[operands[0]].axis
+        ):
             return None
         found = None
-        edits_shared = edits_in_place(node, self.submodules) and any(
-            len(each.users) > 1 for each in operands
+        edits_shared = edits_in_place(node, self.submodules) and (
+            any(len(each.users) > 1 for each in operands)
+            or len(self._in_memory_of(node)) > len(operands)
         )
         if isinstance(result, Tensor) and not edits_shared:
             if role == "per unit":
@@ -364,11 +367,17 @@ class UnitFlow(fx.Interpreter):
 
     def _pin(self, node: fx.Node, why: str) -> None:
         """Keep all units that an operation uses; it may also edit their values."""
-        for each in node.all_input_nodes:
-            if each in self._units:
-                units = self._units[each]
-                self._pin_ids([units.ids], why)
-                units.known = torch.zeros_like(units.known)
+        for each in self._in_memory_of(node):
+            units = self._units[each]
+            self._pin_ids([units.ids], why)
+            units.known = torch.zeros_like(units.known)
+
+    def _in_memory_of(self, node: fx.Node) -> list[fx.Node]:
+        """Return what shares memory with an operand and is used now or later, operands included."""
+        alive = [each for each in self._units if each in self.env]
+        memory = {each: self.env[each].untyped_storage().data_ptr() for each in alive}
+        operands = {memory[each] for each in node.all_input_nodes if each in memory}
+        return [each for each in alive if memory[each] in operands]
 
     def _keep(self, module: nn.Module) -> None:
         """Keep a module with parameters of each unit as it is, in its other calls too."""
@@ -379,27 +388,6 @@ class UnitFlow(fx.Interpreter):
     def _pin_ids(self, ids: Sequence[Tensor], why: str) -> None:
         for unit in (unit for each in ids for unit in each.tolist()):
             self.pinned.setdefault(unit, why)
-
-    def _is_harmless_query(self, node: fx.Node, result: Any, source: fx.Node) -> bool:
-        """Whether a size is read that does not depend on the number of units."""
-        if isinstance(result, Tensor):
-            return False
-        dims, axis = self.env[source].dim(), self._units[source].axis
-        if node.op == "call_method" and node.target in ("dim", "ndimension"):
-            return True
-        if node.op == "call_method" and node.target == "size" and node.args[1:]:
-            return isinstance(node.args[1], int) and node.args[1] % dims != axis
-        is_shape = node.op == "call_method" and node.target == "size"
-        if node.op == "call_function" and node.target is getattr:
-            if node.args[1] in ("ndim", "dtype", "device"):
-                return True
-            is_shape = node.args[1] == "shape"
-        return is_shape and all(
-            user.target is operator.getitem
-            and isinstance(user.args[1], int)
-            and user.args[1] % dims != axis
-            for user in node.users
-        )
 
     def _kind(self, node: fx.Node) -> Any:
         return type(self._module(node)) if node.op == "call_module" else node.target

@@ -13,7 +13,7 @@ from bayesify.module.unit_roles import ELEMENTWISE
 
 __all__ = [
     *("split_by_unit", "edits_in_place", "keeps_working", "leaves_size_free", "sees_borders"),
-    *("shared_or_edited", "unit_axis"),
+    *("reads_other_size", "shared_or_edited", "unit_axis"),
 ]
 
 
@@ -95,6 +95,31 @@ def keeps_working(node: fx.Node) -> bool:
             for each in (index if isinstance(index, tuple | list) else (index,))
         )
     return True
+
+
+def reads_other_size(node: fx.Node, dims: int, axis: int) -> bool:
+    """Return whether a query of a tensor does not depend on its number of units, along an axis.
+
+    Example:
+        >>> _, size, dtype, _ = fx.symbolic_trace(lambda x: (x.size(1), x.dtype)).graph.nodes
+        >>> [reads_other_size(node, dims=2, axis=1) for node in (size, dtype)]
+        [False, True]
+    """
+    if node.op == "call_method" and node.target in ("dim", "ndimension"):
+        return True
+    if node.op == "call_method" and node.target == "size" and node.args[1:]:
+        return isinstance(node.args[1], int) and node.args[1] % dims != axis
+    is_shape = node.op == "call_method" and node.target == "size"
+    if node.op == "call_function" and node.target is getattr:
+        if node.args[1] in ("ndim", "dtype", "device"):
+            return True
+        is_shape = node.args[1] == "shape"
+    return is_shape and all(
+        user.target is operator.getitem
+        and isinstance(user.args[1], int)
+        and user.args[1] % dims != axis
+        for user in node.users
+    )
 
 
 def leaves_size_free(node: fx.Node, axis: int) -> bool:

@@ -140,6 +140,18 @@ def test_both_can_be_given(table_run: Path, tmp_path: Path) -> None:
     assert expected.num_bytes == said["num_bytes"]
 
 
+def test_a_network_that_does_not_shrink_is_timed_as_it_is(
+    table_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("shrink must not change the outputs, but they differ")
+
+    monkeypatch.setattr(choosing, "shrink", refuse)
+    options = ("--fraction", "0.5", "--step-size", "0.1")
+    said = as_json("compress", table_run, "--out", tmp_path / "net.bfz", *options)
+    assert said["rows"][-1]["milliseconds"] > 0.0
+
+
 def test_with_nothing_held_out(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text(TABLES["classification"])
     command = ("train", tmp_path / "table.csv", "--target", "price", "--out", tmp_path / "run")

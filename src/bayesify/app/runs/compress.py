@@ -225,7 +225,7 @@ def _shrunk(net: nn.Module, example: Tensor) -> nn.Module:
     """The network without unused units, or itself where these cannot be found."""
     try:
         return shrink(net, example, select_inputs=True)
-    except ValueError:  # it cannot be traced
+    except (ValueError, RuntimeError):  # it cannot be traced, or shrinking would change its outputs
         return net
 
 
