@@ -357,8 +357,16 @@ class Kept(nn.Module):
         return found
 
 
+#: A variable with the name of an attribute that a hook below sets.
+kept = nn.Linear(4, 8)
+
+
 def keep_on_module(module: nn.Module, _inputs: object, features: Tensor) -> None:
     module.kept = features
+
+
+def doubled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: 2.0 * function(x)
 
 
 def test_a_hook_that_holds_the_network_is_reported() -> None:
@@ -375,3 +383,14 @@ def test_an_attribute_that_is_such_a_function_is_reported() -> None:
     net.double = lambda x: net(x) * 2.0
     with pytest.warns(UserWarning, match="function in 'double' of the network holds a module"):
         BayesianModule(net)
+    wrapped = nn.Linear(4, 3)
+    wrapped.forward = doubled(wrapped.forward)  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="function in 'forward' of the network holds a module"):
+        BayesianModule(wrapped)
+
+
+def test_a_hook_may_name_an_attribute_as_a_variable_of_its_file() -> None:
+    net = Kept(by_closure=False)
+    net.body = kept
+    net.body.register_forward_hook(keep_on_module)
+    BayesianModule(net)

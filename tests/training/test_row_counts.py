@@ -48,16 +48,24 @@ def flattened(rows: list[Any]) -> Any:
 def test_flattened_pixels_of_a_data_set_are_reported_once() -> None:
     loader: Any = DataLoader(list(zip(X, Y, strict=True)), 8, collate_fn=flattened)
     [message] = found(loader, 24, flat=True)
-    assert "it is 24, and for 8 examples the network returns 128 rows: the KL" in message
+    assert (
+        "it is 24, and for minibatches of 8 examples the network returned 384 rows in an epoch"
+        in message
+    )
     assert "Return outputs of shape (N, ..., K)" in message
 
 
 def test_minibatches_in_a_list_are_no_examples() -> None:
     batches = [(X[i : i + 8], Y[i : i + 8]) for i in (0, 8, 16)]
     [message] = found(batches, 3, flat=False)
-    assert "there are 3 minibatches, the first with 8 rows of outputs" in message
+    assert (
+        "num_data must count the rows of the network's outputs, but it is 3, and the network"
+        in message
+    )
     assert found([(x, y.flatten()) for x, y in batches], 24 * 16, flat=True) == []
     assert found(batches, 24, flat=False) == []
+    unequal = [(X[:20], Y[:20]), (X[20:22], Y[20:22]), (X[22:], Y[22:])]
+    assert found(unequal, 24, flat=False) == []
 
 
 @pytest.mark.parametrize("size", [8, 24, 100])

@@ -213,6 +213,9 @@ def test_init_std_lowers_those_of_correlated_weights(posterior: bf.PosteriorFami
         torch.testing.assert_close(covariance(bnn) / std / std.unsqueeze(-1), expected)
     own, _ = bf.ELBO(bnn, num_data=1).complexity(None, 0, range(1))
     torch.testing.assert_close(elbo.complexity(None, 0, range(1))[0], own)
+    correlated = covariance(bnn)
+    bf.StreamingELBO(bnn, num_data=1, init_std=1.0)  # above all
+    torch.testing.assert_close(covariance(bnn), correlated)
 
 
 @pytest.mark.parametrize("posterior", [bf.MeanFieldGaussian, *CORRELATED])
@@ -306,12 +309,23 @@ def test_the_kl_of_correlated_weights_is_that_of_dense_gaussians(
     bnn = moved(with_heads(posterior=posterior), 0.3)
     before = MultivariateNormal(bnn.posterior.mean.detach().clone(), covariance(bnn))
     elbo = bf.StreamingELBO(bnn, num_data=1)
+    assert list(elbo.previous.parameters()) == []  # an optimiser would move the prior
     moved(bnn, 0.2)
     now = MultivariateNormal(bnn.posterior.mean.detach(), covariance(bnn))
     expected = kl_divergence(now, before)
     kl = elbo.complexity(None, 0, range(1))[0].detach()
     torch.testing.assert_close(kl, expected, rtol=1e-8, atol=0.0)
-    elbo.previous.correlations.apply(lambda each: [p.zero_() for p in each.parameters()])
+    # Without pruned weights it is that of the others' marginals.
+    mask = torch.arange(28) % 3 > 0
+    bnn.posterior.mask = mask
+    kept = [
+        MultivariateNormal(each.mean[mask], each.covariance_matrix[mask][:, mask])
+        for each in (now, before)
+    ]
+    rest = elbo.complexity(None, 0, range(1))[0].detach()
+    torch.testing.assert_close(rest, kl_divergence(*kept), rtol=1e-8, atol=0.0)
+    bnn.posterior.mask = None
+    elbo.previous.correlations.apply(lambda each: [p.zero_() for p in each.buffers()])
     other = elbo.complexity(None, 0, range(1))[0].detach()
     assert abs(float(other / expected) - 1.0) > 0.01  # a prior without correlations is caught
 

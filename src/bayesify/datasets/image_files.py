@@ -95,8 +95,14 @@ def _visible_files(folder: Path) -> list[Path]:
     if not folder.exists():
         raise DataError(f"there is no file or folder {folder}")
     found = []
+
+    def on_unread(error: OSError) -> None:
+        # A folder within it may be closed, as "lost+found" is.
+        if not isinstance(error, PermissionError) or error.filename == str(folder):
+            raise error
+
     try:
-        for place, subfolders, names in os.walk(folder, onerror=_on_unread, followlinks=True):
+        for place, subfolders, names in os.walk(folder, onerror=on_unread, followlinks=True):
             here = Path(place)
             subfolders[:] = [
                 name
@@ -107,11 +113,6 @@ def _visible_files(folder: Path) -> list[Path]:
         return sorted(path for path in found if path.is_file())
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error}") from error
-
-
-def _on_unread(error: OSError) -> None:
-    if not isinstance(error, PermissionError):  # as of "lost+found"
-        raise error
 
 
 def _leads_back(folder: Path) -> bool:

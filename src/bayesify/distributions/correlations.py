@@ -112,8 +112,11 @@ class Correlation(WideModule, ABC):
         found: Tensor = torch.einsum("...i,oij,...j->...o", inputs, covariances, inputs)
         return found
 
-    def narrowed(self, scale: Tensor, max_std: float) -> Tensor:
-        """Return scales, shape (n,), with which no standard deviation is above ``max_std``."""
+    def narrow(self, scale: Tensor, max_std: float) -> Tensor:
+        """Return scales, shape (n,), with which no standard deviation is above ``max_std``.
+
+        A class whose scales alone cannot do so gives up its correlations, in place.
+        """
         return scale * (max_std / self.std(scale)).clamp(max=1.0)
 
     @abstractmethod
@@ -163,14 +166,15 @@ class Correlation(WideModule, ABC):
         unit = other_log_scale.amax()  # the unit of all scales cancels
         factor = self._factor((log_scale - unit).exp())[:, mask]
         before = other._factor((other_log_scale - unit).exp())[:, mask]
-        lower = torch.linalg.cholesky(before.T @ before)
+        # F^T F = R^T R; a product of F with itself would square its condition number.
+        upper, own = torch.linalg.qr(before, mode="r").R, torch.linalg.qr(factor, mode="r").R
         moved = (shift / unit.exp())[mask].unsqueeze(-1)
         whitened = torch.linalg.solve_triangular(
-            lower, torch.cat([factor.T, moved], dim=-1), upper=False
+            upper.T, torch.cat([factor.T, moved], dim=-1), upper=False
         )
-        log_dets = 2.0 * lower.diagonal().log().sum() - log_det(factor.T @ factor)
-        twice: Tensor = whitened.square().sum() - len(moved) + log_dets
-        return 0.5 * twice
+        log_ratio = (own.diagonal() / upper.diagonal()).abs().log().sum()
+        found: Tensor = 0.5 * (whitened.square().sum() - len(moved)) - log_ratio
+        return found
 
     def _factor(self, scale: Tensor) -> Tensor:
         """Return F of shape (num_normals, n), whose F^T F is the covariance."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from glob import escape
 from types import FunctionType
 from typing import TypeAlias
@@ -240,6 +242,8 @@ def warn_of_closures(net: nn.Module) -> None:
     modules = {id(module) for module in net.modules()}
     for prefix, module in net.named_modules():
         for attribute, value in vars(module).items():
+            if attribute == "_compiled_call_impl":  # a copy of the module compiles its own
+                continue
             for each in value.values() if isinstance(value, dict) else (value,):
                 if isinstance(each, FunctionType) and modules & set(map(id, _variables_of(each))):
                     place = f"the module {prefix!r}" if prefix else "the network"
@@ -252,14 +256,18 @@ def warn_of_closures(net: nn.Module) -> None:
 
 
 def _variables_of(function: FunctionType) -> Iterator[object]:
-    """Yield what the variables hold that a function takes from where it was written."""
-    names = function.__code__.co_names
-    yield from (function.__globals__[name] for name in names if name in function.__globals__)
+    """Yield what the variables hold that a function takes from where it was written.
+
+    Of a method that is its object too, as where a function wraps a module's forward.
+    """
+    names = {each.argval for each in dis.get_instructions(function) if each.opname == "LOAD_GLOBAL"}
+    values = [function.__globals__[name] for name in names if name in function.__globals__]
     for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # it was never set
-            continue
+        with suppress(ValueError):  # it was never set
+            values.append(cell.cell_contents)
+    for value in values:
+        yield value
+        yield getattr(value, "__self__", None)
 
 
 def check_tables(net: nn.Module, chosen: Collection[int]) -> None:

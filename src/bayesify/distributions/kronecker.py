@@ -65,11 +65,10 @@ class Kronecker(Correlation):
         return most * (self._flat(squares) + _LEAST).sqrt()
 
     @torch.no_grad()
-    def narrowed(self, scale: Tensor, max_std: float) -> Tensor:
-        """See :meth:`Correlation.narrowed`; the weights lose their correlations.
-
-        A standard deviation is that of many scales, so that no smaller scales keep them.
-        """
+    def narrow(self, scale: Tensor, max_std: float) -> Tensor:
+        """See :meth:`Correlation.narrow`; a standard deviation is made of many scales."""
+        if not bool((self.std(scale) > max_std).any()):
+            return scale
         for factor in self.parameters():
             factor.zero_()
         return scale.clamp(max=max_std)

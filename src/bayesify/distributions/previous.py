@@ -36,8 +36,7 @@ class PreviousPosterior(WideModule):
         super().__init__()
         self.register_buffer("mean", posterior.mean.detach().clone())
         self.register_buffer("log_scale", posterior.log_scale.detach().clone())
-        copies = [copy.deepcopy(correlation) for correlation in posterior.group_correlations]
-        self.correlations = nn.ModuleList(copies).requires_grad_(False)
+        self.correlations = nn.ModuleList(map(_of_buffers, posterior.group_correlations))
 
     def kl_of(self, posterior: GaussianPosterior) -> Tensor:
         """Return KL(posterior || this) over the unpruned weights, in nats, a scalar.
@@ -84,11 +83,20 @@ class PreviousPosterior(WideModule):
                 )
         for correlation, part in parts:
             if bool(part.all()):
-                for parameter in correlation.parameters():
-                    parameter.zero_()
+                for factor in correlation.buffers():
+                    factor.zero_()
         self.mean.copy_(torch.where(new, mean, self.mean))
         self.log_scale.copy_(torch.where(new, std.log(), self.log_scale))
 
     @property
     def _correlations(self) -> list[Correlation]:
         return list(self.correlations)  # type: ignore[arg-type]
+
+
+def _of_buffers(correlation: Correlation) -> Correlation:
+    """Return a copy whose parameters are buffers, which no optimiser can hold."""
+    copied = copy.deepcopy(correlation)
+    for name, parameter in list(copied.named_parameters()):
+        delattr(copied, name)
+        copied.register_buffer(name, parameter.detach())
+    return copied

@@ -133,10 +133,10 @@ class StructuredGaussian(GaussianPosterior):
 
     @torch.no_grad()
     def narrow(self, max_std: float, chosen: Tensor) -> None:
-        """See :meth:`GaussianPosterior.narrow`; a ``MatrixGaussian`` loses its correlations."""
+        """See :meth:`GaussianPosterior.narrow`; a ``MatrixGaussian`` gives up correlations."""
         scale = softplus(self.rho)
         parts = zip(self.group_correlations, self.split(scale), self.split(chosen), strict=True)
-        found = [c.narrowed(part, max_std) if bool(own.any()) else part for c, part, own in parts]
+        found = [c.narrow(part, max_std) if bool(own.any()) else part for c, part, own in parts]
         narrowed = inverse_softplus(self._join(found).clamp(min=torch.finfo(scale.dtype).tiny))
         self.rho.copy_(torch.where(chosen, narrowed.minimum(self.rho), self.rho))
 

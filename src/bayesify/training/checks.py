@@ -82,7 +82,8 @@ class RowCountWarning(UserWarning):
         >>> from bayesify import BayesianModule
         >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=2)
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
-        ...     warn_of_row_count(elbo, [(torch.zeros(40, 3), torch.zeros(40))] * 2, rows=40)
+        ...     loader = [(torch.zeros(40, 3), torch.zeros(40))] * 2
+        ...     warn_of_row_count(elbo, loader, rows=80, brought=2)
         >>> caught[0].category.__name__
         'RowCountWarning'
     """
@@ -335,7 +336,7 @@ def warn_of_softmax_outputs(
     )
 
 
-def warn_of_row_count(elbo: ELBO, loader: Loader, rows: int) -> None:
+def warn_of_row_count(elbo: ELBO, loader: Loader, *, rows: int, brought: int) -> None:
     """Warn if the rows of outputs are other examples than those that num_data counts.
 
     The nll is the mean over rows, so that the KL, divided by num_data, would weigh too much.
@@ -343,22 +344,23 @@ def warn_of_row_count(elbo: ELBO, loader: Loader, rows: int) -> None:
     Args:
         elbo: the objective.
         loader: of its minibatches.
-        rows: the rows of outputs of the first minibatch.
+        rows: the rows of outputs in the first epoch.
+        brought: the minibatches of that epoch.
     """
     size = getattr(loader, "batch_size", None)
     if elbo.num_data in num_data_of(loader):
-        if not isinstance(size, int) or rows <= size:
+        if not isinstance(size, int) or rows <= size * brought:
             return
-        counted = f"for {size} examples the network returns {rows} rows"
-    elif isinstance(loader, Sequence) and rows * len(loader) > 2 * elbo.num_data:
-        counted = f"there are {len(loader)} minibatches, the first with {rows} rows of outputs"
+        counted = f"for minibatches of {size} examples the network returned {rows} rows in an epoch"
+    elif isinstance(loader, Sequence) and rows > 2 * elbo.num_data:
+        counted = f"the network returned {rows} rows in an epoch"
     else:
         return
     warnings.warn(
         f"num_data must count the rows of the network's outputs, but it is {elbo.num_data}, and "
-        f"{counted}: the KL weighs too much. Return outputs of shape (N, ..., K) for N examples; "
-        "where each row is an example, as each node of joined graphs, let num_data be the number "
-        "of rows in an epoch, and pass a list of minibatches",
+        f"{counted}: the KL weighs too much, unless several rows are views of one example. Return "
+        "outputs of shape (N, ..., K) for N examples; where each row is an example, as each node "
+        "of joined graphs, let num_data be the number of rows, and pass a list of minibatches",
         RowCountWarning,
         stacklevel=2,
     )

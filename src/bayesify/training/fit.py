@@ -220,6 +220,7 @@ def fit(
 
     device = elbo.bnn.posterior.mean.device
     told: set[str] = set()
+    rows = 0  # of outputs
 
     def minibatches_of(epoch: int, first: int) -> Generator[Minibatch, None, None]:
         rank, index = processes.rank, first - 1
@@ -250,14 +251,15 @@ def fit(
         accumulation.check_brought(index + 1)
         if epoch == 0 and processes.is_alone and index >= 0:
             warn_of_short_stream(train_loader, elbo.num_data, index + 1)
+            warn_of_row_count(elbo, train_loader, rows=rows, brought=index + 1)
         unread = [name for name in chosen.unread if name not in told]
         warn_of_unread(unread)
         told.update(unread)
 
     def step(minibatch: Minibatch, options: StepOptions) -> list[ELBOTerms]:
+        nonlocal rows
         terms = step_of(chosen, minibatch, options)
-        if position.epoch == minibatch.batch == 0 and processes.is_alone:
-            warn_of_row_count(elbo, train_loader, terms[0].outputs.shape[1])
+        rows += terms[0].outputs.shape[1]
         return terms
 
     [history] = run_epochs(
