@@ -260,6 +260,13 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
         figure = Figure(figsize=(9.0, 3.4), layout="constrained")
         for axes, benchmark in zip(figure.subplots(1, 2), _TITLES, strict=True):
             _draw(axes, benchmark, [r for r in made if r["config"]["benchmark"] == benchmark])
+        lines = {
+            str(line.get_label()): line
+            for axes in figure.axes
+            for line in axes.lines
+            if line.get_label() in _METHODS
+        }
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(_METHODS))
     return {"continual": figure}
 
 
@@ -279,8 +286,6 @@ def _draw(axes: Axes, benchmark: str, results: Sequence[Result]) -> None:
             axes.annotate(title, (count, value), ha="right", va="center", fontsize=8)
     axes.set(title=benchmark, xlabel="tasks so far", ylabel="average accuracy (%)")
     axes.set_xticks(range(1, count + 1))
-    if results:
-        axes.legend(loc="lower left")
 
 
 EXPERIMENT = Experiment(
