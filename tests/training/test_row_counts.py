@@ -82,5 +82,5 @@ def test_classes_that_are_not_the_last_axis_are_named() -> None:
 
 def test_what_is_no_tensor_goes_by_name() -> None:
     bnn = bf.BayesianModule(nn.Linear(4, 3))
-    with pytest.raises(TypeError, match="got NoneType; give it and all others by the names"):
+    with pytest.raises(TypeError, match="got NoneType; give all by the names of forward"):
         bnn.predict((torch.zeros(2, 4), None))

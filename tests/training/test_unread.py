@@ -64,6 +64,8 @@ def train(net: nn.Module, backend: Any, num_samples: int = 1, **options: Any) ->
     bf.fit(elbo, loader, epochs=12, backend=backend, progress=False)
 
 
+# That of ``patched`` is reported when the network is made, too.
+@pytest.mark.filterwarnings("ignore:a function in 'forward' of the network holds")
 @loop_over("backend", ["auto", "closed-form"])
 @loop_over("estimator", [bf.WeightSampling(), bf.LocalReparameterization(), bf.Flipout()])
 @loop_over(

@@ -103,8 +103,9 @@ class Correlation(WideModule, ABC):
                 (num_outputs, inputs), and behind them b, if it is one of the group.
         """
         size = num_outputs * inputs.shape[-1]
-        weight, bias = self._factor(scale).split([size, self.num_weights - size], dim=-1)
-        by_output = weight.view(-1, num_outputs, inputs.shape[-1])
+        factor = self._factor(scale)
+        weight, bias = factor.split([size, self.num_weights - size], dim=-1)
+        by_output = weight.view(len(factor), num_outputs, inputs.shape[-1])
         if bias.shape[-1]:
             by_output = torch.cat([by_output, bias.unsqueeze(-1)], dim=-1)
             inputs = F.pad(inputs, (0, 1), value=1.0)

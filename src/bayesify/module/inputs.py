@@ -254,6 +254,9 @@ def count_examples(inputs: Inputs) -> int:
     if kwargs and not tensors:
         raise _wrong_type(next(iter(kwargs.values())))
     for value in tensors:
+        if len(args) > 1 and isinstance(value, PLAIN):
+            by_name = "{'x': x, 'mask': None}"
+            raise _wrong_type(value, f"give all by the names of forward's arguments: {by_name}")
         if not isinstance(value, Tensor):
             raise _wrong_type(value)
         if not value.dim():
@@ -286,12 +289,7 @@ def batch_size_of(inputs: Inputs) -> Literal["all"] | None:
     return None
 
 
-def _wrong_type(value: object) -> TypeError:
-    mend = "use torch.as_tensor(x), or a DataLoader"
-    if isinstance(value, PLAIN):
-        mend = "give it and all others by the names of forward's arguments: {'x': x, 'mask': None}"
-    elif isinstance(value, Mapping):
-        mend = 'give the mapping alone, or batch_size="all"'
+def _wrong_type(value: object, mend: str = "use torch.as_tensor(x), or a DataLoader") -> TypeError:
     return TypeError(
         "inputs must be tensors whose first axis is N examples, or a loader with a batch_size, got "
         f"{type(value).__name__}; {mend}"
