@@ -31,6 +31,12 @@ class _Encoder(Protocol):
     reader_sha256: str
 
 
+class _FeatureEncoder(_Encoder, Protocol):
+    """A pretrained network that gives each cell a number of features."""
+
+    size: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncodedColumn(Column):
     """Cells that a pretrained network reads.
@@ -128,6 +134,27 @@ class FeatureColumn(EncodedColumn):
     stds: tuple[float, ...] = ()
     high: float = HUGE
     spread: float = 1.0
+
+    @classmethod
+    def of(cls, name: str, encoder: str) -> Self:
+        """Return the column of a pretrained network's features.
+
+        Raises:
+            TableError: there is no such network.
+        """
+        bare = cls(name=name, encoder=encoder, sha256="", size=0)
+        network = bare.network
+        return dataclasses.replace(
+            bare,
+            sha256=network.sha256,
+            reader_sha256=network.reader_sha256,
+            size=network.size,
+        )
+
+    @property
+    @abstractmethod
+    def network(self) -> _FeatureEncoder:
+        """The pretrained network."""
 
     def fit(self, values: Floats, *, tail: int = 1, weights: Floats | None = None) -> Self:
         """Add the features' means and standard deviations, and the range of their distance."""

@@ -32,22 +32,6 @@ class ImageColumn(FeatureColumn):
     folder: Path = Path()
     kind: ClassVar[str] = "image"
 
-    @classmethod
-    def of(cls, name: str, encoder: str) -> ImageColumn:
-        """Return the column of a pretrained network's features.
-
-        Raises:
-            TableError: there is no such network.
-        """
-        network = image_encoder(encoder)
-        return cls(
-            name=name,
-            encoder=encoder,
-            sha256=network.sha256,
-            reader_sha256=network.reader_sha256,
-            size=network.size,
-        )
-
     @property
     def network(self) -> ImageEncoder:
         """The pretrained network."""

@@ -18,22 +18,6 @@ class TextColumn(FeatureColumn):
 
     kind: ClassVar[str] = "text"
 
-    @classmethod
-    def of(cls, name: str, encoder: str) -> TextColumn:
-        """Return the column of a pretrained network's features.
-
-        Raises:
-            TableError: there is no such network.
-        """
-        network = text_encoder(encoder)
-        return cls(
-            name=name,
-            encoder=encoder,
-            sha256=network.sha256,
-            reader_sha256=network.reader_sha256,
-            size=network.size,
-        )
-
     @property
     def network(self) -> TextEncoder:
         """The pretrained network."""
