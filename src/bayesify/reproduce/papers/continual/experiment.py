@@ -114,6 +114,14 @@ _TRIALS: dict[str, list[dict[str, Any]]] = {
         {"epochs": 5},
         {"batch_size": 128},
         {"posterior": "matrix"},
+        {"posterior": "matrix", "rho_lr_scale": 3.0},
+        {"posterior": "matrix", "init_std": 0.02},
+        {"posterior": "matrix", "epochs": 20},
+        {"posterior": "matrix", "prior_std": 0.2},
+        {"posterior": "matrix", "rho_lr_scale": 10.0},
+        {"posterior": "matrix", "init_std": 0.005},
+        {"posterior": "matrix", "batch_size": 128},
+        {"posterior": "matrix", "lr": 1e-2},
     ],
 }
 _HELD_OUT = {"held_out": 10_000}
