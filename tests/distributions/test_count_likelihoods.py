@@ -123,6 +123,15 @@ def test_quantiles_are_the_least_counts_that_reach_the_level(q: float, shift: fl
         assert (before >= 1.0 - q - slack).all()
 
 
+@loop_over("q", [0.5, 0.9, 0.99, 1.0 - 1e-9])
+def test_upper_quantiles_of_great_means_and_dispersions(q: float) -> None:
+    for mean, alpha in ((1e12, 100.0), (4e12, 1e4), (1e6, 1e10), (1e6, 2.0), (5e3, 1e-2)):
+        p = NegativeBinomialPredictive(number(math.log(mean)).reshape(1, 1), number(alpha))
+        exact, found = exact_of(p), p.quantile(q).numpy()
+        assert exact.sf(found) <= (1.0 - q) * (1.0 + 1e-9)
+        assert found == 0 or exact.sf(0.999 * found - 1.0) > 1.0 - q
+
+
 def test_intervals_hold_their_level_or_more() -> None:
     for p in predictives():
         for level in (0.1, 0.5, 0.9):

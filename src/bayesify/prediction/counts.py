@@ -34,6 +34,8 @@ _MAX_STEPS = 64
 _LARGEST = 2.0**62
 #: From here Stirling's series of the log-gamma function has full precision.
 _MANY = 15.0
+#: Of greater odds, odds / (1 + odds) is so near 1 that most digits of the difference are lost.
+_GREAT_ODDS = 1e6
 #: Of greater exponents exp is not computed; it would overflow float32.
 _MOST = 80.0
 
@@ -227,6 +229,10 @@ class NegativeBinomialPredictive(CountPredictive):
         first = first.clamp(min=1.0)  # the functions are not defined below
         incomplete = scipy_function("betainc")
         below, above = incomplete(shape, first, zero), incomplete(first, shape, one)
+        is_great = odds > _GREAT_ODDS
+        if bool(is_great.any()):  # it is slow
+            complement = scipy_function("betaincc")(shape, first, zero)
+            above = torch.where(is_great, complement, above)
         return below.where(~is_below, 0.0), above.where(~is_below, 1.0)
 
     def _draw(
