@@ -330,6 +330,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: bf.ConformalIntervals.of(torch.zeros(2), torch.tensor([1.0, 0.0]), torch.zeros(2)),
         "std must be positive, got 0",
     ),
+    "infinite std": (
+        lambda: bf.ConformalIntervals.of(ONES, torch.tensor([1.0, math.inf]), ONES),
+        "std must be finite, got inf for 1 of 2; correct the inputs of these examples",
+    ),
+    "new infinite std": (
+        lambda: numbers(9).interval(torch.zeros(1), torch.tensor([math.inf]), 0.9),
+        "std must be finite, got inf for 1 of 1",
+    ),
     "targets": (
         lambda: bf.ConformalIntervals.of(torch.zeros(2), torch.ones(2), torch.zeros(2, 1)),
         r"targets must have shape \(2,\), got \(2, 1\); nothing is broadcast",

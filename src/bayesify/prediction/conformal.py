@@ -155,13 +155,13 @@ class ConformalIntervals(Conformal):
 
         Args:
             mean: predicted means of n examples, shape (n, ...).
-            std: predicted standard deviations, of the same shape and positive.
+            std: predicted standard deviations, of the same shape, positive and finite.
             targets: what was observed, of the same shape.
 
         Raises:
             TypeError: one of them is no tensor.
-            ValueError: the shapes differ, there is no example, a std is not positive, or a number
-                is NaN.
+            ValueError: the shapes differ, there is no example, a std is not positive and finite,
+                or a number is NaN.
         """
         _check_std(mean, std)
         _check_shape("targets", targets, mean)
@@ -174,22 +174,17 @@ class ConformalIntervals(Conformal):
 
         Args:
             mean: predicted means of N examples, shape (N, ...); of K joined networks (K, N, ...).
-            std: predicted standard deviations, of the same shape and positive.
+            std: predicted standard deviations, of the same shape, positive and finite.
             level: probability of holding the target, see :meth:`guarantee`.
 
         Raises:
             TypeError: ``level`` is not one number, or mean or std is no tensor.
             ValueError: ``level`` is out of range, there are too few calibration examples for it,
-                the shapes do not fit, or a mean is not finite.
+                the shapes do not fit, a mean is not finite, or a std is not positive and finite.
         """
         rank = self._rank(level)
         _check_std(mean, std)
-        wrong = ~mean.isfinite()
-        if bool(wrong.any()):
-            raise ValueError(
-                f"means must be finite, got {mean[wrong][0].item()} for {int(wrong.sum())} of "
-                f"{mean.numel()}; correct the inputs of these examples, or leave them out"
-            )
+        _check_finite("means", mean)
         means, stds = self._by_network(mean), self._by_network(std)
         shape = tuple(means[0].shape[1:])
         if shape != tuple(self.scores[0].shape[1:]):
@@ -396,8 +391,18 @@ def _check_probabilities(probabilities: Tensor, classes: int | None = None) -> N
     check_sums("probabilities", probabilities)
 
 
+def _check_finite(name: str, values: Tensor) -> None:
+    wrong = ~values.isfinite()
+    if bool(wrong.any()):
+        raise ValueError(
+            f"{name} must be finite, got {values[wrong][0].item()} for {int(wrong.sum())} of "
+            f"{values.numel()}; correct the inputs of these examples, or leave them out"
+        )
+
+
 def _check_std(mean: Tensor, std: Tensor) -> None:
     check_tensors(mean=mean)
     _check_shape("std", std, mean)
+    _check_finite("std", std)
     if not bool((std > 0.0).all()):
         raise ValueError(f"std must be positive, got {float(std.min()):g}")
