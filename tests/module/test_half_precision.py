@@ -140,6 +140,44 @@ def test_everything_of_the_objective_stays_wide() -> None:
     assert torch.equal(bnn.posterior.mean, before.posterior.mean.double())
 
 
+LIKELIHOODS: list[tuple[bf.Likelihood, int]] = [
+    *(
+        (bf.CategoricalLikelihood(), 100),
+        (bf.BernoulliLikelihood(), 3),
+        (bf.OrdinalLikelihood(4), 1),
+    ),
+    *((bf.GaussianLikelihood(300.0), 2), (bf.GaussianLikelihood(1e-4), 2)),
+    *((bf.StudentTLikelihood(df=2.01), 2), (bf.CensoredGaussianLikelihood(1e-4), 2)),
+    *((bf.PoissonLikelihood(), 2), (bf.NegativeBinomialLikelihood(), 2)),
+]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@loop_over("case", LIKELIHOODS)
+def test_predictions_are_in_float32(dtype: torch.dtype, case: tuple[bf.Likelihood, int]) -> None:
+    """Variances overflow or vanish in half precision, and probabilities do not sum to 1."""
+    likelihood, size = case
+    bnn = bf.BayesianModule(nn.Linear(4, size), likelihood=likelihood, init_std=0.02)
+    x = regression()[0]
+    whole = bnn.predict(x, 5, keep_samples=True)
+    with torch.autocast("cpu", dtype):
+        mixed = bnn.predict(x, 5, keep_samples=True)
+    bnn.to(dtype)
+    for p in (mixed, bnn.predict(x.to(dtype), 5, keep_samples=True), bnn.predict_mean(x.to(dtype))):
+        for name in ("mean", "total", "aleatoric", "epistemic"):
+            assert getattr(p, name).dtype == torch.float32
+        assert bool((p.total >= 0.99 * p.aleatoric).all())
+        torch.testing.assert_close(p.aleatoric, whole.aleatoric, rtol=0.1, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_input_dependent_noise_is_predicted_in_float32(dtype: torch.dtype) -> None:
+    outputs = torch.tensor([[[[0.0, 300.0], [0.0, -9.0]]]] * 2, dtype=dtype)
+    p = bf.GaussianLikelihood(input_dependent=True).predictive(outputs, keep_samples=False)
+    expected = torch.nn.functional.softplus(torch.tensor([300.0, -9.0]))
+    torch.testing.assert_close(p.aleatoric[0], expected.square())
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_errors_and_validation_do_not_overflow(dtype: torch.dtype) -> None:
     bnn = bf.BayesianModule(nn.Linear(3, 1), likelihood=bf.GaussianLikelihood(1.0)).to(dtype)

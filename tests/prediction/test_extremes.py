@@ -40,6 +40,41 @@ def test_many_samples_in_half_precision(dtype: torch.dtype) -> None:
         )
 
 
+@loop_over("dtype", [torch.bfloat16, torch.float16])
+@loop_over("classes", [100, 1000])
+@loop_over("samples", [1, 5])
+def test_many_nearly_equal_classes_in_half_precision(
+    dtype: torch.dtype, classes: int, samples: int
+) -> None:
+    """Rounded to half precision, the probabilities of all but one can sum to more than 1."""
+    for scale in (0.02, 0.3):
+        logits = (scale * normals(samples, 20, classes)).to(dtype)
+        got = CategoricalPredictive.from_logits(list(logits), keep_samples=True)
+        exact = CategoricalPredictive.from_logits(list(logits.double()))
+        joined = CategoricalPredictive.joined([got, got])
+        for p in (got, got.subset(range(samples)), joined):
+            for name in ("total", "aleatoric", "epistemic"):
+                torch.testing.assert_close(
+                    getattr(p, name).double(), getattr(exact, name), rtol=0.02, atol=2e-4
+                )
+
+
+def test_more_classes_than_float16_can_count() -> None:
+    for samples in (1, 2):
+        p = CategoricalPredictive.from_logits(torch.zeros(samples, 1, 70_000, dtype=torch.float16))
+        assert p.total.item() == pytest.approx(math.log(70_000), rel=0.01)
+        assert p.epistemic.item() == 0.0
+
+
+def test_an_entropy_is_greatest_where_classes_are_equal() -> None:
+    """Its gradient is 0 there, also where the sum of all but one is above 1 - 1 / K by rounding."""
+    for classes in range(2, 40):
+        logits = torch.zeros(1, 1, classes, dtype=torch.float64, requires_grad=True)
+        CategoricalPredictive.from_logits(logits).total.sum().backward()
+        assert logits.grad is not None
+        assert float(logits.grad.abs().max()) < 1e-12
+
+
 @loop_over("dtype", [torch.float64, torch.bfloat16])
 def test_classes_that_no_sample_allows_leave_gradients_that_are_numbers(dtype: torch.dtype) -> None:
     logits = normals(4, 5, 3).to(dtype).requires_grad_()

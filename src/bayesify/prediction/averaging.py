@@ -156,6 +156,9 @@ def _normalise(probs: Tensor) -> tuple[Tensor, Tensor]:
     others = _scatter(probs, largest, 0.0)
     terms = _entropies(others).sum(-1, keepdim=True)
     rest = others.sum(-1, keepdim=True)
+    # The largest of K is at least 1 / K, but the sum of rounded ones can exceed 1. The correction
+    # has no gradient: that of a clamp would be 0 where equal classes are above by a rounding.
+    rest = rest - (rest.detach() - (1.0 - 1.0 / probs.shape[-1])).clamp_min(0.0)
     top = 1.0 - rest
     total = terms.addcmul_(top, rest.neg_().log1p_(), value=-1.0)
     return _scatter(others, largest, top), total.squeeze(-1)

@@ -157,4 +157,6 @@ def _log_probs(logits: SizedIterable) -> Iterator[Tensor]:
             raise ValueError(
                 f"logits must have shape (N, K) or (N, ..., K), got {tuple(block.shape[1:])}"
             )
-        yield torch.log_softmax(block, -1)
+        # The sum of many classes overflows float16.
+        wide = torch.promote_types(block.dtype, torch.float32)
+        yield torch.log_softmax(block, -1, dtype=wide).to(block.dtype)

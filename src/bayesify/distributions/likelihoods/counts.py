@@ -8,7 +8,12 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows, one_number
+from bayesify.distributions.likelihoods.likelihood import (
+    Likelihood,
+    WideOutputs,
+    check_rows,
+    one_number,
+)
 from bayesify.distributions.precision import at_least_float32
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import (
@@ -50,7 +55,7 @@ class CountLikelihood(Likelihood):
         keep_samples: bool,  # noqa: ARG002
     ) -> Predictive:
         """Return the mixture of the distributions under all weight samples, which it keeps."""
-        return self._mixture(_log_rates(stack_samples(outputs)))
+        return self._mixture(_log_rates(stack_samples(WideOutputs(outputs))))
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared distance of targets and means."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
 from bayesify.distributions.precision import WideModule, at_least_float32
 from bayesify.prediction import Predictive, SizedIterable
+from bayesify.prediction.predictive import blocks_of
 
-__all__ = ["Likelihood", "check_for_each_example", "check_rows", "log_probs_of", "one_number"]
+__all__ = [
+    *("Likelihood", "WideOutputs", "check_for_each_example", "check_rows", "log_probs_of"),
+    "one_number",
+]
 
 
 class Likelihood(WideModule, ABC):
@@ -98,6 +103,34 @@ class Likelihood(WideModule, ABC):
     @abstractmethod
     def config(self) -> dict[str, float | int | bool]:
         """Return the arguments of the constructor, from which a file restores the likelihood."""
+
+
+class WideOutputs:
+    """The outputs under each weight sample in float32 at least, converted one block at a time.
+
+    In half precision variances overflow or vanish, and the probabilities of many classes do not sum
+    to 1.
+
+    Example:
+        >>> import torch
+        >>> outputs = WideOutputs([torch.zeros(2, dtype=torch.bfloat16)] * 3)
+        >>> len(outputs), next(iter(outputs))
+        (3, tensor([0., 0.]))
+    """
+
+    def __init__(self, outputs: SizedIterable) -> None:
+        self._outputs = outputs
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for block in self.blocks():
+            yield from block.unbind()
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield the outputs in the blocks in which they are computed, shape (S_i, N, ...)."""
+        return (at_least_float32(block) for block in blocks_of(self._outputs))
 
 
 def log_probs_of(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:

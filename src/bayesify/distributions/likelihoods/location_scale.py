@@ -8,7 +8,12 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows, one_number
+from bayesify.distributions.likelihoods.likelihood import (
+    Likelihood,
+    WideOutputs,
+    check_rows,
+    one_number,
+)
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import Predictive, SizedIterable, stack_samples
 from bayesify.prediction.predictive import sum_components
@@ -102,6 +107,7 @@ class LocationScaleLikelihood(Likelihood):
         because its densities and quantiles depend on every component, not only on mean and
         variance.
         """
+        outputs = WideOutputs(outputs)
         if not self.input_dependent:
             return self._mixture(stack_samples(outputs), self._scale.detach())
         locations: Tensor | None = None
