@@ -54,7 +54,9 @@ _CAPTIONS = {
         "Coverage of the prediction intervals",
         "On the diagonal an 80 % interval holds 80 % of the test targets. Above the diagonal the "
         "intervals are too wide, below it too narrow. The band holds 95 % of the results that a "
-        "calibrated network would have on as many examples.",
+        "calibrated network would have on as many examples. For counts, and for numbers recorded "
+        "between limits, calibrated intervals hold their level or more: there is no band then, and "
+        "points above the diagonal are no fault.",
     ),
     "risk_coverage": (
         "Error when uncertain examples are left out",
