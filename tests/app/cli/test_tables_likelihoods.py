@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shlex
 from pathlib import Path
 
@@ -128,6 +129,23 @@ def test_every_command_knows_the_likelihood(run: Path, csv_file: Path, tmp_path:
     assert found.iloc[:, 1].astype(str).tolist()[0][:4] == list(rows[0].values())[1][:4]
     assert bayesify("predict", run, csv_file, "--out", tmp_path / "c.csv", "--conformal", "--level",
                     "0.8").code == 0  # fmt: skip
+
+
+def test_the_network_as_it_is_has_one_error(run: Path) -> None:
+    """The pruning table begins with the errors of metrics.json, of recorded numbers too."""
+    own = Run.open(run)
+    test, table = own.metrics()["test"], own.table
+    first = json.loads((run / "pruning.json").read_text())[0]
+    said = as_json("prune", run, "--fractions", "0.5")["rows"][0]
+    keys = {"error_predictive": "rmse", "error_mean_weights": "rmse_mean_weights"}
+    assert table is not None
+    for key, of_numbers in keys.items():
+        if "rmse" in test:
+            assert math.sqrt(first[key]) * table.target.scale == pytest.approx(test[of_numbers])
+        else:
+            assert first[key] == pytest.approx(test[key])
+    at_mean = "rmse_mean_weights" if "rmse" in test else "error_mean_weights"
+    assert said[at_mean] == pytest.approx(test[at_mean])
 
 
 def test_a_run_is_resumed_and_repeated(run: Path, csv_file: Path, tmp_path: Path) -> None:

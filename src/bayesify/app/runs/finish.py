@@ -130,9 +130,12 @@ def _report(
     if not (isinstance(bnn.posterior, Delta) or run.config.adapter):
         pruning = prune_table(bnn, data, FRACTIONS)
         whole = metrics["test"] or metrics["train"]
-        if pruning and "error_predictive" in whole:
+        if pruning:
             # Of more weight samples: one number for one thing.
-            pruning[0]["error_predictive"] = whole["error_predictive"]
+            if isinstance(data, TableData) and "rmse" in whole:
+                pruning[0]["error_predictive"] = (whole["rmse"] / data.scale) ** 2
+            else:
+                pruning[0]["error_predictive"] = whole["error_predictive"]
         run.write_json("pruning.json", pruning)
     inputs, targets = shown(data)
     rows = [as_test_row(row) for row in history]
@@ -355,8 +358,10 @@ def _table_notes(run: Run) -> list[str]:
         notes.insert(0, tuning_note(tuning))
     if not run.table.target.limits.are_open:
         notes.append(
-            "all measures are of the number as it is recorded between its limits; bayesify predict "
-            "writes the mean of the number itself, which may lie beyond them"
+            "all measures but the error over epochs are of the number as it is recorded between "
+            "its limits; bayesify predict writes the mean of the number itself, which may lie "
+            "beyond them; the error over epochs is of this mean, and a mean beyond a limit counts "
+            "as right for a number recorded at it"
         )
     if run.config.task == "regression" and not run.table.target.has_counts:
         notes.append(
