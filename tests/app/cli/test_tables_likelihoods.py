@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shlex
 from pathlib import Path
 
@@ -146,6 +147,13 @@ def test_the_network_as_it_is_has_one_error(run: Path) -> None:
             assert first[key] == pytest.approx(test[key])
     at_mean = "rmse_mean_weights" if "rmse" in test else "error_mean_weights"
     assert said[at_mean] == pytest.approx(test[at_mean])
+
+
+def test_the_report_shows_no_setting_that_does_nothing(run: Path) -> None:
+    page = (run / "report.html").read_text(encoding="utf-8")
+    names = set(re.findall(r'<th scope="row">(.*?)</th>', page.partition('id="config"')[2]))
+    assert names >= {"epochs", "target", "command"}
+    assert not names & set(Run.open(run).config.idle())
 
 
 def test_a_run_is_resumed_and_repeated(run: Path, csv_file: Path, tmp_path: Path) -> None:

@@ -180,12 +180,13 @@ def _report(
         figures |= own
         # Figures that do not apply to this network were not drawn.
         parts = [part for part in parts if all(name in figures for name in part.figures)]
-    document = run.document
+    document, idle = run.document, run.config.idle()
     del document["settings"]
+    settings = {name: value for name, value in run.config.to_json().items() if name not in idle}
     return write_report(
         run.folder,
         title=_title(run, data),
-        config={**run.config.to_json(), **document},
+        config={**settings, **document},
         metrics=metrics,
         history=rows,
         pruning=pruning,
