@@ -355,8 +355,9 @@ def _comparison(
 ) -> list[Part]:
     if not others:
         return []
-    table = metric_table({title: metrics, **others}, "test")
-    return [Part("comparison", "Comparison on the test data", tables=(table,))]
+    part, named = ("test", "test") if metrics.get("test") else ("train", "training")
+    table = metric_table({title: metrics, **others}, part)
+    return [Part("comparison", f"Comparison on the {named} data", tables=(table,))]
 
 
 def _summary(metrics: Mapping[str, Any], history: Sequence[Record]) -> str:
