@@ -52,7 +52,8 @@ __all__ = ["build_figures", "regression_figures"]
 _GALLERY = 8
 #: Number of weight samples that vote on the class of an image.
 _VOTES = 100
-#: Number of images, those of the highest epistemic uncertainty, whose votes are counted.
+#: Number of images, those of the highest epistemic uncertainty, whose votes are counted;
+#: the figure's caption names it.
 _DISPUTED = 200
 #: Levels of the prediction intervals.
 _LEVELS = (*(0.05 * step for step in range(1, 20)), 0.99)
@@ -170,7 +171,7 @@ def _galleries(
 ) -> dict[str, Figure]:
     figures = {}
     if not isinstance(bnn.posterior, Delta):
-        # Sampling all images would be slow; those of the most split votes are among these.
+        # Counting the votes on all images would be slow.
         likely = predictive.epistemic.argsort(descending=True, stable=True)[:_DISPUTED]
         samples = bnn.predict(images[likely], _VOTES, keep_samples=True).samples
         assert samples is not None

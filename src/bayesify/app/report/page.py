@@ -82,9 +82,10 @@ _CAPTIONS = {
     "importance_rmse": ("Rise of the RMSE", ""),
     "votes": (
         "Images on which the weight samples disagree",
-        "Each network drawn from the posterior votes for its most probable class. Shown are the "
-        "test images whose leading class has the fewest votes. The prediction averages "
-        "probabilities, and can differ from the majority.",
+        "Each network drawn from the posterior votes for its most probable class. The votes are "
+        "counted for the 200 test images with the highest epistemic uncertainty, or for all if "
+        "there are fewer; shown are those whose leading class has the fewest votes. The prediction "
+        "averages probabilities, and can differ from the majority.",
     ),
     "least_certain": (
         "Least certain test images",
