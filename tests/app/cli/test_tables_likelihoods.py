@@ -16,6 +16,7 @@ from tests.app.cli.test_errors import check_refused
 from tests.app.cli.test_tables import QUICK
 
 from bayesify.app.runs import Run, RunConfig
+from bayesify.app.runs.measure import FEW_SAMPLES
 from bayesify.app.trained_table import open_run
 from bayesify.distributions.likelihoods import (
     CensoredGaussianLikelihood,
@@ -145,6 +146,11 @@ def test_the_network_as_it_is_has_one_error(run: Path) -> None:
             assert math.sqrt(first[key]) * table.target.scale == pytest.approx(test[of_numbers])
         else:
             assert first[key] == pytest.approx(test[key])
+    # The errors of numbers are those of as many weight samples in all rows.
+    samples = 3 if "rmse" in test else FEW_SAMPLES
+    options = ("--fractions", "0.1", "--samples", samples)
+    again = as_json("prune", run, *options)["rows"][1]["error_predictive"]
+    assert json.loads((run / "pruning.json").read_text())[1]["error_predictive"] == again
     at_mean = "rmse_mean_weights" if "rmse" in test else "error_mean_weights"
     assert said[at_mean] == pytest.approx(test[at_mean])
 

@@ -124,8 +124,9 @@ _CAPTIONS = {
     "pruning": (
         "Pruning",
         "The error as the weights of the lowest signal-to-noise ratio are removed without "
-        "retraining. The averaged error uses few weight samples where weights are removed. The "
-        "longer the curve stays at the dashed line, the fewer weights the network needs.",
+        "retraining. The averaged error of classes uses few weight samples where weights are "
+        "removed. The longer the curve stays at the dashed line, the fewer weights the network "
+        "needs.",
     ),
 }
 

@@ -23,7 +23,14 @@ from bayesify.app.report.table_parts import (
 from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs.comparison import check_comparable, kind_of_run, labels_of
 from bayesify.app.runs.folder import Run, as_test_row
-from bayesify.app.runs.measure import FRACTIONS, evaluate, prune_table, rows_in_units, shown
+from bayesify.app.runs.measure import (
+    FEW_SAMPLES,
+    FRACTIONS,
+    evaluate,
+    prune_table,
+    rows_in_units,
+    shown,
+)
 from bayesify.app.runs.one_column import one_column
 from bayesify.app.runs.run_data import RunData
 from bayesify.app.runs.table_effects import (
@@ -128,10 +135,13 @@ def _report(
     pruning: list[dict[str, Any]] = []
     # Each fraction takes several passes of the pretrained network over all held-out rows.
     if not (isinstance(bnn.posterior, Delta) or run.config.adapter):
-        pruning = prune_table(bnn, data, FRACTIONS)
+        # An error of numbers is higher with few samples, whatever is removed.
+        few = bool(data.class_names) or not metrics["test"]
+        samples = FEW_SAMPLES if few else run.config.test_samples
+        pruning = prune_table(bnn, data, FRACTIONS, num_samples=samples)
         whole = metrics["test"] or metrics["train"]
         if pruning:
-            # Of more weight samples: one number for one thing.
+            # Of classes with more weight samples: one number for one thing.
             if isinstance(data, TableData) and "rmse" in whole:
                 pruning[0]["error_predictive"] = (whole["rmse"] / data.scale) ** 2
             else:

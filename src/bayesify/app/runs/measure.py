@@ -51,7 +51,7 @@ __all__ = [
 
 #: Fractions of the weights that the report's pruning table removes.
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
-#: Averaging over more samples changes neither a train error nor a pruning curve visibly.
+#: Averaging over more samples changes neither a train error nor a pruning curve of classes visibly.
 FEW_SAMPLES = 5
 _MOST_SHOWN = 50_000
 #: Errors in a history and a pruning table, which for numbers are those of standardised targets.
