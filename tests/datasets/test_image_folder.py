@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 from pathlib import Path
@@ -186,6 +187,14 @@ def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:
     assert not torch.equal(one.test_targets, other.test_targets) or not torch.allclose(
         one.test_inputs, other.test_inputs
     )
+
+
+def test_names_that_are_not_utf_8_are_read_again(tmp_path: Path) -> None:
+    schema = fit_image_folder(write(tmp_path / "a"))[1]
+    # As the operating system's functions give the name of a folder in Latin-1.
+    schema = dataclasses.replace(schema, classes=("caf\udce9", "tea"))
+    schema.save(tmp_path)
+    assert ImageSchema.load(tmp_path) == schema
 
 
 @pytest.mark.parametrize("limit", [None, 7])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 
 from bayesify.plots import (
     EffectLine,
@@ -71,6 +72,21 @@ def test_dates_are_as_precise_as_needed(first, last, labels):
     axis = [ends[0], ends.mean(), ends[1]]
     ax = drawn(effect_along_axis(axis, [LINE], title="t", label="y", dates=True))
     assert [text.get_text() for text in ax.get_xticklabels()] == labels
+
+
+@pytest.mark.parametrize("level", ["a", "school", "secondary", "secondary school"])
+@pytest.mark.parametrize(
+    "title", ["average annual household income in euros", "Temperature_Mean_Window_30_Days_before"]
+)
+def test_a_long_title_ends_within_the_picture(title, level):
+    for figure in (
+        effect_of_levels([level, "b", "c"], [LINE], title=title, label="y"),
+        effect_along_axis([1, 2, 3], [LINE], title=title, label="price"),
+    ):
+        texts = drawn(figure).findobj(Text)
+        (shown,) = [text for text in texts if text.get_text().startswith(title[:9])]
+        assert shown.get_text().endswith("\N{HORIZONTAL ELLIPSIS}")
+        assert shown.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_effects_show_values_band_and_spread():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -288,6 +289,17 @@ def test_a_damaged_schema_is_an_error(tmp_path: Path, damage: str) -> None:
     (tmp_path / "table.json").write_text(damage)
     with pytest.raises(TableError, match=r"table\.json cannot be read"):
         TableSchema.load(tmp_path)
+
+
+def test_a_name_that_is_not_utf_8_is_read_again(path: Path, tmp_path: Path) -> None:
+    path.write_text(messy())
+    schema = fit_table(path, "price")[1]
+    # As the operating system's functions give the name of a file in Latin-1.
+    source = {**schema.source, "path": "caf\udce9.csv"}
+    schema = dataclasses.replace(schema, source=source)
+    schema.save(tmp_path)
+    assert b"caf\xe9.csv" in (tmp_path / "table.json").read_bytes()
+    assert TableSchema.load(tmp_path) == schema
 
 
 def test_the_schema_is_plain_json(path: Path, tmp_path: Path) -> None:

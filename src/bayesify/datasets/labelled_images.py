@@ -234,7 +234,8 @@ class ImageSchema:
         """
         path = folder / IMAGES_NAME
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8", errors="surrogateescape")  # as it is written
+            stored = json.loads(text)
             if stored.pop("format") != _FORMAT:
                 raise DataError(f"{path} must have format {_FORMAT}; read it by its own version")
             lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std", "remarks")}

@@ -204,7 +204,7 @@ def pruning_curve(
         top.axhline(baseline_error, ls="--", lw=1.2, color=COLOURS["grey"], label=label)
     top.set(title="Pruning by signal-to-noise ratio", ylabel=f"test {error_label}")
     scale_y(top, np.array(values))
-    top.legend(loc="upper left")
+    top.legend(loc="best")
     if len(sizes):
         axes[1].plot(*sizes.T, "o-", color=COLOURS["green"], ms=4.5)
         axes[1].set(ylabel="size on disk (bytes)")

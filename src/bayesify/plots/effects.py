@@ -173,6 +173,9 @@ def effect_of_levels(
         >>> effect_of_levels(["no", "yes"], [line], title="sold", label="y").axes[0].get_xlabel()
         'y'
     """
+    names = [shortened(text, 16) for text in labels]
+    # Long names leave less room for the title, which begins at the axis.
+    title = shortened(title, 28 - 5 * max(map(len, names), default=0) // 8)
     figure, ax = _panel(lines, title, "", max(1.1 + 0.24 * len(labels), 1.9))
     places = np.arange(len(labels))
     for number, (line, colour) in enumerate(zip(lines, _LINES, strict=False)):
@@ -184,7 +187,7 @@ def effect_of_levels(
     ax.set(ylim=(len(labels) - 0.4, -0.6), xlabel=label)
     if limits is not None:
         ax.set_xlim(limits)
-    ax.set_yticks(places, [shortened(text, 16) for text in labels])
+    ax.set_yticks(places, names)
     ax.grid(visible=False, axis="y")
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
     ax.xaxis.set_major_formatter(FuncFormatter(tick))
@@ -209,7 +212,7 @@ def _panel(
     legend = 0.3 if lines[0].name else 0.0
     figure = Figure(figsize=(_EFFECT_WIDTH, height + legend), layout="constrained")
     ax = figure.subplots()
-    ax.set_title(shortened(title, 38))
+    ax.set_title(shortened(title))
     ax.set_ylabel(shortened(label, 32))
     return figure, ax
 

@@ -25,7 +25,9 @@ _RESIDUAL_LEVELS = (0.1, 0.5, 0.9)
 
 
 @styled
-def interval_coverage(levels: Sequence[float], observed: Sequence[float], num_data: int) -> Figure:
+def interval_coverage(
+    levels: Sequence[float], observed: Sequence[float], num_data: int, *, band: bool = True
+) -> Figure:
     """Draw the observed coverage of intervals against their nominal level.
 
     At each level the band holds the observed share with probability 95 % if the intervals are
@@ -36,6 +38,8 @@ def interval_coverage(levels: Sequence[float], observed: Sequence[float], num_da
         observed: share of the targets in each interval, from 0 to 1; divide
             ``metrics.interval_coverage`` by 100.
         num_data: number of targets.
+        band: whether to draw the band; False where the distribution has steps, such as that of
+            counts, since calibrated intervals then hold more than their level.
 
     Raises:
         ValueError: there is no level, the lengths differ, or a number is out of its range.
@@ -67,15 +71,16 @@ def interval_coverage(levels: Sequence[float], observed: Sequence[float], num_da
 
     figure = Figure(figsize=(5.4, 5.0), layout="constrained")
     ax = figure.subplots()
-    ax.fill_between(
-        100.0 * nominal,
-        100.0 * (nominal - half).clip(0.0, 1.0),
-        100.0 * (nominal + half).clip(0.0, 1.0),
-        color=COLOURS["grey"],
-        alpha=0.25,
-        linewidth=0,
-        label="95 % of calibrated results",
-    )
+    if band:
+        ax.fill_between(
+            100.0 * nominal,
+            100.0 * (nominal - half).clip(0.0, 1.0),
+            100.0 * (nominal + half).clip(0.0, 1.0),
+            color=COLOURS["grey"],
+            alpha=0.25,
+            linewidth=0,
+            label="95 % of calibrated results",
+        )
     ax.plot((0, 100), (0, 100), "--", color=COLOURS["grey"], lw=1.2)
     ax.plot(x, y, "o-", ms=4.5, color=COLOURS["blue"], label="observed")
     ax.set(xlabel="nominal level of the interval (%)", ylabel="targets inside the interval (%)")

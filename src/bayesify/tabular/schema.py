@@ -356,7 +356,8 @@ class TableSchema:
         """
         path = folder / SCHEMA_NAME
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+            text = path.read_text(encoding="utf-8", errors="surrogateescape")  # as it is written
+            return cls.from_json(json.loads(text))
         except FileNotFoundError as error:
             raise TableError(f"there is no {path}, which describes the run's table") from error
         except (OSError, ValueError, RecursionError) as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,32 @@ def test_wrong_settings(arguments: list[str], message: str) -> None:
     assert said.out == ""
     (line,) = said.err.strip().splitlines()
     assert re.search(message, line), line
+
+
+@pytest.mark.parametrize("option", ["--out", "--figure"])
+def test_a_folder_is_refused_before_anything_is_measured(
+    option: str, tiny_cases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bayesify.app.cli.bench_command.measure", None)
+    said = bench("--uncommitted", option, tmp_path)
+    assert said.code == 2
+    assert said.err.strip().endswith(f"{tmp_path} is a folder; choose a file with {option}")
+
+
+@pytest.mark.parametrize("option", ["--out", "--figure"])
+def test_rows_that_cannot_be_stored_are_shown(
+    option: str, tiny_cases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(path: Path, _: bytes | str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("bayesify.app.cli.bench_command.atomic_write", full)
+    asked = ("--case", "predict", "--store-disturbed", "--uncommitted", "--json")
+    said = bench(*asked, option, tmp_path / "file")
+    assert said.code == 2
+    assert "No space left on device" in said.err
+    assert json.loads(said.out)["rows"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("option", ["peers", "resident"])

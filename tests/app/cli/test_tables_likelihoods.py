@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import re
 import shlex
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tests.app.cli.test_errors import check_refused
 from tests.app.cli.test_tables import QUICK
 
 from bayesify.app.runs import Run, RunConfig
+from bayesify.app.runs.measure import FEW_SAMPLES
 from bayesify.app.trained_table import open_run
 from bayesify.distributions.likelihoods import (
     CensoredGaussianLikelihood,
@@ -128,6 +131,35 @@ def test_every_command_knows_the_likelihood(run: Path, csv_file: Path, tmp_path:
     assert found.iloc[:, 1].astype(str).tolist()[0][:4] == list(rows[0].values())[1][:4]
     assert bayesify("predict", run, csv_file, "--out", tmp_path / "c.csv", "--conformal", "--level",
                     "0.8").code == 0  # fmt: skip
+
+
+def test_the_network_as_it_is_has_one_error(run: Path) -> None:
+    """The pruning table begins with the errors of metrics.json, of recorded numbers too."""
+    own = Run.open(run)
+    test, table = own.metrics()["test"], own.table
+    first = json.loads((run / "pruning.json").read_text())[0]
+    said = as_json("prune", run, "--fractions", "0.5")["rows"][0]
+    keys = {"error_predictive": "rmse", "error_mean_weights": "rmse_mean_weights"}
+    assert table is not None
+    for key, of_numbers in keys.items():
+        if "rmse" in test:
+            assert math.sqrt(first[key]) * table.target.scale == pytest.approx(test[of_numbers])
+        else:
+            assert first[key] == pytest.approx(test[key])
+    # The errors of numbers are those of as many weight samples in all rows.
+    samples = 3 if "rmse" in test else FEW_SAMPLES
+    options = ("--fractions", "0.1", "--samples", samples)
+    again = as_json("prune", run, *options)["rows"][1]["error_predictive"]
+    assert json.loads((run / "pruning.json").read_text())[1]["error_predictive"] == again
+    at_mean = "rmse_mean_weights" if "rmse" in test else "error_mean_weights"
+    assert said[at_mean] == pytest.approx(test[at_mean])
+
+
+def test_the_report_shows_no_setting_that_does_nothing(run: Path) -> None:
+    page = (run / "report.html").read_text(encoding="utf-8")
+    names = set(re.findall(r'<th scope="row">(.*?)</th>', page.partition('id="config"')[2]))
+    assert names >= {"epochs", "target", "command"}
+    assert not names & set(Run.open(run).config.idle())
 
 
 def test_a_run_is_resumed_and_repeated(run: Path, csv_file: Path, tmp_path: Path) -> None:

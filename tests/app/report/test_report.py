@@ -262,6 +262,13 @@ def test_other_runs_are_compared_on_the_test_data(tmp_path):
         assert f"{shown}\n" in page.text
 
 
+def test_runs_without_held_out_data_are_compared_on_the_training_data(tmp_path):
+    own, other = ({"test": None, "train": {"nll": nll}} for nll in (0.5, 0.25))
+    page = Page(write(tmp_path, metrics=own, others={"SGD": other}))
+    assert "Comparison on the training data\n" in page.text
+    assert page.text.count("0.2500\n") == 1
+
+
 def test_characters_that_the_font_lacks_are_one_note(tmp_path):
     figures = {"x": tiny_figure(), "y": tiny_figure()}
     for figure in figures.values():

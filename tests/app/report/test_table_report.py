@@ -85,6 +85,12 @@ def test_the_baseline_of_classes_is_the_most_frequent_one_of_training() -> None:
     assert found["brier"] == pytest.approx((brier[0] + 2 * brier[2] + brier[1]) / 4)
 
 
+def test_a_class_that_only_held_out_rows_have_leaves_the_baseline_finite() -> None:
+    found = baseline(class_data([0, 1, 1, 1], [1, 2]))
+    assert found["nll"] == pytest.approx(-(math.log(3 / 4.5) + math.log(0.5 / 4.5)) / 2)
+    assert found["error"] == 50.0
+
+
 def test_the_first_sentence_says_what_the_network_is_worth() -> None:
     test = {"rmse": 2.0, "nll": 1.0, "crps": 1.2}
     same = {"prediction": 10.0, "rmse": 4.0, "nll": 2.0, "crps": 2.5}

@@ -10,8 +10,14 @@ from tests.app.report.test_report import figures_of, network
 import bayesify as bf
 from bayesify.app.report.figures import regression_figures
 from bayesify.datasets import DataError, find_test_inputs
-from bayesify.metrics import interval_coverage, ood_auroc, risk_coverage
-from bayesify.prediction import GaussianPredictive
+from bayesify.metrics import interval_coverage, ood_auroc, regression_metrics, risk_coverage
+from bayesify.prediction import (
+    GaussianPredictive,
+    NegativeBinomialPredictive,
+    NumericPredictive,
+    PoissonPredictive,
+)
+from bayesify.tabular.censoring import Limits, RecordedPredictive
 
 
 def test_the_report_shows_the_images_on_which_the_votes_are_split_most():
@@ -97,12 +103,38 @@ def test_the_coverage_is_that_of_the_intervals():
     for level in (0.05, 0.5, 0.8, 0.95, 0.99):
         expected = interval_coverage(predictive, y, level)
         assert observed[round(100 * level, 6)] == pytest.approx(expected)
+    assert figures["interval_coverage"].axes[0].collections  # the band
     title = figures["predicted_against_true"].axes[0].get_title(loc="left")
     assert f"hold {interval_coverage(predictive, y, 0.95):.1f} % of 300" in title
     loss = (predictive.mean - y).square().flatten()
     curve = risk_coverage(predictive.total.flatten(), loss)
     line = figures["risk_coverage"].axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), curve.risk)
+
+
+def with_steps(kind) -> NumericPredictive:
+    """A calibrated predictive distribution of 3,000 counts or recorded numbers."""
+    generator = torch.Generator().manual_seed(3)
+    rates = torch.randn(4, 3000, 1, generator=generator, dtype=torch.float64)
+    if kind == "poisson":
+        return PoissonPredictive(rates)
+    if kind == "negative binomial":
+        return NegativeBinomialPredictive(rates, torch.tensor(0.5))
+    latent = GaussianPredictive(rates, torch.tensor(0.7))
+    return RecordedPredictive.of(latent, Limits(-0.5, 0.5))
+
+
+@pytest.mark.parametrize("kind", ["poisson", "negative binomial", "recorded"])
+def test_the_coverage_of_what_has_steps_is_that_of_the_table(kind):
+    predictive = with_steps(kind)
+    y = predictive.simulate(1, seed=1)[0].double()
+    figures = regression_figures(predictive, y)
+    observed, found = observed_in(figures), regression_metrics(predictive, y)
+    for level in (50, 80, 90, 95):
+        assert observed[level] == pytest.approx(found[f"coverage_{level}"])
+    # Calibrated intervals hold more than their level, so that a band around it would mislead.
+    assert observed[50] > 60.0
+    assert not figures["interval_coverage"].axes[0].collections
 
 
 def check_calibrated(factor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
@@ -36,6 +37,7 @@ from bayesify.app.bench.tables import by_group, cells_of, headings_of
 from bayesify.app.launch import requested_device
 from bayesify.app.runs import ConfigError, RunError
 from bayesify.app.runs.environment import check_committed, commit, hardware, versions
+from bayesify.app.runs.out_file import check_can_be_written
 from bayesify.io import atomic_write
 from bayesify.module.threads import num_threads
 
@@ -141,9 +143,9 @@ def bench(
         raise ConfigError(
             "resident needs Linux, which reports the peak memory of a process; leave it out"
         )
-    for path in (out, figure):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise RunError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+    for option, path in (("--out", out), ("--figure", figure)):
+        if path is not None:
+            check_can_be_written(path, overwrite=True, option=option)
     if out is not None and not uncommitted:
         check_committed(commit())
     found, missing = installed_peers() if peers else ([], [])
@@ -197,8 +199,6 @@ def bench(
         )
     document["notes"] = measured.notes
     refused = bool(disturbed and (out or figure) and not store_disturbed)
-    if not (measured.interrupted or refused):
-        _store(document, out, figure)
     if as_json:
         shown = {key: value for key, value in document.items() if key != "metrics"}
         typer.echo(json.dumps({"rows": measured.rows, **shown}))
@@ -211,6 +211,7 @@ def bench(
             "nothing was stored: rows were disturbed; end other programs and run again, or add "
             "--store-disturbed, which marks them"
         )
+    _store(document, out, figure)
 
 
 def _groups(cases: list[Case], batches: list[int] | None, peers: list[Peer]) -> list[Group]:
@@ -248,7 +249,9 @@ def _store(document: dict[str, Any], out: Path | None, figure: Path | None) -> N
         from bayesify.app.bench.figure import step_times
 
         drawn = step_times(document["metrics"]["rows"])
-        drawn.savefig(figure, format="png", dpi=150, metadata={"Software": None})
+        image = io.BytesIO()
+        drawn.savefig(image, format="png", dpi=150, metadata={"Software": None})
+        atomic_write(figure, image.getvalue())
 
 
 def _show(measured: Measurement) -> None:

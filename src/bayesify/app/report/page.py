@@ -54,7 +54,9 @@ _CAPTIONS = {
         "Coverage of the prediction intervals",
         "On the diagonal an 80 % interval holds 80 % of the test targets. Above the diagonal the "
         "intervals are too wide, below it too narrow. The band holds 95 % of the results that a "
-        "calibrated network would have on as many examples.",
+        "calibrated network would have on as many examples. For counts, and for numbers recorded "
+        "between limits, calibrated intervals hold their level or more: there is no band then, and "
+        "points above the diagonal are no fault.",
     ),
     "risk_coverage": (
         "Error when uncertain examples are left out",
@@ -80,9 +82,10 @@ _CAPTIONS = {
     "importance_rmse": ("Rise of the RMSE", ""),
     "votes": (
         "Images on which the weight samples disagree",
-        "Each network drawn from the posterior votes for its most probable class. Shown are the "
-        "test images whose leading class has the fewest votes. The prediction averages "
-        "probabilities, and can differ from the majority.",
+        "Each network drawn from the posterior votes for its most probable class. The votes are "
+        "counted for the 200 test images with the highest epistemic uncertainty, or for all if "
+        "there are fewer; shown are those whose leading class has the fewest votes. The prediction "
+        "averages probabilities, and can differ from the majority.",
     ),
     "least_certain": (
         "Least certain test images",
@@ -121,8 +124,9 @@ _CAPTIONS = {
     "pruning": (
         "Pruning",
         "The error as the weights of the lowest signal-to-noise ratio are removed without "
-        "retraining. The averaged error uses few weight samples where weights are removed. The "
-        "longer the curve stays at the dashed line, the fewer weights the network needs.",
+        "retraining. The averaged error of classes uses few weight samples where weights are "
+        "removed. The longer the curve stays at the dashed line, the fewer weights the network "
+        "needs.",
     ),
 }
 
@@ -353,8 +357,9 @@ def _comparison(
 ) -> list[Part]:
     if not others:
         return []
-    table = metric_table({title: metrics, **others}, "test")
-    return [Part("comparison", "Comparison on the test data", tables=(table,))]
+    part, named = ("test", "test") if metrics.get("test") else ("train", "training")
+    table = metric_table({title: metrics, **others}, part)
+    return [Part("comparison", f"Comparison on the {named} data", tables=(table,))]
 
 
 def _summary(metrics: Mapping[str, Any], history: Sequence[Record]) -> str:

@@ -23,7 +23,14 @@ from bayesify.app.report.table_parts import (
 from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs.comparison import check_comparable, kind_of_run, labels_of
 from bayesify.app.runs.folder import Run, as_test_row
-from bayesify.app.runs.measure import FRACTIONS, evaluate, prune_table, rows_in_units, shown
+from bayesify.app.runs.measure import (
+    FEW_SAMPLES,
+    FRACTIONS,
+    evaluate,
+    prune_table,
+    rows_in_units,
+    shown,
+)
 from bayesify.app.runs.one_column import one_column
 from bayesify.app.runs.run_data import RunData
 from bayesify.app.runs.table_effects import (
@@ -128,11 +135,17 @@ def _report(
     pruning: list[dict[str, Any]] = []
     # Each fraction takes several passes of the pretrained network over all held-out rows.
     if not (isinstance(bnn.posterior, Delta) or run.config.adapter):
-        pruning = prune_table(bnn, data, FRACTIONS)
+        # An error of numbers is higher with few samples, whatever is removed.
+        few = bool(data.class_names) or not metrics["test"]
+        samples = FEW_SAMPLES if few else run.config.test_samples
+        pruning = prune_table(bnn, data, FRACTIONS, num_samples=samples)
         whole = metrics["test"] or metrics["train"]
-        if pruning and "error_predictive" in whole:
-            # Of more weight samples: one number for one thing.
-            pruning[0]["error_predictive"] = whole["error_predictive"]
+        if pruning:
+            # Of classes with more weight samples: one number for one thing.
+            if isinstance(data, TableData) and "rmse" in whole:
+                pruning[0]["error_predictive"] = (whole["rmse"] / data.scale) ** 2
+            else:
+                pruning[0]["error_predictive"] = whole["error_predictive"]
         run.write_json("pruning.json", pruning)
     inputs, targets = shown(data)
     rows = [as_test_row(row) for row in history]
@@ -177,12 +190,13 @@ def _report(
         figures |= own
         # Figures that do not apply to this network were not drawn.
         parts = [part for part in parts if all(name in figures for name in part.figures)]
-    document = run.document
+    document, idle = run.document, run.config.idle()
     del document["settings"]
+    settings = {name: value for name, value in run.config.to_json().items() if name not in idle}
     return write_report(
         run.folder,
         title=_title(run, data),
-        config={**run.config.to_json(), **document},
+        config={**settings, **document},
         metrics=metrics,
         history=rows,
         pruning=pruning,
@@ -355,8 +369,10 @@ def _table_notes(run: Run) -> list[str]:
         notes.insert(0, tuning_note(tuning))
     if not run.table.target.limits.are_open:
         notes.append(
-            "all measures are of the number as it is recorded between its limits; bayesify predict "
-            "writes the mean of the number itself, which may lie beyond them"
+            "all measures but the error over epochs are of the number as it is recorded between "
+            "its limits; bayesify predict writes the mean of the number itself, which may lie "
+            "beyond them; the error over epochs is of this mean, and a mean beyond a limit counts "
+            "as right for a number recorded at it"
         )
     if run.config.task == "regression" and not run.table.target.has_counts:
         notes.append(

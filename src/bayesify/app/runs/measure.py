@@ -51,7 +51,7 @@ __all__ = [
 
 #: Fractions of the weights that the report's pruning table removes.
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
-#: Averaging over more samples changes neither a train error nor a pruning curve visibly.
+#: Averaging over more samples changes neither a train error nor a pruning curve of classes visibly.
 FEW_SAMPLES = 5
 _MOST_SHOWN = 50_000
 #: Errors in a history and a pruning table, which for numbers are those of standardised targets.
@@ -194,8 +194,8 @@ def prune_table(
 
     Of a network that is pruned already, fractions that would remove no more weights are left out.
 
-    The error is the likelihood's on :func:`shown`: in percent, or the mean squared error of the
-    standardised target, which is a fraction of its variance.
+    The error is that on :func:`shown`: in percent, or the mean squared error of the standardised
+    target, which is a fraction of its variance; of a censored number that of the recorded number.
 
     Raises:
         ValueError: a fraction is not between 0 and 1.
@@ -206,14 +206,13 @@ def prune_table(
     own = 1.0 - weights_left(bnn) / bnn.layout.num_weights
     for fraction in dict.fromkeys((own, *(each for each in fractions if each > own))):
         small = prune(bnn, fraction) if fraction > own else bnn
-        whole = small.mean_outputs(inputs)
         averaged = _predicted(small, data, inputs, num_samples, train=not len(data.test_inputs))
         rows.append(
             {
                 "fraction": fraction,
                 "weights_left": weights_left(small),
-                "error_mean_weights": float(bnn.likelihood.error(whole, targets)),
-                "error_predictive": _error(averaged, targets),
+                "error_mean_weights": _error(small.predict_mean(inputs), data, targets),
+                "error_predictive": _error(averaged, data, targets),
                 "file_bytes": encoded_size(*model_document(small)),
             }
         )
@@ -297,13 +296,12 @@ def _predicted(
     return predict_rows(bnn, inputs, distances, samples, data.marginal)
 
 
-def _error(predictive: Predictive, targets: Tensor) -> float:
+def _error(predictive: Predictive, data: RunData, targets: Tensor) -> float:
+    mean = recorded(predictive, data).mean
     if isinstance(predictive, NumericPredictive):
-        mean = predictive.mean
-        if targets.dim() > mean.dim():  # bounds of censored numbers
-            targets = mean.clamp(*targets.unbind(-1))
-        return float((mean - targets).double().square().mean())
-    return error_percent(predictive.mean, targets)
+        assert isinstance(data, TableData)
+        return float(((mean - data.numbers(targets)) / data.scale).square().mean())
+    return error_percent(mean, targets)
 
 
 def _measured(

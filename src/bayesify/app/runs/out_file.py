@@ -11,12 +11,15 @@ from bayesify.io.files import StorageError, named_file
 __all__ = ["check_can_be_written"]
 
 
-def check_can_be_written(out: Path, *, overwrite: bool | None = False) -> None:
+def check_can_be_written(
+    out: Path, *, overwrite: bool | None = False, option: str = "--out"
+) -> None:
     """Check that a file can be written, before its content is computed.
 
     Args:
         out: the file.
         overwrite: whether it may be there; None for a command that has no ``--force``.
+        option: option of the command line that names it.
 
     Raises:
         RunError: the file exists and is not to be overwritten, or is a folder, a device or a pipe,
@@ -28,16 +31,18 @@ def check_can_be_written(out: Path, *, overwrite: bool | None = False) -> None:
         bayesify.app.runs.folder.RunError: . is a folder; choose a file with --out
     """
     if str(out) == "-":
-        raise RunError("--out must be a file, got -, and nothing is written to standard output")
+        raise RunError(f"{option} must be a file, got -, and nothing is written to standard output")
     if out.is_dir():
-        raise RunError(f"{out} is a folder; choose a file with --out")
+        raise RunError(f"{out} is a folder; choose a file with {option}")
     try:
         place = named_file(out)
     except StorageError as error:
-        raise RunError(f"--out must be a file, got a device or pipe: {out}; name a file") from error
+        raise RunError(
+            f"{option} must be a file, got a device or pipe: {out}; name a file"
+        ) from error
     if out.exists() and not overwrite:
         force = "" if overwrite is None else ", or overwrite it with --force"
-        raise RunError(f"{out} exists already; choose a new file with --out{force}")
+        raise RunError(f"{out} exists already; choose a new file with {option}{force}")
     folder = place.parent
     if not folder.is_dir():
         raise RunError(f"{out} cannot be written: there is no folder {folder}")

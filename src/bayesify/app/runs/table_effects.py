@@ -62,14 +62,17 @@ def baseline(data: TableData) -> dict[str, Any]:
 
     Returns:
         For classes ``prediction``, the most frequent one in training, its ``error`` in percent, and
-        ``nll`` and ``brier`` of the training rows' shares. For numbers ``prediction``, the mean of
+        ``nll`` and ``brier`` of the training rows' shares, where a class without a row counts as
+        half a row. For numbers ``prediction``, the mean of
         the training rows, its ``rmse``, and ``nll`` and ``crps`` of the Gaussian with their mean
         and standard deviation; of counts those of the likelihood with their mean and variance.
     """
     targets = targets_in_units(data)
     if data.class_names:
         counts = data.train_targets.bincount(minlength=len(data.class_names)).double()
-        shares = (counts / counts.sum()).expand(len(targets), -1)
+        # A class may occur only in held-out rows of a streamed table, and JSON has no infinity.
+        weights = counts.clamp_min(0.5)
+        shares = (weights / weights.sum()).expand(len(targets), -1)
         same = CategoricalPredictive.from_logits([shares.log()])
         found = classification_metrics(same, shares, targets)
         name = data.class_names[int(counts.argmax())]
