@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesify as bf
+from bayesify.module.acquire import Acquisition
 from bayesify.prediction import (
     BernoulliPredictive,
     CategoricalPredictive,
@@ -268,6 +269,19 @@ def test_acquire_refuses_what_it_cannot_rank() -> None:
     several = bf.BayesianModule(nn.Linear(3, 2), likelihood=bf.BernoulliLikelihood())
     with pytest.raises(ValueError, match="one label an example"):
         bf.acquire(several, pool, 1, "bald")
+
+
+@pytest.mark.parametrize("method", ["batch-bald", "bald", "epig"])
+def test_one_weight_vector_has_no_information_to_rank_by(method: Acquisition) -> None:
+    bnn, pool = classifier()
+    point = bf.BayesianModule(bnn.to_module(), posterior=bf.Delta)
+    targets = pool[:7] if method == "epig" else None
+    with pytest.raises(ValueError, match=f'method="{method}" needs .* spread, .*got Delta'):
+        bf.acquire(point, pool, 3, method, target_inputs=targets)
+    with pytest.raises(ValueError, match=f'at least 2 for method="{method}", .*, got 1; use'):
+        bf.acquire(bnn, pool, 3, method, target_inputs=targets, num_samples=1)
+    found = bf.acquire(point, pool, 3, "entropy", num_samples=1)
+    assert torch.equal(found, point.predict(pool, 1).total.topk(3).indices)
 
 
 def test_the_members_of_an_ensemble_are_weight_samples() -> None:
