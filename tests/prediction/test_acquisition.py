@@ -212,6 +212,12 @@ def test_wrong_arguments_are_errors() -> None:
     for wrong in ([], [5], [-1], [0.5]):
         with pytest.raises(ValueError, match="indices must be at least one integer from 0 to 4"):
             joint_information(p, wrong)  # type: ignore[arg-type]
+    for alone in (0, torch.tensor(1)):
+        with pytest.raises(ValueError, match=r"indices must be a sequence, got \d; write \["):
+            joint_information(p, alone)  # type: ignore[arg-type]
+    none = CategoricalPredictive.from_logits(torch.zeros(4, 0, 2), keep_samples=True)
+    with pytest.raises(ValueError, match="the targets must be at least one example, got 0"):
+        epig(p, none)
     with pytest.raises(ValueError, match="same weight samples, got 4 and 3 samples"):
         epig(p, predictive(num_samples=3))
 
