@@ -181,6 +181,13 @@ def test_a_wrong_use_of_the_memory_is_named(act: object, message: str) -> None:
         act()  # type: ignore[operator]
 
 
+def test_a_part_of_an_interaction_is_not_kept() -> None:
+    with pytest.raises(TypeError, match=r"capacity must be a whole number, got 2\.5"):
+        ReplayBuffer(2.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"size must be a whole number, got 2\.5"):
+        filled(2).minibatch(2.5, seed=0, draw=0)  # type: ignore[arg-type]
+
+
 def test_the_library_does_without_bandits_and_bandits_without_what_is_heavy() -> None:
     code = (
         "import sys, bayesify; assert 'bayesify.bandits' not in sys.modules; "

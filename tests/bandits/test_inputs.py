@@ -119,6 +119,14 @@ def test_numbers_that_are_not_whole_are_named(make: Callable[[], Learning]) -> N
         make()
 
 
+def test_a_function_of_updates_returns_a_whole_number() -> None:
+    for number, error in ((2.5, TypeError), (-1, ValueError)):
+        agent = thompson(learning=Learning(updates=lambda _, number=number: number))
+        agent.observe(torch.ones(3), 1, 5.0)
+        with pytest.raises(error, match=f"the result of updates must be .*, got {number}"):
+            agent.learn()
+
+
 def test_contexts_of_another_length_are_named() -> None:
     agent = thompson()
     with pytest.raises(ValueError, match="failed on rows of 6 numbers, 4 of a context and"):

@@ -338,6 +338,9 @@ def test_wrong_uses_are_named(tmp_path: Path) -> None:
     for options in ({"steps": 0}, {"steps": 5, "every": 0}):
         with pytest.raises(ValueError, match="must be at least 1, got 0"):
             play(thompson(), environment, **options)  # type: ignore[arg-type]
+    for options in ({"steps": 2.5}, {"steps": 5, "every": 2.5}):
+        with pytest.raises(TypeError, match=r"(steps|every) must be a whole number, got 2\.5"):
+            play(thompson(), environment, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"FromOutside must have state_dict\(\) and load_state"):
         play(thompson(), FromOutside(), 5, checkpoint=path)
     with pytest.raises(ValueError, match=r"Fixed must have parts\(\) and load_parts"):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesify as bf
+from bayesify.module.acquire import Acquisition
 from bayesify.prediction import (
     BernoulliPredictive,
     CategoricalPredictive,
@@ -211,6 +212,12 @@ def test_wrong_arguments_are_errors() -> None:
     for wrong in ([], [5], [-1], [0.5]):
         with pytest.raises(ValueError, match="indices must be at least one integer from 0 to 4"):
             joint_information(p, wrong)  # type: ignore[arg-type]
+    for alone in (0, torch.tensor(1)):
+        with pytest.raises(ValueError, match=r"indices must be a sequence, got \d; write \["):
+            joint_information(p, alone)  # type: ignore[arg-type]
+    none = CategoricalPredictive.from_logits(torch.zeros(4, 0, 2), keep_samples=True)
+    with pytest.raises(ValueError, match="the targets must be at least one example, got 0"):
+        epig(p, none)
     with pytest.raises(ValueError, match="same weight samples, got 4 and 3 samples"):
         epig(p, predictive(num_samples=3))
 
@@ -268,6 +275,19 @@ def test_acquire_refuses_what_it_cannot_rank() -> None:
     several = bf.BayesianModule(nn.Linear(3, 2), likelihood=bf.BernoulliLikelihood())
     with pytest.raises(ValueError, match="one label an example"):
         bf.acquire(several, pool, 1, "bald")
+
+
+@pytest.mark.parametrize("method", ["batch-bald", "bald", "epig"])
+def test_one_weight_vector_has_no_information_to_rank_by(method: Acquisition) -> None:
+    bnn, pool = classifier()
+    point = bf.BayesianModule(bnn.to_module(), posterior=bf.Delta)
+    targets = pool[:7] if method == "epig" else None
+    with pytest.raises(ValueError, match=f'method="{method}" needs .* spread, .*got Delta'):
+        bf.acquire(point, pool, 3, method, target_inputs=targets)
+    with pytest.raises(ValueError, match=f'at least 2 for method="{method}", .*, got 1; use'):
+        bf.acquire(bnn, pool, 3, method, target_inputs=targets, num_samples=1)
+    found = bf.acquire(point, pool, 3, "entropy", num_samples=1)
+    assert torch.equal(found, point.predict(pool, 1).total.topk(3).indices)
 
 
 def test_the_members_of_an_ensemble_are_weight_samples() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import bayesify as bf
 from bayesify.referee import PosteriorDraws, hmc
+from bayesify.referee.density import PosteriorDensity
 
 diagnostics = pytest.importorskip("numpyro.diagnostics")
 
@@ -217,6 +218,35 @@ def test_errors_of_types() -> None:
         hmc(linear_model(), torch.zeros(5, 2))
     with pytest.raises(TypeError, match="EmpiricalGaussian"):
         hmc(linear_model(prior=bf.EmpiricalGaussian(min_size=2)), regression_data())
+    for name in ("num_chains", "num_warmup", "num_samples", "max_tree_depth"):
+        with pytest.raises(TypeError, match=rf"{name} must be a whole number, got 4\.5"):
+            hmc(linear_model(), regression_data(), **{name: 4.5})
+    some = torch.ones(2)
+    draws = PosteriorDraws(linear_model().double(), torch.zeros(2, 9, 3).double(), *[some] * 4)
+    with pytest.raises(TypeError, match=r"num_samples must be a whole number, got 2\.5"):
+        draws.predict(regression_data()[0], num_samples=2.5)
+
+
+def test_arguments_that_are_no_tensors_reach_the_network() -> None:
+    class Flagged(nn.Linear):
+        def forward(self, x: Tensor, flag: bool = False, mask: object = None) -> Tensor:
+            return super().forward(x) if flag and mask is None else x[:, :1]
+
+    inputs, targets = regression_data()
+    named = {"x": inputs, "flag": True, "mask": None}
+    settings = {"prior": bf.Gaussian(PRIOR_STD), "likelihood": bf.GaussianLikelihood(NOISE)}
+    bnn = bf.BayesianModule(Flagged(2, 1), **settings).double()
+    weights, one = torch.randn(2, 9, 3).double(), torch.ones(2)
+    first, second = (
+        PosteriorDensity(model, data, targets, temperature=1.0)(weights[0, 0])
+        for model, data in ((bnn, named), (linear_model().double(), inputs))
+    )
+    torch.testing.assert_close(first, second)
+    draws = PosteriorDraws(bnn, weights, one, one, one, one)
+    design = torch.cat([inputs, torch.ones(N, 1)], 1).double()
+    wanted = (weights.flatten(0, 1) @ design.T).mean(0)
+    torch.testing.assert_close(draws.predict(named).mean[:, 0], wanted)
+    assert draws.r_hat(named).shape == draws.effective_sample_size(named).shape == (N, 1)
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,14 @@ def test_problems_have_the_sizes_that_are_stated() -> None:
     assert table.scale > 1.0
 
 
+def test_the_table_says_that_all_seeds_have_the_same_data() -> None:
+    jobs = [job for job in EXPERIMENT.jobs((0, 1), False) if job.name == "yacht-plain"]
+    first, second = (load_problem(job.config, Context()) for job in jobs)
+    assert torch.equal(first.train_inputs, second.train_inputs)
+    assert torch.equal(first.test_targets, second.test_targets)
+    assert "seeds, which all have the same training and test part" in EXPERIMENT.table([])
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -375,6 +376,43 @@ def test_collected_statistics_of_single_examples_are_refused_too() -> None:
     bnn = bf.BayesianModule(net, prior=bf.Gaussian(0.1), prior_mean="initial")
     with pytest.raises(ValueError, match="statistics that training collects, as 1 does"):
         check_certifiable(bnn)
+
+
+class RunningMean(nn.Module):
+    """Centres by a running mean of training, or by the buffer that each pass fills anew."""
+
+    def __init__(self, *, collects: bool) -> None:
+        super().__init__()
+        self.collects = collects
+        self.register_buffer("centre", torch.zeros(3))
+        self.register_buffer("rotation", torch.eye(3).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.collects:
+            self.centre = x.detach().mean(0)
+        elif self.training:
+            self.centre = self.centre.lerp(x.detach().mean(0), 0.1)
+        return (self.rotation @ (x - self.centre if self.collects else x).T).T
+
+
+def test_statistics_of_a_layer_of_ones_own_are_refused() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 3), torch.zeros(40).long()
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+    for layer, name in (
+        (RunningMean(collects=True), r"0\.centre"),
+        (spectral, r"0\.parametrizations\.weight\.0\._u"),
+    ):
+        bnn = at_prior(nn.Sequential(layer, nn.Linear(3, 2)))
+        before, state = copy.deepcopy(bnn.state_dict()), torch.get_rng_state()
+        with pytest.raises(ValueError, match=f"training mode changes the buffer {name}; compute"):
+            bf.certify(bnn, x, y, prior_indices=(), num_samples=10)
+        torch.testing.assert_close(bnn.state_dict(), before, rtol=0.0, atol=0.0)
+        assert torch.equal(torch.get_rng_state(), state)
+    frozen = RunningMean(collects=True).eval()
+    for layer in (frozen, RunningMean(collects=False)):
+        bnn = at_prior(nn.Sequential(layer, nn.Linear(3, 2)))
+        assert bf.certify(bnn, x, y, prior_indices=(), num_samples=10).num_examples == 40
 
 
 def test_a_prediction_that_depends_on_the_batch_is_refused() -> None:

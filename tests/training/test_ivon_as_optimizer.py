@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.backend_cases import needs_compiler
 from tests.cases import normals
 from tests.loops import loop_over
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from bayesify import (
     ELBO,
     IVON,
     BayesianModule,
+    Gaussian,
     MeanFieldGaussian,
     fit,
     fit_replicas,
@@ -28,7 +31,12 @@ from bayesify import (
     snr,
 )
 from bayesify.datasets import TensorLoader
-from bayesify.training.backends import BackendName
+from bayesify.training.backends import (
+    AutogradBackend,
+    BackendName,
+    ClosedFormBackend,
+    CompiledBackend,
+)
 from bayesify.training.optimizers import separate_rho
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
@@ -95,6 +103,27 @@ def test_fit_learns_and_leaves_an_ordinary_posterior(backend: BackendName, tmp_p
     again = ELBO(small, num_data=96)
     fit(again, classes(), epochs=1, optimizer=IVON(again, h0=None))
     assert int((snr(small) > 0).sum()) == q.num_weights // 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        AutogradBackend,
+        ClosedFormBackend,
+        pytest.param(CompiledBackend, marks=needs_compiler),
+        partial(CompiledBackend, compiled=False),
+    ],
+)
+def test_pruned_weights_are_not_drawn_to_the_mean_of_their_prior(make: Any) -> None:
+    bnn = classifier(prior=Gaussian(0.5), prior_mean="initial")
+    elbo = ELBO(prune(bnn, 0.5), num_data=96)
+    backend = make(elbo, IVON(elbo, lr=0.1))
+    for x, y in classes():
+        backend.step(x, y, batch_index=0)
+    mean, mask = elbo.bnn.posterior.mean, elbo.bnn.posterior.mask
+    assert mask is not None
+    assert not mean[~mask].any()
+    assert not torch.isclose(mean[mask], bnn.posterior.mean[mask]).all()
 
 
 def test_only_what_is_random_is_moved_by_ivon_and_the_rest_by_adam() -> None:

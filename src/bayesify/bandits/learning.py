@@ -212,7 +212,8 @@ class RewardModel:
         """Run the training steps that follow an interaction.
 
         Raises:
-            ValueError: nothing was observed yet.
+            TypeError: the function ``updates`` returns no whole number.
+            ValueError: nothing was observed yet, or ``updates`` returns a negative number.
             NonFiniteLossError: the loss became NaN or infinite.
         """
         elbo, updates = self.elbo, self.learning.updates
@@ -221,7 +222,10 @@ class RewardModel:
             self.expected(self.buffer.interactions.contexts[0], self.mean_weights())
         if not self.bnn.net.training:
             elbo.train()
-        count = updates(self.buffer.added) if callable(updates) else updates
+        if callable(updates):
+            count = whole_number("the result of updates", updates(self.buffer.added), 0)
+        else:
+            count = updates
         steps = run_steps(
             partial(step_of, self._backend),
             self._minibatches(count),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bayesify.bandits.environment import Environment, context_of
 from bayesify.io import StorageError, read_tensors, write_tensors
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.interrupt import deferred_interrupt
 
 __all__ = ["Agent", "Record", "play"]
@@ -111,6 +112,7 @@ def play(
         The record of all interactions.
 
     Raises:
+        TypeError: ``steps`` or ``every`` is no whole number.
         ValueError: a number is out of its range, agent and environment have different numbers of
             actions, an observation does not consist of numbers, or a state cannot be saved.
         StorageError: the checkpoint is damaged, or belongs to other settings.
@@ -125,9 +127,7 @@ def play(
         >>> record.rewards.shape
         torch.Size([20])
     """
-    for name, value in (("steps", steps), ("every", every)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    steps, every = whole_number("steps", steps), whole_number("every", every)
     first_action = _first_action(agent, environment)
     state = _PlayState(agent, environment, steps)
     path = None if checkpoint is None else Path(checkpoint)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.whole_numbers import whole_number
 
 __all__ = ["Interactions", "ReplayBuffer"]
 
@@ -29,6 +30,7 @@ class ReplayBuffer:
         dtype: the dtype of contexts and rewards.
 
     Raises:
+        TypeError: ``capacity`` is no whole number.
         ValueError: ``capacity`` is below 1.
 
     Example:
@@ -42,9 +44,7 @@ class ReplayBuffer:
     """
 
     def __init__(self, capacity: int, *, dtype: torch.dtype = torch.float32) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self.capacity = capacity
+        self.capacity = whole_number("capacity", capacity)
         #: Number of interactions added so far; modulo the capacity it is the place of the next.
         self.added = 0
         self._dtype = dtype
@@ -104,8 +104,10 @@ class ReplayBuffer:
         """Draw ``size`` interactions with replacement, as a function of (seed, draw).
 
         Raises:
+            TypeError: ``size`` is no whole number.
             ValueError: the buffer is empty, or ``size`` is below 1.
         """
+        size = whole_number("size", size, None)
         if size < 1:
             raise ValueError(f"a minibatch must have at least 1 interaction, got {size}")
         stored = self.interactions

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, count_examples, inputs_of
 from bayesify.module.random_network import check_bayesian
@@ -62,10 +63,11 @@ def acquire(
         Indices into the pool, int64, shape (num_examples,), on the CPU, the first choice first.
 
     Raises:
-        TypeError: the likelihood is not of classes or binary labels, or ``num_examples`` no whole
-            number.
+        TypeError: the likelihood is not of classes or binary labels, or ``num_examples`` or
+            ``num_samples`` no whole number.
         ValueError: ``method`` is unknown, ``num_examples`` is out of range, ``target_inputs`` are
-            missing, or given for another method, or a score of the pool is not finite.
+            missing, or given for another method, a score of the pool is not finite, or a method
+            that measures information is given a ``Delta`` or fewer than two weight samples.
 
     Example:
         >>> from torch import nn
@@ -87,6 +89,18 @@ def acquire(
             f"predictions matter; got method={method!r} "
             f"{'without' if target_inputs is None else 'with'} target_inputs"
         )
+    if method not in ("entropy", "random"):
+        if isinstance(bnn.posterior, Delta):
+            raise ValueError(
+                f'method="{method}" needs a posterior with a spread, such as MeanFieldGaussian, '
+                "got Delta, under which a label says nothing about the weights; use "
+                'method="entropy"'
+            )
+        if whole_number("num_samples", num_samples) < 2:
+            raise ValueError(
+                f'num_samples must be at least 2 for method="{method}", which compares weight '
+                f'samples, got {num_samples}; use some hundred, or method="entropy"'
+            )
     pool = inputs_of(pool, bnn.posterior.mean.device, bnn.net)
     count = count_examples(pool)
     num_examples = whole_number("num_examples", num_examples, None)

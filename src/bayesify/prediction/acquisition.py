@@ -107,7 +107,8 @@ def joint_information(
 
     Raises:
         TypeError: as for :func:`batch_bald`.
-        ValueError: as for :func:`batch_bald`, or ``indices`` is empty or has another index.
+        ValueError: as for :func:`batch_bald`, or ``indices`` is no sequence, is empty or has
+            another index.
 
     Example:
         >>> logits = torch.tensor([[[50.0, 0.0]] * 2, [[0.0, 50.0]] * 2])  # two weight samples
@@ -118,6 +119,8 @@ def joint_information(
     log_probs = _log_probs_of(predictive, "the predictive distribution")
     chosen = torch.as_tensor(indices).tolist()
     count = log_probs.shape[1]
+    if type(chosen) is not list:
+        raise ValueError(f"indices must be a sequence, got {chosen}; write [{chosen}]")
     if not chosen or not all(type(i) is int and 0 <= i < count for i in chosen):
         raise ValueError(
             f"indices must be at least one integer from 0 to {count - 1}, got {chosen}"
@@ -149,8 +152,8 @@ def epig(predictive: Predictive, targets: Predictive) -> Tensor:
 
     Raises:
         TypeError: a prediction is not of classes or binary labels.
-        ValueError: the samples were not kept, their numbers differ, or an example has several
-            labels.
+        ValueError: the samples were not kept, their numbers differ, an example has several
+            labels, or there are no targets.
 
     Example:
         >>> a, b = [9.0, -9.0], [-9.0, 9.0]  # example 0 is as the target, 1 is independent of it
@@ -167,6 +170,8 @@ def epig(predictive: Predictive, targets: Predictive) -> Tensor:
             "candidates and targets must be predicted by the same weight samples, got "
             f"{len(log_probs)} and {len(log_targets)} samples; use the same num_samples and seed"
         )
+    if not log_targets.shape[1]:
+        raise ValueError("the targets must be at least one example, got 0; predict some inputs")
     count, dtype = len(log_probs), accumulation_dtype(log_probs)
     information = []
     for part in _parts(log_probs, per_example=log_probs.shape[-1] * log_targets.shape[-1]):

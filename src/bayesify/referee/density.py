@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples
@@ -80,11 +81,13 @@ def as_float64(inputs: Inputs) -> Inputs:
         >>> as_float64({"x": torch.zeros(1), "index": torch.zeros(1, dtype=torch.int64)})
         {'x': tensor([0.], dtype=torch.float64), 'index': tensor([0])}
     """
+
+    def wide(value: Tensor) -> Tensor:
+        return value.double() if value.is_floating_point() else value
+
+    if isinstance(inputs, Tensor):
+        return wide(inputs)
     args, kwargs = arguments_of(inputs)
-    wide = [value.double() if value.is_floating_point() else value for value in args]
-    if kwargs:
-        return {
-            name: value.double() if value.is_floating_point() else value
-            for name, value in kwargs.items()
-        }
-    return wide[0] if isinstance(inputs, Tensor) else wide
+    # Values that are no tensors, such as flags, stay as they are.
+    converted: Inputs = tree_map_only(Tensor, wide, kwargs or args)
+    return converted

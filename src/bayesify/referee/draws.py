@@ -16,6 +16,7 @@ from bayesify.module.batching import Batching
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs
 from bayesify.module.sampling import SampledOutputs
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import NumericPredictive, Predictive, stack_samples
 from bayesify.referee.density import as_float64
 from bayesify.referee.to_jax import import_optional
@@ -117,11 +118,13 @@ class PosteriorDraws:
             A :class:`Predictive` over N examples, in float64.
 
         Raises:
+            TypeError: ``num_samples`` is no whole number.
             ValueError: ``num_samples`` is not from 1 to the number of draws, ``batch_size`` is
                 below 1, or there are no examples.
         """
         draws = self.weights.flatten(0, 1)
-        count = len(draws) if num_samples is None else num_samples
+        num_samples = len(draws) if num_samples is None else num_samples
+        count = whole_number("num_samples", num_samples, None)
         if not 1 <= count <= len(draws):
             raise ValueError(
                 f"num_samples must lie from 1 to {len(draws)}, the number of draws, got {count}"

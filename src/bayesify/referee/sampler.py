@@ -16,6 +16,7 @@ from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.referee.density import PosteriorDensity
 from bayesify.referee.draws import PosteriorDraws
 from bayesify.referee.to_jax import import_optional, to_jax
@@ -75,8 +76,8 @@ def hmc(
         ModuleNotFoundError: NumPyro is not installed; it is in the extra ``referee``.
         NotImplementedError: the network uses an operator that is not translated to JAX, or the
             translation has another density.
-        TypeError: ``bnn`` is not a ``BayesianModule``, ``data`` is not a pair, or the prior has no
-            density of its own (``EmpiricalGaussian``).
+        TypeError: ``bnn`` is not a ``BayesianModule``, ``data`` is not a pair, the prior has no
+            density of its own (``EmpiricalGaussian``), or a count is no whole number.
         ValueError: a number is out of its range, inputs and targets do not belong together, or the
             density is not finite where a chain begins.
 
@@ -202,9 +203,8 @@ def _check_numbers(
     target_acceptance: float,
 ) -> None:
     for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
-    if num_samples < 4:
+        whole_number(name, count)
+    if whole_number("num_samples", num_samples, None) < 4:
         raise ValueError(
             f"num_samples must be at least 4, as R-hat compares the halves of a chain, got "
             f"{num_samples}"

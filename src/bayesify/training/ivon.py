@@ -17,6 +17,7 @@ from bayesify.training.elbo import ELBO
 from bayesify.training.kernel.formulas import (
     PriorBlocks,
     Rates,
+    centred_on,
     ivon_updated,
     prior_blocks,
     rho_of_precision,
@@ -223,7 +224,7 @@ class IVON(Optimizer):
 
     def _update_posterior(self) -> None:
         posterior, prior_mean = _posterior_of(self.elbo), self.elbo.bnn.prior_mean
-        mean, rho = posterior.mean, posterior.rho
+        mean, rho, mask = posterior.mean, posterior.rho, posterior.mask
         if mean.grad is None or rho.grad is None:
             return  # the kernel has updated them
         momentum, h = self.state_of()
@@ -236,7 +237,11 @@ class IVON(Optimizer):
                 (mean[part], momentum[part], h[part]),
                 in_mean=mean.grad[part],
                 in_log_std=rho.grad[part] / softplus_ratio(softplus(rho[part])),
-                centred=mean[part] if prior_mean is None else mean[part] - prior_mean[part],
+                centred=centred_on(
+                    None if prior_mean is None else prior_mean[part],
+                    mean[part],
+                    None if mask is None else mask[part],
+                ),
                 delta=delta[part] if isinstance(delta, Tensor) else delta,
                 rates=rates,
             )

@@ -7,13 +7,18 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.testing import assert_close
+from torch.utils._pytree import tree_map_only
 
 from bayesify.distributions.kl import has_closed_form, kl_divergence
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.likelihoods.likelihood import log_probs_of
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.priors import BlockPrior
+from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.noise.keys import NoiseKey, Stream, kept_generators
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.elbo import ELBO, check_place
 
@@ -211,11 +216,16 @@ def best_lambda(loss: float, r: float) -> float:
     return 2.0 / (math.sqrt(loss / r + 1.0) + 1.0)
 
 
-def check_certifiable(bnn: BayesianModule) -> None:
+def check_certifiable(bnn: BayesianModule, inputs: Inputs | None = None) -> None:
     """Raise ValueError where training may change what a PAC-Bayes bound does not count.
 
     The bound is on the posterior against a fixed prior. All else must not depend on the examples
     of the bound.
+
+    Args:
+        bnn: the network.
+        inputs: some examples, with which the buffers that training changes are found; without
+            them only those of PyTorch's normalisation layers are.
     """
     prior = bnn.weight_prior
     parts = prior.priors if isinstance(prior, BlockPrior) else (prior,)
@@ -270,3 +280,40 @@ def check_certifiable(bnn: BayesianModule) -> None:
                 f"a PAC-Bayes bound does not count statistics that training collects, as {name} "
                 "does; use GroupNorm or LayerNorm"
             )
+    name = None if inputs is None else _collected(bnn, inputs)
+    if name is not None:
+        raise ValueError(
+            "a PAC-Bayes bound does not count statistics that training collects, but a pass in "
+            f"training mode changes the buffer {name}; compute it from the example alone, as "
+            "GroupNorm and LayerNorm do, or set the frozen part that holds it to evaluation mode"
+        )
+
+
+@torch.no_grad()
+def _collected(bnn: BayesianModule, inputs: Inputs) -> str | None:
+    """Return the name of a buffer that a training pass leaves changed, or None."""
+    if next(bnn.net.buffers(), None) is None:
+        return None
+    net = stateless.copy_network(bnn.net)
+    frozen = stateless.frozen_in_evaluation(net, bnn.layout)  # as ``fit`` leaves it
+    # Drawn as in training: at the mean weights, some statistics may have converged.
+    noise = bnn.posterior.noise(NoiseKey(bnn.seed, Stream.CERTIFICATE, 0), range(1))
+    tensors = bnn.placed(bnn.layout.unflatten(bnn.posterior.draw(noise).weights[0]))
+
+    def buffers_after(training: bool) -> dict[str, Tensor]:
+        net.train(training)
+        for part in frozen:
+            part.eval()
+        some = tree_map_only(Tensor, lambda each: each[:2].clone(), inputs)
+        with kept_generators():
+            stateless.run_with(net, tensors, *arguments_of(some))
+        return {name: buffer.clone() for name, buffer in net.named_buffers()}
+
+    # A buffer that every pass fills anew, as a cache, is the same after two of evaluation.
+    before, _, after = (buffers_after(training) for training in (False, True, False))
+    for name, old in before.items():
+        try:  # of any shape and layout, also sparse
+            assert_close(after.get(name, old), old, rtol=0.0, atol=0.0, equal_nan=True)
+        except AssertionError:
+            return name
+    return None

@@ -66,6 +66,13 @@ def test_certify_is_the_librarys(certified: Path) -> None:
     assert alone["error_bound"] < found["error_bound"]
 
 
+@pytest.mark.parametrize("name", ["samples", "candidates"])
+def test_a_number_out_of_range_has_the_name_of_its_option(name: str, tmp_path: Path) -> None:
+    said = bayesify("certify", tmp_path, f"--{name}", "0")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == f"bayesify: {name} must be at least 1, got 0\n"
+
+
 def test_a_run_on_the_elbo_has_no_certificate(finished: Path) -> None:
     said = bayesify("certify", finished)
     assert (said.code, said.out) == (2, "")

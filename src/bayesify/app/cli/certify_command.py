@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, opened, read_data
-from bayesify.app.runs import RunError
+from bayesify.app.runs import ConfigError, RunError
 from bayesify.app.runs.defaults import PRIOR_CANDIDATES, PRIOR_STD_CERTIFIED
 from bayesify.app.runs.train import prior_indices, use_threads
 from bayesify.training.certificate import certify as certified
@@ -44,6 +44,9 @@ def certify(
     on the training images that its prior has not seen, and holds for the randomised classifier,
     which draws new weights for each prediction.
     """
+    for name, count in (("samples", samples), ("candidates", candidates)):
+        if count is not None and count < 1:
+            raise ConfigError(f"{name} must be at least 1, got {count}")
     run = opened(folder)
     config = run.config
     if config.objective == "elbo":

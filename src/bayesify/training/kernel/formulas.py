@@ -26,6 +26,7 @@ __all__ = [
     "PriorBlocks",
     "PriorForm",
     "Rates",
+    "centred_on",
     "gradients",
     "ivon_updated",
     "leaf_kind",
@@ -360,6 +361,24 @@ def ivon_updated(
     precision = h + delta
     mean = mean - (momentum / rates.correction1 + delta * centred) / precision * rates.lr
     return mean, rho_of_precision(precision, rates.ess), momentum, h
+
+
+def centred_on(prior_mean: Tensor | None, mean: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean less the prior's mean, for IVON; 0 for pruned weights, which it leaves alone.
+
+    Args:
+        prior_mean: shape (D,), or None for zeros.
+        mean: shape (D,).
+        mask: False for pruned weights, shape (D,), or None where nothing was pruned.
+
+    Example:
+        >>> centred_on(torch.ones(2), torch.tensor([3.0, 0.0]), torch.tensor([True, False]))
+        tensor([2., 0.])
+    """
+    if prior_mean is None:
+        return mean
+    centred = mean - prior_mean
+    return centred if mask is None else torch.where(mask, centred, 0.0)
 
 
 def rho_of_precision(precision: Tensor, ess: Scalar) -> Tensor:

@@ -22,6 +22,7 @@ from bayesify.training.kernel.formulas import (
     PriorBlocks,
     PriorForm,
     Rates,
+    centred_on,
     gradients,
     ivon_updated,
     of_sample,
@@ -333,7 +334,7 @@ def _advance(rule: _Rule, state: _State, in_mean: Tensor, in_spread: Tensor | No
             (mean, *moments),
             in_mean=made.in_mean,
             in_log_std=made.in_log_std,
-            centred=mean if state.prior_mean is None else mean - state.prior_mean,
+            centred=centred_on(state.prior_mean, mean, state.mask),
             delta=prior.numbers[0] / of_mean.ess,
             rates=of_mean,
         )

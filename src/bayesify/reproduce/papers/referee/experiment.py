@@ -236,7 +236,8 @@ def table(results: Sequence[Result]) -> str:
     """Return a table for each problem, and whether the chains of the referee agree."""
     lines = [
         "Predictive distributions of the test part compared with those of Hamiltonian Monte Carlo "
-        "on the same model; +- is the standard error over seeds. Numbers are in the unit of the "
+        "on the same model; +- is the standard error over seeds, which all have the same training "
+        "and test part, so that it leaves out the choice of these. Numbers are in the unit of the "
         "target. In the row of HMC the distance is between two halves of its chains: what is not "
         "well above it is not distinguished from HMC. The last column compares with the mean field "
         "on the seeds that a contestant has.",

@@ -424,6 +424,8 @@ void update_all(Step* s) {
           const bool keep = s->mask[base + j];
           strength[j] = keep ? kl_factor : Real(0);
           grad_mean[j] = keep ? grad_mean[j] : Real(0);
+          // As in centred_on of formulas.py.
+          if (s->prior_mean && !keep) centre[j] = s->mean[base + j];
         }
 #if OPTIMIZER == 3
       const Real *mean = s->mean + base, *rho = s->rho + base;
