@@ -15,8 +15,8 @@ from tests.cases import mlp
 from tests.loops import loop_over
 from tests.training.test_fit import CASE, N, Recorder, flat_sgd, loader
 from torch import Tensor
-from torch.optim import LBFGS, SGD, SparseAdam
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from bayesify import (
@@ -233,6 +233,35 @@ def test_schedulers_and_optimisers_that_cannot_train_are_refused() -> None:
     with pytest.raises(TypeError, match="got SparseAdam, which needs sparse gradients"):
         make_step(elbo, SparseAdam(elbo.parameters()))
     assert not elbo.inputs
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer, steps: OneCycleLR(optimizer, max_lr=0.05, total_steps=steps),
+        lambda optimizer, _: CyclicLR(optimizer, 0.0, 0.05, cycle_momentum=False),
+    ],
+)
+def test_a_schedule_of_one_rate_for_all_undoes_no_scale(schedule: Any) -> None:
+    elbo = Recorder(CASE.bnn())
+    options: dict[str, Any] = {"epochs": 1, "scheduler": schedule, "rho_lr_scale": 10.0}
+    message = "rho_lr_scale must be 1 under a (OneCycle|Cyclic)LR that sets one rate"
+    with pytest.raises(ValueError, match=message):
+        fit(elbo, loader(), **options)
+    with pytest.raises(ValueError, match=message):
+        fit_replicas([elbo], loader(), **options)
+    assert not elbo.inputs
+    fit(elbo, loader(), **{**options, "rho_lr_scale": 1.0})
+
+
+def test_such_a_schedule_takes_a_rate_for_rho() -> None:
+    def schedule(optimizer: Optimizer, steps: int) -> OneCycleLR:
+        return OneCycleLR(optimizer, max_lr=[0.05, 0.5], total_steps=steps)
+
+    elbo, other = Recorder(CASE.bnn()), Recorder(CASE.bnn())
+    fit(elbo, loader(), epochs=1, scheduler=schedule)
+    fit(other, loader(), epochs=1, scheduler=schedule, rho_lr_scale=10.0)
+    assert torch.equal(elbo.bnn.posterior.rho, other.bnn.posterior.rho)
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def fit(
             ``torch.optim.Adam``.
         scheduler: a scheduler, or a function of optimiser and total number of steps, as in
             ``bayesify.training.schedules``. It is stepped after every step of the optimiser.
-        rho_lr_scale: learning rate of rho as a multiple of the others'.
+        rho_lr_scale: learning rate of rho as a multiple of the others'. A scheduler such as
+            ``OneCycleLR``, which sets the rates, must be given one for each group instead.
         kl_warmup_epochs: epochs over which the KL's weight rises from 0 to 1; from then on the
             objective is the ELBO.
         kl_warmup_power: the power of a straight line in which it rises: above 1 late and steeply.
@@ -139,8 +140,9 @@ def fit(
         TypeError: an argument is of another type, such as a function as callback.
         ValueError: an argument is out of its range, the objective's ``num_data`` is not the
             number of examples of a loader that knows it, ``backend`` does not support the run, or
-            the scheduler is one of another optimiser or ends before the training; or several
-            processes differ in an argument, in the data or in the checkpoint.
+            the scheduler is one of another optimiser, ends before the training or undoes
+            ``rho_lr_scale``; or several processes differ in an argument, in the data or in the
+            checkpoint.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
         NonFiniteLossError: the loss or a parameter is NaN or infinite.
         RuntimeError: gradients are switched off, as within ``torch.no_grad()``.
@@ -197,6 +199,7 @@ def fit(
         warmup,
         None if checkpoint_dir is None else Path(checkpoint_dir),
         resume=resume,
+        rho_lr_scale=rho_lr_scale,
         pruning=pruning,
         frozen=checkpoint_frozen,
         processes=processes,
