@@ -226,6 +226,14 @@ def test_schedulers_and_optimisers_that_cannot_train_are_refused() -> None:
         fit(elbo, loader(), optimizer=LBFGS(elbo.parameters()))
     with pytest.raises(TypeError, match="of one pass, got LBFGS, whose step needs a closure"):
         make_step(elbo, LBFGS(elbo.parameters()))
+    for factory in (LBFGS, partial(LBFGS, lr=0.1)):
+        with pytest.raises(TypeError, match="of one pass, got LBFGS, whose step needs a closure"):
+            fit(elbo, loader(), optimizer=factory)
+    differentiable = partial(SGD, lr=0.1, differentiable=True)
+    with pytest.raises(ValueError, match="must not be differentiable, got differentiable=True"):
+        fit(elbo, loader(), optimizer=differentiable)
+    with pytest.raises(ValueError, match="must not be differentiable, got differentiable=True"):
+        make_step(elbo, differentiable(elbo.parameters()))
     for name in ("Muon", "SparseAdam"):
         kind = getattr(torch.optim, name, torch.optim.SparseAdam)
         with pytest.raises(TypeError, match=f"mean and rho, got {kind.__name__}, which"):
