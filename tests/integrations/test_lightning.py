@@ -13,7 +13,8 @@ import pytest
 import torch
 from tests.docs.test_snippets import run_snippets
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
@@ -86,6 +87,15 @@ def test_the_weights_are_those_of_fit(options: dict[str, Any], tmp_path: Path) -
     if options:
         bf.fit(plain, loader(), epochs=EPOCHS)
         assert not torch.allclose(weights_of(plain)[0], weights_of(alone)[0], rtol=1e-3)
+
+
+def test_a_schedule_of_one_rate_for_all_undoes_no_scale(tmp_path: Path) -> None:
+    def schedule(optimizer: Optimizer, steps: int) -> OneCycleLR:
+        return OneCycleLR(optimizer, max_lr=0.05, total_steps=steps)
+
+    module = ELBOModule(objective(), scheduler=schedule, rho_lr_scale=10.0)
+    with pytest.raises(ValueError, match="rho_lr_scale must be 1 under a OneCycleLR"):
+        trainer(tmp_path).fit(module, loader())
 
 
 @pytest.mark.parametrize("name", ["Adam", "IVON"])

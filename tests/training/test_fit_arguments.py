@@ -15,8 +15,8 @@ from tests.cases import mlp
 from tests.loops import loop_over
 from tests.training.test_fit import CASE, N, Recorder, flat_sgd, loader
 from torch import Tensor
-from torch.optim import LBFGS, SGD, SparseAdam
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from bayesify import (
@@ -226,6 +226,14 @@ def test_schedulers_and_optimisers_that_cannot_train_are_refused() -> None:
         fit(elbo, loader(), optimizer=LBFGS(elbo.parameters()))
     with pytest.raises(TypeError, match="of one pass, got LBFGS, whose step needs a closure"):
         make_step(elbo, LBFGS(elbo.parameters()))
+    for factory in (LBFGS, partial(LBFGS, lr=0.1)):
+        with pytest.raises(TypeError, match="of one pass, got LBFGS, whose step needs a closure"):
+            fit(elbo, loader(), optimizer=factory)
+    differentiable = partial(SGD, lr=0.1, differentiable=True)
+    with pytest.raises(ValueError, match="must not be differentiable, got differentiable=True"):
+        fit(elbo, loader(), optimizer=differentiable)
+    with pytest.raises(ValueError, match="must not be differentiable, got differentiable=True"):
+        make_step(elbo, differentiable(elbo.parameters()))
     for name in ("Muon", "SparseAdam"):
         kind = getattr(torch.optim, name, torch.optim.SparseAdam)
         with pytest.raises(TypeError, match=f"mean and rho, got {kind.__name__}, which"):
@@ -233,6 +241,35 @@ def test_schedulers_and_optimisers_that_cannot_train_are_refused() -> None:
     with pytest.raises(TypeError, match="got SparseAdam, which needs sparse gradients"):
         make_step(elbo, SparseAdam(elbo.parameters()))
     assert not elbo.inputs
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer, steps: OneCycleLR(optimizer, max_lr=0.05, total_steps=steps),
+        lambda optimizer, _: CyclicLR(optimizer, 0.0, 0.05, cycle_momentum=False),
+    ],
+)
+def test_a_schedule_of_one_rate_for_all_undoes_no_scale(schedule: Any) -> None:
+    elbo = Recorder(CASE.bnn())
+    options: dict[str, Any] = {"epochs": 1, "scheduler": schedule, "rho_lr_scale": 10.0}
+    message = "rho_lr_scale must be 1 under a (OneCycle|Cyclic)LR that sets one rate"
+    with pytest.raises(ValueError, match=message):
+        fit(elbo, loader(), **options)
+    with pytest.raises(ValueError, match=message):
+        fit_replicas([elbo], loader(), **options)
+    assert not elbo.inputs
+    fit(elbo, loader(), **{**options, "rho_lr_scale": 1.0})
+
+
+def test_such_a_schedule_takes_a_rate_for_rho() -> None:
+    def schedule(optimizer: Optimizer, steps: int) -> OneCycleLR:
+        return OneCycleLR(optimizer, max_lr=[0.05, 0.5], total_steps=steps)
+
+    elbo, other = Recorder(CASE.bnn()), Recorder(CASE.bnn())
+    fit(elbo, loader(), epochs=1, scheduler=schedule)
+    fit(other, loader(), epochs=1, scheduler=schedule, rho_lr_scale=10.0)
+    assert torch.equal(elbo.bnn.posterior.rho, other.bnn.posterior.rho)
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:

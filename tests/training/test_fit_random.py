@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import signal
 import threading
 import warnings
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,14 +43,15 @@ quick: Any = {"epochs": 2, "optimizer": partial(SGD, lr=0.1)}
 
 
 class Augmented(Dataset[Any]):
-    """Data that are changed at random when they are fetched."""
+    """Data that are changed at random, by each global generator, when they are fetched."""
 
     def __len__(self) -> int:
         return N
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x, y = CASE.data(N)
-        return x[index] + 0.1 * torch.randn(3, dtype=x.dtype), y[index]
+        drawn = random.random() + np.random.random()  # noqa: NPY002
+        return x[index] + 0.1 * drawn + 0.1 * torch.randn(3, dtype=x.dtype), y[index]
 
 
 class Eager(list[Any]):
@@ -165,13 +168,35 @@ def test_dropout_is_a_function_of_seed_and_epoch_and_off_in_validation() -> None
 
 @ignored
 @loop_over("kind", KINDS)
-def test_torchs_global_generator_is_left_as_it_was(kind: str) -> None:
-    torch.manual_seed(77)
-    expected = torch.rand(5)
-    torch.manual_seed(77)
+def test_global_generators_are_left_as_they_were(kind: str) -> None:
+    def drawn() -> list[Any]:
+        return [*torch.rand(5), *(random.random() for _ in range(5)), *np.random.randn(5)]  # noqa: NPY002
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    expected = drawn()
+    random.setstate(before[0])
+    np.random.set_state(before[1])  # noqa: NPY002
+    torch.set_rng_state(before[2])
     elbo = Recorder(CASE.bnn(with_dropout()))
     fit(elbo, torchs_loader(kind), loader(), **quick)
-    assert torch.equal(torch.rand(5), expected)
+    assert drawn() == expected
+
+
+@pytest.mark.parametrize("kind", ["random", "numpy"])
+def test_python_and_numpy_are_seeded_at_each_step_whatever_was_skipped(kind: str) -> None:
+    draw = random.random if kind == "random" else np.random.random
+    data: Any = [None] * 4
+
+    def drawn(**changed: Any) -> list[float]:
+        draw()  # what else the program draws
+        settings = {"seed": 1, "epoch": 0, "skip": 0, **changed}
+        return [draw() for _ in minibatches(data, **settings)]
+
+    whole = drawn()
+    assert len(set(whole)) == 4
+    assert drawn(skip=2) == whole[2:]
+    for other in ({"seed": 2}, {"epoch": 1}, {"rank": 1}):
+        assert not set(drawn(**other)) & set(whole)
 
 
 @ignored

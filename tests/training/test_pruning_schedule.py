@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -174,6 +175,11 @@ RUNS: dict[str, Any] = {
     ),
     "decay": (objective, {"optimizer": partial(Adam, lr=0.01, weight_decay=0.1, amsgrad=True)}),
     "local": (local, {"kl_warmup_epochs": 2}),
+    # The last weights are pruned before the third minibatch of a step.
+    "accumulated": (
+        objective,
+        {"accumulate_batches": 3, "schedule": replace(SCHEDULE, power=1.0)},
+    ),
     "structured": (structured, {}),
     "full": (lambda: objective(Case("gaussian", "full", "categorical").bnn()), {}),
 }

@@ -440,3 +440,37 @@ def test_numbers_of_numpy_are_stored(tmp_path: Path) -> None:
     SETUPS["pruned"].run(tmp_path / "resumed", **options)
     whole, resumed = (read_tensors(tmp_path / part / NAME)[0] for part in ("whole", "resumed"))
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+def edit_mean(elbo: ELBO, optimizer: Optimizer) -> None:
+    with torch.no_grad():
+        elbo.bnn.posterior.mean.mul_(0.5)
+
+
+def set_mask(elbo: ELBO, optimizer: Optimizer) -> None:
+    elbo.bnn.posterior.mask = torch.arange(elbo.bnn.posterior.mean.numel()) % 2 == 0
+
+
+def set_step(elbo: ELBO, optimizer: Optimizer) -> None:
+    elbo.step += 1
+
+
+def forget_averages(elbo: ELBO, optimizer: Optimizer) -> None:
+    optimizer.state[elbo.bnn.posterior.mean]["exp_avg"].zero_()
+
+
+@pytest.mark.parametrize("change", [edit_mean, set_mask, set_step, forget_averages])
+def test_what_a_callback_changes_is_resumed(change: Any, tmp_path: Path) -> None:
+    def run(folder: str, *epochs: int) -> dict[str, Tensor]:
+        for count in epochs:
+            setup = Setup(case=Case("gaussian", "mean-field", "categorical"))
+            elbo = setup.objective()
+            adam = Adam(elbo.parameters(), lr=0.05)
+            with torch.inference_mode():  # counts no edits
+                elbo.register_buffer("unchanged", torch.zeros(1))
+            callback = Stop(partial(change, elbo, adam), epoch=0)
+            setup.run(tmp_path / folder, elbo, epochs=count, optimizer=adam, callback=callback)
+        return read_tensors(tmp_path / folder / NAME)[0]
+
+    whole, resumed = run("whole", 2), run("resumed", 1, 2)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)

@@ -99,7 +99,8 @@ def test_a_file_says_what_was_frozen(tmp_path: Path) -> None:
     assert [trained_names(each) for each in found.members] == [names, names]
 
 
-def test_a_resumed_run_trains_what_it_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [1, 2])
+def test_a_resumed_run_trains_what_it_trained(stop: int, tmp_path: Path) -> None:
     def trained(folder: Path, *epochs: int) -> bf.BayesianModule:
         for number in epochs:
             bnn = bf.BayesianModule(network())
@@ -115,7 +116,7 @@ def test_a_resumed_run_trains_what_it_trained(tmp_path: Path) -> None:
             )
         return bnn
 
-    whole, parts = trained(tmp_path / "whole", 4), trained(tmp_path / "parts", 2, 4)
+    whole, parts = trained(tmp_path / "whole", 4), trained(tmp_path / "parts", stop, 4)
     assert torch.equal(whole.net[0].weight, parts.net[0].weight)
     assert torch.equal(whole.posterior.mean, parts.posterior.mean)
 

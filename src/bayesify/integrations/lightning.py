@@ -15,7 +15,7 @@ from bayesify.training.accumulation import Accumulation
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import num_batches_of, num_data_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
-from bayesify.training.schedules import KLWarmup, ScheduleFactory
+from bayesify.training.schedules import KLWarmup, ScheduleFactory, check_scaled_rate
 
 try:
     from lightning.pytorch import LightningModule
@@ -164,6 +164,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         if self._scheduler is None:
             return made
         schedule = self._scheduler(made, self._num_steps())
+        check_scaled_rate(schedule, made, self._rho_lr_scale)
         return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _num_batches(self) -> int:

@@ -63,12 +63,13 @@ def fit(
     """Train a Bayesian network by stochastic gradient descent on the ELBO.
 
     All randomness is a function of the network's seed, the epoch and the step: the noise, the order
-    of the data and dropout. Torch's global generators are seeded at each step and restored
-    afterwards. A run that is stopped and resumed therefore ends with the same weights, bit for bit
-    on one machine, as an uninterrupted one; docs/adr/0004 names an exception, and what is drawn in
-    workers that persist (``persistent_workers=True``) is another. Ctrl-C ends the step, writes a
-    checkpoint and raises KeyboardInterrupt. A further call goes on with other orders of the data
-    and other masks, as its epochs are counted on from the steps of the objective.
+    of the data, dropout and random augmentation. The global generators of torch, Python and NumPy
+    are seeded at each step and restored afterwards. A run that is stopped and resumed therefore
+    ends with the same weights, bit for bit on one machine, as an uninterrupted one; docs/adr/0004
+    names an exception, and what is drawn in workers that persist (``persistent_workers=True``) is
+    another. Ctrl-C ends the step, writes a checkpoint and raises KeyboardInterrupt. A further call
+    goes on with other orders of the data and other masks, as its epochs are counted on from the
+    steps of the objective.
 
     Under ``torch.distributed`` all processes call ``fit`` alike and train one network together:
     each takes its rows of every minibatch and weights of its own, and the gradients are added up.
@@ -92,7 +93,8 @@ def fit(
             ``torch.optim.Adam``.
         scheduler: a scheduler, or a function of optimiser and total number of steps, as in
             ``bayesify.training.schedules``. It is stepped after every step of the optimiser.
-        rho_lr_scale: learning rate of rho as a multiple of the others'.
+        rho_lr_scale: learning rate of rho as a multiple of the others'. A scheduler such as
+            ``OneCycleLR``, which sets the rates, must be given one for each group instead.
         kl_warmup_epochs: epochs over which the KL's weight rises from 0 to 1; from then on the
             objective is the ELBO.
         kl_warmup_power: the power of a straight line in which it rises: above 1 late and steeply.
@@ -138,8 +140,9 @@ def fit(
         TypeError: an argument is of another type, such as a function as callback.
         ValueError: an argument is out of its range, the objective's ``num_data`` is not the
             number of examples of a loader that knows it, ``backend`` does not support the run, or
-            the scheduler is one of another optimiser or ends before the training; or several
-            processes differ in an argument, in the data or in the checkpoint.
+            the scheduler is one of another optimiser, ends before the training or undoes
+            ``rho_lr_scale``; or several processes differ in an argument, in the data or in the
+            checkpoint.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
         NonFiniteLossError: the loss or a parameter is NaN or infinite.
         RuntimeError: gradients are switched off, as within ``torch.no_grad()``.
@@ -196,6 +199,7 @@ def fit(
         warmup,
         None if checkpoint_dir is None else Path(checkpoint_dir),
         resume=resume,
+        rho_lr_scale=rho_lr_scale,
         pruning=pruning,
         frozen=checkpoint_frozen,
         processes=processes,

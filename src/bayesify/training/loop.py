@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from bayesify.estimators.stateless import frozen_in_evaluation
 from bayesify.module.inputs import Inputs
 from bayesify.module.random_network import RandomNetwork
+from bayesify.module.recorded_pass import version_of
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.backends import Noise, NonFiniteLossError
 from bayesify.training.checks import (
@@ -149,7 +150,7 @@ def run_epochs(
             examples = [FirstExamples() for _ in members]
             _add_first(examples, minibatches(epochs - 1, 0), separate=separate)
             _compare_with_untrained(members, examples, noise, tell)
-            callback.on_epoch(start.history[-1])
+            _call_on_epoch(callback, members, noise)
             processes.agree_to_stop()
             if processes.stops:
                 raise KeyboardInterrupt
@@ -235,11 +236,7 @@ def run_epochs(
                 member.checkpoint(noise())
             if last:  # after the checkpoint: nothing of the training can be lost
                 _compare_with_untrained(members, examples, noise, tell)
-            before = [_settings_of(member) for member in members]
-            callback.on_epoch(start.history[-1])
-            for member, settings in zip(members, before, strict=True):
-                if _settings_of(member) != settings:  # such as a learning rate
-                    member.checkpoint(noise())
+            _call_on_epoch(callback, members, noise)
             processes.agree_to_stop()
             if processes.stops:
                 raise KeyboardInterrupt
@@ -259,13 +256,32 @@ def run_epochs(
     return [member.position.history for member in members]
 
 
-def _settings_of(member: Member) -> list[dict[str, Any]]:
-    """Return the numbers of the optimiser's groups."""
-    groups = member.optimizer.param_groups
-    return [
+def _call_on_epoch(
+    callback: Callback, members: Sequence[Member], noise: Callable[[], Noise]
+) -> None:
+    """Call ``on_epoch``, and write the checkpoints again of the networks that it changes.
+
+    They were written before, so that an error in the callback does not lose the epoch.
+    """
+    stored = [member for member in members if member.path is not None]
+    before = [_state_of(member) for member in stored]
+    callback.on_epoch(members[0].position.history[-1])
+    for member, state in zip(stored, before, strict=True):
+        if _state_of(member) != state:
+            member.checkpoint(noise())
+
+
+def _state_of(member: Member) -> list[object]:
+    """Return what shows a change of what a checkpoint holds, other than edits of ``.data``."""
+    elbo, optimizer = member.elbo, member.optimizer
+    averages = [each for state in optimizer.state.values() for each in state.values()]
+    held = [*elbo.parameters(), *elbo.buffers(), *averages]
+    tensors = [each for each in held if isinstance(each, Tensor)]
+    settings = [
         {n: v.item() if isinstance(v, Tensor) else v for n, v in group.items() if n != "params"}
-        for group in groups
+        for group in optimizer.param_groups
     ]
+    return [elbo.step, settings, *((id(t), t.requires_grad, version_of(t)) for t in tensors)]
 
 
 def _set_modes(members: Sequence[Member], kept: Sequence[Sequence[nn.Module]]) -> None:

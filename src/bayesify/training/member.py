@@ -37,6 +37,7 @@ from bayesify.training.schedules import (
     KLWarmup,
     ScheduleFactory,
     check_length,
+    check_scaled_rate,
     check_schedule,
 )
 
@@ -84,6 +85,7 @@ class Member:
         folder: Path | None,
         *,
         resume: bool,
+        rho_lr_scale: float = 1.0,
         pruning: PruningSchedule | None = None,
         frozen: bool | Sequence[str] = True,
         processes: Processes | None = None,
@@ -93,7 +95,8 @@ class Member:
 
         Raises:
             TypeError: ``scheduler`` is no scheduler and no function of one, or steps by a metric.
-            ValueError: it is the scheduler of another optimiser, or ends before the training; or a
+            ValueError: it is the scheduler of another optimiser, ends before the training, or sets
+                one rate for all groups where that of rho was scaled by ``rho_lr_scale``; or a
                 checkpoint cannot hold the network.
             FileExistsError: there is a checkpoint and ``resume`` is False.
             StorageError: the checkpoint is damaged or of another run.
@@ -108,6 +111,7 @@ class Member:
                 )
             schedule = schedule(optimizer, max(1, epochs * accumulation.steps))
         check_schedule(schedule, optimizer)
+        check_scaled_rate(schedule, optimizer, rho_lr_scale)
         if folder is not None:
             check_can_be_stored(elbo.bnn)
         path = None if folder is None else folder / CHECKPOINT_NAME

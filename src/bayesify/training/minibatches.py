@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -83,31 +84,36 @@ def minibatches(
 
     There are ``length`` of them; None is the loader's own.
 
-    The order of the data is a function of seed and epoch. Before each minibatch is fetched torch's
-    global generators are seeded by seed and step, so that random augmentation and dropout are
-    functions of these, whether or not the run was interrupted before. They are left as they were
-    when the iteration ends or is closed; generators of the loader's own are not. A stream that
-    several workers divide warns if it would bring more.
+    The order of the data is a function of seed and epoch. Before each minibatch is fetched the
+    global generators of torch, Python and NumPy are seeded by seed and step, so that random
+    augmentation and dropout are functions of these, whether or not the run was interrupted before.
+    They are left as they were when the iteration ends or is closed; generators of the loader's own
+    are not. A stream that several workers divide warns if it would bring more.
 
     Of several processes each has dropout of its own, by its ``rank``. What is drawn while a
     minibatch is fetched is the same for equal values of ``fetch_rank``.
     """
     epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
     length = len(loader) if length is None else length
-    with kept_generators(), _seeded(loader, epoch, epoch_seed):
+
+    def seed_all(batch: int, rank: int) -> None:
+        seed_global_generators(seed, Stream.DROPOUT, epoch * length + batch, rank)
+        _seed_others(epoch_seed + 1 + rank * length + batch)
+
+    with kept_generators(), _kept_others(), _seeded(loader, epoch, epoch_seed):
         torch.manual_seed(epoch_seed)
+        _seed_others(epoch_seed)
         iterator = iter(loader)
         for batch in range(length):
-            step = epoch * length + batch
             # A sampler draws the order with the first minibatch, the same in all processes.
             fetching = fetch_rank if batch else 0
-            seed_global_generators(seed, Stream.DROPOUT, step, fetching)
+            seed_all(batch, fetching)
             try:
                 pair = next(iterator)
             except StopIteration:
                 return
             if rank != fetching:
-                seed_global_generators(seed, Stream.DROPOUT, step, rank)
+                seed_all(batch, rank)
             if batch >= skip:
                 yield batch, pair
         if _has_divided_stream(loader) and next(iterator, None) is not None:
@@ -228,3 +234,21 @@ def _seeded(loader: Loader, epoch: int, epoch_seed: int) -> Iterator[None]:
     finally:
         for sampler in lacking:
             sampler.generator = None
+
+
+@contextmanager
+def _kept_others() -> Iterator[None]:
+    """Restore the global generators of Python and NumPy on exit."""
+    python, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002
+
+
+def _seed_others(seed: int) -> None:
+    """Seed the global generators of Python and NumPy, as PyTorch seeds those of its workers."""
+    random.seed(seed)
+    # By 32 bits: all of them would take NumPy ten times as long.
+    np.random.seed(seed % 2**32)  # noqa: NPY002

@@ -87,7 +87,8 @@ def make_optimizer(
 
     Raises:
         ValueError: ``rho_lr_scale`` or ``lr`` is not positive, or cannot be applied; or the
-            optimiser holds no parameter of the objective, or has weight decay for rho.
+            optimiser holds no parameter of the objective, has weight decay for rho, or is
+            differentiable.
         TypeError: ``optimizer`` is neither an optimiser nor a function of one, needs a closure, or
             cannot train mean and rho; or a rate is no number.
     """
@@ -197,6 +198,7 @@ def check_takes_steps(optimizer: object) -> None:
 
     Raises:
         TypeError: it is not, or it does, as that of L-BFGS; or it cannot train mean and rho.
+        ValueError: its steps are to be differentiable.
 
     Example:
         >>> check_takes_steps(torch.optim.LBFGS([torch.zeros(1, requires_grad=True)]))
@@ -208,17 +210,28 @@ def check_takes_steps(optimizer: object) -> None:
             "optimizer must be a torch.optim.Optimizer or a function that returns one, got "
             f"{optimizer!r}"
         )
-    _check_fits(type(optimizer))
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise TypeError(
-            "the optimizer must step by the gradients of one pass, got "
-            f"{type(optimizer).__name__}, whose step needs a closure; use it in a loop of your own"
+    _check_fits(optimizer)
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ValueError(
+            "the optimizer must not be differentiable, got differentiable=True: PyTorch cannot "
+            "record its steps where they update the parameters in place; leave it out"
         )
 
 
-def _check_fits(kind: object) -> None:
-    """Raise TypeError for a class of PyTorch's optimisers that cannot train mean and rho."""
+def _check_fits(given: Any) -> None:
+    """Raise TypeError for an optimiser, or a class of them, that cannot train mean and rho.
+
+    A function of parameter groups may be anything: what it makes is checked.
+    """
+    kind = type(given) if isinstance(given, Optimizer) else given
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+        return
+    closure = inspect.signature(given.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            "the optimizer must step by the gradients of one pass, got "
+            f"{kind.__name__}, whose step needs a closure; use it in a loop of your own"
+        )
     for name, reason in _UNFIT.items():
         if kind is getattr(torch.optim, name, ...):  # older versions have no Muon
             raise TypeError(

@@ -143,7 +143,8 @@ class PruningSchedule:
 
         Args:
             bnn: the network, which is pruned in place.
-            optimizer: of its parameters; its averages of the pruned weights are set to zero.
+            optimizer: of its parameters; gradients and averages of the pruned weights are set to
+                zero.
             step: the step that comes next, from 0.
             batches: minibatches an epoch.
         """
@@ -160,15 +161,16 @@ class PruningSchedule:
 
 @torch.no_grad()
 def _forget_pruned(bnn: BayesianModule, optimizer: Optimizer) -> None:
-    """Set the optimiser's averages to zero where a weight is pruned.
+    """Set gradients and the optimiser's averages to zero where a weight is pruned.
 
-    Momentum would otherwise move the mean of a pruned weight away from zero.
+    Momentum would otherwise move the mean of a pruned weight away from zero, as would the gradients
+    of minibatches that share a step with the next ones.
     """
     posterior = bnn.posterior
     assert posterior.mask is not None
     gone = ~posterior.mask
     for name in posterior.names_by_weight():
         parameter = posterior.get_parameter(name)
-        for value in optimizer.state.get(parameter, {}).values():
+        for value in (parameter.grad, *optimizer.state.get(parameter, {}).values()):
             if isinstance(value, torch.Tensor) and value.shape == gone.shape:
                 value.masked_fill_(gone, 0.0)

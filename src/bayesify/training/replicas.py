@@ -126,6 +126,7 @@ def fit_replicas(
             warmup,
             None if checkpoint_dir is None else Path(checkpoint_dir) / f"replica-{number}",
             resume=resume,
+            rho_lr_scale=rho_lr_scale,
         )
         for number, (elbo, factory) in enumerate(zip(elbos, factories, strict=True))
     ]

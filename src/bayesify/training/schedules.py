@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 __all__ = [
     *("KLWarmup", "ScheduleFactory"),
-    *("check_length", "check_schedule", "constant", "cosine"),
+    *("check_length", "check_scaled_rate", "check_schedule", "constant", "cosine"),
 ]
 
 #: A function of an optimiser and the number of steps of the whole run that builds a scheduler.
@@ -85,6 +85,36 @@ def check_schedule(schedule: object, optimizer: Optimizer) -> None:
         raise ValueError(
             "scheduler must be one of the optimizer that trains, got that of another; pass its "
             "optimizer= too, or a function of optimiser and total number of steps as scheduler"
+        )
+
+
+def check_scaled_rate(schedule: object, optimizer: Optimizer, rho_lr_scale: float) -> None:
+    """Check that a schedule leaves rho a rate of its own, where it was scaled.
+
+    Args:
+        schedule: the schedule, just made.
+        optimizer: has rho in a group of its own, if its rate was scaled.
+        rho_lr_scale: the rate of rho as a multiple of the others', before the schedule was made.
+
+    Raises:
+        ValueError: the schedule has set one rate for all groups.
+
+    Example:
+        >>> import torch
+        >>> from torch.optim.lr_scheduler import OneCycleLR
+        >>> groups = [{"params": [torch.zeros(1)], "lr": rate} for rate in (0.05, 0.5)]
+        >>> sgd = torch.optim.SGD(groups)
+        >>> check_scaled_rate(constant(sgd, 8), sgd, 10.0)
+        >>> check_scaled_rate(OneCycleLR(sgd, max_lr=0.05, total_steps=8), sgd, 10.0)
+        Traceback (most recent call last):
+        ValueError: rho_lr_scale must be 1 under a OneCycleLR that sets one rate for all groups, ...
+    """
+    rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+    if rho_lr_scale != 1.0 and len(rates) > 1 and len(set(rates)) == 1:
+        raise ValueError(
+            f"rho_lr_scale must be 1 under a {type(schedule).__name__} that sets one rate for all "
+            f"groups, got {rho_lr_scale}, which would do nothing; leave it out and give the "
+            "scheduler a rate for each group, rho's last, as in max_lr=[0.05, 0.5]"
         )
 
 

@@ -87,6 +87,16 @@ def narrow(elbo: ELBO) -> None:
         parameter.data = parameter.data.bfloat16()
 
 
+def strided(name: str, elbo: ELBO) -> None:
+    """Replace a parameter by one of equal values that is not contiguous."""
+    pairs = parameter(elbo, name).detach().unsqueeze(1).repeat(1, 2)
+    setattr(elbo.bnn.posterior, name, torch.nn.Parameter(pairs[:, 0]))
+
+
+def of_two_dtypes(elbo: ELBO) -> None:
+    elbo.bnn.posterior.rho = torch.nn.Parameter(parameter(elbo, "rho").detach().float())
+
+
 def nothing(*_: Any) -> None: ...
 
 
@@ -202,6 +212,9 @@ OBJECTIVES = {
     ),
     "compiled": Case("the objective was compiled", change=lambda e: e.compile(backend="eager")),
     "narrow posterior": Case("the weights are bfloat16", change=narrow),
+    "two dtypes": Case("mean and rho have two dtypes", change=of_two_dtypes),
+    "strided mean": Case("mean is not contiguous", change=partial(strided, "mean")),
+    "strided rho": Case("rho is not contiguous", change=partial(strided, "rho")),
     "two samples, local": Case(
         "the KL of a step is averaged over several samples",
         LOCAL,

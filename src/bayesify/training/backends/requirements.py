@@ -101,6 +101,8 @@ def why_no_closed_forms(elbo: ELBO) -> str | None:
             return f"{name} has hooks"
     if q.mean.dtype not in (torch.float32, torch.float64):
         return f"the weights are {str(q.mean.dtype).removeprefix('torch.')}"
+    if q.rho.dtype is not q.mean.dtype:
+        return "mean and rho have two dtypes"
     if leaf_kind(bnn.estimator) != "weights":
         if q.mask is not None:
             return "the network is pruned"
@@ -135,6 +137,8 @@ def why_not_compiled(elbo: ELBO, optimizer: Optimizer) -> str | None:
         return "the optimizer has momentum for only one of mean and rho"
     for name in ("mean", "rho"):
         parameter = getattr(posterior, name)
+        if not parameter.is_contiguous():
+            return f"{name} is not contiguous"
         group = group_of(optimizer, parameter)
         if group is None:
             return f"the optimizer does not hold {name}"
