@@ -237,8 +237,8 @@ def test_what_is_not_finite_is_not_learnt(backend: str, tmp_path: Path) -> None:
 
 
 def one_cycle(optimizer: Optimizer, total: int) -> LRScheduler:
-    """The rate, and the momentum or Adam's first beta."""
-    return OneCycleLR(optimizer, max_lr=0.1, total_steps=total)
+    """The rates, of which rho's is the last, and the momentum or Adam's first beta."""
+    return OneCycleLR(optimizer, max_lr=[0.1, 0.2], total_steps=total)
 
 
 @each_backend
