@@ -4,7 +4,7 @@ python benchmarks/posterior_prices.py           two minutes
 python benchmarks/posterior_prices.py --show    only writes the table in docs/which-posterior.md
 
 Steps of training are timed in turns, on two networks, and their memory is counted. Rounds in which
-others use the processor are taken again; run it on a machine that does nothing else. The distances
+others use the CPU are taken again; run it on a machine that does nothing else. The distances
 are those of ``bayesify reproduce referee``. Results go to results/posterior-prices.
 """
 
@@ -94,8 +94,8 @@ def build(case: Case, family: Family) -> Step:
     elbo = bf.ELBO(bnn, num_data=NUM_DATA)
     optimizer: Any = bf.IVON(elbo, lr=1e-6) if family.ivon else None
     made = optimizer or make_optimizer("adam", elbo.parameters())
-    fused = bf.make_step(elbo, made)
-    return lambda: fused(inputs, targets) and None
+    train = bf.make_step(elbo, made)
+    return lambda: train(inputs, targets) and None
 
 
 def measure(name: str, rounds: int) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ def conv_net() -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 
 
-#: Each network with the shape of a datum.
+#: Each network with the shape of an example.
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "13-50-1": (lambda: mlp(13, (50,), 1), (13,)),
     "13-50-50-1": (lambda: mlp(13, (50, 50), 1), (13,)),

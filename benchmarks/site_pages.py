@@ -1,4 +1,4 @@
-"""Open every page of a built site in a browser, at the width of a phone and of a desk.
+"""Open every page of a built site in a browser, at the width of a phone and of a desktop.
 
 python benchmarks/site_pages.py [SITE]      SITE: build/site; some minutes
 

@@ -170,7 +170,7 @@ def test_the_journal_is_made_from_the_results(whole: Path, tmp_path: Path) -> No
 def test_without_optuna(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "bayesify.reproduce.harness.optuna_study")
-    with pytest.raises(ImportError, match=r"run pip install 'bayesify\[search\]'"):
+    with pytest.raises(ImportError, match=r"run pip install 'bayesify\[tune\]'"):
         reproduce(EXPERIMENT, tmp_path / "new", Quiet(), quick=True)
     assert not read_results(tmp_path / "new")
     out = Path(shutil.copytree(whole, tmp_path / "out"))

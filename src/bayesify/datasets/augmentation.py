@@ -83,7 +83,7 @@ def random_affine(
     of its four numbers changed by a uniform number between ``-amount`` and ``amount``, and the two
     of the shift by as much of half the width and half the height. With .1 an image is shifted by at
     most a twentieth of its sides, turned by up to about 6 degrees, and scaled by up to about 10 %.
-    Beyond its edge an image goes on with the pixels there. All of this is computed in float32, or
+    Beyond its edge an image continues with the pixels there. All of this is computed in float32, or
     float64 for such images, under autocast too.
 
     Args:

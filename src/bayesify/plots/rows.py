@@ -13,7 +13,7 @@ from bayesify.plots.style import COLOURS, styled
 __all__ = ["Panel", "rows_figure"]
 
 
-#: Characters of a row's name beside which two panels do not fit.
+#: Characters of the longest name of a row with which two panels fit next to each other.
 _LONG = 30
 
 

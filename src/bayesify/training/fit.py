@@ -30,7 +30,7 @@ from bayesify.training.member import Member
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.processes import Processes
-from bayesify.training.progress import Callback, watcher_of
+from bayesify.training.progress import Callback, callback_of
 from bayesify.training.pruning_schedule import PruningSchedule
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
 
@@ -68,7 +68,7 @@ def fit(
     ends with the same weights, bit for bit on one machine, as an uninterrupted one; docs/adr/0004
     names an exception, and what is drawn in workers that persist (``persistent_workers=True``) is
     another. Ctrl-C ends the step, writes a checkpoint and raises KeyboardInterrupt. A further call
-    goes on with other orders of the data and other masks, as its epochs are counted on from the
+    continues with other orders of the data and other masks, as its epochs are counted on from the
     steps of the objective.
 
     Under ``torch.distributed`` all processes call ``fit`` alike and train one network together:
@@ -179,10 +179,10 @@ def fit(
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
     check_backend(backend)
     check_can_divide(elbo)
-    watcher = watcher_of(callback, progress=progress)
+    run_callback = callback_of(callback, progress=progress)
     processes = Processes(shared_noise=shared_noise)
     if not processes.is_first:
-        watcher = watcher_of(callback, progress=False)
+        run_callback = callback_of(callback, progress=False)
     division = Division(train_loader, processes, batches)
     begin_together(elbo, processes)
     if pruning is not None:
@@ -220,7 +220,7 @@ def fit(
     check_alike(elbo, made, chosen, processes, arguments)
     _check_same_noise(position, processes)
     if processes.is_first and (note := _other_processes(position, processes)) is not None:
-        getattr(watcher, "on_note", lambda _: None)(note)
+        getattr(run_callback, "on_note", lambda _: None)(note)
 
     device = elbo.bnn.posterior.mean.device
     told: set[str] = set()
@@ -276,7 +276,7 @@ def fit(
         noise=lambda: chosen.noise,
         pruning=pruning,
         validation_loader=validation_loader,
-        callback=watcher,
+        callback=run_callback,
         description=lambda: chosen.description,
     )
     return history

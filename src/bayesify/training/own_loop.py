@@ -1,4 +1,4 @@
-"""The fused training step for a loop of one's own."""
+"""The training step of ``fit``, for a loop of one's own."""
 
 from __future__ import annotations
 

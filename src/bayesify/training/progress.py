@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 from bayesify.training.history import EpochRow, History
 
-__all__ = ["Callback", "LineProgress", "NoProgress", "watcher_of"]
+__all__ = ["Callback", "LineProgress", "NoProgress", "callback_of"]
 
 #: The methods that ``fit`` calls.
 _METHODS = ("on_start", "on_step", "on_epoch", "on_note", "on_warning")
@@ -114,7 +114,7 @@ class NoProgress(Callback):
     """
 
 
-def watcher_of(callback: Callback | None, *, progress: bool) -> Callback:
+def callback_of(callback: Callback | None, *, progress: bool) -> Callback:
     """Return the callback of a run: the one that was given, or one that prints lines or nothing.
 
     Raises:
@@ -122,7 +122,7 @@ def watcher_of(callback: Callback | None, *, progress: bool) -> Callback:
             is no bool.
 
     Example:
-        >>> watcher_of(print, progress=True)
+        >>> callback_of(print, progress=True)
         Traceback (most recent call last):
         TypeError: callback must be an object with the methods on_start, on_step and on_epoch, ...
     """

@@ -19,7 +19,7 @@ from bayesify.training.loop import Minibatch, StepOptions, run_epochs
 from bayesify.training.member import Member
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
-from bayesify.training.progress import Callback, watcher_of
+from bayesify.training.progress import Callback, callback_of
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
 
 __all__ = ["fit_replicas"]
@@ -104,7 +104,7 @@ def fit_replicas(
     separate = isinstance(train_loader, Sequence)
     _check(elbos, loaders, optimizer, separate=separate)
     check_backend(backend)
-    watcher = watcher_of(callback, progress=progress)
+    run_callback = callback_of(callback, progress=progress)
     if isinstance(scheduler, LRScheduler):
         raise TypeError(
             "scheduler must be a function of optimiser and total number of steps, because each "
@@ -161,7 +161,7 @@ def fit_replicas(
             noise=lambda: replicas.noise,
             separate=separate,
             validation_loader=validation_loader,
-            callback=watcher,
+            callback=run_callback,
             description=lambda: replicas.description,
         )
     finally:

@@ -113,7 +113,7 @@ def test_a_busy_machine_is_named_at_the_start(count: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(bench_command, "Watch", Disturbances(count))
     said = bayesify("bench", "--threads", "1", "--steps", "1")
     assert said.code == 0
-    assert ("other programs use the processor" in said.err) == (count > 0)
+    assert ("other programs use the CPU" in said.err) == (count > 0)
 
 
 @pytest.mark.slow
@@ -124,11 +124,11 @@ def test_disturbed_rows_are_not_stored(monkeypatch: pytest.MonkeyPatch, tmp_path
     asked = ("bench", "--threads", "1", "--steps", "1", "--uncommitted", "--out", out)
     said = bayesify(*asked)
     assert said.code == 2
-    assert "rows were disturbed: others used the processor" in said.out
+    assert "rows were disturbed: others used the CPU" in said.out
     assert "nothing was stored: rows were disturbed; end other programs" in said.err
     assert not out.exists()
     assert bayesify(*asked, "--store-disturbed").code == 0
     document = json.loads(out.read_text())
     assert all(row["disturbed"] for row in document["metrics"]["rows"])
-    assert "others used the processor" in document["notes"][-1]
+    assert "others used the CPU" in document["notes"][-1]
     assert bayesify(*asked[:-3]).code == 0, "only a file is refused"

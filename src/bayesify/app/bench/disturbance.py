@@ -8,7 +8,7 @@ import psutil
 
 __all__ = ["Watch", "is_unsteady"]
 
-#: Processor time that others may use: cores, and seconds below which nothing can be said, since the
+#: CPU time that others may use: cores, and seconds below which nothing can be said, since the
 #: system counts in hundredths of a second.
 _CORES, _SECONDS = 0.08, 0.04
 #: Largest interquartile range of undisturbed times, as a share of their median.
@@ -16,7 +16,7 @@ _SPREAD = 0.25
 
 
 class Watch:
-    """Compares the processor time of the whole machine with that of this process.
+    """Compares the CPU time of the whole machine with that of this process.
 
     The difference is what others used: processes, the system, and other machines on the same
     hardware. Children of this process count as others.
@@ -38,7 +38,7 @@ class Watch:
 
     @property
     def others(self) -> float:
-        """Processor seconds that others have used since the start."""
+        """CPU seconds that others have used since the start."""
         machine, own = self._times()
         return max(0.0, machine - self._before[0] - (own - self._before[1]))
 

@@ -32,7 +32,7 @@ class Entrant:
         step: does one step.
         peak: bytes, see ``step_memory``.
         times: milliseconds of a step, one number per round.
-        disturbed: the number of these rounds in which others used the processor.
+        disturbed: the number of these rounds in which others used the CPU.
         error: why it was left out, or None.
     """
 

@@ -124,7 +124,7 @@ def bench(
     "plain-net-graph" is the plain network whose step is a CUDA graph, as a compiled step is.
     Ctrl-C shows the results so far.
 
-    Rounds in which other processes use the processor are taken again. Rows that stay disturbed are
+    Rounds in which other processes use the CPU are taken again. Rows that stay disturbed are
     marked, and --out and --figure refuse them. So does --out where the code of the checkout differs
     from the commit that the file names, without --uncommitted.
     """
@@ -164,7 +164,7 @@ def bench(
         )
         if is_busy:
             console.print(
-                "other programs use the processor: rounds will be taken again, and rows marked",
+                "other programs use the CPU: rounds will be taken again, and rows marked",
                 style="yellow",
                 soft_wrap=True,
             )
@@ -195,7 +195,7 @@ def bench(
     if disturbed:
         measured.notes.append(
             f"{len(disturbed)} of {len(measured.rows)} rows were disturbed: others used the "
-            "processor, or the plain network's times vary by more than a quarter"
+            "CPU, or the plain network's times vary by more than a quarter"
         )
     document["notes"] = measured.notes
     refused = bool(disturbed and (out or figure) and not store_disturbed)

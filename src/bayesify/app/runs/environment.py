@@ -67,7 +67,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def load_average() -> float | None:
-    """Return the mean number of processes that wanted a processor in the last minute.
+    """Return the mean number of processes that wanted a CPU in the last minute.
 
     Returns:
         None where the system does not tell.

@@ -140,7 +140,7 @@ def tune(
         is_shared = storage is not None
         search = _Search(run, data, parts, study, seconds, progress, is_shared=is_shared)
         search.start()
-        while search.goes_on(max_trials):
+        while search.has_next(max_trials):
             search.try_one()
         summary = search.summary()
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -219,7 +219,7 @@ class _Search:
         )
         self._progress.on_start(plan)
 
-    def goes_on(self, max_trials: int | None) -> bool:
+    def has_next(self, max_trials: int | None) -> bool:
         """Return whether another trial is due."""
         done = len(self._trials(*_FINISHED))
         if self._default_trial() is None:

@@ -93,7 +93,7 @@ class OnnxModel:
             ) from error
 
     def _answer_a_blank(self) -> None:
-        """Answer one example, so that a file that cannot is refused before the first request."""
+        """Answer one example, so that a file that cannot fails before the first request."""
         blank: Any = {column.name: None for _, column in self._columns}
         if self._images is not None:
             blank = np.zeros(self._images.shape, int).tolist()

@@ -17,7 +17,7 @@ try:
     from optuna.storages.journal import JournalFileBackend
 except ImportError as error:
     raise ImportError(
-        "a journal of Optuna studies needs optuna; run pip install 'bayesify[search]'"
+        "a journal of Optuna studies needs optuna; run pip install 'bayesify[tune]'"
     ) from error
 
 __all__ = ["FinishedTrial", "write_studies"]

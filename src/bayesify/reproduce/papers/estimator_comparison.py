@@ -174,8 +174,8 @@ def table(results: Sequence[Result]) -> str:
     steps = [each for result in of_job(results, _STEP) for each in result["metrics"]["steps_ms"]]
     lines = [
         "| | error, mean weights | error, averaged | nll, nats | variance in the means, at the "
-        "start | at the end | in rho, at the start | at the end | time of a step, fused | plain "
-        "path | seeds |",
+        "start | at the end | in rho, at the start | at the end | time of a step, compiled | "
+        "closed-form | seeds |",
         "|---" * 11 + "|",
     ]
     for name, title in METHODS.items():

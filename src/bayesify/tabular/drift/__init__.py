@@ -2,7 +2,7 @@
 
 A column is read in the format of training. Where that does not read a share of the cells, or where
 another format fits training's values far better, another reading is chosen if it is unambiguous;
-otherwise the table is refused.
+otherwise an error names the column.
 """
 
 from bayesify.tabular.drift.reading import Reading

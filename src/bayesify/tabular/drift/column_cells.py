@@ -14,9 +14,9 @@ from bayesify.tabular.rows import TableRows
 
 __all__ = ["ColumnCells"]
 
-#: Share of unreadable cells above which a column is refused, if there are at least two.
+#: Share of unreadable cells above which a column is not read, if there are at least two.
 _MOST_UNREAD = 0.2
-#: A category is refused if more than half of at least so many cells have levels that are new.
+#: A category is not read if more than half of at least so many cells have levels that are new.
 _FEWEST_LEVELS = 5
 #: Distinct cells of a column by which a format is chosen; all cells are then checked by it.
 _MOST_TEXTS = 10_000

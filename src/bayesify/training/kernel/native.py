@@ -1,7 +1,7 @@
 """The kernel for CPUs: C++, compiled once on the user's machine and cached.
 
-``torch.compile`` makes the same kernel from ``formulas.py``, in a minute where this takes about a
-second, and of twice the time a step; see docs/adr/0005.
+``torch.compile`` makes the same kernel from ``formulas.py``, but takes a minute to compile it where
+this takes about a second, and its step takes nearly three times as long; see docs/adr/0005.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class TensorKernel:
     """See :class:`~bayesify.training.kernel.interface.Kernel`.
 
     What changes from step to step lies in tensors on the device, so that a captured graph of the
-    step goes on counting by itself.
+    step counts by itself.
 
     Args:
         recipe: what to compute.
@@ -123,7 +123,7 @@ class TensorKernel:
     def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:
         """See :meth:`~bayesify.training.kernel.interface.Kernel.normals`.
 
-        Compiled, they are those of the step that the device is at, so that a graph goes on.
+        Compiled, they are those of the step that the device is at, so that a graph advances.
         """
         mean = self._state.mean
         if not self._compiled:

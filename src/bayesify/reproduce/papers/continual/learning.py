@@ -69,7 +69,7 @@ def learn(
     """Train on each task in turn, and yield after each the network that predicts.
 
     With coresets that is a copy, trained on the coresets of all tasks so far; the posterior that
-    goes on to the next task has not seen them (algorithm 1 of the paper).
+    is passed on to the next task has not seen them (algorithm 1 of the paper).
     """
     coresets: list[_Examples] = []
     for number, task in enumerate(tasks):
