@@ -147,7 +147,7 @@ def measure(name: str, split: int) -> list[dict[str, Any]]:
 
 def run(name: str, splits: int) -> None:
     """Measure the splits of a set that are not stored yet."""
-    document = resumed("conformal", name, CONFIG)
+    document = resumed("conformal", name, CONFIG, seed="the split")
     there = {row["split"] for row in document["metrics"]["rows"]}
     for split in sorted(set(range(splits)) - there):
         started = time.perf_counter()

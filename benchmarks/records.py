@@ -90,22 +90,33 @@ def write(
     print(table)
 
 
-def stored(experiment: str, name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what is stored of a data set, or a document without rows."""
+def stored(
+    experiment: str, name: str, config: dict[str, Any], *, seed: int | str | None = None
+) -> dict[str, Any]:
+    """Return what is stored of a data set, or a document without rows.
+
+    Args:
+        experiment: name of the folder in ``results``.
+        name: of the data set.
+        config: settings of the script.
+        seed: what determines all rows; None where the settings or the rows have their seeds.
+    """
     path = RESULTS / experiment / f"{name}.json"
     if not path.exists():
-        return _document(experiment, {"set": name, **config}, seed="the split")
+        return _document(experiment, {"set": name, **config}, seed=seed)
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document
 
 
-def resumed(experiment: str, name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what is stored of a data set, to add rows.
+def resumed(
+    experiment: str, name: str, config: dict[str, Any], *, seed: int | str | None = None
+) -> dict[str, Any]:
+    """Return what is stored of a data set, to add rows; its arguments are those of `stored`.
 
     Raises:
         SystemExit: the stored rows are those of another commit.
     """
-    document = stored(experiment, name, config)
+    document = stored(experiment, name, config, seed=seed)
     if document["commit"] != commit():
         raise SystemExit(
             f"{RESULTS / experiment / name}.json holds results of {document['commit']}, but the "
@@ -124,7 +135,7 @@ def store_rows(document: dict[str, Any], rows: list[dict[str, Any]], seconds: fl
     atomic_write(path, json.dumps(document, indent=1) + "\n")
 
 
-def _document(experiment: str, config: dict[str, Any], seed: int | str) -> dict[str, Any]:
+def _document(experiment: str, config: dict[str, Any], seed: int | str | None) -> dict[str, Any]:
     return {
         "experiment": experiment,
         "quick": False,

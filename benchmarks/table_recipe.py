@@ -67,7 +67,7 @@ def make(name: str, candidate: str, seed: int) -> Any:
 
 def run(name: str, splits: int) -> None:
     """Measure the candidates on a set that are not stored yet."""
-    document = resumed("table-recipe", name, CONFIG)
+    document = resumed("table-recipe", name, CONFIG, seed="the split")
     there = {(row["candidate"], row["split"]) for row in document["metrics"]["rows"]}
     for split in range(splits):
         for candidate in CANDIDATES:

@@ -66,7 +66,7 @@ def test_options_and_errors(place: Path) -> None:
     run = bf.open_run(place / "run")
     frame = pd.read_csv(place / "table.csv")
     with pytest.raises(RunError, match="samples must be at least 1"):
-        run.predict(frame, samples=0)
+        run.predict(frame, num_samples=0)
     if run.run.class_names:
         with pytest.raises(RunError, match=r"level would do nothing here.*; leave it out$"):
             run.predict(frame, level=0.5)

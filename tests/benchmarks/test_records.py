@@ -44,6 +44,27 @@ def test_an_unclean_tree_is_refused_unless_told_to(monkeypatch: pytest.MonkeyPat
     assert not records.require_clean_tree()
 
 
+def test_the_split_is_the_seed_of_its_own_results_only() -> None:
+    """What else is stored by data set has its seeds in the settings or in the rows."""
+    found = {
+        path.parent.name
+        for path in (ROOT / "results").glob("*/*.json")
+        if '"seed": "the split"' in path.read_text(encoding="utf-8")
+    }
+    assert found == {"conformal", "table-recipe"}
+
+
+def test_a_new_document_has_the_seed_that_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import records
+
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    assert records.stored("made", "rows", {})["seed"] is None
+    assert records.resumed("made", "rows", {}, seed="the split")["seed"] == "the split"
+
+
 def stored_commits() -> list[tuple[str, str]]:
     """The folder and the commit of each stored file that names one."""
     documents = [

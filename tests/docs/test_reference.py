@@ -59,6 +59,11 @@ def missing(names: set[str], pages: set[str]) -> list[str]:
 def test_every_name_of_the_package_is_on_a_page() -> None:
     found = shown() | {"bayesify.open_run", "bayesify.__version__"}
     assert "bayesify.app.trained_table.open_run" in found
+    # What bf.open_run and bnn.summary return.
+    assert "bayesify.app.trained_table.TrainedTable" in found
+    assert {
+        f"bayesify.module.summary.{name}" for name in ("ModuleSummary", "ParameterSummary")
+    } <= (found)
     assert [name for name in dir(bayesify) if f"bayesify.{name}" not in found] == []
     index = (REFERENCE / "index.md").read_text(encoding="utf-8")
     assert [name for name in bayesify.__all__ if f"`{name}`" not in index] == []

@@ -23,6 +23,11 @@ class TrainedTable:
     Args:
         run: the run.
         bnn: its network, pruned or not.
+
+    Example:
+        >>> import bayesify as bf
+        >>> run = bf.open_run("runs/houses")  # doctest: +SKIP
+        >>> found = run.predict("new.csv")  # doctest: +SKIP
     """
 
     run: Run
@@ -33,7 +38,7 @@ class TrainedTable:
         table: Any,
         *,
         level: float | None = None,
-        samples: int | None = None,
+        num_samples: int | None = None,
         lenient: bool = False,
     ) -> pd.DataFrame:
         """Return the predictions for new rows: the columns that ``bayesify predict`` writes.
@@ -44,14 +49,20 @@ class TrainedTable:
             table: a pandas data frame, whose index the predictions have; another frame that has
                 ``to_pandas``, such as polars'; or the path of a file.
             level: probability of a regression's intervals; None is 0.95.
-            samples: weight samples to average over; None for as many as in training.
+            num_samples: weight samples to average over; None for as many as in training.
             lenient: whether to read columns as in training even where their cells look otherwise.
 
         Raises:
             TypeError: ``table`` is neither a data frame nor a path.
             TableError: the table cannot be read surely.
-            RunError: ``level`` or ``samples`` is out of range, ``level`` is given for classes, or a
-                prediction is not finite.
+            RunError: ``level`` or ``num_samples`` is out of range, ``level`` is given for classes,
+                or a prediction is not finite.
+
+        Example:
+            >>> import bayesify as bf
+            >>> run = bf.open_run("runs/houses")  # doctest: +SKIP
+            >>> found = run.predict("new.csv", level=0.9, num_samples=200)  # doctest: +SKIP
+            >>> found[["mean", "lower_90", "upper_90"]]  # doctest: +SKIP
         """
         import pandas as pd
 
@@ -79,7 +90,7 @@ class TrainedTable:
             run,
             self.bnn,
             level=chosen_level(level, run.class_names),
-            samples=run.config.test_samples if samples is None else samples,
+            samples=run.config.test_samples if num_samples is None else num_samples,
             class_names=run.class_names,
         )
         frame = table if isinstance(table, pd.DataFrame) else None

@@ -29,6 +29,9 @@ class MushroomBandit:
         data: the mushrooms, as ``load_mushroom`` returns them.
         seed: the seed of mushrooms and rewards, unless another is passed to ``reset``.
 
+    Raises:
+        ValueError: there are no mushrooms, or their shapes do not fit.
+
     Example:
         >>> from bayesify.datasets import load_mushroom
         >>> environment = MushroomBandit(load_mushroom(), seed=1)

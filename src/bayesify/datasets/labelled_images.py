@@ -84,7 +84,11 @@ class LabelledImages:
 
     @contextmanager
     def naming(self, place: int) -> Iterator[None]:
-        """Add the row of a table to an error about an image."""
+        """Add the row of a table to an error about an image.
+
+        Raises:
+            DataError: the error about the image.
+        """
         try:
             yield
         except DataError as error:

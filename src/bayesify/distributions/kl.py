@@ -294,7 +294,11 @@ def _monte_carlo_terms(
 
 
 def of_each_weight(log_density: Tensor, weights: Tensor) -> Tensor:
-    """Return the log densities of a prior, after checking that there is one for each weight."""
+    """Return the log densities of a prior, after checking that there is one for each weight.
+
+    Raises:
+        ValueError: there is another number of them.
+    """
     if log_density.shape != weights.shape:
         raise ValueError(
             "a prior's log_prob must return the log density of each weight, shape "

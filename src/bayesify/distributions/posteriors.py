@@ -43,6 +43,9 @@ class Posterior(WideModule, ABC):
     ones. A pruned weight is exactly zero in the mean and in every sample, whatever an optimiser
     writes to the parameters. These stay in float32 when a network is converted to half precision.
 
+    Raises:
+        ValueError: the mean is no floating vector.
+
     Example:
         >>> q = MeanFieldGaussian.centred_on(torch.ones(2), init_std=0.5)
         >>> q.mask = torch.tensor([True, False])
@@ -127,6 +130,9 @@ class Posterior(WideModule, ABC):
 
 class GaussianPosterior(Posterior):
     """A Gaussian over the weights, whose marginals have a mean and a standard deviation.
+
+    Raises:
+        ValueError: the mean is no floating vector, or a std is not positive and finite.
 
     Example:
         >>> isinstance(MeanFieldGaussian(torch.zeros(2), std=0.1), GaussianPosterior)

@@ -152,7 +152,11 @@ def decompress(path: str | os.PathLike[str], net: nn.Module) -> nn.Module:
 
 
 def compressed(bnn: BayesianModule, *, step_size: float = 1.0) -> tuple[bytes, Compressed]:
-    """Return the content of the file that :func:`compress` writes, and its size."""
+    """Return the content of the file that :func:`compress` writes, and its size.
+
+    Raises:
+        ValueError: as of :func:`compress`.
+    """
     quantized = quantize_means(bnn, step_size)
     layout, net = bnn.layout, bnn.to_module()
     parameters = _by_name(net)
@@ -200,6 +204,9 @@ def decompressed(content: bytes, net: nn.Module, *, source: str = "the content")
         content: bytes of :func:`compressed`.
         net: as for :func:`decompress`.
         source: name of the content in errors.
+
+    Raises:
+        StorageError: the content is damaged, or of another architecture.
     """
     found = copy.deepcopy(net)
     parameters = _by_name(found)

@@ -154,6 +154,7 @@ def atomic_write(path: Path, payload: bytes | str) -> None:
     Where the path is a symbolic link, the file that it points to is replaced.
 
     Raises:
+        IsADirectoryError: the path has no name, as ``/``.
         OSError: the disk is full or the folder is not writable; the temporary file is removed.
         StorageError: the path is that of a device or a pipe.
     """

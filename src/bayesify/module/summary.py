@@ -17,6 +17,13 @@ class ParameterSummary(NamedTuple):
 
     ``treatment`` is ``"exact"``, ``"integrated"``, ``"per-position"``, ``"sampled"`` or
     ``"unknown"``; see :class:`~bayesify.estimators.Treatment`.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> from bayesify.module.bayesian import BayesianModule
+        >>> first = BayesianModule(nn.Linear(3, 2)).summary(zeros(5, 3))[0]
+        >>> isinstance(first, ParameterSummary), first.name, first.shape
+        (True, 'weight', (2, 3))
     """
 
     name: str

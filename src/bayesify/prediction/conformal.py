@@ -273,7 +273,11 @@ class ConformalSets(Conformal):
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
-        """See ``Conformal.joined``; all networks must have the same classes."""
+        """See ``Conformal.joined``; all networks must have the same classes.
+
+        Raises:
+            ValueError: the networks have different classes.
+        """
         found = list(parts)
         counts = {part.num_classes for part in found} - {None}
         if len(counts) > 1:

@@ -25,6 +25,9 @@ class LocationScalePredictive(NumericPredictive):
     Component s is ``means[s] + scale * noise``. A subclass is a dataclass of ``means``, of the
     scale under a name of its own, and of the other parameters of the noise.
 
+    Raises:
+        ValueError: a shape is wrong, or a scale is negative.
+
     Example:
         >>> from bayesify.prediction import GaussianPredictive, StudentTPredictive
         >>> means, scale, df = torch.tensor([[-1.0], [1.0]]), torch.tensor(0.5), torch.tensor(4.0)

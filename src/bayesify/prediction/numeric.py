@@ -29,6 +29,9 @@ class NumericPredictive(Predictive):
     A subclass is a dataclass. Its first field has shape (S, N, ...); the others, the parameters of
     the noise, can be broadcast to it.
 
+    Raises:
+        ValueError: a shape is wrong.
+
     Example:
         >>> from bayesify.prediction import GaussianPredictive, PoissonPredictive
         >>> for p in (

@@ -111,6 +111,7 @@ class ELBO(nn.Module):
             PyTorch's operations and generators.
 
     Raises:
+        TypeError: ``bnn`` is no :class:`BayesianModule`, or ``temperature`` is no number.
         ValueError: an argument is out of its range, or no closed form exists.
 
     Example:

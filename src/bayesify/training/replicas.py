@@ -77,6 +77,8 @@ def fit_replicas(
         A history for each network, as ``fit`` returns.
 
     Raises:
+        TypeError: ``optimizer`` or ``scheduler`` is an object that is made already; see also
+            ``fit``.
         ValueError: the networks or the loaders do not go together; see also ``fit``.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
         NonFiniteLossError: a loss or a parameter is NaN or infinite.

@@ -155,6 +155,7 @@ class KLWarmup:
         power: as this power of a straight line, positive.
 
     Raises:
+        TypeError: one is no number.
         ValueError: one is out of its range.
 
     Example:

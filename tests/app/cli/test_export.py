@@ -45,7 +45,7 @@ def test_pruned_mean_weights_are_shrunk_and_int8_shows_its_cost(
 ) -> None:
     small, whole = tmp_path / "small.onnx", tmp_path / "whole.onnx"
     options = ("--samples", "0", "--out")
-    pruned = as_json("export", finished, *options, small, "--pruned", "0.999", "--int8")
+    pruned = as_json("export", finished, *options, small, "--fraction", "0.999", "--int8")
     plain = as_json("export", finished, *options, whole)
     assert pruned["weights"] < plain["weights"]
     assert pruned["int8"]["float_bytes"] < plain["bytes"]
@@ -74,8 +74,9 @@ def test_a_program_of_pytorch(finished: Path, tmp_path: Path) -> None:
         ("net.txt", (), "out must end in .onnx or .pt2, got net.txt"),
         ("net.pt2", ("--int8",), "int8 is for ONNX"),
         ("net.onnx", ("--samples", "-1"), "samples must be at least 1, or 0"),
-        ("net.onnx", ("--pruned", "1.5"), "pruned must lie between 0 and 1, got 1.5"),
-        ("net.onnx", ("--pruned", "nan"), "pruned must lie between 0 and 1, got nan"),
+        ("net.onnx", ("--fraction", "1.5"), "fraction must lie between 0 and 1, got 1.5"),
+        ("net.onnx", ("--fraction", "nan"), "fraction must lie between 0 and 1, got nan"),
+        ("net.onnx", ("--pruned", "0.5"), "No such option: --pruned"),
         ("none/net.onnx", (), "there is no folder"),
         ("there.onnx", (), "exists already; choose a new file with --out, or overwrite it"),
     ],
@@ -99,6 +100,6 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
 
 def test_a_baseline_cannot_be_pruned(baseline: object, tmp_path: Path) -> None:
     folder = baseline.folder  # type: ignore[attr-defined]
-    said = bayesify("export", folder, "--out", tmp_path / "net.onnx", "--pruned", "0.5")
+    said = bayesify("export", folder, "--out", tmp_path / "net.onnx", "--fraction", "0.5")
     assert said.code == 2
-    assert "no signal-to-noise ratio; leave --pruned out" in said.err
+    assert "no signal-to-noise ratio; leave --fraction out" in said.err

@@ -45,7 +45,7 @@ def test_the_graph_predicts_as_predict_does(task: str, tmp_path: Path) -> None:
     new.to_csv(table, index=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = bf.open_run(tmp_path / "run").predict(table, samples=9, lenient=True)
+        expected = bf.open_run(tmp_path / "run").predict(table, num_samples=9, lenient=True)
     description = read_metadata(out)
     assert description.thresholds == {"total": report["threshold"]}
     raw = {}

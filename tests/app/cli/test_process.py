@@ -224,6 +224,22 @@ def test_every_setting_of_a_run_is_an_option(monkeypatch: pytest.MonkeyPatch) ->
         assert f"--{name.replace('_', '-')} " in shown, name
 
 
+def test_the_help_tells_the_defaults_of_classes_from_those_of_numbers() -> None:
+    command: Any = get_command(make_app())
+    helps = {each.name: each.help for each in command.commands["train"].params}
+    runs = [
+        RunConfig.of("a.csv", target="y", task=task, num_rows=1_000)
+        for task in ("classification", "regression")
+    ]
+    for name in ("prior_std", "lr", "kl_warmup"):
+        classes, numbers = (f"{getattr(run, name):.3g}" for run in runs)
+        assert f"tables {classes} (classes) or {numbers} (numbers)" in helps[name], name
+    # No run has the default of the field.
+    assert "[default: tables input-dependent]" in helps["noise"]
+    assert "[default: folders last-layer]" in helps["random"]
+    assert "[default: 0; sgd baseline 0.9;" in helps["momentum"]
+
+
 def test_data_list_shows_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BAYESIFY_DATA", raising=False)
     rows = {row["name"]: row for row in as_json("data", "list")["datasets"]}

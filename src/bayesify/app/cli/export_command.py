@@ -27,7 +27,7 @@ def export(
     samples: Annotated[
         int, typer.Option(help="Weight samples to average over; 0 for the mean weights alone.")
     ] = 32,
-    pruned: Annotated[
+    fraction: Annotated[
         float | None,
         typer.Option(
             help="Remove this fraction of the weights first; of images with --samples 0 also the "
@@ -59,7 +59,7 @@ def export(
     from bayesify.app.runs.export import check_export, export_run
     from bayesify.app.runs.export_table import check_table_export, export_table_run
 
-    check_export(out, samples=samples, pruned=pruned, int8=int8)
+    check_export(out, samples=samples, fraction=fraction, int8=int8)
     check_can_be_written(out, overwrite=force)
     run = opened(folder)
     if run.table is not None:
@@ -68,9 +68,9 @@ def export(
     console = Console(stderr=True)
     with console.status("exporting ..."):
         if run.table is None:
-            found = export_run(run, out, data, samples=samples, pruned=pruned, int8=int8)
+            found = export_run(run, out, data, samples=samples, fraction=fraction, int8=int8)
         else:
-            found = export_table_run(run, out, data, samples=samples, pruned=pruned)
+            found = export_table_run(run, out, data, samples=samples, fraction=fraction)
     if as_json:
         typer.echo(json.dumps(found))
         return

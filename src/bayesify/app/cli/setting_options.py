@@ -63,6 +63,7 @@ _SPECIAL: dict[str, list[dict[str, Any]]] = {
     "given --kl-warmup": [{"kl_warmup": 0.5}],
     "sgd baseline": [{"baseline": "sgd"}],
     "dropout baseline": [{"baseline": "dropout"}],
+    "given --optimizer sgd": [{"optimizer": "sgd", "lr": 0.1}],
     "ivon": [{"optimizer": "ivon"}],
     "antithetic": [{"estimator": "antithetic"}],
     "tables": [{"target": "y", "task": task} for task in ("classification", "regression")],
@@ -83,6 +84,9 @@ _SPECIAL: dict[str, list[dict[str, Any]]] = {
     ],
 }
 
+#: Names of a kind's runs, in their order, where the help tells them apart.
+_NAMES = {"tables": ("classes", "numbers")}
+
 #: Kinds of runs within another kind, of which only what differs from that is shown.
 _WITHIN = {
     "folders with the sgd baseline": "folders",
@@ -98,18 +102,27 @@ def _defaults(name: str) -> str:
     Example:
         >>> _defaults("dropout_input")
         '0; dropout baseline 0.2; PAC-Bayes 0.2'
+        >>> _defaults("prior_std")[:40]
+        '0.3; ivon 0.1; tables 7 (classes) or 1.5'
     """
-    usual = _shown(getattr(RunConfig.of("mnist"), name))
-    texts, found = [usual], {"": [usual]}
+    mnist = RunConfig.of("mnist")
+    usual = _shown(getattr(mnist, name))
+    texts, found, seen = [], {"": [usual]}, set() if name in mnist.idle() else {usual}
     for kind in _SPECIAL:
         few, many = (
             [_shown(getattr(run, name)) for run, settled in runs if name not in settled]
             for runs in _runs(kind)
         )
         values = ["by their size"] if few != many else list(dict.fromkeys(few))
+        seen.update(values)
         found[kind] = values or [usual]
         if values and found[kind] != found[_WITHIN.get(kind, "")]:
+            names = _NAMES.get(kind, ())
+            if len(values) > 1 and len(values) == len(names):
+                values = [f"{value} ({of})" for value, of in zip(values, names, strict=True)]
             texts.append(f"{kind} {' or '.join(values)}")
+    if usual in seen or not seen:  # otherwise no run has it
+        texts.insert(0, usual)
     return "; ".join(text for text in texts if text)
 
 

@@ -36,7 +36,7 @@ _MOST_HELD_OUT, _COMPARED = 2_000, 100
 _AT_ONCE = 100
 
 
-def check_export(out: Path, *, samples: int, pruned: float | None, int8: bool) -> None:
+def check_export(out: Path, *, samples: int, fraction: float | None, int8: bool) -> None:
     """Check the arguments of an export, before anything is loaded.
 
     Raises:
@@ -48,12 +48,12 @@ def check_export(out: Path, *, samples: int, pruned: float | None, int8: bool) -
         raise ConfigError(f"int8 is for ONNX; choose a file that ends in .onnx, got {out.name}")
     if samples < 0:
         raise ConfigError(f"samples must be at least 1, or 0 for the mean weights, got {samples}")
-    if pruned is not None and not 0.0 < pruned < 1.0:
-        raise ConfigError(f"pruned must lie between 0 and 1, got {pruned}")
+    if fraction is not None and not 0.0 < fraction < 1.0:
+        raise ConfigError(f"fraction must lie between 0 and 1, got {fraction}")
 
 
 def export_run(
-    run: Run, out: Path, data: RunData, *, samples: int, pruned: float | None, int8: bool
+    run: Run, out: Path, data: RunData, *, samples: int, fraction: float | None, int8: bool
 ) -> dict[str, Any]:
     """Export the network of a run on images, and measure the exported file.
 
@@ -63,7 +63,7 @@ def export_run(
         data: the run's data. Its held-out part gives the threshold of abstention and the errors.
         samples: weight samples; 0 for the mean weights, from which the units that pruning left
             without use are removed.
-        pruned: the fraction of the weights to remove, or None.
+        fraction: the fraction of the weights to remove, or None.
         int8: whether to store the weights in 8 bits.
 
     Returns:
@@ -79,7 +79,7 @@ def export_run(
             f"{run.folder} holds no examples out to check the export on; train with a larger "
             "--test-fraction"
         )
-    frozen = _frozen(run, inputs[:2], samples=samples, pruned=pruned)
+    frozen = _frozen(run, inputs[:2], samples=samples, fraction=fraction)
     predicted = _predictions(frozen, inputs)
     total = predicted["total"].double()
     metadata = ExportMetadata(
@@ -111,15 +111,15 @@ def export_run(
     }
 
 
-def _frozen(run: Run, example: Tensor, *, samples: int, pruned: float | None) -> FrozenNetwork:
+def _frozen(run: Run, example: Tensor, *, samples: int, fraction: float | None) -> FrozenNetwork:
     bnn: BayesianModule = run.load_module()
-    if pruned is not None:
+    if fraction is not None:
         if isinstance(bnn.posterior, Delta):
             raise RunError(
                 f"{run.folder} holds a {run.config.baseline} baseline, whose weights have no "
-                "signal-to-noise ratio; leave --pruned out"
+                "signal-to-noise ratio; leave --fraction out"
             )
-        bnn = prune(bnn, pruned)
+        bnn = prune(bnn, fraction)
     if samples or bnn.posterior.mask is None:
         return freeze(bnn, samples)
     return FrozenNetwork.of_plain(shrink(bnn, example), bnn.likelihood)

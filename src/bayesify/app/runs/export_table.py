@@ -41,7 +41,7 @@ def check_table_export(out: Path, *, int8: bool) -> None:
 
 
 def export_table_run(
-    run: Run, out: Path, data: RunData, *, samples: int, pruned: float | None
+    run: Run, out: Path, data: RunData, *, samples: int, fraction: float | None
 ) -> dict[str, Any]:
     """Export the network of a run on a table to an ONNX graph that takes raw columns.
 
@@ -53,7 +53,7 @@ def export_table_run(
         out: the file; an existing one is replaced.
         data: the run's data, whose held-out part gives the threshold.
         samples: weight samples; 0 for the mean weights.
-        pruned: the fraction of the weights to remove, or None.
+        fraction: the fraction of the weights to remove, or None.
 
     Returns:
         What was written, as JSON; the threshold in nats, or in squared units of the target.
@@ -66,13 +66,13 @@ def export_table_run(
     bnn = run.load_module()
     is_point = isinstance(bnn.posterior, Delta)
     samples = 0 if is_point else samples
-    if pruned is not None:
+    if fraction is not None:
         if is_point:
             raise RunError(
                 f"{run.folder} holds a {run.config.baseline} baseline, whose weights have no "
-                "signal-to-noise ratio; leave --pruned out"
+                "signal-to-noise ratio; leave --fraction out"
             )
-        bnn = prune(bnn, pruned)
+        bnn = prune(bnn, fraction)
     assert isinstance(data, TableData)
     held_out = min(len(data.test_inputs), _MOST_HELD_OUT)
     thresholds = {}

@@ -106,6 +106,9 @@ class LocationScaleLikelihood(Likelihood):
         It always keeps the samples, S x N numbers or twice as many with input-dependent noise,
         because its densities and quantiles depend on every component, not only on mean and
         variance.
+
+        Raises:
+            ValueError: there is no weight sample.
         """
         outputs = WideOutputs(outputs)
         if not self.input_dependent:
