@@ -296,7 +296,14 @@ def _draw(axes: Axes, benchmark: str, results: Sequence[Result]) -> None:
         colour = COLOURS[_COLOURS.get(title, "purple")]
         axes.plot(count + 0.15, value, "x", ms=6, color=colour)
         if title not in _METHODS:
-            axes.annotate(title, (count, value), ha="right", va="center", fontsize=8)
+            axes.annotate(
+                title,
+                (count + 0.15, value),
+                xytext=(7, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
     axes.set(title=benchmark, xlabel="tasks so far", ylabel="average accuracy (%)")
     axes.set_xticks(range(1, count + 1))
 
