@@ -415,6 +415,38 @@ def test_statistics_of_a_layer_of_ones_own_are_refused() -> None:
         assert bf.certify(bnn, x, y, prior_indices=(), num_samples=10).num_examples == 40
 
 
+class InTraining(nn.Module):
+    """Sets its buffer, of zeros, in training mode."""
+
+    def __init__(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
+        self.register_buffer("kept", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.kept = self.change(self.kept, x.detach())
+        return x + self.kept
+
+
+def test_a_buffer_that_training_changes_without_the_data_is_allowed() -> None:
+    x, y = torch.rand(40, 3), torch.zeros(40).long()
+    x[:, 0] = 1.0  # a feature that all examples have in common
+
+    def certified(change: Callable[[Tensor, Tensor], Tensor]) -> int:
+        bnn = at_prior(nn.Sequential(InTraining(change), nn.Linear(3, 2)))
+        return bf.certify(bnn, x, y, prior_indices=(), num_samples=10).num_examples
+
+    assert certified(lambda kept, _: kept + 1) == 40
+    assert certified(lambda kept, _: kept + torch.rand(3)) == 40
+    assert certified(lambda kept, x: kept + x.view(4, -1, 3).shape[0]) == 40
+    for statistic in (lambda _, x: x.amax(0), lambda _, x: x[:, :1].mean(0).expand(3)):
+        with pytest.raises(ValueError, match=r"training mode changes the buffer 0\.kept"):
+            certified(statistic)
+    with pytest.raises(ValueError, match=r"it failed on 40 examples, .*shape '.7, -1, 3.' is"):
+        certified(lambda _, x: x.view(7, -1, 3).mean((0, 1)))
+
+
 def test_a_prediction_that_depends_on_the_batch_is_refused() -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False))
     bnn = bf.BayesianModule(net, prior=bf.Gaussian(0.1), prior_mean="initial", include=("0.*",))

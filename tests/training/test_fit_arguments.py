@@ -16,7 +16,14 @@ from tests.loops import loop_over
 from tests.training.test_fit import CASE, N, Recorder, flat_sgd, loader
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
-from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    CyclicLR,
+    LambdaLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from bayesify import (
@@ -243,9 +250,17 @@ def test_schedulers_and_optimisers_that_cannot_train_are_refused() -> None:
     assert not elbo.inputs
 
 
+class FallingRate(LRScheduler):
+    """A schedule of one's own that has one rate for all groups."""
+
+    def get_lr(self) -> list[float]:
+        return [0.05 * 0.9**self.last_epoch] * len(self.optimizer.param_groups)
+
+
 @pytest.mark.parametrize(
     "schedule",
     [
+        lambda optimizer, _: FallingRate(optimizer),
         lambda optimizer, steps: OneCycleLR(optimizer, max_lr=0.05, total_steps=steps),
         lambda optimizer, _: CyclicLR(optimizer, 0.0, 0.05, cycle_momentum=False),
     ],
@@ -253,13 +268,22 @@ def test_schedulers_and_optimisers_that_cannot_train_are_refused() -> None:
 def test_a_schedule_of_one_rate_for_all_undoes_no_scale(schedule: Any) -> None:
     elbo = Recorder(CASE.bnn())
     options: dict[str, Any] = {"epochs": 1, "scheduler": schedule, "rho_lr_scale": 10.0}
-    message = "rho_lr_scale must be 1 under a (OneCycle|Cyclic)LR that sets one rate"
+    message = "rho_lr_scale must be 1 under a (FallingRate|OneCycleLR|CyclicLR) that sets one"
     with pytest.raises(ValueError, match=message):
         fit(elbo, loader(), **options)
     with pytest.raises(ValueError, match=message):
         fit_replicas([elbo], loader(), **options)
     assert not elbo.inputs
     fit(elbo, loader(), **{**options, "rho_lr_scale": 1.0})
+
+
+def test_a_warm_up_from_zero_keeps_the_scale_of_rho() -> None:
+    elbo = Recorder(CASE.bnn())
+
+    def schedule(optimizer: Optimizer, _: int) -> LambdaLR:
+        return LambdaLR(optimizer, lambda step: step / 10)
+
+    fit(elbo, loader(), epochs=1, scheduler=schedule, rho_lr_scale=10.0)
 
 
 def test_such_a_schedule_takes_a_rate_for_rho() -> None:

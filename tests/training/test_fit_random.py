@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
-from bayesify import ELBO, BayesianModule, Delta, Gaussian, GaussianLikelihood, fit
+from bayesify import ELBO, BayesianModule, Delta, Gaussian, GaussianLikelihood, fit, fit_replicas
 from bayesify.datasets import TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.module.pruning import prune
@@ -167,7 +167,7 @@ def test_dropout_is_a_function_of_seed_and_epoch_and_off_in_validation() -> None
 
 
 @ignored
-@loop_over("kind", KINDS)
+@loop_over("kind", [*KINDS, "augmented validation", "replicas", "replicas with a loader each"])
 def test_global_generators_are_left_as_they_were(kind: str) -> None:
     def drawn() -> list[Any]:
         return [*torch.rand(5), *(random.random() for _ in range(5)), *np.random.randn(5)]  # noqa: NPY002
@@ -177,9 +177,33 @@ def test_global_generators_are_left_as_they_were(kind: str) -> None:
     random.setstate(before[0])
     np.random.set_state(before[1])  # noqa: NPY002
     torch.set_rng_state(before[2])
-    elbo = Recorder(CASE.bnn(with_dropout()))
-    fit(elbo, torchs_loader(kind), loader(), **quick)
+    elbos = [ELBO(CASE.bnn(with_dropout(), seed=seed), num_data=N) for seed in (1, 2)]
+    augmented = torchs_loader("augmented")
+    if kind == "augmented validation":
+        fit(elbos[0], loader(), augmented, **quick)
+    elif kind == "replicas":
+        fit_replicas(elbos, augmented, **quick)
+    elif kind == "replicas with a loader each":
+        fit_replicas(elbos, [augmented, torchs_loader("augmented")], **quick)
+    else:
+        fit(elbos[0], torchs_loader(kind), loader(), **quick)
     assert drawn() == expected
+
+
+@ignored
+def test_draws_of_validation_are_a_function_of_seed_and_epoch() -> None:
+    def measured(seed: int) -> list[Any]:
+        random.seed()
+        np.random.seed()  # noqa: NPY002
+        torch.seed()
+        elbo, data = Recorder(CASE.bnn(seed=seed)), torchs_loader("augmented")
+        options = {**quick, "optimizer": partial(SGD, lr=0.0)}
+        return [row["validation_nll"] for row in fit(elbo, loader(), data, **options)]
+
+    first = measured(4)
+    assert first[0] != first[1]
+    assert measured(4) == first
+    assert measured(5) != first
 
 
 @pytest.mark.parametrize("kind", ["random", "numpy"])

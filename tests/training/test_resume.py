@@ -18,7 +18,13 @@ from tests.training.test_fit import CASE, N
 from tests.training.test_fit_random import torchs_loader, with_dropout
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR, SequentialLR
+from torch.optim.lr_scheduler import (
+    ExponentialLR,
+    LambdaLR,
+    LRScheduler,
+    MultiStepLR,
+    SequentialLR,
+)
 from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import ELBO, PruningSchedule, StreamingELBO, fit, fit_replicas, prune
@@ -442,35 +448,50 @@ def test_numbers_of_numpy_are_stored(tmp_path: Path) -> None:
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
-def edit_mean(elbo: ELBO, optimizer: Optimizer) -> None:
+def edit_mean(elbo: ELBO, optimizer: Optimizer, schedule: LRScheduler) -> None:
     with torch.no_grad():
         elbo.bnn.posterior.mean.mul_(0.5)
 
 
-def set_mask(elbo: ELBO, optimizer: Optimizer) -> None:
+def set_mask(elbo: ELBO, optimizer: Optimizer, schedule: LRScheduler) -> None:
     elbo.bnn.posterior.mask = torch.arange(elbo.bnn.posterior.mean.numel()) % 2 == 0
 
 
-def set_step(elbo: ELBO, optimizer: Optimizer) -> None:
+def set_step(elbo: ELBO, optimizer: Optimizer, schedule: LRScheduler) -> None:
     elbo.step += 1
 
 
-def forget_averages(elbo: ELBO, optimizer: Optimizer) -> None:
+def forget_averages(elbo: ELBO, optimizer: Optimizer, schedule: LRScheduler) -> None:
     optimizer.state[elbo.bnn.posterior.mean]["exp_avg"].zero_()
 
 
-@pytest.mark.parametrize("change", [edit_mean, set_mask, set_step, forget_averages])
+def add_number(elbo: ELBO, optimizer: Optimizer, schedule: LRScheduler) -> None:
+    optimizer.state[elbo.bnn.posterior.mean]["count"] = 3
+
+
+def lower_rates(elbo: ELBO, optimizer: Optimizer, schedule: LRScheduler) -> None:
+    schedule.base_lrs[:] = [0.1 * rate for rate in schedule.base_lrs]
+
+
+CHANGES = [edit_mean, set_mask, set_step, forget_averages, add_number, lower_rates]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_a_callback_changes_is_resumed(change: Any, tmp_path: Path) -> None:
-    def run(folder: str, *epochs: int) -> dict[str, Tensor]:
+    def run(folder: str, *epochs: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         for count in epochs:
             setup = Setup(case=Case("gaussian", "mean-field", "categorical"))
             elbo = setup.objective()
             adam = Adam(elbo.parameters(), lr=0.05)
+            schedule = LambdaLR(adam, lambda _: 1.0)
             with torch.inference_mode():  # counts no edits
                 elbo.register_buffer("unchanged", torch.zeros(1))
-            callback = Stop(partial(change, elbo, adam), epoch=0)
-            setup.run(tmp_path / folder, elbo, epochs=count, optimizer=adam, callback=callback)
-        return read_tensors(tmp_path / folder / NAME)[0]
+            callback = Stop(partial(change, elbo, adam, schedule), epoch=0)
+            options = {"optimizer": adam, "scheduler": schedule, "callback": callback}
+            setup.run(tmp_path / folder, elbo, epochs=count, **options)
+        return read_tensors(tmp_path / folder / NAME)
 
-    whole, resumed = run("whole", 2), run("resumed", 1, 2)
+    (whole, meta), (resumed, its_meta) = run("whole", 2), run("resumed", 1, 2)
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    assert its_meta["optimizer"] == meta["optimizer"]
+    assert its_meta["scheduler"] == meta["scheduler"]

@@ -8,6 +8,7 @@ exactly.
 from __future__ import annotations
 
 import hashlib
+import random
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -200,21 +201,28 @@ def derived_seed(seed: int, stream: Stream, step: int, sample: int = 0) -> int:
 
 @contextmanager
 def kept_generators() -> Iterator[None]:
-    """Restore torch's global generators on exit.
+    """Restore the global generators of torch, Python and NumPy on exit.
 
     Example:
-        >>> before = torch.get_rng_state()
+        >>> before = torch.get_rng_state(), random.getstate()
         >>> with kept_generators():
-        ...     _ = torch.rand(1)
-        >>> torch.equal(before, torch.get_rng_state())
-        True
+        ...     _ = torch.rand(1), random.random()
+        >>> torch.equal(before[0], torch.get_rng_state()), before[1] == random.getstate()
+        (True, True)
     """
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
+    python, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002
 
 
 def seed_global_generators(seed: int, stream: Stream, step: int, sample: int = 0) -> None:
-    """Seed torch's global generators, from which dropout draws, by all bits of a key.
+    """Seed the global generators of torch, Python and NumPy, torch's by all bits of a key.
+
+    Dropout draws from torch's, random augmentation from any.
 
     Example:
         >>> from torch.nn.functional import dropout
@@ -226,13 +234,17 @@ def seed_global_generators(seed: int, stream: Stream, step: int, sample: int = 0
         >>> torch.equal(masks[0], masks[1]), torch.equal(masks[0], masks[2])
         (False, True)
     """
+    number = derived_seed(seed, stream, step, sample)
+    random.seed(number)
+    # By 32 bits, as PyTorch seeds it in workers: by all of them would take ten times as long.
+    np.random.seed(number % 2**32)  # noqa: NPY002
     # Not torch.manual_seed, which records its call stack for each type of device that is not there:
     # a sixth of the time of a step of a small network, and on a GPU more than the step.
     # A build for an accelerator that is not there would queue each seed.
     if torch.accelerator.is_available():
         device: Any = torch.get_device_module(torch.accelerator.current_accelerator())
         seed_all = getattr(device, "manual_seed_all", device.manual_seed)
-        seed_all(derived_seed(seed, stream, step, sample))
+        seed_all(number)
     torch.default_generator.set_state(_state_of((seed, stream, step, sample, 0)))
 
 

@@ -164,7 +164,7 @@ def certify(
         )
     inputs = inputs_of(inputs, bnn.posterior.mean.device, bnn.net)
     count = _check_sampling(inputs, targets, num_samples=num_samples, num_candidates=num_candidates)
-    check_certifiable(bnn, inputs)
+    check_certifiable(bnn, tree_map_only(Tensor, lambda each: each[:_ROWS], inputs))
     rest = _without(prior_indices, count)
     wrong = _count_wrong(bnn, inputs, targets, rest, num_samples, seed)
     n, kl = len(rest), _exact_kl(bnn)

@@ -34,7 +34,7 @@ from bayesify.training.history import History
 
 __all__ = [
     *("CHECKPOINT_NAME", "Position", "check_same", "load_trained", "objective_meta"),
-    *("read_checkpoint", "trained_parts", "update_settings", "write_checkpoint"),
+    *("read_checkpoint", "scheduler_meta", "trained_parts", "update_settings", "write_checkpoint"),
 ]
 
 CHECKPOINT_NAME = "checkpoint.safetensors"

@@ -11,7 +11,7 @@ from bayesify.distributions.likelihoods.likelihood import log_probs_of
 from bayesify.distributions.posteriors import Delta, GaussianPosterior, Posterior
 from bayesify.distributions.precision import at_least_float32
 from bayesify.module.inputs import batch_size_of
-from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.keys import Stream, seed_global_generators
 from bayesify.training.convergence import ResidualMeter
 from bayesify.training.division import Division, Share
 from bayesify.training.elbo import ELBO, ELBOTerms
@@ -160,7 +160,8 @@ def is_finite(elbo: ELBO) -> bool:
 def validation_row(elbo: ELBO, division: Division | None, processes: Processes) -> EpochRow:
     """Error and nll of the mean weights on a loader's data; None for each without a loader.
 
-    Of several processes each measures its part of every minibatch.
+    Of several processes each measures its part of every minibatch. The global generators of torch,
+    Python and NumPy are seeded, so that what the loader draws is a function of seed and step.
 
     Raises:
         ValueError: the loader brings no minibatch.
@@ -170,8 +171,8 @@ def validation_row(elbo: ELBO, division: Division | None, processes: Processes) 
     torch.clear_autocast_cache()
     bnn, count, counted, error, nll = elbo.bnn, 0, 0, 0.0, 0.0
     device = bnn.posterior.mean.device
-    if not processes.is_alone:  # a loader that shuffles has the same order in all
-        torch.manual_seed(derived_seed(elbo.bnn.seed, Stream.SHUFFLE, elbo.step))
+    # A loader that shuffles has the same order in all processes.
+    seed_global_generators(elbo.bnn.seed, Stream.SHUFFLE, elbo.step)
     for index, minibatch in enumerate(division.loader):
         inputs, targets = pair_of(minibatch)
         if not processes.is_alone:

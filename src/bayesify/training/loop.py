@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from copy import deepcopy
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from bayesify.module.random_network import RandomNetwork
 from bayesify.module.recorded_pass import version_of
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.backends import Noise, NonFiniteLossError
+from bayesify.training.checkpoint import scheduler_meta
 from bayesify.training.checks import (
     are_wrong,
     check_gradients_are_on,
@@ -274,14 +276,18 @@ def _call_on_epoch(
 def _state_of(member: Member) -> list[object]:
     """Return what shows a change of what a checkpoint holds, other than edits of ``.data``."""
     elbo, optimizer = member.elbo, member.optimizer
-    averages = [each for state in optimizer.state.values() for each in state.values()]
-    held = [*elbo.parameters(), *elbo.buffers(), *averages]
-    tensors = [each for each in held if isinstance(each, Tensor)]
+    states = [list(state.items()) for state in optimizer.state.values()]
+    averages = [v for state in states for _, v in state if isinstance(v, Tensor)]
+    numbers = [(n, deepcopy(v)) for state in states for n, v in state if not isinstance(v, Tensor)]
+    tensors = [*elbo.parameters(), *elbo.buffers(), *averages]
     settings = [
         {n: v.item() if isinstance(v, Tensor) else v for n, v in group.items() if n != "params"}
         for group in optimizer.param_groups
     ]
-    return [elbo.step, settings, *((id(t), t.requires_grad, version_of(t)) for t in tensors)]
+    return [
+        *(elbo.step, elbo.running, settings, numbers, scheduler_meta(member.schedule)),
+        *((id(t), t.requires_grad, version_of(t)) for t in tensors),
+    ]
 
 
 def _set_modes(members: Sequence[Member], kept: Sequence[Sequence[nn.Module]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,12 +14,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from bayesify.module.inputs import Inputs
-from bayesify.noise.keys import (
-    Stream,
-    derived_seed,
-    kept_generators,
-    seed_global_generators,
-)
+from bayesify.noise.keys import Stream, derived_seed, kept_generators, seed_global_generators
 
 __all__ = ["Loader", "minibatches", "num_batches_of", "num_data_of", "pair_of"]
 
@@ -96,24 +90,20 @@ def minibatches(
     epoch_seed = derived_seed(seed, Stream.SHUFFLE, epoch)
     length = len(loader) if length is None else length
 
-    def seed_all(batch: int, rank: int) -> None:
-        seed_global_generators(seed, Stream.DROPOUT, epoch * length + batch, rank)
-        _seed_others(epoch_seed + 1 + rank * length + batch)
-
-    with kept_generators(), _kept_others(), _seeded(loader, epoch, epoch_seed):
-        torch.manual_seed(epoch_seed)
-        _seed_others(epoch_seed)
+    with kept_generators(), _seeded(loader, epoch, epoch_seed):
+        seed_global_generators(seed, Stream.SHUFFLE, epoch)
+        torch.manual_seed(epoch_seed)  # the order of the data is that of earlier versions
         iterator = iter(loader)
         for batch in range(length):
             # A sampler draws the order with the first minibatch, the same in all processes.
             fetching = fetch_rank if batch else 0
-            seed_all(batch, fetching)
+            seed_global_generators(seed, Stream.DROPOUT, epoch * length + batch, fetching)
             try:
                 pair = next(iterator)
             except StopIteration:
                 return
             if rank != fetching:
-                seed_all(batch, rank)
+                seed_global_generators(seed, Stream.DROPOUT, epoch * length + batch, rank)
             if batch >= skip:
                 yield batch, pair
         if _has_divided_stream(loader) and next(iterator, None) is not None:
@@ -234,21 +224,3 @@ def _seeded(loader: Loader, epoch: int, epoch_seed: int) -> Iterator[None]:
     finally:
         for sampler in lacking:
             sampler.generator = None
-
-
-@contextmanager
-def _kept_others() -> Iterator[None]:
-    """Restore the global generators of Python and NumPy on exit."""
-    python, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002
-
-
-def _seed_others(seed: int) -> None:
-    """Seed the global generators of Python and NumPy, as PyTorch seeds those of its workers."""
-    random.seed(seed)
-    # By 32 bits: all of them would take NumPy ten times as long.
-    np.random.seed(seed % 2**32)  # noqa: NPY002

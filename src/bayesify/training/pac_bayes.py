@@ -17,7 +17,7 @@ from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.priors import BlockPrior
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.module.inputs import Inputs, arguments_of, count_examples
 from bayesify.noise.keys import NoiseKey, Stream, kept_generators
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.elbo import ELBO, check_place
@@ -291,29 +291,56 @@ def check_certifiable(bnn: BayesianModule, inputs: Inputs | None = None) -> None
 
 @torch.no_grad()
 def _collected(bnn: BayesianModule, inputs: Inputs) -> str | None:
-    """Return the name of a buffer that a training pass leaves changed, or None."""
+    """Return the name of a buffer that depends on the examples or weights of a training pass.
+
+    None if there is none. Other changes are allowed, such as those of a counter: one training pass
+    with other examples and weights, but with the same random numbers, ends with the same buffer.
+
+    Raises:
+        ValueError: the network fails in training mode.
+    """
     if next(bnn.net.buffers(), None) is None:
         return None
-    net = stateless.copy_network(bnn.net)
-    frozen = stateless.frozen_in_evaluation(net, bnn.layout)  # as ``fit`` leaves it
-    # Drawn as in training: at the mean weights, some statistics may have converged.
-    noise = bnn.posterior.noise(NoiseKey(bnn.seed, Stream.CERTIFICATE, 0), range(1))
-    tensors = bnn.placed(bnn.layout.unflatten(bnn.posterior.draw(noise).weights[0]))
+    count = count_examples(inputs)
+    rows = torch.arange(count)
+    noise = bnn.posterior.noise(NoiseKey(bnn.seed, Stream.CERTIFICATE, 0), range(2))
+    weights = [bnn.placed(bnn.layout.unflatten(each)) for each in bnn.posterior.draw(noise).weights]
 
-    def buffers_after(training: bool) -> dict[str, Tensor]:
-        net.train(training)
+    def arguments(of: Tensor, scale: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def chosen(each: Tensor) -> Tensor:
+            return scale * each[of] if each.is_floating_point() else each[of]
+
+        return arguments_of(tree_map_only(Tensor, chosen, inputs))
+
+    def buffers_after(draw: int, of: Tensor, scale: float) -> dict[str, Tensor]:
+        net = stateless.copy_network(bnn.net)
+        frozen = stateless.frozen_in_evaluation(net, bnn.layout)  # as ``fit`` leaves it
+        net.train()
         for part in frozen:
             part.eval()
-        some = tree_map_only(Tensor, lambda each: each[:2].clone(), inputs)
         with kept_generators():
-            stateless.run_with(net, tensors, *arguments_of(some))
-        return {name: buffer.clone() for name, buffer in net.named_buffers()}
+            try:
+                stateless.run_with(net, weights[draw], *arguments(of, scale))
+            except Exception as error:  # of any kind that a network raises
+                if stateless.is_out_of_memory(error):
+                    raise
+                raise ValueError(
+                    "a network with buffers must run in training mode, to find those that training "
+                    f"changes, but it failed on {count} examples, which certify passes as they are "
+                    "and once more with halved values; let it take any number of examples, or set "
+                    "frozen parts to evaluation mode. The error is "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            # A buffer that every pass fills anew, as a cache, is the same after this.
+            stateless.run_with(net.eval(), weights[0], *arguments(rows, 1.0))
+        return dict(net.named_buffers())
 
-    # A buffer that every pass fills anew, as a cache, is the same after two of evaluation.
-    before, _, after = (buffers_after(training) for training in (False, True, False))
-    for name, old in before.items():
+    one = buffers_after(0, rows, 1.0)
+    # Half of the examples, each twice, so that means differ; halved, so that extremes do.
+    other = buffers_after(1, rows // 2, 0.5)
+    for name in one | other:
         try:  # of any shape and layout, also sparse
-            assert_close(after.get(name, old), old, rtol=0.0, atol=0.0, equal_nan=True)
+            assert_close(other.get(name), one.get(name), rtol=0.0, atol=0.0, equal_nan=True)
         except AssertionError:
             return name
     return None

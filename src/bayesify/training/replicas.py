@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
+from bayesify.noise.keys import kept_generators
 from bayesify.training.backends import BackendName, ReplicaBackend, check_backend
 from bayesify.training.checks import check_arguments, check_objective, check_one_process
 from bayesify.training.elbo import ELBO, ELBOTerms
@@ -181,7 +182,8 @@ def _joint_minibatches(
 ) -> Generator[Minibatch, None, None]:
     """The minibatches of one loader for all, or those of K loaders with a leading axis."""
     device = elbos[0].bnn.posterior.mean.device
-    with ExitStack() as stack:
+    # The iterations are interleaved, so that each restores what another has seeded.
+    with kept_generators(), ExitStack() as stack:
         epochs = [
             stack.enter_context(
                 closing(

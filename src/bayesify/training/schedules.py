@@ -91,6 +91,9 @@ def check_schedule(schedule: object, optimizer: Optimizer) -> None:
 def check_scaled_rate(schedule: object, optimizer: Optimizer, rho_lr_scale: float) -> None:
     """Check that a schedule leaves rho a rate of its own, where it was scaled.
 
+    One that makes the rates equal in a later step is not found, such as ``CyclicLR`` with two rates
+    as ``base_lr`` and one as ``max_lr``.
+
     Args:
         schedule: the schedule, just made.
         optimizer: has rho in a group of its own, if its rate was scaled.
@@ -109,8 +112,11 @@ def check_scaled_rate(schedule: object, optimizer: Optimizer, rho_lr_scale: floa
         Traceback (most recent call last):
         ValueError: rho_lr_scale must be 1 under a OneCycleLR that sets one rate for all groups, ...
     """
-    rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-    if rho_lr_scale != 1.0 and len(rates) > 1 and len(set(rates)) == 1:
+    groups = optimizer.param_groups
+    first = {float(group.get("initial_lr", group["lr"])) for group in groups}
+    now = {float(group["lr"]) for group in groups}  # 0 for all in a warm-up
+    are_equal = len(first) == 1 or (len(now) == 1 and now != {0.0})
+    if rho_lr_scale != 1.0 and len(groups) > 1 and are_equal:
         raise ValueError(
             f"rho_lr_scale must be 1 under a {type(schedule).__name__} that sets one rate for all "
             f"groups, got {rho_lr_scale}, which would do nothing; leave it out and give the "
