@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods.likelihood import (
     Likelihood,
-    WideOutputs,
     check_rows,
     one_number,
 )
@@ -107,7 +106,6 @@ class LocationScaleLikelihood(Likelihood):
         because its densities and quantiles depend on every component, not only on mean and
         variance.
         """
-        outputs = WideOutputs(outputs)
         if not self.input_dependent:
             return self._mixture(stack_samples(outputs), self._scale.detach())
         locations: Tensor | None = None
