@@ -116,7 +116,7 @@ def test_that_check_notices_held_out_rows_that_are_not_widened(
         check_both_ways_of_measuring(place)
 
 
-def test_pruning_measures_the_same_predictor(place: Place) -> None:
+def test_pruning_measures_the_same_predictor(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.open(place.run)
     data, bnn = run.load_data(), run.load_module()
     assert isinstance(data, TableData)
@@ -127,6 +127,11 @@ def test_pruning_measures_the_same_predictor(place: Place) -> None:
     else:
         rmse = math.sqrt(row["error_predictive"]) * data.scale
         assert rmse == pytest.approx(whole["test"]["rmse"], rel=1e-5)
+        # A table of numbers has no more than its first rows, all of them the same.
+        monkeypatch.setattr(measure, "MOST_PRUNED", 10)
+        inputs, targets = (part[:10] for part in measure.shown(data))
+        few = dataclasses.replace(data, test_inputs=inputs, test_targets=targets)
+        assert measure.prune_table(bnn, data, [0.5]) == measure.prune_table(bnn, few, [0.5])
 
 
 # ------------------------------------------------------------------------------------- calibrating

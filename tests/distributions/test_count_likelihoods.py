@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import special, stats
 from tests.cases import normals
 from tests.loops import loop_over
 from torch import Tensor, nn
@@ -130,6 +130,27 @@ def test_upper_quantiles_of_great_means_and_dispersions(q: float) -> None:
         exact, found = exact_of(p), p.quantile(q).numpy()
         assert exact.sf(found) <= (1.0 - q) * (1.0 + 1e-9)
         assert found == 0 or exact.sf(0.999 * found - 1.0) > 1.0 - q
+
+
+def test_the_slow_tail_is_computed_of_great_rates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, sizes = special.betaincc, []
+
+    def counted(*arguments: Any) -> Any:
+        sizes.append(np.broadcast(*arguments).size)
+        return slow(*arguments)
+
+    monkeypatch.setattr(special, "betaincc", counted)
+    log_rates = torch.linspace(0.0, 3.0, 40, dtype=torch.float64).reshape(2, 20)
+    log_rates[1, 7] = math.log(2e6)
+    p = NegativeBinomialPredictive(log_rates, number(1.5))
+    one = NegativeBinomialPredictive(log_rates[:, 7:8], number(1.5))
+    for q in (0.5, 0.975):
+        found = p.quantile(q)
+        assert float(found[7]) == float(one.quantile(q))
+        assert torch.equal(
+            found[:7], NegativeBinomialPredictive(log_rates[:, :7], number(1.5)).quantile(q)
+        )
+    assert set(sizes) == {1}
 
 
 def test_intervals_hold_their_level_or_more() -> None:

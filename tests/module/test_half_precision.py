@@ -15,6 +15,7 @@ from torch.optim import Adam
 import bayesify as bf
 from bayesify.datasets import TensorLoader
 from bayesify.estimators import Estimator
+from bayesify.prediction import GaussianPredictive, Predictive, SizedIterable
 from bayesify.training.checks import TargetScaleWarning
 from bayesify.training.progress import Callback
 
@@ -168,6 +169,49 @@ def test_predictions_are_in_float32(dtype: torch.dtype, case: tuple[bf.Likelihoo
             assert getattr(p, name).dtype == torch.float32
         assert bool((p.total >= 0.99 * p.aleatoric).all())
         torch.testing.assert_close(p.aleatoric, whole.aleatoric, rtol=0.1, atol=0.0)
+
+
+class OwnNoise(bf.Likelihood):
+    """Numbers with a noise that the network predicts, as in docs/training.md."""
+
+    error_name = "mean squared error"
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        mean, log_std = outputs.unbind(-1)
+        return torch.distributions.Normal(mean, log_std.exp()).log_prob(targets)
+
+    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:  # noqa: ARG002
+        mean, log_std = torch.stack(list(outputs)).unbind(-1)
+        return GaussianPredictive(mean, log_std.exp())
+
+    def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs[:, 0] - targets).square().mean()
+
+    def config(self) -> dict[str, float | int | bool]:
+        return {}
+
+
+class Heir(OwnNoise):
+    """Inherits its prediction."""
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_likelihood_of_ones_own_predicts_in_float32(dtype: torch.dtype) -> None:
+    net = nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 2))
+    nn.init.constant_(net[1].bias, 6.0)  # of the noise: its variance is beyond float16
+    x = regression()[0].to(dtype)
+    for likelihood in (OwnNoise(), Heir()):
+        bnn = bf.BayesianModule(net, likelihood=likelihood, init_std=0.02).to(dtype)
+        with torch.autocast("cpu", dtype):
+            mixed = bnn.predict(x.to(dtype), 5)
+        for p in (
+            *(mixed, bnn.predict(x, 5), bnn.predict_mean(x)),
+            bf.MCDropout(bnn.to_module(), likelihood=likelihood).predict(x, 3),
+            bf.DeepEnsemble([bnn, copy.deepcopy(bnn)]).predict(x, 3),
+        ):
+            for part in (p.mean, p.total, p.aleatoric, p.epistemic):
+                assert part.dtype == torch.float32
+                assert bool(part.isfinite().all())
 
 
 @pytest.mark.parametrize("dtype", HALVES)

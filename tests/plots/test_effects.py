@@ -74,9 +74,13 @@ def test_dates_are_as_precise_as_needed(first, last, labels):
     assert [text.get_text() for text in ax.get_xticklabels()] == labels
 
 
-@pytest.mark.parametrize("level", ["a", "school", "secondary", "secondary school"])
+@pytest.mark.parametrize("level", ["a", "school", "secondary", "SECONDARY SCHOOL"])
 @pytest.mark.parametrize(
-    "title", ["average annual household income in euros", "Temperature_Mean_Window_30_Days_before"]
+    "title",
+    [
+        *("average annual household income in euros", "Temperature_Mean_Window_30_Days_before"),
+        "ANNUAL_HOUSEHOLD_INCOME_IN_EUROS",
+    ],
 )
 def test_a_long_title_ends_within_the_picture(title, level):
     for figure in (

@@ -12,7 +12,7 @@ from tests.cases import OF_CLASSES, Case, each_case, mlp, normals
 from tests.loops import loop_over
 from torch import Tensor, nn
 
-from bayesify import BayesianModule, Delta, GaussianLikelihood
+from bayesify import BayesianModule, CategoricalLikelihood, Delta, GaussianLikelihood
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.prediction import (
     BernoulliPredictive,
@@ -275,6 +275,17 @@ def test_classes_that_are_no_integers_raise(dtype: torch.dtype) -> None:
     message = f"class indices of dtype torch.int64, got {dtype}; convert them with"
     with pytest.raises(ValueError, match=message):
         p.log_prob(torch.ones(5, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.complex64])
+def test_logits_that_are_no_floating_point_numbers_raise(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[[3, 0, 0]], [[0, 1, 0]]]).to(dtype)
+    for kind in (CategoricalPredictive, OrdinalPredictive, BernoulliPredictive):
+        with pytest.raises(TypeError, match=f"got {dtype}; use logits.float"):
+            kind.from_logits(logits)
+    if dtype == torch.int64:  # those of a network are converted
+        p = CategoricalLikelihood().predictive(logits, keep_samples=True)
+        torch.testing.assert_close(p.mean, logits.float().softmax(-1).mean(0))
 
 
 def test_confident_logits_have_finite_answers() -> None:

@@ -144,6 +144,7 @@ def effect_along_axis(
     ax.yaxis.set_major_locator(MaxNLocator(nbins=6))
     ax.yaxis.set_major_formatter(FuncFormatter(tick))
     _legend(figure, lines)
+    _shorten_title(figure, ax)
     return figure
 
 
@@ -174,8 +175,6 @@ def effect_of_levels(
         'y'
     """
     names = [shortened(text, 16) for text in labels]
-    # Long names leave less room for the title, which begins at the axis.
-    title = shortened(title, 28 - 5 * max(map(len, names), default=0) // 8)
     figure, ax = _panel(lines, title, "", max(1.1 + 0.24 * len(labels), 1.9))
     places = np.arange(len(labels))
     for number, (line, colour) in enumerate(zip(lines, _LINES, strict=False)):
@@ -192,6 +191,7 @@ def effect_of_levels(
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
     ax.xaxis.set_major_formatter(FuncFormatter(tick))
     _legend(figure, lines)
+    _shorten_title(figure, ax)
     return figure
 
 
@@ -212,9 +212,22 @@ def _panel(
     legend = 0.3 if lines[0].name else 0.0
     figure = Figure(figsize=(_EFFECT_WIDTH, height + legend), layout="constrained")
     ax = figure.subplots()
-    ax.set_title(shortened(title))
+    ax.set_title(title)
     ax.set_ylabel(shortened(label, 32))
     return figure, ax
+
+
+def _shorten_title(figure: Figure, ax: Axes) -> None:
+    """Shorten the title until it ends within the picture.
+
+    It begins at the axis, and long labels of the axis leave less room.
+    """
+    title = ax.get_title(loc="left")
+    shown, most = ax.set_title(title), len(title)
+    figure.draw_without_rendering()
+    while most > 1 and shown.get_window_extent().x1 > figure.bbox.x1:
+        most -= 1
+        shown.set_text(shortened(title, most))
 
 
 def _legend(figure: Figure, lines: Sequence[EffectLine]) -> None:

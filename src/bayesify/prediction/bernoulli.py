@@ -17,7 +17,7 @@ from bayesify.prediction.averaging import (
     entropy,
     join_averages,
 )
-from bayesify.prediction.checks import check_tensors
+from bayesify.prediction.checks import check_logits, check_tensors
 from bayesify.prediction.predictive import (
     KEEP_SAMPLES_HINT,
     Predictive,
@@ -66,6 +66,7 @@ class BernoulliPredictive(Predictive):
         The memory does not grow with the number of samples, unless they are kept.
 
         Raises:
+            TypeError: the logits are no floating-point numbers.
             ValueError: there is no sample, or the logits have no axis of examples.
         """
         return cls(
@@ -175,6 +176,7 @@ def check_labels(targets: Tensor, shape: tuple[int, ...]) -> None:
 
 def _log_probs(logits: SizedIterable) -> Iterator[Tensor]:
     for block in blocks_of(logits):
+        check_logits(block)
         if block.dim() < 2:
             raise ValueError(f"logits must have shape (N, ...), got {tuple(block.shape[1:])}")
         yield torch.stack((F.logsigmoid(-block), F.logsigmoid(block)), -1)

@@ -15,7 +15,7 @@ from bayesify.prediction.averaging import (
     entropy,
     join_averages,
 )
-from bayesify.prediction.checks import check_tensors
+from bayesify.prediction.checks import check_logits, check_tensors
 from bayesify.prediction.predictive import (
     Predictive,
     SizedIterable,
@@ -62,6 +62,7 @@ class CategoricalPredictive(Predictive):
         The memory does not grow with the number of samples, unless they are kept.
 
         Raises:
+            TypeError: the logits are no floating-point numbers.
             ValueError: there is no sample, or the logits are not of shape (N, K).
         """
         return cls(
@@ -153,6 +154,7 @@ class CategoricalPredictive(Predictive):
 
 def _log_probs(logits: SizedIterable) -> Iterator[Tensor]:
     for block in blocks_of(logits):
+        check_logits(block)
         if block.dim() < 3:
             raise ValueError(
                 f"logits must have shape (N, K) or (N, ..., K), got {tuple(block.shape[1:])}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["check_level", "check_sums", "check_tensors"]
+__all__ = ["check_level", "check_logits", "check_sums", "check_tensors"]
 
 #: Largest error of the sum of the probabilities of an example: bfloat16 rounds a logarithm below
 #: -8, and so every probability of thousands of equal classes, by up to 1 / 32.
@@ -27,6 +27,21 @@ def check_tensors(**values: object) -> None:
             raise TypeError(
                 f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})"
             )
+
+
+def check_logits(logits: Tensor) -> None:
+    """Raise TypeError unless logits are floating-point numbers.
+
+    Example:
+        >>> import torch
+        >>> check_logits(torch.tensor([[3, 0, 0]]))
+        Traceback (most recent call last):
+        TypeError: logits must be floating-point numbers, got torch.int64; use logits.float()
+    """
+    if not logits.is_floating_point():
+        raise TypeError(
+            f"logits must be floating-point numbers, got {logits.dtype}; use logits.float()"
+        )
 
 
 def check_sums(name: str, values: Tensor, *, logarithms: bool = False) -> None:

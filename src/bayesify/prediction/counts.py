@@ -231,8 +231,9 @@ class NegativeBinomialPredictive(CountPredictive):
         below, above = incomplete(shape, first, zero), incomplete(first, shape, one)
         is_great = odds > _GREAT_ODDS
         if bool(is_great.any()):  # it is slow
-            complement = scipy_function("betaincc")(shape, first, zero)
-            above = torch.where(is_great, complement, above)
+            there = is_great.expand_as(above)
+            parts = (part.expand_as(above)[there] for part in (shape, first, zero))
+            above[there] = scipy_function("betaincc")(*parts)
         return below.where(~is_below, 0.0), above.where(~is_below, 1.0)
 
     def _draw(

@@ -14,7 +14,12 @@ from bayesify import io as bayesify_io
 from bayesify.app.cli.formatting import plain_table
 from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, opened, read_data
 from bayesify.app.runs import ConfigError, RunError
-from bayesify.app.runs.measure import FEW_SAMPLES, FRACTIONS, prune_table, rows_in_units
+from bayesify.app.runs.measure import (
+    FRACTIONS,
+    prune_table,
+    pruning_samples,
+    rows_in_units,
+)
 from bayesify.app.runs.out_file import check_can_be_written
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.pruning import prune as pruned
@@ -37,18 +42,26 @@ def prune(
             show_default=False,
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Weight samples to average over.")] = FEW_SAMPLES,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help=r"Weight samples to average over. \[default: 5; for a regression with held-out "
+            "rows as in training]",
+            show_default=False,
+        ),
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove the weights with the lowest signal-to-noise ratio, and measure the rest.
 
-    For a regression the error is the RMSE, in the unit of the target. With --json error_predictive
-    and error_mean_weights are mean squares of the standardised target.
+    For a regression the error is the RMSE of the first 2,000 held-out rows at most, in the unit of
+    the target. With --json error_predictive and error_mean_weights are mean squares of the
+    standardised target.
     """
     wanted = _fractions(fractions)
     run = opened(folder)
-    if samples < 1:
+    if samples is not None and samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
     if out is not None:
         check_can_be_written(out, overwrite=None)
@@ -60,6 +73,7 @@ def prune(
         )
     data = read_data(run, data_dir)
     with Console(stderr=True).status("pruning ..."):
+        samples = samples or pruning_samples(data, run.config.test_samples)
         rows = prune_table(bnn, data, wanted, num_samples=samples)
     regression = run.config.task == "regression"
     if regression:

@@ -77,7 +77,7 @@ def build_figures(
     baseline_weights: Mapping[str, Tensor] | None = None,
     outside: tuple[str, Predictive] | None = None,
     truth: tuple[str, Tensor] | None = None,
-    error: tuple[str, float] | None = None,
+    error: str | None = None,
 ) -> dict[str, Figure]:
     """Draw all figures that apply to a trained network.
 
@@ -90,7 +90,8 @@ def build_figures(
         targets: their targets, shape (N, ...).
         predictive: the prediction ``bnn.predict(images)``.
         history: one row per epoch, as for :func:`bayesify.plots.learning_curves`.
-        pruning: rows as for :func:`bayesify.plots.pruning_curve`; may be empty.
+        pruning: rows as for :func:`bayesify.plots.pruning_curve`, that of the network as it is
+            first; may be empty.
         class_names: K names.
         image_shape: (height, width) or (channels, height, width) of one input, or None.
         pictures: of inputs that are features of images: returns some of the images, shape (n,
@@ -100,8 +101,8 @@ def build_figures(
             weights.
         outside: name of another data set, and the prediction for its images.
         truth: for regression, name of the target, and the targets in the unit of ``predictive``.
-        error: name of the errors in ``history`` and ``pruning``, with its unit, and that of the
-            whole network at its mean weights; None for the likelihood's own.
+        error: name of the errors in ``history`` and ``pruning``, with its unit; None for the
+            likelihood's own.
 
     Returns:
         Figures by name, in the order of the report: ``learning_curves``; for classes
@@ -113,7 +114,7 @@ def build_figures(
         ImportError: matplotlib is not installed.
     """
     figures: dict[str, Figure] = {}
-    error_name = bnn.likelihood.error_name if error is None else error[0]
+    error_name = bnn.likelihood.error_name if error is None else error
     if history:
         figures["learning_curves"] = learning_curves(history, baselines, error_label=error_name)
     if isinstance(predictive, CategoricalPredictive):
@@ -127,14 +128,10 @@ def build_figures(
     if isinstance(predictive, NumericPredictive) and truth is not None:
         figures |= regression_figures(predictive, truth[1], truth[0])
     if pruning:
-        whole = error[1] if error is not None else _error_at_mean(bnn, images, targets)
+        whole = pruning[0]["error_mean_weights"]
         figures["pruning"] = pruning_curve(pruning, whole, error_label=error_name)
     figures |= _weight_figures(bnn, baseline_weights or {})
     return figures
-
-
-def _error_at_mean(bnn: BayesianModule, inputs: Tensor, targets: Tensor) -> float:
-    return float(bnn.likelihood.error(bnn.mean_outputs(inputs), targets))
 
 
 def _calibration(predictive: CategoricalPredictive, targets: Tensor) -> dict[str, Figure]:

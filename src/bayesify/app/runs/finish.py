@@ -24,10 +24,10 @@ from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs.comparison import check_comparable, kind_of_run, labels_of
 from bayesify.app.runs.folder import Run, as_test_row
 from bayesify.app.runs.measure import (
-    FEW_SAMPLES,
     FRACTIONS,
     evaluate,
     prune_table,
+    pruning_samples,
     rows_in_units,
     shown,
 )
@@ -135,17 +135,11 @@ def _report(
     pruning: list[dict[str, Any]] = []
     # Each fraction takes several passes of the pretrained network over all held-out rows.
     if not (isinstance(bnn.posterior, Delta) or run.config.adapter):
-        # An error of numbers is higher with few samples, whatever is removed.
-        few = bool(data.class_names) or not metrics["test"]
-        samples = FEW_SAMPLES if few else run.config.test_samples
+        samples = pruning_samples(data, run.config.test_samples)
         pruning = prune_table(bnn, data, FRACTIONS, num_samples=samples)
-        whole = metrics["test"] or metrics["train"]
-        if pruning:
-            # Of classes with more weight samples: one number for one thing.
-            if isinstance(data, TableData) and "rmse" in whole:
-                pruning[0]["error_predictive"] = (whole["rmse"] / data.scale) ** 2
-            else:
-                pruning[0]["error_predictive"] = whole["error_predictive"]
+        if pruning and data.class_names:  # with more weight samples: one number for one thing
+            whole = metrics["test"] or metrics["train"]
+            pruning[0]["error_predictive"] = whole["error_predictive"]
         run.write_json("pruning.json", pruning)
     inputs, targets = shown(data)
     rows = [as_test_row(row) for row in history]
@@ -160,8 +154,7 @@ def _report(
             data.scale if other.table is None else other.table.target.scale for other in others
         ]
         baselines = [rows_in_units(*each) for each in zip(baselines, scales, strict=True)]
-        measured = metrics["test"] or metrics["train"]
-        error = f"RMSE of {truth[0]}", measured["rmse_mean_weights"]
+        error = f"RMSE of {truth[0]}"
     figures = build_figures(
         bnn,
         images=inputs,

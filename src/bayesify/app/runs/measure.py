@@ -37,12 +37,14 @@ from bayesify.tabular.table_data import TableData
 __all__ = [
     "FEW_SAMPLES",
     "FRACTIONS",
+    "MOST_PRUNED",
     "RowMetrics",
     "evaluate",
     "evaluate_mean",
     "in_units",
     "predict_rows",
     "prune_table",
+    "pruning_samples",
     "recorded",
     "rows_in_units",
     "shown",
@@ -54,6 +56,8 @@ FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.95, 0.98, 0.99)
 #: Averaging over more samples changes neither a train error nor a pruning curve of classes visibly.
 FEW_SAMPLES = 5
 _MOST_SHOWN = 50_000
+#: Rows of a pruning table of numbers, which needs as many weight samples as the test set.
+MOST_PRUNED = 2000
 #: Errors in a history and a pruning table, which for numbers are those of standardised targets.
 _ERRORS = ("train_error", "test_error", "error_mean_weights", "error_predictive")
 #: Metrics that are roots of means over rows.
@@ -183,6 +187,20 @@ def shown(data: RunData) -> tuple[Tensor, Tensor]:
     return data.train_inputs[:_MOST_SHOWN], data.train_targets[:_MOST_SHOWN]
 
 
+def pruning_samples(data: RunData, test_samples: int) -> int:
+    """Return how many weight samples a pruning table averages over.
+
+    An error of numbers is higher with few samples, whatever is removed. That of the whole network
+    is to be the one of ``metrics.json``, which uses few samples where no examples are held out.
+
+    Args:
+        data: the data set.
+        test_samples: weight samples of the test set's predictions.
+    """
+    is_few = bool(data.class_names) or not len(data.test_inputs)
+    return FEW_SAMPLES if is_few else test_samples
+
+
 def prune_table(
     bnn: BayesianModule,
     data: RunData,
@@ -194,8 +212,9 @@ def prune_table(
 
     Of a network that is pruned already, fractions that would remove no more weights are left out.
 
-    The error is that on :func:`shown`: in percent, or the mean squared error of the standardised
-    target, which is a fraction of its variance; of a censored number that of the recorded number.
+    The error is that on :func:`shown`: in percent, or on its first 2,000 rows the mean squared
+    error of the standardised target, which is a fraction of its variance; of a censored number that
+    of the recorded number.
 
     Raises:
         ValueError: a fraction is not between 0 and 1.
@@ -203,6 +222,8 @@ def prune_table(
     """
     rows = []
     inputs, targets = shown(data)
+    if not data.class_names:
+        inputs, targets = inputs[:MOST_PRUNED], targets[:MOST_PRUNED]
     own = 1.0 - weights_left(bnn) / bnn.layout.num_weights
     for fraction in dict.fromkeys((own, *(each for each in fractions if each > own))):
         small = prune(bnn, fraction) if fraction > own else bnn

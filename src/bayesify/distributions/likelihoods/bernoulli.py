@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.distributions.likelihoods.likelihood import Likelihood, WideOutputs, check_rows
+from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
 from bayesify.prediction import BernoulliPredictive, Predictive, SizedIterable
 from bayesify.prediction.bernoulli import check_labels
 from bayesify.prediction.predictive import sum_components
@@ -37,7 +37,7 @@ class BernoulliLikelihood(Likelihood):
 
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
         """Return the probability of 1 averaged over the weight samples."""
-        return BernoulliPredictive.from_logits(WideOutputs(outputs), keep_samples=keep_samples)
+        return BernoulliPredictive.from_logits(outputs, keep_samples=keep_samples)
 
     def class_log_probs(self, outputs: Tensor) -> Tensor:
         """Return the log probabilities of 0 and of 1, in nats, shape (..., 2)."""

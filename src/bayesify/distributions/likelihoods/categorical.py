@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.distributions.likelihoods.likelihood import Likelihood, WideOutputs, check_rows
+from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import CategoricalPredictive, Predictive, SizedIterable
 from bayesify.prediction.predictive import sum_components
@@ -82,7 +82,7 @@ class CategoricalLikelihood(Likelihood):
 
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
         """Return the class probabilities averaged over the weight samples."""
-        return CategoricalPredictive.from_logits(WideOutputs(outputs), keep_samples=keep_samples)
+        return CategoricalPredictive.from_logits(outputs, keep_samples=keep_samples)
 
     def class_log_probs(self, outputs: Tensor) -> Tensor:
         """Return the log probabilities of all classes, in nats, shape (..., K)."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods.likelihood import (
     Likelihood,
-    WideOutputs,
     check_rows,
     one_number,
 )
@@ -55,7 +54,7 @@ class CountLikelihood(Likelihood):
         keep_samples: bool,  # noqa: ARG002
     ) -> Predictive:
         """Return the mixture of the distributions under all weight samples, which it keeps."""
-        return self._mixture(_log_rates(stack_samples(WideOutputs(outputs))))
+        return self._mixture(_log_rates(stack_samples(outputs)))
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared distance of targets and means."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +14,7 @@ from bayesify.prediction import Predictive, SizedIterable
 from bayesify.prediction.predictive import blocks_of
 
 __all__ = [
-    *("Likelihood", "WideOutputs", "check_for_each_example", "check_rows", "log_probs_of"),
-    "one_number",
+    *("Likelihood", "check_for_each_example", "check_rows", "log_probs_of", "one_number"),
 ]
 
 
@@ -34,6 +34,12 @@ class Likelihood(WideModule, ABC):
 
     #: Name of the quantity that ``error`` returns, with its unit.
     error_name: str
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let :meth:`predictive`, of a likelihood of one's own too, have outputs in float32."""
+        super().__init_subclass__(**kwargs)
+        if "predictive" in vars(cls):
+            setattr(cls, "predictive", _of_wide_outputs(cls.predictive))  # noqa: B010
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -79,8 +85,8 @@ class Likelihood(WideModule, ABC):
         """Return the mixture over weight samples, from one output of shape (N, ...) at a time.
 
         Args:
-            outputs: S tensors. They may be computed while iterating, so an implementation should
-                hold only one of them at a time.
+            outputs: S tensors, which an implementation gets in float32 at least. They may be
+                computed while iterating, so it should hold only one of them at a time.
             keep_samples: whether the result holds the prediction of each weight sample.
         """
 
@@ -105,18 +111,22 @@ class Likelihood(WideModule, ABC):
         """Return the arguments of the constructor, from which a file restores the likelihood."""
 
 
-class WideOutputs:
-    """The outputs under each weight sample in float32 at least, converted one block at a time.
+def _of_wide_outputs(predictive: Callable[..., Predictive]) -> Callable[..., Predictive]:
+    """Return a method that predicts from the outputs in float32 at least.
 
     In half precision variances overflow or vanish, and the probabilities of many classes do not sum
     to 1.
-
-    Example:
-        >>> import torch
-        >>> outputs = WideOutputs([torch.zeros(2, dtype=torch.bfloat16)] * 3)
-        >>> len(outputs), next(iter(outputs))
-        (3, tensor([0., 0.]))
     """
+
+    @wraps(predictive)
+    def widely(self: Likelihood, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
+        return predictive(self, _WideOutputs(outputs), keep_samples=keep_samples)
+
+    return widely
+
+
+class _WideOutputs:
+    """The outputs under each weight sample in float32 at least, converted one block at a time."""
 
     def __init__(self, outputs: SizedIterable) -> None:
         self._outputs = outputs

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods.likelihood import (
     Likelihood,
-    WideOutputs,
     check_rows,
     one_number,
 )
@@ -110,7 +109,6 @@ class LocationScaleLikelihood(Likelihood):
         Raises:
             ValueError: there is no weight sample.
         """
-        outputs = WideOutputs(outputs)
         if not self.input_dependent:
             return self._mixture(stack_samples(outputs), self._scale.detach())
         locations: Tensor | None = None

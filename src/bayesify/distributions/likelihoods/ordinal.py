@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bayesify.distributions.likelihoods.likelihood import Likelihood, WideOutputs, check_rows
+from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import OrdinalPredictive, Predictive, SizedIterable
@@ -72,7 +72,7 @@ class OrdinalLikelihood(Likelihood):
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
         """Return the class probabilities averaged over the weight samples."""
         with torch.no_grad():
-            log_probs = _Mapped(WideOutputs(outputs), self)
+            log_probs = _Mapped(outputs, self)
             return OrdinalPredictive.from_logits(log_probs, keep_samples=keep_samples)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
