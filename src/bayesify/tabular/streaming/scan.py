@@ -102,12 +102,15 @@ class StreamScan(ColumnScan):
         self._values: Floats = np.zeros(0)
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._trimmed = False
+        #: Texts of numbers that float64 may not tell apart or write as they are stored.
+        self._exact: Counter[str] | None = None
 
     def read(self, rows: TableRows) -> None:
         """Count the cells of the next rows, in the column of this name."""
         numbers = rows.numbers(self.name)
         if numbers is not None:
             self._read_numbers(numbers)
+            self._count_exact(rows.table[self.name])
             return
         self.update(rows.texts(self.name))
         if self.overflowed and not self._trimmed and (form := self.form) is not None:
@@ -146,9 +149,26 @@ class StreamScan(ColumnScan):
             self._values = merged
             self.overflowed = len(merged) > _MOST_NUMBERS
 
+    def _count_exact(self, cells: pa.ChunkedArray) -> None:
+        """Count the texts of integers and decimals, as far as there can be so many classes."""
+        kind = cells.type
+        if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
+            return
+        if self._exact is None:
+            self._exact = Counter()
+        if len(self._exact) >= _MOST_NAMED or self.overflowed:
+            return
+        counts = cells.value_counts()
+        texts = as_text(counts.field("values")).to_pylist()
+        sizes = counts.field("counts").to_pylist()
+        self._exact.update({text: size for text, size in zip(texts, sizes, strict=True) if text})
+
     def finish(self) -> None:
         """Name the distinct numbers, as far as there can be so many classes."""
         if not self._stored:
+            return
+        if self._exact is not None:
+            self.texts.update(dict(self._exact.most_common(_MOST_NAMED)))
             return
         some = self._values[:_MOST_NAMED]
         whole = bool((np.isfinite(some) & (some == np.round(some)) & (np.abs(some) < 1e15)).all())
