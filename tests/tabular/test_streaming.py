@@ -22,6 +22,7 @@ from bayesify.tabular.streaming.encoded import EncodedRows, write_encoded
 from bayesify.tabular.streaming.fit import fit_stream, load_stream, write_stream
 from bayesify.tabular.streaming.memory import TrainingMemory
 from bayesify.tabular.streaming.sample import RowSample, hash_key, row_hashes
+from bayesify.tabular.streaming.scan import StreamScan
 from bayesify.tabular.table_data import TableData
 from bayesify.tabular.training_table import fit_table
 
@@ -211,6 +212,16 @@ def test_a_column_of_views_is_text(tmp_path: Path) -> None:
     parquet.write_table(table.set_column(place, "city", views), path)
     _, schema = streamed(path, tmp_path)
     assert next(each for each in schema.columns if each.name == "city").kind == "category"
+
+
+def test_a_scan_keeps_few_of_many_long_texts() -> None:
+    scan = StreamScan("note")
+    for start in (0, 3000):
+        texts = ["word " * 1800 + str(place) for place in range(start, start + 3000)]
+        scan.read(TableRows(pa.table({"note": texts})))
+    assert scan.count == 6000
+    assert sum(map(len, scan.texts)) <= 17_000_000
+    assert "free text" in str(scan.reason_to_drop())
 
 
 def test_rows_without_a_target_are_left_out(tmp_path: Path) -> None:

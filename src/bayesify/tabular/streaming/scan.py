@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ _MOST_NUMBERS = 100_000
 _MOST_NAMED = 1001
 #: Texts of numbers that are kept of a column with very many, as examples.
 _EXAMPLES = 100
+#: Letters of the distinct texts of a column that are counted; one with more holds free text.
+_MOST_LETTERS = 17_000_000
 
 
 @dataclass
@@ -113,6 +116,7 @@ class StreamScan(ColumnScan):
             self._count_exact(rows.table[self.name])
             return
         self.update(rows.texts(self.name))
+        self._drop_long_texts()
         if self.overflowed and not self._trimmed and (form := self.form) is not None:
             # A hundred thousand texts of numbers take 17 MB and tell nothing more.
             known = np.array(list(self.texts), dtype=object)
@@ -120,6 +124,16 @@ class StreamScan(ColumnScan):
             kept = [*strange, *known[:_EXAMPLES].tolist()]
             self.texts = Counter({text: self.texts[text] for text in dict.fromkeys(kept)})
             self._trimmed = True
+
+    def _drop_long_texts(self) -> None:
+        """Stop counting texts where they are too long to be levels, and keep some as examples."""
+        if self.overflowed:
+            return
+        letters = itertools.accumulate(map(len, self.texts))
+        short = sum(1 for _ in itertools.takewhile(lambda total: total <= _MOST_LETTERS, letters))
+        if short < len(self.texts):
+            self.overflowed = True
+            self.texts = Counter(dict(itertools.islice(self.texts.items(), max(2, short))))
 
     def _add_numbers(self, values: Floats, sizes: npt.NDArray[np.int64]) -> None:
         self.moments.add(values, sizes)
@@ -158,8 +172,8 @@ class StreamScan(ColumnScan):
             self._exact = Counter()
         if len(self._exact) >= _MOST_NAMED or self.overflowed:
             return
-        counts = cells.value_counts()
-        texts = as_text(counts.field("values")).to_pylist()
+        counts = as_text(cells).value_counts()
+        texts = counts.field("values").to_pylist()
         sizes = counts.field("counts").to_pylist()
         self._exact.update({text: size for text, size in zip(texts, sizes, strict=True) if text})
 
