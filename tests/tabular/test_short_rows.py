@@ -1,4 +1,4 @@
-"""Rows of a CSV file with fewer values than its header: read, with a remark."""
+"""CSV files with short rows, which are read, with a remark, and with what must not be dropped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.app.cli.test_cli import bayesify, quick_runs
 from tests.app.cli.test_tables import QUICK
 
-from bayesify.tabular.files import open_table
+from bayesify.tabular.files import TableError, open_table
 
 HEADER = "x,note,z,y\n"
 WHOLE = "".join(f'{i % 13},"a, {i % 3}\n""b""",{i % 5},{i % 7}\n' for i in range(60))
@@ -86,3 +86,34 @@ def test_training_and_predicting_tell(tmp_path: Path) -> None:
     said = bayesify("predict", tmp_path / "run", table, "--out", tmp_path / "p.csv")
     assert said.code == 0, said.err
     assert note in said.err
+
+
+def test_a_long_value_hides_no_short_row(tmp_path: Path) -> None:
+    rows = ["x,t,y", *(f"{i},a,{i}" for i in range(400))]
+    for place in (50, 300):
+        rows[place] = f"{place},{'b' * 140_000},1"
+    [found] = remarks(tmp_path / "a.csv", "\n".join([*rows, "1"]))
+    assert "row 402; what lacks is read as missing" in found
+
+
+@pytest.mark.parametrize("ending", [",", ", ", ",,"])
+def test_a_value_beyond_the_header_is_an_error_though_rows_end_with_a_separator(
+    tmp_path: Path, ending: str
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n" + f"12,25{ending}\n" * 210 + "5\n5,1\n")
+    [rows] = open_table(path).batches()
+    assert rows.texts("x")[-3:].tolist() == ["12", "5", "5"]
+    assert rows.texts("y")[-3:].tolist() == ["25", "", "1"]
+    path.write_text("x,y\n" + f"12,25{ending}\n" * 210 + "5,1,7\n")
+    with pytest.raises(TableError, match=r"as names, 2, but row 212 has more; put quotes around"):
+        list(open_table(path).batches(size=50))
+
+
+@pytest.mark.parametrize("encoding", ["utf-32", "utf-32-be"])
+def test_utf_32_is_named(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "a.csv"
+    mark = "" if encoding == "utf-32" else "\ufeff"  # which Python writes for the first
+    path.write_bytes(f"{mark}x,y\n1,é\n".encode(encoding))
+    with pytest.raises(TableError, match="must be UTF-8, got UTF-32; save it as UTF-8"):
+        open_table(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 
 from bayesify.tabular.columns import CategoryColumn, NumberColumn
 from bayesify.tabular.files import TableError
@@ -20,6 +22,7 @@ from bayesify.tabular.streaming.encoded import EncodedRows, write_encoded
 from bayesify.tabular.streaming.fit import fit_stream, load_stream, write_stream
 from bayesify.tabular.streaming.memory import TrainingMemory
 from bayesify.tabular.streaming.sample import RowSample, hash_key, row_hashes
+from bayesify.tabular.streaming.scan import StreamScan
 from bayesify.tabular.table_data import TableData
 from bayesify.tabular.training_table import fit_table
 
@@ -179,6 +182,46 @@ def test_whole_numbers_stored_as_such_can_be_classes(tmp_path: Path) -> None:
         in_memory = fit_table(tmp_path / f"{name}.parquet", "grade")[1]
         assert in_memory.target.classes == schema.target.classes
         assert in_memory.dropped.keys() == schema.dropped.keys()
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        pa.array([Decimal("1.50"), Decimal("2.50"), Decimal("3.00")]),
+        pa.array([7, 10**15, 10**15 + 1]),
+        pa.array([7, 2**60, 2**60 + 1]),
+    ],
+)
+def test_classes_stored_as_exact_numbers_keep_their_rows(classes: pa.Array, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=300)
+    path = tmp_path / "t.parquet"
+    stored = classes.take(pa.array(np.arange(300) % len(classes)))
+    parquet.write_table(pa.table({"x": x, "y": stored}), path)
+    data, schema = streamed(path, tmp_path, task="classification")
+    assert schema.target.classes == fit_table(path, "y", task="classification")[1].target.classes
+    _, y = read(data)
+    assert len(y) == 240
+    assert len(y.unique()) == len(classes)
+
+
+def test_a_column_of_views_is_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    table = pa.Table.from_pandas(frame(), preserve_index=False)
+    place = table.column_names.index("city")
+    views = table["city"].cast(pa.string()).cast(pa.string_view())
+    parquet.write_table(table.set_column(place, "city", views), path)
+    _, schema = streamed(path, tmp_path)
+    assert next(each for each in schema.columns if each.name == "city").kind == "category"
+
+
+def test_a_scan_keeps_few_of_many_long_texts() -> None:
+    scan = StreamScan("note")
+    for start in (0, 3000):
+        texts = ["word " * 1800 + str(place) for place in range(start, start + 3000)]
+        scan.read(TableRows(pa.table({"note": texts})))
+    assert scan.count == 6000
+    assert sum(map(len, scan.texts)) <= 17_000_000
+    assert "free text" in str(scan.reason_to_drop())
 
 
 def test_rows_without_a_target_are_left_out(tmp_path: Path) -> None:

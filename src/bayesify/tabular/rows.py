@@ -65,7 +65,9 @@ class TableRows:
         """Return some of the rows, by their places, with some of the columns."""
         some = self.table.select(list(names))
         for place, name in enumerate(names):
-            if pa.types.is_dictionary(some[name].type):  # the dictionaries of two parts differ
+            kind = some[name].type
+            # The dictionaries of two parts differ; Arrow takes no cells of views.
+            if pa.types.is_dictionary(kind) or pa.types.is_string_view(kind):
                 some = some.set_column(place, name, as_text(some[name]))
         return TableRows(some.take(pa.array(places)))
 

@@ -1,18 +1,24 @@
-"""The cells of a row that come as JSON numbers and truth values, in a column of categories."""
+"""The cells of a row: numbers, truth values and texts, read as those of a table are."""
 
 from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bayesify.app.serve.model import ModelCard
 from bayesify.app.serve.openapi import request_body
-from bayesify.app.serve.requests import parse_examples
+from bayesify.app.serve.requests import Examples, InputError, parse_examples
 from bayesify.app.serve.rows import RowReader
+from bayesify.app.serve.table_inputs import TableInputs
 from bayesify.tabular.columns import CategoryColumn, NumberColumn
+from bayesify.tabular.files import TableError
+from bayesify.tabular.new_table import NewTable
+from bayesify.tabular.schema import TableSchema
+from bayesify.tabular.training_table import fit_table
 
 
 def codes(levels: tuple[str, ...], cells: list[Any]) -> list[float]:
@@ -73,3 +79,74 @@ def test_typical_numbers_lie_within_training(
     cell = schema["properties"]["examples"]["items"]["properties"]["x"]
     assert cell["description"] == f"From {span} in training."
     assert cell["examples"] == [example]
+
+
+@pytest.fixture(scope="module")
+def schema(tmp_path_factory: pytest.TempPathFactory) -> TableSchema:
+    """Of a table of percentages, one column with small ones; two kinds of levels; words for yes."""
+    path = tmp_path_factory.mktemp("units") / "old.csv"
+    rows = (
+        f"{i % 80 + 10} %;0,{i % 90 + 10} %;{('New York', 'Rome', 'Oslo')[i % 3]};"
+        f"{'a' if i % 2 else 'A'};{'ja' if i % 4 else 'no'};{i * i / 7}"
+        for i in range(120)
+    )
+    path.write_text("\n".join(["rate;small;city;case;word;y", *rows]))
+    return fit_table(path, "y")[1]
+
+
+TYPICAL = {"rate": "45 %", "small": "0,5 %", "city": "Rome", "case": "a", "word": "ja"}
+
+
+def read_alone(
+    schema: TableSchema, row: dict[str, Any], folder: Path
+) -> tuple[list[float], str] | str:
+    """Return the inputs and the column outside of a table of one row, or its error."""
+    path = folder / "new.csv"
+    path.write_text(f"{';'.join(row)}\n{';'.join(map(str, row.values()))}\n")
+    try:
+        [rows] = NewTable.open(path, schema)
+    except TableError as error:
+        reason = str(error).partition(": ")[2].removesuffix(", or go on with --lenient")
+        return reason.replace("got cells like", "got numbers like")  # a CSV has only texts
+    return rows.inputs[0].tolist(), str(rows.outside[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rate": 45},
+        {"rate": 45.5},
+        {"rate": 0.45},
+        {"rate": 900.5},
+        {"small": 0.5},
+        {"city": "rome"},
+        {"city": "new  YORK"},
+        {"city": "Paris"},
+        {"case": "A"},
+        {"word": "JA"},
+        {"word": "Nein"},
+        {"word": "perhaps"},
+    ],
+)
+def test_a_row_is_read_as_in_a_table_of_its_own_whatever_its_neighbours(
+    schema: TableSchema, change: dict[str, Any], tmp_path: Path
+) -> None:
+    row = TYPICAL | change
+    expected = read_alone(schema, row, tmp_path)
+    reader = TableInputs(schema)
+    others = [TYPICAL | {"rate": rate, "city": "oslo"} for rate in (11, 50, 60)]
+    for examples in ([row], [row, *others]):
+        if isinstance(expected, str):
+            with pytest.raises(InputError) as caught:
+                reader.read(Examples(examples))
+            assert str(caught.value) == f"examples[0].{next(iter(change))}: {expected}"
+        else:
+            found = reader.encode(reader.read(Examples(examples)))
+            assert (found.inputs[0].tolist(), found.outside[0]) == expected
+
+
+def test_the_example_of_a_number_with_a_unit_has_the_unit(schema: TableSchema) -> None:
+    reader = TableInputs(schema)
+    examples = {column.name: column.example for column in reader.columns}
+    assert (examples["rate"], examples["small"]) == ("39.5 %", "0,375 %")
+    assert reader.encode(reader.read(Examples([examples]))).outside == [""]

@@ -26,6 +26,7 @@ from bayesify.tabular.columns import (
     TokenColumn,
     UnusedColumn,
 )
+from bayesify.tabular.drift import levels_of_cells, reading_of_numbers
 
 __all__ = ["RowReader", "check_names"]
 
@@ -39,9 +40,10 @@ _MOST_OPTIONS = 100
 class RowReader:
     """Reader of rows for a trained network.
 
-    A number is a JSON number, or text as the training table has it; yes and no are true and false,
-    or the table's words; a date is ISO 8601, or text as in the table; an image is a file in base64;
-    null is a missing value.
+    A number is a JSON number, or text as the training table has it; one without the table's unit is
+    refused where it may be in another. Yes and no are true and false, or the table's words; a date
+    is ISO 8601, or text as in the table; a category is its text in any case and spacing; an image
+    is a file in base64; null is a missing value.
 
     Args:
         columns: the columns of the trained network.
@@ -158,11 +160,25 @@ def _values(column: Column, cells: list[Any]) -> Cells:
             raise InputError(path, f"must be {_wanted(column)}, got {described(cell)}")
     if isinstance(column, EncodedColumn):
         return texts
-    found = column.parse(texts)
     if isinstance(column, CategoryColumn):
-        return found
+        return levels_of_cells(column, texts)
+    if isinstance(column, NumberColumn) and column.unit:
+        _check_unit(column, numbers)
+    found = column.parse(texts)
     found = np.where(np.isnan(numbers), found, numbers)
     return _other_forms(column, texts, found)
+
+
+def _check_unit(column: NumberColumn, numbers: Floats) -> None:
+    """Check each number without its unit as that of a table with one row is checked.
+
+    Raises:
+        InputError: a number may be in another unit than training's.
+    """
+    for place in np.flatnonzero(~np.isnan(numbers)).tolist():
+        error = reading_of_numbers(column, numbers[place : place + 1]).error
+        if error:
+            raise InputError(("examples", place, column.name), error)
 
 
 def _other_forms(column: Column, texts: Texts, values: Floats) -> Floats:
@@ -216,6 +232,14 @@ def _wanted(column: Column) -> str:
     return "a text or null"
 
 
+def _with_unit(column: NumberColumn, number: float) -> float | str:
+    """Return a number as a row may have it: as text with the unit where the column has one."""
+    if not column.unit:
+        return number
+    digits = f"{number:.15g}"
+    return f"{digits.replace('.', ',') if column.decimal_comma else digits} {column.unit}"
+
+
 def _description(column: Column) -> model.Column:
     common: dict[str, Any] = {"name": column.name, "can_be_missing": column.missing}
     if isinstance(column, NumberColumn):
@@ -225,7 +249,7 @@ def _description(column: Column) -> model.Column:
             middle = typical[2]
         return model.Column(
             kind="number",
-            example=middle,
+            example=_with_unit(column, middle),
             low=typical[0],
             high=typical[-1],
             whole=column.whole,

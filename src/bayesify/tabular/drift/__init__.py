@@ -8,5 +8,13 @@ otherwise an error names the column.
 from bayesify.tabular.drift.reading import Reading
 from bayesify.tabular.drift.table_readings import read_columns, reading_of, reading_of_numbers
 from bayesify.tabular.drift.target import target_column
+from bayesify.tabular.drift.word_readings import levels_of_cells
 
-__all__ = ["Reading", "read_columns", "reading_of", "reading_of_numbers", "target_column"]
+__all__ = [
+    "Reading",
+    "levels_of_cells",
+    "read_columns",
+    "reading_of",
+    "reading_of_numbers",
+    "target_column",
+]

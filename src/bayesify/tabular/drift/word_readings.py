@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from bayesify.tabular.drift.column_cells import ColumnCells
 from bayesify.tabular.drift.reading import Reading, as_in_training, written
 from bayesify.tabular.schema import label_of
 
-__all__ = ["category_reading", "words_reading"]
+__all__ = ["category_reading", "levels_of_cells", "words_reading"]
 
 _NO_WORDS = {words[0] for words in FLAG_WORDS} | {"0", "0.0"}
 _YES_WORDS = {words[1] for words in FLAG_WORDS} | {"1", "1.0"}
@@ -68,15 +69,14 @@ class _WordLabels(CategoryColumn):
 
 def category_reading(column: CategoryColumn, cells: ColumnCells) -> Reading:
     """Return how levels are read: in any case and spacing, or other words for yes and no."""
-    fields = {each.name: getattr(column, each.name) for each in dataclasses.fields(column)}
-    levels = {level.lower() for level in column.levels}
-    if len(levels) == 2 and all(len(levels & words) == 1 for words in (_NO_WORDS, _YES_WORDS)):
+    word_labels = _word_labels(column)
+    if word_labels is not None:
         words = words_reading(column, cells)
         if words is not None:
-            return Reading(_WordLabels(**fields), words.remark)
-    if len({_folded(level) for level in column.levels}) < len(column.levels):
+            return Reading(word_labels, words.remark)
+    folded = _folded_levels(column)
+    if folded is None:
         return as_in_training(cells)
-    folded = _Folded(**fields)
     read = np.isfinite(folded.parse(cells.texts))
     unread = int(cells.counts[~read].sum())
     if unread >= cells.unread:
@@ -88,3 +88,46 @@ def category_reading(column: CategoryColumn, cells: ColumnCells) -> Reading:
         return reading
     remark = f"{column.name}: levels read in any case and spacing, where training has "
     return Reading(folded, remark + written(column).removeprefix("levels such as "))
+
+
+def levels_of_cells(column: CategoryColumn, cells: Texts) -> Floats:
+    """Return the levels of cells, each of which is read as in a table of its own.
+
+    Args:
+        column: training's column.
+        cells: the cells as text, "" where there is none.
+
+    Returns:
+        Values as of ``Column.parse``, shape (N,).
+
+    Example:
+        >>> column = CategoryColumn(name="city", levels=("New York", "Rome"), kept=2)
+        >>> levels_of_cells(column, np.array(["rome", "new  york", "Oslo"], dtype=object)).tolist()
+        [1.0, 0.0, inf]
+    """
+    values = column.parse(cells)
+    for find_reader in (_word_labels, _folded_levels):
+        unread = np.isposinf(values)
+        reader = find_reader(column) if unread.any() else None
+        if reader is not None:
+            values[unread] = reader.parse(cells[unread])
+    return values
+
+
+def _word_labels(column: CategoryColumn) -> _WordLabels | None:
+    """Return the reader of other words for yes and no; None if the levels are not such words."""
+    levels = {level.lower() for level in column.levels}
+    if len(levels) != 2 or any(len(levels & words) != 1 for words in (_NO_WORDS, _YES_WORDS)):
+        return None
+    return _WordLabels(**_fields(column))
+
+
+def _folded_levels(column: CategoryColumn) -> _Folded | None:
+    """Return the reader of any case and spacing; None if some levels differ in these only."""
+    if len({_folded(level) for level in column.levels}) < len(column.levels):
+        return None
+    return _Folded(**_fields(column))
+
+
+def _fields(column: CategoryColumn) -> dict[str, Any]:
+    return {each.name: getattr(column, each.name) for each in dataclasses.fields(column)}

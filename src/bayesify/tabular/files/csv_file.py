@@ -11,6 +11,7 @@ import csv
 import gzip
 import hashlib
 import io
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import pandas as pd
 import pyarrow as pa
 
 from bayesify.tabular.files.column_names import numbered
+from bayesify.tabular.files.csv_records import records_of
 from bayesify.tabular.files.errors import TableError, one_line
 from bayesify.tabular.files.short_rows import SeparatorCount, short_rows_remark
 from bayesify.tabular.files.table_file import TableFile
@@ -46,6 +48,7 @@ class _CsvFile(TableFile):
         has_header: whether the first row holds the names.
         skipped: lines without a value above the first row.
         blank_end: empty lines at the end of a single column, in which an empty line is a row.
+        unnamed: columns without a name, which separators at the ends of the rows make.
     """
 
     encoding: str
@@ -53,6 +56,7 @@ class _CsvFile(TableFile):
     has_header: bool
     skipped: int
     blank_end: int
+    unnamed: int
 
     @property
     def has_decimal_commas(self) -> bool:
@@ -73,14 +77,17 @@ class _CsvFile(TableFile):
                 header=0 if self.has_header else None,
                 skiprows=self.skipped,
                 skip_blank_lines=len(self.columns) > 1,
-                names=list(self.columns),
+                # pandas drops what has no name, without an error.
+                names=[*self.columns, *range(self.unnamed)],
                 index_col=False,
                 dtype=object,
                 na_filter=False,
                 nrows=None if limit is None else limit + self.blank_end,
                 chunksize=size,
             ) as reader:
-                yield from reader
+                for rows in reader:
+                    self._check_unnamed(rows)
+                    yield rows
         except pd.errors.EmptyDataError as error:
             raise TableError(f"{self.path} has no rows below its header") from error
         except pd.errors.ParserError as error:
@@ -91,6 +98,17 @@ class _CsvFile(TableFile):
             ) from error
         except (OSError, EOFError, UnicodeError) as error:
             raise TableError(f"{self.path} cannot be read: {error}") from error
+
+    def _check_unnamed(self, rows: pd.DataFrame) -> None:
+        """Raise TableError where a value lies beyond the names, as after a decimal comma."""
+        cells = rows.iloc[:, len(self.columns) :].astype(str)
+        wrong = cells.apply(lambda column: column.str.strip() != "").any(axis=1)
+        if wrong.any():
+            raise TableError(
+                f"{self.path} must have as many values in every row as names, {len(self.columns)}, "
+                f"but row {wrong.idxmax() + 1 + self.has_header:,} has more; put quotes around "
+                "values that hold the separator"
+            )
 
 
 def open_csv(path: Path, *, headless: bool, latin1: bool = False) -> TableFile:
@@ -148,6 +166,7 @@ def open_csv(path: Path, *, headless: bool, latin1: bool = False) -> TableFile:
         has_header,
         skipped if has_header else 0,  # without names every line may be a row
         blank_end,
+        max(map(len, records)) - len(header),
     )
 
 
@@ -248,6 +267,8 @@ def _examined(path: Path, *, latin1: bool) -> tuple[str, str, list[str], Separat
 def _check_is_text(path: Path, block: bytes) -> None:
     if block[:4] == b"PK\x03\x04":
         raise TableError(f"{path} is a zip archive or an Excel workbook; save the table as CSV")
+    if block[:4] in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):  # the first begins as UTF-16 does
+        raise TableError(f"{path} must be UTF-8, got UTF-32; save it as UTF-8")
     if block[:4] == b"PAR1":
         raise TableError(f"{path} is a Parquet file; give it a name that ends in .parquet")
 
@@ -263,8 +284,8 @@ def _separated(text: str, path: Path) -> tuple[str, list[list[str]], int]:
     best: tuple[tuple[float, int], str, list[list[str]], int] | None = None
     for separator in _SEPARATORS:
         try:
-            reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-            found = [record for record, _ in zip(reader, range(200), strict=False)]
+            lines = io.StringIO(text, newline="")
+            found = list(itertools.islice(records_of(lines, separator), 200))
         except csv.Error as error:
             raise TableError(f"{path} cannot be read as a table: {error}") from error
         records = [record for record in found if any(record)]

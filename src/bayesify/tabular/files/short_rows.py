@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import csv
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+
+from bayesify.tabular.files.csv_records import records_of
 
 __all__ = ["SeparatorCount", "short_rows_remark"]
 
@@ -70,13 +71,10 @@ def short_rows_remark(lines: Iterable[str], separator: str, width: int) -> list[
         ['1 row has fewer values than the header, row 2; what lacks is read as missing']
     """
     count = first = 0
-    try:
-        for number, record in enumerate(_rows(lines, separator), start=1):
-            if len(record) < width:
-                count += 1
-                first = first or number
-    except csv.Error:  # a value that is longer than the module reads
-        return []
+    for number, record in enumerate(_rows(lines, separator), start=1):
+        if len(record) < width:
+            count += 1
+            first = first or number
     if not count:
         return []
     what = (
@@ -88,6 +86,6 @@ def short_rows_remark(lines: Iterable[str], separator: str, width: int) -> list[
 
 
 def _rows(lines: Iterable[str], separator: str) -> Iterator[list[str]]:
-    for record in csv.reader(lines, delimiter=separator):
+    for record in records_of(lines, separator):
         if len(record) > 1 or (record and record[0].strip()):
             yield record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ _MOST_NUMBERS = 100_000
 _MOST_NAMED = 1001
 #: Texts of numbers that are kept of a column with very many, as examples.
 _EXAMPLES = 100
+#: Letters of the distinct texts of a column that are counted; one with more holds free text.
+_MOST_LETTERS = 17_000_000
 
 
 @dataclass
@@ -102,14 +105,18 @@ class StreamScan(ColumnScan):
         self._values: Floats = np.zeros(0)
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._trimmed = False
+        #: Texts of numbers that float64 may not tell apart or write as they are stored.
+        self._exact: Counter[str] | None = None
 
     def read(self, rows: TableRows) -> None:
         """Count the cells of the next rows, in the column of this name."""
         numbers = rows.numbers(self.name)
         if numbers is not None:
             self._read_numbers(numbers)
+            self._count_exact(rows.table[self.name])
             return
         self.update(rows.texts(self.name))
+        self._drop_long_texts()
         if self.overflowed and not self._trimmed and (form := self.form) is not None:
             # A hundred thousand texts of numbers take 17 MB and tell nothing more.
             known = np.array(list(self.texts), dtype=object)
@@ -117,6 +124,16 @@ class StreamScan(ColumnScan):
             kept = [*strange, *known[:_EXAMPLES].tolist()]
             self.texts = Counter({text: self.texts[text] for text in dict.fromkeys(kept)})
             self._trimmed = True
+
+    def _drop_long_texts(self) -> None:
+        """Stop counting texts where they are too long to be levels, and keep some as examples."""
+        if self.overflowed:
+            return
+        letters = itertools.accumulate(map(len, self.texts))
+        short = sum(1 for _ in itertools.takewhile(lambda total: total <= _MOST_LETTERS, letters))
+        if short < len(self.texts):
+            self.overflowed = True
+            self.texts = Counter(dict(itertools.islice(self.texts.items(), max(2, short))))
 
     def _add_numbers(self, values: Floats, sizes: npt.NDArray[np.int64]) -> None:
         self.moments.add(values, sizes)
@@ -146,9 +163,26 @@ class StreamScan(ColumnScan):
             self._values = merged
             self.overflowed = len(merged) > _MOST_NUMBERS
 
+    def _count_exact(self, cells: pa.ChunkedArray) -> None:
+        """Count the texts of integers and decimals, as far as there can be so many classes."""
+        kind = cells.type
+        if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
+            return
+        if self._exact is None:
+            self._exact = Counter()
+        if len(self._exact) >= _MOST_NAMED or self.overflowed:
+            return
+        counts = as_text(cells).value_counts()
+        texts = counts.field("values").to_pylist()
+        sizes = counts.field("counts").to_pylist()
+        self._exact.update({text: size for text, size in zip(texts, sizes, strict=True) if text})
+
     def finish(self) -> None:
         """Name the distinct numbers, as far as there can be so many classes."""
         if not self._stored:
+            return
+        if self._exact is not None:
+            self.texts.update(dict(self._exact.most_common(_MOST_NAMED)))
             return
         some = self._values[:_MOST_NAMED]
         whole = bool((np.isfinite(some) & (some == np.round(some)) & (np.abs(some) < 1e15)).all())
