@@ -14,6 +14,7 @@ from torch.optim import Adam
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader
+from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.estimators import Estimator
 from bayesify.prediction import GaussianPredictive, Predictive, SizedIterable
 from bayesify.training.checks import TargetScaleWarning
@@ -217,7 +218,7 @@ def test_a_likelihood_of_ones_own_predicts_in_float32(dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", HALVES)
 def test_input_dependent_noise_is_predicted_in_float32(dtype: torch.dtype) -> None:
     outputs = torch.tensor([[[[0.0, 300.0], [0.0, -9.0]]]] * 2, dtype=dtype)
-    p = bf.GaussianLikelihood(input_dependent=True).predictive(outputs, keep_samples=False)
+    p = predictive_of(bf.GaussianLikelihood(input_dependent=True), outputs, keep_samples=False)
     expected = torch.nn.functional.softplus(torch.tensor([300.0, -9.0]))
     torch.testing.assert_close(p.aleatoric[0], expected.square())
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from bayesify.bandits.replay import ReplayBuffer
 from bayesify.distributions.likelihoods import CategoricalLikelihood, GaussianLikelihood
+from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
@@ -183,7 +184,7 @@ class RewardModel:
                     f"the network failed on rows of {inputs.shape[1]} numbers, {len(context)} of a "
                     f"context and one for each of {self.num_actions} actions: {error}"
                 ) from error
-        values = self.bnn.likelihood.predictive(outputs, keep_samples=False).mean
+        values = predictive_of(self.bnn.likelihood, outputs, keep_samples=False).mean
         if values.shape not in ((self.num_actions,), (self.num_actions, 1)):
             raise ValueError(
                 "the network must return one number for each context and action, shape (N, 1) or "

@@ -19,6 +19,7 @@ from bayesify.distributions.likelihoods import (
     OrdinalLikelihood,
     StudentTLikelihood,
 )
+from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.distributions.likelihoods.location_scale import LocationScaleLikelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.export.table_inputs import TableInputs
@@ -156,7 +157,7 @@ class TableNetwork(nn.Module):
                 scale = scale * (df / (df - 2.0)).sqrt()
             return GaussianPredictive(means.squeeze(-1).double(), scale.squeeze(-1).double())
         # All rows of all samples as rows of one sample.
-        flat = likelihood.predictive([outputs.flatten(0, 1)], keep_samples=False)
+        flat = predictive_of(likelihood, [outputs.flatten(0, 1)], keep_samples=False)
         assert isinstance(flat, CountPredictive)
         rates = flat.log_rates.double().flatten().unflatten(0, (self.num_samples, -1))
         if self.marginal is not None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayesify.distributions.layout import Selector, abbreviate
 from bayesify.distributions.likelihoods import CategoricalLikelihood, Likelihood
-from bayesify.distributions.likelihoods.likelihood import log_probs_of
+from bayesify.distributions.likelihoods.likelihood import log_probs_of, predictive_of
 from bayesify.distributions.posteriors import Delta, MeanFieldGaussian, Posterior
 from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
@@ -206,7 +206,7 @@ class BayesianModule(RandomNetwork):
                 ``max_memory`` is too small, or a pass of the network reads what an earlier one
                 computed from other weights.
         """
-        reduction = partial(self.likelihood.predictive, keep_samples=keep_samples)
+        reduction = partial(predictive_of, self.likelihood, keep_samples=keep_samples)
         predicted: Predictive = self._reduced(
             inputs, num_samples, reduction, batch_size, max_memory, seed
         )
@@ -326,7 +326,7 @@ class BayesianModule(RandomNetwork):
             ValueError: ``batch_size`` is below 1, there are no examples, or ``max_memory`` is too
                 small.
         """
-        reduction = partial(self.likelihood.predictive, keep_samples=False)
+        reduction = partial(predictive_of, self.likelihood, keep_samples=False)
         return reduction([self._mean_outputs(inputs, reduction, batch_size, max_memory)])
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.estimators import stateless
 from bayesify.module.batching import Batching
 from bayesify.module.bayesian import BayesianModule
@@ -132,7 +133,7 @@ class PosteriorDraws:
         chosen = draws[torch.arange(count, device=draws.device) * len(draws) // count]
         with stateless.evaluation_mode(self.bnn.net):
             outputs = self._outputs(chosen, inputs, batch_size)
-            return self.bnn.likelihood.predictive(outputs, keep_samples=keep_samples)
+            return predictive_of(self.bnn.likelihood, outputs, keep_samples=keep_samples)
 
     def r_hat(self, inputs: Inputs) -> Tensor:
         """Return the split R-hat of each prediction, which tends to 1 as the chains agree.
@@ -180,7 +181,7 @@ class PosteriorDraws:
         """Return the predictions of every draw, shape (chains, draws, N, ...)."""
         with stateless.evaluation_mode(self.bnn.net):
             outputs = stack_samples(self._outputs(self.weights.flatten(0, 1), inputs, None))
-        predictive = self.bnn.likelihood.predictive(outputs, keep_samples=True)
+        predictive = predictive_of(self.bnn.likelihood, outputs, keep_samples=True)
         samples: Tensor | None = predictive.samples
         if samples is None or isinstance(predictive, NumericPredictive):
             samples = outputs

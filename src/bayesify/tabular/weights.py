@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likelihood
+from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.prediction import Predictive, SizedIterable
 from bayesify.tabular.likelihoods import has_classes
 
@@ -83,7 +84,7 @@ class WeightedLikelihood(Likelihood):
 
     def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
         """Return that of the inner likelihood."""
-        return self.likelihood.predictive(outputs, keep_samples=keep_samples)
+        return predictive_of(self.likelihood, outputs, keep_samples=keep_samples)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return that of the inner likelihood, each row once."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.distributions.likelihoods import Likelihood
+from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import stateless
 from bayesify.module.bayesian import BayesianModule
@@ -161,7 +162,7 @@ class MCDropout:
                 self._readers = _readers_of_dropout(net, outputs)
             for module in self._readers:
                 module.training = True
-            return self.likelihood.predictive(outputs, keep_samples=keep_samples)
+            return predictive_of(self.likelihood, outputs, keep_samples=keep_samples)
 
 
 class _DropoutOutputs:

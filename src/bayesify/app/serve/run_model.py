@@ -16,6 +16,7 @@ from bayesify.app.serve.model import Batch, ModelCard
 from bayesify.app.serve.requests import Examples
 from bayesify.app.serve.table_inputs import TableInputs
 from bayesify.datasets import ImageData, ImageSchema
+from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.freezing import FrozenNetwork, freeze
@@ -125,7 +126,7 @@ class RunModel:
         if self._frozen is None:
             return self._bnn.predict(inputs, self._num_samples, keep_samples=True)
         outputs = [self._frozen.outputs(part) for part in inputs.split(_AT_ONCE)]
-        return self._bnn.likelihood.predictive(torch.cat(outputs, 1), keep_samples=True)
+        return predictive_of(self._bnn.likelihood, torch.cat(outputs, 1), keep_samples=True)
 
     def _inputs_of(self, pixels: Tensor) -> Tensor:
         """Return inputs (N, D) for pixels (N, height, width) or (N, height, width, 3)."""

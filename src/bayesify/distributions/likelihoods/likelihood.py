@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +14,7 @@ from bayesify.prediction.predictive import blocks_of
 
 __all__ = [
     *("Likelihood", "check_for_each_example", "check_rows", "log_probs_of", "one_number"),
+    "predictive_of",
 ]
 
 
@@ -34,12 +34,6 @@ class Likelihood(WideModule, ABC):
 
     #: Name of the quantity that ``error`` returns, with its unit.
     error_name: str
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let :meth:`predictive`, of a likelihood of one's own too, have outputs in float32."""
-        super().__init_subclass__(**kwargs)
-        if "predictive" in vars(cls):
-            setattr(cls, "predictive", _of_wide_outputs(cls.predictive))  # noqa: B010
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -85,8 +79,8 @@ class Likelihood(WideModule, ABC):
         """Return the mixture over weight samples, from one output of shape (N, ...) at a time.
 
         Args:
-            outputs: S tensors, which an implementation gets in float32 at least. They may be
-                computed while iterating, so it should hold only one of them at a time.
+            outputs: S tensors, which all that predicts gives in float32 at least. They may be
+                computed while iterating, so an implementation should hold only one at a time.
             keep_samples: whether the result holds the prediction of each weight sample.
         """
 
@@ -111,18 +105,40 @@ class Likelihood(WideModule, ABC):
         """Return the arguments of the constructor, from which a file restores the likelihood."""
 
 
-def _of_wide_outputs(predictive: Callable[..., Predictive]) -> Callable[..., Predictive]:
-    """Return a method that predicts from the outputs in float32 at least.
+def log_probs_of(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return log p(y | output) of each example in float32 at least, in nats, shape (S, N).
+
+    Raises:
+        ValueError: a likelihood of one's own returns another shape, or the targets do not fit.
+
+    Example:
+        >>> import torch
+        >>> from bayesify import GaussianLikelihood
+        >>> outputs = torch.zeros(2, 3, 1, dtype=torch.bfloat16)
+        >>> log_probs_of(GaussianLikelihood(std=1.0), outputs, torch.zeros(3, 1)).dtype
+        torch.float32
+    """
+    found = likelihood.log_prob(at_least_float32(outputs), targets)  # under autocast too
+    check_for_each_example(found, outputs, f"{type(likelihood).__name__}.log_prob")
+    return found
+
+
+def predictive_of(
+    likelihood: Likelihood, outputs: SizedIterable, *, keep_samples: bool
+) -> Predictive:
+    """Return the mixture over weight samples, predicted from outputs in float32 at least.
 
     In half precision variances overflow or vanish, and the probabilities of many classes do not sum
     to 1.
+
+    Example:
+        >>> import torch
+        >>> from bayesify import CategoricalLikelihood
+        >>> outputs = torch.zeros(2, 3, 100, dtype=torch.bfloat16)
+        >>> predictive_of(CategoricalLikelihood(), outputs, keep_samples=False).total
+        tensor([4.6052, 4.6052, 4.6052])
     """
-
-    @wraps(predictive)
-    def widely(self: Likelihood, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
-        return predictive(self, _WideOutputs(outputs), keep_samples=keep_samples)
-
-    return widely
+    return likelihood.predictive(_WideOutputs(outputs), keep_samples=keep_samples)
 
 
 class _WideOutputs:
@@ -141,24 +157,6 @@ class _WideOutputs:
     def blocks(self) -> Iterator[Tensor]:
         """Yield the outputs in the blocks in which they are computed, shape (S_i, N, ...)."""
         return (at_least_float32(block) for block in blocks_of(self._outputs))
-
-
-def log_probs_of(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return log p(y | output) of each example in float32 at least, in nats, shape (S, N).
-
-    Raises:
-        ValueError: a likelihood of one's own returns another shape, or the targets do not fit.
-
-    Example:
-        >>> import torch
-        >>> from bayesify import GaussianLikelihood
-        >>> outputs = torch.zeros(2, 3, 1, dtype=torch.bfloat16)
-        >>> log_probs_of(GaussianLikelihood(std=1.0), outputs, torch.zeros(3, 1)).dtype
-        torch.float32
-    """
-    found = likelihood.log_prob(at_least_float32(outputs), targets)  # under autocast too
-    check_for_each_example(found, outputs, f"{type(likelihood).__name__}.log_prob")
-    return found
 
 
 def check_for_each_example(found: Tensor, outputs: Tensor, name: str) -> None:
