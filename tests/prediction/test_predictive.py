@@ -13,6 +13,7 @@ from tests.loops import loop_over
 from torch import Tensor, nn
 
 from bayesify import BayesianModule, CategoricalLikelihood, Delta, GaussianLikelihood
+from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.prediction import (
     BernoulliPredictive,
@@ -284,7 +285,7 @@ def test_logits_that_are_no_floating_point_numbers_raise(dtype: torch.dtype) -> 
         with pytest.raises(TypeError, match=f"got {dtype}; use logits.float"):
             kind.from_logits(logits)
     if dtype == torch.int64:  # those of a network are converted
-        p = CategoricalLikelihood().predictive(logits, keep_samples=True)
+        p = predictive_of(CategoricalLikelihood(), logits, keep_samples=True)
         torch.testing.assert_close(p.mean, logits.float().softmax(-1).mean(0))
 
 
