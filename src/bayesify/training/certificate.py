@@ -22,7 +22,7 @@ from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction.checks import check_tensors
 from bayesify.training.backends.leaves import LeafPosterior
 from bayesify.training.binary_kl import binary_kl_inverse
-from bayesify.training.pac_bayes import check_certifiable
+from bayesify.training.certifiable import check_certifiable
 
 __all__ = ["Certificate", "certify", "sampled_error"]
 
