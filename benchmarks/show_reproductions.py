@@ -15,7 +15,7 @@ from pathlib import Path
 from records import RESULTS
 
 from bayesify.io import atomic_write
-from bayesify.reproduce import EXPERIMENTS, read_results
+from bayesify.reproduce import EXPERIMENTS, read_results, results_of
 from bayesify.reproduce.papers.blundell import bound, comparison
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,7 +59,7 @@ def insert(path: Path, name: str, table: str) -> None:
 
 def _filled(page: str) -> str:
     for name, experiment in EXPERIMENTS.items():
-        rows = read_results(RESULTS / name)
+        rows = results_of(experiment, RESULTS / name)
         before, begin, rest = page.partition(f"<!-- {name}: begin -->")
         _, end, after = rest.partition(f"<!-- {name}: end -->")
         if not (rows and begin and end):

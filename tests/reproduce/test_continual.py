@@ -10,7 +10,7 @@ import torch
 
 import bayesify as bf
 from bayesify.datasets import load_images
-from bayesify.reproduce import Context, Job, find_experiment, read_results
+from bayesify.reproduce import Context, Job, find_experiment, results_of
 from bayesify.reproduce.papers.continual.experiment import REPORTED
 from bayesify.reproduce.papers.continual.learning import learn, make_network
 from bayesify.reproduce.papers.continual.task_sequences import permuted_tasks, split_tasks
@@ -167,7 +167,7 @@ def test_the_table_averages_over_the_tasks_so_far() -> None:
 
 
 def test_the_stored_table_follows_from_the_stored_accuracies() -> None:
-    results = read_results(RESULTS)
+    results = results_of(EXPERIMENT, RESULTS)
     if not results:
         pytest.skip("results/continual is not there")
     text = (RESULTS / "table.md").read_text(encoding="utf-8")

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from bayesify.io import StorageError
-from bayesify.reproduce import EXPERIMENTS, Job, find_experiment, read_results, stored_result
+from bayesify.reproduce import (
+    EXPERIMENTS,
+    Job,
+    find_experiment,
+    read_results,
+    results_of,
+    stored_result,
+)
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -24,6 +31,13 @@ def test_every_stored_result_is_one_of_a_job(name: str) -> None:
         assert stored_result(experiment, folder, jobs[path.name], quick=False) == result
         assert result["job"] == jobs[path.name].name
         assert "unit" not in result
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+def test_a_stored_table_is_that_of_the_stored_results_in_the_order_of_the_jobs(name: str) -> None:
+    experiment, folder = EXPERIMENTS[name], RESULTS / name
+    table = experiment.table(results_of(experiment, folder))
+    assert (folder / "table.md").read_text(encoding="utf-8").strip() == table.strip()
 
 
 def test_every_other_stored_file_is_an_object() -> None:

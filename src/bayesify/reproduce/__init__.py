@@ -7,7 +7,12 @@ from bayesify.reproduce.harness.experiment import (
     ProgressListener,
     Result,
 )
-from bayesify.reproduce.harness.result_files import read_result, read_results, stored_result
+from bayesify.reproduce.harness.result_files import (
+    read_result,
+    read_results,
+    results_of,
+    stored_result,
+)
 from bayesify.reproduce.harness.run_experiment import Outcome, named_jobs, reproduce
 from bayesify.reproduce.papers import (
     certificates,
@@ -55,6 +60,7 @@ __all__ = [
     "read_result",
     "read_results",
     "reproduce",
+    "results_of",
     "stored_result",
 ]
 

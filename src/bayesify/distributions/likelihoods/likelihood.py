@@ -79,8 +79,8 @@ class Likelihood(WideModule, ABC):
         """Return the mixture over weight samples, from one output of shape (N, ...) at a time.
 
         Args:
-            outputs: S tensors, which all that predicts gives in float32 at least. They may be
-                computed while iterating, so an implementation should hold only one at a time.
+            outputs: S tensors; those of a network that predicts are in float32 at least. They may
+                be computed while iterating, so an implementation should hold only one at a time.
             keep_samples: whether the result holds the prediction of each weight sample.
         """
 

@@ -18,7 +18,7 @@ from bayesify.reproduce.harness.experiment import Experiment, Job, Result
 
 __all__ = [
     *("RESULT_KEYS", "check_same_settings", "job_settings", "read_object", "read_result"),
-    *("read_results", "stored_result"),
+    *("read_results", "results_of", "stored_result"),
 ]
 
 RESULT_KEYS = (
@@ -63,6 +63,21 @@ def read_results(folder: Path) -> list[Result]:
         StorageError: a file is damaged.
     """
     return [read_result(path) for path in sorted(folder.glob("*-seed-*.json"))]
+
+
+def results_of(experiment: Experiment, folder: Path) -> list[Result]:
+    """Read the results of an experiment in the order of its jobs, that of its table.
+
+    Returns:
+        An empty list if there is no such folder.
+
+    Raises:
+        StorageError: a file is damaged.
+    """
+    jobs = experiment.jobs(experiment.seeds, False)
+    order = {name: place for place, name in enumerate(dict.fromkeys(job.name for job in jobs))}
+    results = read_results(folder)
+    return sorted(results, key=lambda each: (order.get(each["job"], len(order)), each["seed"]))
 
 
 def read_object(path: Path) -> dict[str, Any]:
