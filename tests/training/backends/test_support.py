@@ -236,6 +236,7 @@ OPTIMIZERS = {
     "nesterov": Case("nesterov True", optimizer=partial(SGD, lr=0.1, momentum=0.5, nesterov=True)),
     "dampening": Case("dampening 0.5", optimizer=partial(SGD, lr=0.1, momentum=0.5, dampening=0.5)),
     "amsgrad": Case("amsgrad True", optimizer=partial(Adam, amsgrad=True)),
+    "small eps": Case("eps 1e-16, below 1e-12", optimizer=partial(Adam, eps=1e-16)),
     "maximize": Case("maximize True", optimizer=partial(SGD, lr=0.1, maximize=True)),
     "momentum of rho": Case("momentum", optimizer=partial(two_groups, (0.0, 0.5))),
     "momentum of the mean": Case("momentum", optimizer=partial(two_groups, (0.5, 0.0))),

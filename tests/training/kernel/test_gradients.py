@@ -229,6 +229,15 @@ def test_any_number_of_weights(kind: str, size: int) -> None:
         assert torch.allclose(found, mean + softplus(rho) * noise(step, size), rtol=0, atol=1e-14)
 
 
+@needs_compiler
+@each_leaf
+@each_dtype
+def test_more_weights_than_a_cache_holds(leaf: LeafKind, dtype: torch.dtype) -> None:
+    size = 2**20 + 300  # from here on blocks are fetched ahead
+    case = Case.of("scale-mixture", size, leaf=leaf, starts=(0, 5000, 5000, 900_001, size))
+    check_gradients("kernel", case, dtype)
+
+
 @each_compiled_kind
 @each_prior
 def test_a_pruned_weight_stays(kind: str, prior: str) -> None:
@@ -268,6 +277,27 @@ def test_the_optimisers_are_torchs(kind: str, dtype: torch.dtype) -> None:
         wanted = [parameter.detach(), *(state[n] for n in STATE[rule])]
         for one, two in zip((found.mean, *found.of_mean), wanted, strict=True):
             assert float((one - two).norm() / two.norm()) < TOLERANCE[dtype]
+
+
+@each_compiled_kind
+@each_dtype
+def test_adam_of_gradients_of_every_size(kind: str, dtype: torch.dtype) -> None:
+    # Those of mean and rho are divided together: neither may spoil the other, at the least eps.
+    sizes = torch.tensor([0.0, 1e-17, 1e-12, 1e-6, 1.0, 1e6, 1e12], dtype=torch.float64)
+    in_mean, in_spread = torch.cartesian_prod(sizes, -sizes).unbind(1)
+    zeros = torch.zeros_like(in_mean)
+    case = Case.of("gaussian", len(in_mean), leaf="stds", in_mean=in_mean, in_spread=in_spread)
+    case = replace(case, mean=zeros, rho=zeros)
+    once = updated(kind, case, kl_factor=0.0)[0]
+    gradients = once.of_mean[0], once.of_rho[0]
+    for steps_before, eps in ((0, 1e-12), (0, 1e-8), (10_000, 1e-12)):
+        corrections = (1.0 - beta ** (steps_before + 1) for beta in (0.9, 0.999))
+        rates = Rates(1.0, 0.9, 0.999, eps, *corrections)
+        found = updated(kind, case, dtype, "adam", rates, kl_factor=0.0)[0]
+        for value, gradient in zip((found.mean, found.rho), gradients, strict=True):
+            first = 0.1 * gradient / rates.correction1
+            wanted = -first / ((0.001 * gradient**2 / rates.correction2).sqrt() + eps)
+            assert torch.allclose(value.double(), wanted, rtol=TOLERANCE[dtype], atol=1e-12)
 
 
 STATE = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}

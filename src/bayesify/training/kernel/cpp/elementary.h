@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace {
 
@@ -40,11 +41,25 @@ inline float exp_negative(float x) {
   even = even * s + 5.0000001201e-1f;
   odd = odd * s + 1.6666665459e-1f;
   const float p = (odd * r + even) * s + r + 1.0f;
-  const uint32_t scale = (static_cast<uint32_t>(static_cast<int32_t>(power)) + 127u) << 23;
-  return x < -87.0f ? 0.0f : p * bits_to_float(scale);
+  // The integer is in the low bits of `shifted`; it is added to the exponent of p.
+  const float scaled = bits_to_float(float_to_bits(p) + (float_to_bits(shifted) << 23));
+  return x < -87.0f ? 0.0f : scaled;
 }
 
 inline double exp_negative(double x) { return std::exp(x); }
+
+// sqrt(x) for finite x >= 0 by arithmetic alone; 1e-19 for 0.
+[[maybe_unused]] inline float root_by_arithmetic(float x) {
+  const float positive = x + std::numeric_limits<float>::min();
+  // 1 / sqrt(x) to 3 % by its bits, then an iteration of third order and Newton's.
+  float y = bits_to_float(0x5f37599eu - (float_to_bits(positive) >> 1));
+  const float rest = 1.0f - positive * y * y;
+  y += y * (rest * (0.375f * rest + 0.5f));
+  const float root = positive * y;
+  return root + 0.5f * root * (1.0f - root * y);
+}
+
+[[maybe_unused]] inline double root_by_arithmetic(double x) { return std::sqrt(x); }
 
 // log(x) for x > 0, x no denormal number.
 inline float log_positive(float x) {

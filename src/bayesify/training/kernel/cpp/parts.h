@@ -28,12 +28,18 @@ class Parts {
         std::fill(out + (at - from), out + (end - from), Real(0));
       at = end;
     }
+    at_ = from + size;
+  }
+
+  // Where the numbers after the last ones are, unless a part ends there.
+  const Real* next() const {
+    return parts_[part_] + (parts_[part_] ? at_ - starts_[part_] : 0);
   }
 
  private:
   const int64_t* starts_;
   const Real* const* parts_;
-  int64_t part_;
+  int64_t part_, at_ = 0;
 };
 
 #if BLOCKS

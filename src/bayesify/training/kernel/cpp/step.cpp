@@ -33,6 +33,7 @@ namespace {
 
 constexpr int64_t kBorders = 3;
 constexpr int64_t kChunk = 32 * kBlock;  // weights that a thread takes at a time
+constexpr int64_t kNear = 1 << 20;       // weights whose vectors stay in a cache
 
 }  // namespace
 
@@ -103,9 +104,10 @@ struct Newton {
 };
 #endif
 
+#if OPTIMIZER < 3
 // An optimiser's constants, in the precision of the vectors.
-struct Mover {
-  explicit Mover(const Rates& rates)
+struct Constants {
+  explicit Constants(const Rates& rates)
       : lr(Real(rates.lr / rates.correction1)),
         beta1(Real(rates.beta1)),
         beta2(Real(rates.beta2)),
@@ -114,25 +116,53 @@ struct Mover {
         eps(Real(rates.eps)),
         root(Real(1.0 / std::sqrt(rates.correction2))) {}
 
-  inline void operator()(Real* value, const Real* gradient, [[maybe_unused]] Real* first,
-                         [[maybe_unused]] Real* second, int64_t size) const {
-#pragma omp simd
-    for (int64_t j = 0; j < size; ++j) {
-#if OPTIMIZER == 2
-      first[j] += rest1 * (gradient[j] - first[j]);
-      second[j] = beta2 * second[j] + rest2 * gradient[j] * gradient[j];
-      value[j] -= lr * first[j] / (std::sqrt(second[j]) * root + eps);
-#elif OPTIMIZER == 1
-      first[j] = beta1 * first[j] + gradient[j];
-      value[j] -= lr * first[j];
-#else
-      value[j] -= lr * gradient[j];
-#endif
-    }
-  }
-
   Real lr, beta1, beta2, rest1, rest2, eps, root;
 };
+
+// A number that the optimiser moves, with its moments.
+struct Moved {
+  Real *value, *first, *second;
+};
+
+// The optimiser, on mean and rho together.
+struct Mover {
+  Mover(const Rates& of_mean, const Rates& of_rho) : a(of_mean), b(of_rho) {}
+
+  inline void operator()(Moved mean, Moved rho, Real in_mean, Real in_rho) const {
+#if OPTIMIZER == 2
+    const Real mean_first = *mean.first + a.rest1 * (in_mean - *mean.first);
+    const Real rho_first = *rho.first + b.rest1 * (in_rho - *rho.first);
+    const Real mean_second = a.beta2 * *mean.second + a.rest2 * in_mean * in_mean;
+    const Real rho_second = b.beta2 * *rho.second + b.rest2 * in_rho * in_rho;
+    // One division for both, and one of the roots by arithmetic: a processor has one unit for
+    // divisions and roots, and multiplies meanwhile. Needs finite squares and no eps below 1e-12.
+    const Real one = root_by_arithmetic(mean_second) * a.root + a.eps;
+    const Real other = std::sqrt(rho_second) * b.root + b.eps;
+    const Real inverse = Real(1) / (one * other);
+    const Real new_mean = *mean.value - a.lr * mean_first * (other * inverse);
+    const Real new_rho = *rho.value - b.lr * rho_first * (one * inverse);
+    *mean.second = mean_second;
+    *rho.second = rho_second;
+#elif OPTIMIZER == 1
+    const Real mean_first = a.beta1 * *mean.first + in_mean;
+    const Real rho_first = b.beta1 * *rho.first + in_rho;
+    const Real new_mean = *mean.value - a.lr * mean_first;
+    const Real new_rho = *rho.value - b.lr * rho_first;
+#else
+    const Real new_mean = *mean.value - a.lr * in_mean;
+    const Real new_rho = *rho.value - b.lr * in_rho;
+#endif
+#if OPTIMIZER
+    *mean.first = mean_first;
+    *rho.first = rho_first;
+#endif
+    *mean.value = new_mean;
+    *rho.value = new_rho;
+  }
+
+  Constants a, b;
+};
+#endif
 
 // The group of each weight by its signal-to-noise ratio.
 inline void find_groups(const Step* s, int64_t base, int64_t size, uint8_t* group) {
@@ -371,13 +401,18 @@ extern "C" void accumulate(const Step* s) {
 
 namespace {
 
+// Fetch a block into the cache ahead of its use, if the vectors are too long to be there: what a
+// processor fetches by itself ends with each page of memory. Done for few vectors at a time, lest the
+// loops in between wait. A macro, because GCC drops calls of functions that only fetch.
+#define FETCH(from)                                                          \
+  for (int64_t j = 0; is_far && j < kBlock; j += int64_t(64 / sizeof(Real))) \
+  __builtin_prefetch((from) + j, 0, 2)
+
 // `kResidual` is whether to sum the loss's derivatives in log std, which few steps ask for.
 template <bool kResidual>
 void update_all(Step* s) {
 #if OPTIMIZER == 4
   const Newton move(s->of_mean);
-#elif OPTIMIZER != 3
-  const Mover move_mean(s->of_mean), move_rho(s->of_rho);
 #endif
   const Real kl_factor = Real(s->kl_factor);
   [[maybe_unused]] const Real part = Real(s->part);
@@ -385,14 +420,18 @@ void update_all(Step* s) {
   [[maybe_unused]] const Real numbers[3] = {Real(s->priors[0]), Real(s->priors[1]),
                                             Real(s->priors[2])};
 #endif
+  const bool is_far = s->num_weights > kNear;
   double sums[kBorders + 1] = {};
   int64_t counts[kBorders + 1] = {};
   uint64_t leaf_sum = 0, posterior_sum = 0;
 #pragma omp parallel for schedule(static) num_threads(s->num_threads) \
     reduction(+ : sums, counts, leaf_sum, posterior_sum)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
+#if OPTIMIZER < 3
+    const Mover move(s->of_mean, s->of_rho);
+#endif
     Real grad_mean[kBlock];
-    [[maybe_unused]] Real noise[kBlock] = {}, grad_spread[kBlock], grad_rho[kBlock];
+    [[maybe_unused]] Real noise[kBlock] = {}, grad_spread[kBlock];
     Real centre[kBlock] = {}, strength[kBlock];
     [[maybe_unused]] Real log_std[kBlock];
     [[maybe_unused]] uint8_t group[kBlock];
@@ -437,10 +476,13 @@ void update_all(Step* s) {
       const Real *sum_mean = s->sum_mean + base, *sum_log_std = s->sum_log_std + base;
 #endif
       Real *mean_first = s->mean_first + base, *rho_first = s->rho_first + base;
-#if OPTIMIZER < 3
+#if OPTIMIZER == 2
       Real *mean_second = s->mean_second + base, *rho_second = s->rho_second + base;
 #endif
       if constexpr (kResidual) find_groups(s, base, size, group);
+      const int64_t then = base + size < stop ? kBlock : 0;  // to the next block
+      FETCH(mean + then);
+      FETCH(rho + then);
       // Several short loops: the chain of one long turn would be waited for.
       Real std[kBlock], ratio[kBlock];
 #pragma omp simd
@@ -449,59 +491,82 @@ void update_all(Step* s) {
         std[j] = q.std;
         ratio[j] = q.ratio;
       }
+      FETCH(s->leaf + base + then);
+      FETCH(in_mean.next());
+#if PRIOR || !EXACT
+      Real kl_mean[kBlock], kl_log_std[kBlock];
 #pragma omp simd
       for (int64_t j = 0; j < size; ++j) {
-        const Spread q = {std[j], ratio[j]};
         const Real centred = mean[j] - centre[j];
-#if !LEAF
-        [[maybe_unused]] const Real deviation = leaf[j] - mean[j];
-        const Real of_nll = grad_mean[j] * deviation;
-#else
-        [[maybe_unused]] const Real deviation = q.std * noise[j];
-        const Real of_nll = grad_spread[j] * q.std * (LEAF == 2 ? Real(2) * q.std : Real(1));
-#endif
-        Real kl_mean, kl_log_std;
-#if PRIOR == 0 && EXACT
-        kl_mean = centred * NUMBER(0);
-        kl_log_std = q.std * q.std * NUMBER(0);
-#elif PRIOR == 1 && EXACT
-        const Real positive = std::max(q.std, std::numeric_limits<Real>::min());
+#if EXACT
+        const Real positive = std::max(std[j], std::numeric_limits<Real>::min());
         const Real bound = Real(50) * positive;
         const Real z = std::min(std::max(centred, -bound), bound) / positive;
-        kl_mean = NUMBER(0) * error_function(z * Real(0.7071067811865476));
-        kl_log_std = NUMBER(0) * q.std * Real(0.7978845608028654) * exp_negative(Real(-0.5) * z * z);
+        kl_mean[j] = NUMBER(0) * error_function(z * Real(0.7071067811865476));
+        kl_log_std[j] =
+            NUMBER(0) * std[j] * Real(0.7978845608028654) * exp_negative(Real(-0.5) * z * z);
 #else
+#if LEAF
+        const Real deviation = std[j] * noise[j];
+#else
+        const Real deviation = leaf[j] - mean[j];
+#endif
         const Real weight = centred + deviation;
-        kl_mean = SCORE(weight, NUMBER(0), NUMBER(1), NUMBER(2));
+        const Real score = SCORE(weight, NUMBER(0), NUMBER(1), NUMBER(2));
 #if SEVERAL
-        kl_mean *= part;
+        kl_mean[j] = score * part;
+#else
+        kl_mean[j] = score;
 #endif
-        kl_log_std = kl_mean * deviation;
+        kl_log_std[j] = kl_mean[j] * deviation;
 #endif
-        Real total_mean = grad_mean[j] + kl_mean * strength[j];
-        Real in_log_std = of_nll + (kl_log_std - Real(1)) * strength[j];
+      }
+#endif
+#if LEAF
+      FETCH(in_spread.next());
+#endif
+#if OPTIMIZER
+      FETCH(mean_first + then);
+      FETCH(rho_first + then);
+#endif
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) {
+#if PRIOR || !EXACT
+        const Real of_mean = kl_mean[j], of_log_std = kl_log_std[j];
+#else
+        const Real of_mean = (mean[j] - centre[j]) * NUMBER(0);
+        const Real of_log_std = std[j] * std[j] * NUMBER(0);
+#endif
+#if !LEAF
+        const Real of_nll = grad_mean[j] * (leaf[j] - mean[j]);
+#else
+        const Real of_nll = grad_spread[j] * std[j] * (LEAF == 2 ? Real(2) * std[j] : Real(1));
+#endif
+        Real total_mean = grad_mean[j] + of_mean * strength[j];
+        Real in_log_std = of_nll + (of_log_std - Real(1)) * strength[j];
 #if SEVERAL
         total_mean += sum_mean[j];
         in_log_std += sum_log_std[j];
 #endif
+        const Real in_rho = in_log_std * ratio[j];
 #if OPTIMIZER == 3
         mean_first[j] = total_mean;
-        rho_first[j] = in_log_std * q.ratio;
+        rho_first[j] = in_rho;
 #elif OPTIMIZER == 4
-        std[j] = move(mean + j, mean_first + j, rho_first + j, total_mean, in_log_std, centred,
-                      NUMBER(0));
+        std[j] = move(mean + j, mean_first + j, rho_first + j, total_mean, in_log_std,
+                      mean[j] - centre[j], NUMBER(0));
+#elif OPTIMIZER == 2
+        move({mean + j, mean_first + j, mean_second + j}, {rho + j, rho_first + j, rho_second + j},
+             total_mean, in_rho);
 #else
-        grad_mean[j] = total_mean;
-        grad_rho[j] = in_log_std * q.ratio;
+        move({mean + j, mean_first + j, nullptr}, {rho + j, rho_first + j, nullptr}, total_mean,
+             in_rho);
 #endif
         if constexpr (kResidual) log_std[j] = in_log_std;
       }
 #if OPTIMIZER == 4
 #pragma omp simd
       for (int64_t j = 0; j < size; ++j) rho[j] = inverse_softplus(std[j]);
-#elif OPTIMIZER < 3
-      move_mean(mean, grad_mean, mean_first, mean_second, size);
-      move_rho(rho, grad_rho, rho_first, rho_second, size);
 #endif
       if constexpr (kResidual)
         for (int64_t j = 0; j < size; ++j)
@@ -513,6 +578,10 @@ void update_all(Step* s) {
       leaf_sum += checksum(s->leaf, s->mean, base, size);
       posterior_sum += checksum(s->mean, s->rho, base, size);
 #else
+#if OPTIMIZER == 2
+      FETCH(mean_second + then);
+      FETCH(rho_second + then);
+#endif
       fill_leaf(s, base, size, noise);
 #endif
     }
