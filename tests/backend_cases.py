@@ -130,15 +130,14 @@ class Outcome:
 
 
 class CounterKey(NoiseKey):
-    """Draws the noise of outputs by the counter-based generator."""
+    """Draws the noise of outputs, and the signs, by the counter-based generator."""
 
     def numbers(
         self, kind: Any, sample: int, place: int, size: int, dtype: torch.dtype, device: Any
     ) -> Tensor:
-        if kind != "normal":
-            return super().numbers(kind, sample, place, size, dtype, device)
         words, step = counter_key(self, sample, place), int(self.step)
-        return normals(*words, step, size, dtype=dtype, device=device)
+        drawn = normals(*words, step, size, dtype=dtype, device=device)
+        return drawn if kind == "normal" else torch.where(drawn < 0.0, -1.0, 1.0).to(dtype)
 
 
 def use_counter_noise(elbo: ELBO) -> ELBO:

@@ -172,8 +172,9 @@ class LeafBackend(ABC):
 
         Not where each has weights of its own: the one in rho depends on these.
         """
-        own_weights = leaf_kind(self._elbo.bnn.estimator) == "weights"
-        return not self._processes.is_alone and (self._processes.shared_noise or not own_weights)
+        if self._processes.is_alone:
+            return False
+        return self._processes.shared_noise or leaf_kind(self._elbo.bnn.estimator) != "weights"
 
     def _summed(self, *gradients: ParameterGradients) -> Sequence[ParameterGradients]:
         """The gradients in the leaves, or their sums over the processes."""

@@ -19,8 +19,8 @@ from bayesify.training.kernel.formulas import LeafKind
 from bayesify.training.kernel.interface import Kernel
 
 __all__ = [
-    *("EditedInPlaceError", "LeafPosterior", "Leaves", "ParameterGradients", "gather"),
-    "leaf_views",
+    *("CounterKey", "EditedInPlaceError", "LeafPosterior", "Leaves", "ParameterGradients"),
+    *("gather", "leaf_views"),
 ]
 
 #: The gradient in each random parameter; None stands for zeros.
@@ -104,7 +104,7 @@ class Leaves:
             return bnn.tensor_of(bnn.run_with_named(self._first, *args, **kwargs)).unsqueeze(0)
         key = NoiseKey(bnn.seed, Stream.TRAINING, self._elbo.step)
         if self._kernel is not None:
-            key = _CounterKey(key.seed, key.stream, key.step, self._kernel)
+            key = CounterKey(key.seed, key.stream, key.step, self._kernel)
         samples = range(self._first_sample, self._first_sample + self._elbo.num_samples)
         outputs, _ = bnn.sample_outputs(inputs, key, samples, posterior=self._stand_in)
         return outputs
@@ -149,8 +149,8 @@ class LeafPosterior(MeanFieldGaussian):
 
 
 @dataclass(frozen=True)
-class _CounterKey(NoiseKey):
-    """A key whose normals the kernel draws, and on a GPU its signs too."""
+class CounterKey(NoiseKey):
+    """A key whose normals the kernel draws; its signs are those of normals."""
 
     kernel: Kernel
 
@@ -161,14 +161,12 @@ class _CounterKey(NoiseKey):
         place: int,
         size: int,
         dtype: torch.dtype,
-        device: torch.device | str,
+        device: torch.device | str,  # noqa: ARG002
     ) -> Tensor:
-        if kind == "sign" and torch.device(device).type == "cpu":
-            return super().numbers(kind, sample, place, size, dtype, device)
+        """Draw one vector of shape (size,); see ``NoiseKey.numbers``."""
         words = counter_key(self, sample, place)
         drawn = self.kernel.normals(words, int(self.step), size)
-        # A graph on a GPU must not capture PyTorch's generators: signs are those of normals there.
-        return (drawn if kind == "normal" else torch.where(drawn < 0.0, -1.0, 1.0)).to(dtype)
+        return (drawn if kind == "normal" else torch.ones_like(drawn).copysign_(drawn)).to(dtype)
 
 
 def leaf_views(layout: ParameterLayout, vector: Tensor) -> dict[str, Tensor]:

@@ -15,7 +15,6 @@ from bayesify.estimators import ForwardPass, stateless
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.noise.threefry import counter_key
 from bayesify.training.backends.backend import (
     NOISE_OF,
     BackendName,
@@ -25,6 +24,7 @@ from bayesify.training.backends.backend import (
     require_finite,
 )
 from bayesify.training.backends.leaves import (
+    CounterKey,
     EditedInPlaceError,
     LeafPosterior,
     ParameterGradients,
@@ -286,11 +286,10 @@ class ReplicaBackend:
     def _draw_one(self, k: int, request: NoiseRequest) -> Tensor:
         bnn, step = self._elbos[k].bnn, self._elbos[k].step
         key = NoiseKey(bnn.seed, Stream.TRAINING, step)
-        kind, place, size, dtype, device = request
         kernel = self._updater.kernel(k)
-        if kind == "normal" and kernel is not None:
-            drawn: Tensor = kernel.normals(counter_key(key, 0, place), step, size).to(dtype)
-            return drawn
+        if kernel is not None:
+            key = CounterKey(key.seed, key.stream, step, kernel)
+        kind, place, size, dtype, device = request
         return key.numbers(kind, 0, place, size, dtype, device)
 
     def _trace_noise(
