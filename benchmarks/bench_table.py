@@ -3,15 +3,12 @@ r"""Write the tables and the figure of stored ``bayesify bench`` runs into the d
 bayesify bench --peers --case mlp-400 --case mlp-1200 --batch 128 --out results/bench/steps.json
 bayesify bench --peers --case mlp-400 --case mlp-1200 --batch 128 --steps 25 \
     --out results/bench/steps-avx512.json
-bayesify bench --case mlp-400 --case mlp-1200 --batch 128 --steps 15 \
-    --out results/bench/steps-avx512-alone.json
 bayesify bench --case mlp-2900 --out results/bench/steps-large.json
 bayesify bench --threads 1 --case mlp-400 --case mlp-1200 --batch 128 \
     --out results/bench/steps-one-thread.json
-python benchmarks/bench_table.py docs/benchmarks.md results/bench/steps.json \
-    results/bench/steps-avx512.json results/bench/steps-avx512-alone.json \
-    results/bench/steps-large.json results/bench/steps-one-thread.json results/bench/cpu.json \
-    --steps-only --figure docs/images/step-time.png
+python benchmarks/bench_table.py docs/benchmarks.md results/bench/steps-avx512.json \
+    results/bench/steps-one-thread.json results/bench/steps.json results/bench/steps-large.json \
+    results/bench/cpu.json --steps-only --figure docs/images/step-time.png
 bayesify bench --case predict --case predict-once --case predict-mean \
     --out results/bench/predict.json
 python benchmarks/bench_table.py docs/prediction.md results/bench/predict.json
