@@ -3,12 +3,13 @@ r"""Write the tables and the figure of stored ``bayesify bench`` runs into the d
 bayesify bench --peers --case mlp-400 --case mlp-1200 --batch 128 --out results/bench/steps.json
 bayesify bench --peers --case mlp-400 --case mlp-1200 --batch 128 --steps 25 \
     --out results/bench/steps-avx512.json
-bayesify bench --case mlp-2900 --out results/bench/steps-large.json
+bayesify bench --case mlp-400 --case mlp-1200 --case mlp-2900 --case resnet-20 --steps 12 \
+    --out results/bench/cpu.json
 bayesify bench --threads 1 --case mlp-400 --case mlp-1200 --batch 128 \
     --out results/bench/steps-one-thread.json
 python benchmarks/bench_table.py docs/benchmarks.md results/bench/steps-avx512.json \
-    results/bench/steps-one-thread.json results/bench/steps.json results/bench/steps-large.json \
-    results/bench/cpu.json --steps-only --figure docs/images/step-time.png
+    results/bench/steps-one-thread.json results/bench/cpu.json results/bench/steps.json \
+    --figure docs/images/step-time.png
 bayesify bench --case predict --case predict-once --case predict-mean \
     --out results/bench/predict.json
 python benchmarks/bench_table.py docs/prediction.md results/bench/predict.json
@@ -42,13 +43,8 @@ def main() -> None:
         "measurements", type=Path, nargs="+", help="files written by bayesify bench --out"
     )
     parser.add_argument("--figure", type=Path, help="the PNG to draw, of steps")
-    parser.add_argument("--steps-only", action="store_true", help="leave out the predictions")
     options = parser.parse_args()
     documents = [json.loads(path.read_text()) for path in options.measurements]
-    if options.steps_only:
-        for metrics in (document["metrics"] for document in documents):
-            rows = metrics["rows"]
-            metrics["rows"] = [row for row in rows if not row["case"].startswith("predict")]
     picture = ""
     if options.figure is not None:
         drawn = step_times(documents[0]["metrics"]["rows"])
