@@ -119,45 +119,52 @@ struct Constants {
   Real lr, beta1, beta2, rest1, rest2, eps, root;
 };
 
-// A number that the optimiser moves, with its moments.
-struct Moved {
+// A block of numbers that the optimiser updates, with their moments, if it has any.
+struct Variable {
+  Variable(Real* values, Real* firsts, Real* seconds, int64_t base)
+      : value(values + base),
+        first(firsts ? firsts + base : nullptr),
+        second(seconds ? seconds + base : nullptr) {}
+
   Real *value, *first, *second;
 };
 
 // The optimiser, on mean and rho together.
-struct Mover {
-  Mover(const Rates& of_mean, const Rates& of_rho) : a(of_mean), b(of_rho) {}
+struct Optimizer {
+  Optimizer(const Rates& of_mean, const Rates& of_rho) : a(of_mean), b(of_rho) {}
 
-  inline void operator()(Moved mean, Moved rho, Real in_mean, Real in_rho) const {
+  // Update number j of each by its gradient.
+  inline void operator()(const Variable& mean, const Variable& rho, int64_t j, Real in_mean,
+                         Real in_rho) const {
 #if OPTIMIZER == 2
-    const Real mean_first = *mean.first + a.rest1 * (in_mean - *mean.first);
-    const Real rho_first = *rho.first + b.rest1 * (in_rho - *rho.first);
-    const Real mean_second = a.beta2 * *mean.second + a.rest2 * in_mean * in_mean;
-    const Real rho_second = b.beta2 * *rho.second + b.rest2 * in_rho * in_rho;
-    // One division for both, and one of the roots by arithmetic: a processor has one unit for
-    // divisions and roots, and multiplies meanwhile. Needs finite squares and no eps below 1e-12.
+    const Real mean_first = mean.first[j] + a.rest1 * (in_mean - mean.first[j]);
+    const Real rho_first = rho.first[j] + b.rest1 * (in_rho - rho.first[j]);
+    const Real mean_second = a.beta2 * mean.second[j] + a.rest2 * in_mean * in_mean;
+    const Real rho_second = b.beta2 * rho.second[j] + b.rest2 * in_rho * in_rho;
+    // One division for both, and one of the roots by arithmetic: a CPU has one unit for divisions
+    // and roots, and multiplies meanwhile. Needs finite squares and no eps below 1e-12.
     const Real one = root_by_arithmetic(mean_second) * a.root + a.eps;
     const Real other = std::sqrt(rho_second) * b.root + b.eps;
     const Real inverse = Real(1) / (one * other);
-    const Real new_mean = *mean.value - a.lr * mean_first * (other * inverse);
-    const Real new_rho = *rho.value - b.lr * rho_first * (one * inverse);
-    *mean.second = mean_second;
-    *rho.second = rho_second;
+    const Real new_mean = mean.value[j] - a.lr * mean_first * (other * inverse);
+    const Real new_rho = rho.value[j] - b.lr * rho_first * (one * inverse);
+    mean.second[j] = mean_second;
+    rho.second[j] = rho_second;
 #elif OPTIMIZER == 1
-    const Real mean_first = a.beta1 * *mean.first + in_mean;
-    const Real rho_first = b.beta1 * *rho.first + in_rho;
-    const Real new_mean = *mean.value - a.lr * mean_first;
-    const Real new_rho = *rho.value - b.lr * rho_first;
+    const Real mean_first = a.beta1 * mean.first[j] + in_mean;
+    const Real rho_first = b.beta1 * rho.first[j] + in_rho;
+    const Real new_mean = mean.value[j] - a.lr * mean_first;
+    const Real new_rho = rho.value[j] - b.lr * rho_first;
 #else
-    const Real new_mean = *mean.value - a.lr * in_mean;
-    const Real new_rho = *rho.value - b.lr * in_rho;
+    const Real new_mean = mean.value[j] - a.lr * in_mean;
+    const Real new_rho = rho.value[j] - b.lr * in_rho;
 #endif
 #if OPTIMIZER
-    *mean.first = mean_first;
-    *rho.first = rho_first;
+    mean.first[j] = mean_first;
+    rho.first[j] = rho_first;
 #endif
-    *mean.value = new_mean;
-    *rho.value = new_rho;
+    mean.value[j] = new_mean;
+    rho.value[j] = new_rho;
   }
 
   Constants a, b;
@@ -402,7 +409,7 @@ extern "C" void accumulate(const Step* s) {
 namespace {
 
 // Fetch a block into the cache ahead of its use, if the vectors are too long to be there: what a
-// processor fetches by itself ends with each page of memory. Done for few vectors at a time, lest the
+// CPU fetches by itself ends with each page of memory. Done for few vectors at a time, lest the
 // loops in between wait. A macro, because GCC drops calls of functions that only fetch.
 #define FETCH(from)                                                          \
   for (int64_t j = 0; is_far && j < kBlock; j += int64_t(64 / sizeof(Real))) \
@@ -412,7 +419,7 @@ namespace {
 template <bool kResidual>
 void update_all(Step* s) {
 #if OPTIMIZER == 4
-  const Newton move(s->of_mean);
+  const Newton optimize(s->of_mean);
 #endif
   const Real kl_factor = Real(s->kl_factor);
   [[maybe_unused]] const Real part = Real(s->part);
@@ -428,7 +435,7 @@ void update_all(Step* s) {
     reduction(+ : sums, counts, leaf_sum, posterior_sum)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
 #if OPTIMIZER < 3
-    const Mover move(s->of_mean, s->of_rho);
+    const Optimizer optimize(s->of_mean, s->of_rho);
 #endif
     Real grad_mean[kBlock];
     [[maybe_unused]] Real noise[kBlock] = {}, grad_spread[kBlock];
@@ -475,9 +482,11 @@ void update_all(Step* s) {
 #if SEVERAL
       const Real *sum_mean = s->sum_mean + base, *sum_log_std = s->sum_log_std + base;
 #endif
+#if OPTIMIZER < 3
+      const Variable mean_block(s->mean, s->mean_first, s->mean_second, base);
+      const Variable rho_block(s->rho, s->rho_first, s->rho_second, base);
+#else
       Real *mean_first = s->mean_first + base, *rho_first = s->rho_first + base;
-#if OPTIMIZER == 2
-      Real *mean_second = s->mean_second + base, *rho_second = s->rho_second + base;
 #endif
       if constexpr (kResidual) find_groups(s, base, size, group);
       const int64_t then = base + size < stop ? kBlock : 0;  // to the next block
@@ -526,8 +535,8 @@ void update_all(Step* s) {
       FETCH(in_spread.next());
 #endif
 #if OPTIMIZER
-      FETCH(mean_first + then);
-      FETCH(rho_first + then);
+      FETCH(s->mean_first + base + then);
+      FETCH(s->rho_first + base + then);
 #endif
 #pragma omp simd
       for (int64_t j = 0; j < size; ++j) {
@@ -553,14 +562,10 @@ void update_all(Step* s) {
         mean_first[j] = total_mean;
         rho_first[j] = in_rho;
 #elif OPTIMIZER == 4
-        std[j] = move(mean + j, mean_first + j, rho_first + j, total_mean, in_log_std,
-                      mean[j] - centre[j], NUMBER(0));
-#elif OPTIMIZER == 2
-        move({mean + j, mean_first + j, mean_second + j}, {rho + j, rho_first + j, rho_second + j},
-             total_mean, in_rho);
+        std[j] = optimize(mean + j, mean_first + j, rho_first + j, total_mean, in_log_std,
+                          mean[j] - centre[j], NUMBER(0));
 #else
-        move({mean + j, mean_first + j, nullptr}, {rho + j, rho_first + j, nullptr}, total_mean,
-             in_rho);
+        optimize(mean_block, rho_block, j, total_mean, in_rho);
 #endif
         if constexpr (kResidual) log_std[j] = in_log_std;
       }
@@ -579,8 +584,8 @@ void update_all(Step* s) {
       posterior_sum += checksum(s->mean, s->rho, base, size);
 #else
 #if OPTIMIZER == 2
-      FETCH(mean_second + then);
-      FETCH(rho_second + then);
+      FETCH(s->mean_second + base + then);
+      FETCH(s->rho_second + base + then);
 #endif
       fill_leaf(s, base, size, noise);
 #endif
