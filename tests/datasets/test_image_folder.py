@@ -21,6 +21,7 @@ from bayesify.datasets import (
     load_image_folder,
 )
 from bayesify.datasets.image_files import open_image
+from bayesify.datasets.image_folder import find_labelled_images
 
 
 def write(
@@ -195,6 +196,9 @@ def test_names_that_are_not_utf_8_are_read_again(tmp_path: Path) -> None:
     schema = dataclasses.replace(schema, classes=("caf\udce9", "tea"))
     schema.save(tmp_path)
     assert ImageSchema.load(tmp_path) == schema
+    images = find_labelled_images(tmp_path / "a")
+    named = dataclasses.replace(images, keys=tuple(f"{key}\udce9" for key in images.keys))
+    assert named.sha256() != images.sha256()
 
 
 @pytest.mark.parametrize("limit", [None, 7])

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
+from bayesify.datasets import TensorLoader
 from bayesify.training.schedules import cosine
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -116,6 +117,61 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(name: str, tmp_path: Path) -
     trainer(tmp_path).fit(resumed, loader(), ckpt_path=path)
     for found, expected in zip(weights_of(resumed.elbo), weights_of(whole.elbo), strict=True):
         assert torch.equal(found, expected)
+
+
+def dropping() -> bf.ELBO:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Dropout(0.3), nn.Linear(7, 4))
+    return bf.ELBO(bf.BayesianModule(net, seed=3), num_data=N)
+
+
+def test_dropout_and_the_order_of_the_data_are_those_of_fit(tmp_path: Path) -> None:
+    whole, fitted = ELBOModule(dropping()), dropping()
+    before = torch.get_rng_state()
+    trainer(tmp_path).fit(whole, TensorLoader(X, Y, BATCH))
+    assert torch.equal(torch.get_rng_state(), before)
+    bf.fit(fitted, TensorLoader(X, Y, BATCH), epochs=EPOCHS)
+    for found, expected in zip(weights_of(whole.elbo), weights_of(fitted), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    first, resumed = ELBOModule(dropping()), ELBOModule(dropping())
+    half = trainer(tmp_path, max_epochs=2, enable_checkpointing=True)
+    half.fit(first, TensorLoader(X, Y, BATCH))
+    half.save_checkpoint(path := tmp_path / "half.ckpt")
+    torch.rand(5)
+    trainer(tmp_path).fit(resumed, TensorLoader(X, Y, BATCH), ckpt_path=path)
+    for found, expected in zip(weights_of(resumed.elbo), weights_of(whole.elbo), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["whole in evaluation", "frozen part in evaluation"])
+def test_modes_are_those_of_fit(mode: str, tmp_path: Path) -> None:
+    def made() -> bf.ELBO:
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Linear(3, 7, bias=False), nn.BatchNorm1d(7), nn.ReLU())
+        net = nn.Sequential(body, nn.Linear(7, 4))
+        if mode.startswith("whole"):
+            net.eval()
+        else:
+            body.requires_grad_(False).eval()
+        return bf.ELBO(bf.BayesianModule(net, include=["1.*"], seed=3), num_data=N)
+
+    module, fitted = ELBOModule(made()), made()
+    trainer(tmp_path).fit(module, loader())
+    bf.fit(fitted, loader(), epochs=EPOCHS)
+    found, expected = module.elbo.bnn.net.state_dict(), fitted.bnn.net.state_dict()
+    moved = float(expected["0.1.running_mean"].abs().max()) > 0.0
+    assert moved == mode.startswith("whole")
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+    for one, other in zip(weights_of(module.elbo), weights_of(fitted), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_another_number_of_minibatches_is_refused(tmp_path: Path) -> None:
+    bnn = objective().bnn
+    elbo = bf.ELBO(bnn, num_data=N, kl_weighting="geometric", num_batches=7)
+    with pytest.raises(ValueError, match="num_batches must be the loader's 6, got 7"):
+        trainer(tmp_path).fit(ELBOModule(elbo), loader())
 
 
 class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]

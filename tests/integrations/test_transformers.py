@@ -120,6 +120,59 @@ def test_the_weights_are_those_of_fit(warmup: dict[str, float], tmp_path: Path) 
     assert not torch.allclose(found.rho, other.bnn.posterior.rho), "the options do something"
 
 
+class Frozen(nn.Module):
+    """A frozen body with a norm, and a head over its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)).requires_grad_(False)
+        self.head = nn.Linear(6, K)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        assert bool(attention_mask.all())
+        return self.head(self.body(self.table(input_ids).mean(1)))
+
+
+def test_a_frozen_body_in_evaluation_mode_stays_in_it(tmp_path: Path) -> None:
+    def made() -> bf.ELBO:
+        torch.manual_seed(0)
+        net = Frozen()
+        net.body.eval()
+        return bf.ELBO(bf.BayesianModule(net), num_data=N)
+
+    trainer, alone = trained(tmp_path, made(), eval_strategy="epoch"), made()
+    bf.fit(alone, Batches(), epochs=2, optimizer=partial(AdamW, lr=1e-2, weight_decay=0.0))
+    assert not trainer.model.bnn.net.body[1].running_mean.any()
+    torch.testing.assert_close(trainer.model.bnn.posterior.mean, alone.bnn.posterior.mean)
+    trainer.train()  # again, after an evaluation
+    assert not trainer.model.bnn.net.body[1].running_mean.any()
+
+
+@pytest.mark.parametrize(
+    ("scale", "error", "says"),
+    [
+        (-1.0, ValueError, "rho_lr_scale must be positive and finite, got -1.0"),
+        (math.nan, ValueError, "rho_lr_scale must be positive and finite, got nan"),
+        ("3", TypeError, "rho_lr_scale must be a number, got '3'"),
+    ],
+)
+def test_a_wrong_scale_of_rho_is_refused(
+    scale: Any, error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=says):
+        ELBOTrainer(classifier(), arguments(tmp_path), rho_lr_scale=scale)
+
+
+def test_a_scale_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
+    elbo = classifier()
+    own = torch.optim.SGD(bf.parameter_groups(elbo), lr=0.1)
+    with pytest.raises(ValueError, match="rho_lr_scale needs the Trainer to make the optimiser"):
+        ELBOTrainer(elbo, arguments(tmp_path), optimizers=(own, None), rho_lr_scale=2.0)
+    with pytest.raises(ValueError, match="needs a posterior with a rho, got Delta"):
+        ELBOTrainer(classifier(posterior=bf.Delta), arguments(tmp_path), rho_lr_scale=2.0)
+
+
 def test_each_run_begins_with_a_new_objective_of_model_init(tmp_path: Path) -> None:
     made: list[bf.ELBO] = []
 

@@ -499,6 +499,26 @@ def test_outputs_that_are_taken_apart() -> None:
         torch.testing.assert_close(found, expected)
 
 
+class Shared(nn.Module):
+    """Divides its hidden units by the number of examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+        with torch.no_grad():
+            self.body.weight[:6] = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.body(x).sigmoid() / x.size(0))
+        return result
+
+
+def test_a_constant_of_the_number_of_examples_is_kept() -> None:
+    net, x = Shared().double(), normals(8, 4)
+    small = shrink(net, x[:1])
+    torch.testing.assert_close(small(x), net(x))
+
+
 def test_units_that_a_hook_mixes_are_kept() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double()
     net[1].register_forward_hook(lambda _, args, output: output.softmax(-1))  # noqa: ARG005

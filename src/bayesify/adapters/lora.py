@@ -44,8 +44,8 @@ def bayesian_adapter(
     Train it by the ELBO, with N the number of training examples, like any other network. B and a
     new head are points that are trained, as in BLoB (Wang et al. 2024); W stays. An adapter adds
     nothing at its start, since B = 0. ``bnn.to_module().merge_and_unload()`` is the plain network
-    with the mean added to W. W shares the memory of ``net``: to merge the adapter of ``net`` itself
-    changes it here too.
+    with the mean added to W, unless another module shares W: peft adds to the W of both. W shares
+    the memory of ``net``: to merge the adapter of ``net`` itself changes it here too.
 
     With B a point, the bound does not depend on the scale of the prior: A and its prior c times as
     wide with B / c is the same model. What the prior's width decides is where training starts.

@@ -127,7 +127,7 @@ class LabelledImages:
         digest = hashlib.sha256()
         for place, path in enumerate(self.paths):
             with self.naming(place):
-                digest.update(self.keys[place].encode())
+                digest.update(self.keys[place].encode(errors="surrogateescape"))
                 digest.update(hashlib.sha256(image_bytes(path)).digest())
         return digest.hexdigest()
 

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.estimators.stateless import frozen_in_evaluation
 from bayesify.module.inputs import Inputs, batch_size_of
+from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.prediction import Predictive
 from bayesify.training.accumulation import Accumulation
+from bayesify.training.checks import check_counts
 from bayesify.training.elbo import ELBO, ELBOTerms
-from bayesify.training.minibatches import num_batches_of, num_data_of, pair_of
+from bayesify.training.minibatches import num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, check_scaled_rate
 
@@ -30,11 +33,13 @@ __all__ = ["ELBOModule"]
 class ELBOModule(LightningModule):  # type: ignore[misc]
     """A ``LightningModule`` that trains an :class:`~bayesify.ELBO`.
 
-    With the same order of the data it gives the weights that ``fit`` gives. The noise is a function
-    of the network's seed and of the number of minibatches, which Lightning's checkpoints hold, so
-    that a resumed run draws what an uninterrupted one would. It logs ``loss``, ``nll`` and ``kl``
-    in training, and ``val_nll`` in validation, all in nats, the first two and the last per example.
-    After training, ``bayesify.save(module.elbo.bnn, path)`` writes the network.
+    With the same order of the data it gives the weights that ``fit`` gives, of the autograd backend
+    under local reparametrisation and Flipout. The noise is a function of the network's seed and of
+    the number of minibatches, which Lightning's checkpoints hold, and dropout one of seed, epoch
+    and minibatch, so that a resumed run draws what an uninterrupted one would. It logs ``loss``,
+    ``nll`` and ``kl`` in training, and ``val_nll`` in validation, all in nats, the first two and
+    the last per example. After training, ``bayesify.save(module.elbo.bnn, path)`` writes the
+    network.
 
     Args:
         elbo: the objective, whose ``num_data`` is the number of training examples of the whole run.
@@ -49,7 +54,8 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
     Raises:
         TypeError: ``elbo`` is not an ELBO.
         ValueError: an argument is out of its range, or, when training starts, ``num_data`` is not
-            the number of training examples, or a schedule has no last step.
+            the number of training examples, ``num_batches`` not that of minibatches, or a schedule
+            has no last step.
 
     Example:
         >>> import bayesify as bf
@@ -90,27 +96,34 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         return self.elbo.bnn.predict(inputs)
 
     def on_train_start(self) -> None:
-        """Check the number of training examples, by which the KL is weighted."""
-        counts = num_data_of(self.trainer.train_dataloader)
-        if counts and self.elbo.num_data not in counts:
-            raise ValueError(
-                f"the objective's num_data must be the number of training examples, "
-                f"{' or '.join(map(str, sorted(counts)))}, got {self.elbo.num_data}; the KL would "
-                "be weighted wrongly"
-            )
+        """Check the counts by which the KL is weighted, and set the modes in which ``fit`` trains.
+
+        A network in evaluation mode, as it comes from a hub, is trained in training mode; parts
+        without trained parameters stay in evaluation mode within a network in training mode.
+        """
+        check_counts(self.elbo, self.trainer.train_dataloader, self._num_batches())
+        bnn = self.elbo.bnn
+        kept = frozen_in_evaluation(bnn.net, bnn.layout)
+        self.elbo.train()
+        for part in kept:
+            part.eval()
+
+    def on_train_epoch_start(self) -> None:
+        """Tell the loader the epoch, by which one of bayesify's own orders its examples."""
+        loader = self.trainer.train_dataloader
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(self.current_epoch)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of a minibatch, in nats per example."""
         inputs, targets = pair_of(batch)
         batches = self._num_batches()
-        terms: ELBOTerms = self.elbo(
-            inputs,
-            targets,
-            batch_index=batch_idx,
-            kl_scale=self._warmup.scale(self.current_epoch * batches + batch_idx, batches)
-            if self._warmup.epochs
-            else 1.0,
-        )
+        index = self.current_epoch * batches + batch_idx
+        kl_scale = self._warmup.scale(index, batches) if self._warmup.epochs else 1.0
+        with kept_generators():  # dropout is a function of seed and step, as in fit
+            seed = self.elbo.bnn.seed
+            seed_global_generators(seed, Stream.DROPOUT, index, self.global_rank)
+            terms: ELBOTerms = self.elbo(inputs, targets, batch_index=batch_idx, kl_scale=kl_scale)
         logged = {name: getattr(terms, name).detach() for name in ("loss", "nll", "kl")}
         self.log_dict(logged, batch_size=len(targets))
         # Lightning divides by the number of minibatches that share a step, also where an epoch ends

@@ -12,11 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bayesify.distributions.likelihoods import CategoricalLikelihood
+from bayesify.estimators.stateless import frozen_in_evaluation
 from bayesify.module.inputs import Inputs
 from bayesify.prediction import CategoricalPredictive
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import pair_of
-from bayesify.training.optimizers import check_decay, check_holds, separate_rho
+from bayesify.training.optimizers import (
+    check_decay,
+    check_holds,
+    check_rho_lr_scale,
+    separate_rho,
+)
 from bayesify.training.schedules import KLWarmup
 
 try:
@@ -58,7 +64,8 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
     Raises:
         TypeError: the model is not an ELBO.
         ValueError: an argument is out of its range, or one of a loss or a network of Hugging Face's
-            own; ``num_data`` is not the length of ``train_dataset``; an optimiser decays rho, or
+            own; ``rho_lr_scale`` is given where the optimiser exists, or the posterior has no rho;
+            ``num_data`` is not the length of ``train_dataset``; an optimiser decays rho, or
             holds other parameters; or a language model's likelihood ignores no target, where the
             last token has none.
 
@@ -85,6 +92,7 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
     ) -> None:
         if eval_samples < 0:
             raise ValueError(f"eval_samples must be at least 0, got {eval_samples}")
+        check_rho_lr_scale(rho_lr_scale)
         self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
         self._rho_lr_scale, self._eval_samples = rho_lr_scale, eval_samples
         self._updates, self._since_update = -1, 0
@@ -94,6 +102,12 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         _check_arguments(args, others)
         super().__init__(model, args, **others)
         if self.optimizer is not None:
+            if rho_lr_scale != 1.0:
+                raise ValueError(
+                    "rho_lr_scale needs the Trainer to make the optimiser; leave it out, and give "
+                    "rho a rate of its own in the group that bayesify.parameter_groups(elbo) has "
+                    "for it"
+                )
             check_holds(self._elbo, self.optimizer)
             check_decay(self._elbo, self.optimizer)
         # The network's arguments, of which Trainer keeps the columns of the data.
@@ -116,10 +130,26 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
                 "geometric weights need the place of a minibatch in its epoch, which the Trainer "
                 'does not know; use ELBO(..., kl_weighting="uniform"), bayesify.fit or Lightning'
             )
+        if self._rho_lr_scale != 1.0 and getattr(model.bnn.posterior, "rho", None) is None:
+            raise ValueError(
+                "rho_lr_scale needs a posterior with a rho, got "
+                f"{type(model.bnn.posterior).__name__}"
+            )
         self._elbo = model
+        self._keep_modes()
         self._shifted_by = _ignored_target(model)
         _check_num_data(model, self._trained_on)
         return model
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as ``Trainer.train``; frozen parts in evaluation mode stay in it, as in ``fit``."""
+        if self._elbo.bnn.net.training:
+            self._keep_modes()
+        return super().train(*args, **kwargs)
+
+    def _keep_modes(self) -> None:
+        bnn = self._elbo.bnn
+        self._in_evaluation = frozen_in_evaluation(bnn.net, bnn.layout)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Create the Trainer's optimiser, with rho in a group of its own and without decay."""
@@ -137,6 +167,9 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         num_items_in_batch: Any = None,  # noqa: ARG002
     ) -> Any:
         """Return the loss in nats per example, and the outputs of the first weight sample."""
+        if model.training:  # the Trainer sets all parts to training mode
+            for part in self._in_evaluation:
+                part.eval()
         network_inputs, targets = self._pair_of(inputs)
         terms: ELBOTerms = model(network_inputs, targets, kl_scale=self._kl_scale())
         return (terms.loss, {"logits": terms.outputs[0]}) if return_outputs else terms.loss

@@ -97,7 +97,8 @@ def shrink(
         bnn: a pruned network, whose mean weights are used, or an ordinary network with weights
             that are zero. It is not changed.
         example_input: inputs as for ``predict``, of at least one example. The sizes of images and
-            sequences must be those that the smaller network is for.
+            sequences must be those that the smaller network is for. Arguments that are no tensors,
+            and optional ones that are left out, must have the same values in each later call.
         select_inputs: also divide off inputs that a layer does not read, although others need them
             or they cannot be removed, such as pixels: the layer becomes an ``nn.Sequential`` of a
             :class:`SelectUnits` and a smaller layer, and its parameters get a name with ``1.``.

@@ -279,7 +279,9 @@ class UnitFlow(fx.Interpreter):
                 return None
         for each in units[1:]:
             self._groups.join(units[0].ids, each.ids)
-        known = torch.stack([u.known for u in units]).all(0) & (not others)
+        # A number that was computed in the pass, as x.size(0), may be another one in the next.
+        computed = any(not isinstance(self.env[each], Tensor) for each in node.all_input_nodes)
+        known = torch.stack([u.known for u in units]).all(0) & (not others) & (not computed)
         constants = torch.zeros(len(known), dtype=torch.float64)
         if bool(known.any()):
             shape = [-1, *[1] * (-1 - min(axes))]

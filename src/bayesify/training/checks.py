@@ -33,6 +33,7 @@ __all__ = [
     "are_wrong",
     "check_arguments",
     "check_can_divide",
+    "check_counts",
     "check_gradients_are_on",
     "check_objective",
     "check_one_process",
@@ -211,9 +212,29 @@ def check_arguments(
         raise ValueError("the training loader must bring at least one minibatch, got none")
     if isinstance(validation_loader, Sized) and num_batches_of(validation_loader, 1) < 1:
         raise ValueError("the validation loader must bring at least one minibatch, got none")
-    if elbo.num_batches is not None and elbo.num_batches != count:
+    check_counts(elbo, loader, count)
+
+
+def check_counts(elbo: ELBO, loader: Loader, num_batches: int) -> None:
+    """Raise ValueError where the objective counts other minibatches or examples than the loader.
+
+    Args:
+        elbo: the objective.
+        loader: the training loader.
+        num_batches: the number of its minibatches in an epoch.
+
+    Example:
+        >>> from bayesify import BayesianModule
+        >>> from bayesify.datasets import TensorLoader
+        >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=20)
+        >>> check_counts(elbo, TensorLoader(torch.zeros(10, 3), torch.zeros(10), 5), 2)
+        Traceback (most recent call last):
+        ValueError: the objective's num_data must be the number of training examples, 10, got ...
+    """
+    if elbo.num_batches is not None and elbo.num_batches != num_batches:
         raise ValueError(
-            f"the objective's num_batches must be the loader's {count}, got {elbo.num_batches}"
+            f"the objective's num_batches must be the loader's {num_batches}, "
+            f"got {elbo.num_batches}"
         )
     allowed = num_data_of(loader)
     if allowed and elbo.num_data not in allowed:

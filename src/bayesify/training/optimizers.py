@@ -17,8 +17,8 @@ from bayesify.module.random_network import RandomNetwork
 from bayesify.training.elbo import ELBO
 
 __all__ = [
-    *("OptimizerFactory", "check_decay", "check_holds", "check_takes_steps", "group_of"),
-    *("make_optimizer", "parameter_groups", "separate_rho"),
+    *("OptimizerFactory", "check_decay", "check_holds", "check_rho_lr_scale"),
+    *("check_takes_steps", "group_of", "make_optimizer", "parameter_groups", "separate_rho"),
 ]
 
 #: A function of parameter groups that builds an optimiser, such as torch's optimiser classes.
@@ -92,11 +92,7 @@ def make_optimizer(
         TypeError: ``optimizer`` is neither an optimiser nor a function of one, needs a closure, or
             cannot train mean and rho; or a rate is no number.
     """
-    given: Any = rho_lr_scale
-    if not isinstance(given, Real):
-        raise TypeError(f"rho_lr_scale must be a number, got {given!r}")
-    if not (rho_lr_scale > 0.0 and math.isfinite(rho_lr_scale)):
-        raise ValueError(f"rho_lr_scale must be positive and finite, got {rho_lr_scale}")
+    check_rho_lr_scale(rho_lr_scale)
     if not (optimizer is None or isinstance(optimizer, Optimizer) or callable(optimizer)):
         raise TypeError(
             "optimizer must be a torch.optim.Optimizer or a function of parameter groups such as "
@@ -142,6 +138,20 @@ def make_optimizer(
         # Not in place: a rate that is a tensor may be that of all groups.
         group[0]["lr"] = group[0]["lr"] * float(rho_lr_scale)
     return made
+
+
+def check_rho_lr_scale(scale: Any) -> None:
+    """Raise TypeError or ValueError unless a multiple of the learning rate is positive and finite.
+
+    Example:
+        >>> check_rho_lr_scale(float("nan"))
+        Traceback (most recent call last):
+        ValueError: rho_lr_scale must be positive and finite, got nan
+    """
+    if not isinstance(scale, Real):
+        raise TypeError(f"rho_lr_scale must be a number, got {scale!r}")
+    if not 0.0 < float(scale) < math.inf:
+        raise ValueError(f"rho_lr_scale must be positive and finite, got {scale}")
 
 
 def separate_rho(optimizer: Optimizer, elbo: ELBO, lr_scale: float = 1.0) -> None:
