@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, Optimizer
 from bayesify import ELBO, IVON, BayesianModule, Gaussian, Laplace, Prior, ScaleMixture, prune
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.noise.keys import NoiseKey
-from bayesify.noise.threefry import counter_key, normals
+from bayesify.noise.threefry import counter_key, normals, signs
 from bayesify.training.backends import (
     Backend,
     ClosedFormBackend,
@@ -136,8 +136,8 @@ class CounterKey(NoiseKey):
         self, kind: Any, sample: int, place: int, size: int, dtype: torch.dtype, device: Any
     ) -> Tensor:
         words, step = counter_key(self, sample, place), int(self.step)
-        drawn = normals(*words, step, size, dtype=dtype, device=device)
-        return drawn if kind == "normal" else torch.where(drawn < 0.0, -1.0, 1.0).to(dtype)
+        draw = normals if kind == "normal" else signs
+        return draw(*words, step, size, dtype=dtype, device=device)
 
 
 def use_counter_noise(elbo: ELBO) -> ELBO:

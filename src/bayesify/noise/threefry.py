@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayesify.noise.keys import NoiseKey
 
-__all__ = ["BLOCK", "counter_key", "normals", "threefry"]
+__all__ = ["BLOCK", "counter_key", "normals", "signs", "threefry"]
 
 #: Length of a block of numbers: 128 cosines of the Box-Muller transform, then the 128 sines.
 BLOCK = 256
@@ -105,17 +105,61 @@ def normals(
         >>> bool((whole[:300] == part).all())
         True
     """
-    half = BLOCK // 2
-    blocks = -(-size // BLOCK)
-    place = torch.arange(blocks * half, dtype=torch.int32, device=device)
-    if not isinstance(step, Tensor):
-        # Wrapped to a signed 32-bit word. The compiled backend passes a tensor on the device.
-        step = (step + 2**31) % 2**32 - 2**31
-    word0, word1 = threefry(key0, key1, place, torch.zeros_like(place) + step)
+    word0, word1 = _words(key0, key1, step, size, device)
     # 31 bits give a uniform in (0, 1), whose logarithm is finite; 32 bits give a signed angle.
     uniform = ((word0 >> 1) & 0x7FFFFFFF).to(dtype) * 2.0**-31 + 2.0**-32
     radius = torch.sqrt(-2.0 * torch.log(uniform))
     angle = word1.to(dtype) * (2.0 * math.pi / 2.0**32)
-    pairs = (radius * torch.cos(angle), radius * torch.sin(angle))
-    numbers = torch.stack([each.view(blocks, half) for each in pairs], dim=1)
-    return numbers.view(-1)[:size]
+    return _in_blocks(radius * torch.cos(angle), radius * torch.sin(angle), size)
+
+
+def signs(
+    key0: Tensor | int,
+    key1: Tensor | int,
+    step: Tensor | int,
+    size: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Tensor:
+    """Compute random signs, one for each place in a vector: the first bits of its words.
+
+    Args:
+        key0: see :func:`normals`, as the other arguments.
+        key1: see there.
+        step: see there.
+        size: the number of signs.
+        dtype: a floating dtype.
+        device: the device to compute on.
+
+    Returns:
+        -1 or 1, each with probability 1/2, shape (size,).
+
+    Example:
+        >>> sorted(set(signs(1, 2, 0, 50, dtype=torch.float32, device="cpu").tolist()))
+        [-1.0, 1.0]
+    """
+    first, second = (1 - 2 * (w < 0).to(dtype) for w in _words(key0, key1, step, size, device))
+    return _in_blocks(first, second, size)
+
+
+def _words(
+    key0: Tensor | int,
+    key1: Tensor | int,
+    step: Tensor | int,
+    size: int,
+    device: torch.device | str,
+) -> tuple[Tensor, Tensor]:
+    """Return the two random words of each pair of places."""
+    blocks = -(-size // BLOCK)
+    place = torch.arange(blocks * (BLOCK // 2), dtype=torch.int32, device=device)
+    if not isinstance(step, Tensor):
+        # Wrapped to a signed 32-bit word. The compiled backend passes a tensor on the device.
+        step = (step + 2**31) % 2**32 - 2**31
+    return threefry(key0, key1, place, torch.zeros_like(place) + step)
+
+
+def _in_blocks(first: Tensor, second: Tensor, size: int) -> Tensor:
+    """Join the two halves of each block, and cut the last one."""
+    halves = [each.view(-1, BLOCK // 2) for each in (first, second)]
+    return torch.stack(halves, dim=1).view(-1)[:size]

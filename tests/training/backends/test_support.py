@@ -236,7 +236,6 @@ OPTIMIZERS = {
     "nesterov": Case("nesterov True", optimizer=partial(SGD, lr=0.1, momentum=0.5, nesterov=True)),
     "dampening": Case("dampening 0.5", optimizer=partial(SGD, lr=0.1, momentum=0.5, dampening=0.5)),
     "amsgrad": Case("amsgrad True", optimizer=partial(Adam, amsgrad=True)),
-    "small eps": Case("eps 1e-16, below 1e-12", optimizer=partial(Adam, eps=1e-16)),
     "maximize": Case("maximize True", optimizer=partial(SGD, lr=0.1, maximize=True)),
     "momentum of rho": Case("momentum", optimizer=partial(two_groups, (0.0, 0.5))),
     "momentum of the mean": Case("momentum", optimizer=partial(two_groups, (0.5, 0.0))),
@@ -307,6 +306,21 @@ def test_auto_then_says_why(name: str) -> None:
     assert sum("backend" in note for note in said) == 1
     assert said[0].startswith(("backend: autograd", "backend: closed-form", "backend: fused"))
     assert CASES[name].why in said[0]
+
+
+@pytest.mark.parametrize(("dtype", "eps"), [(torch.float32, 1e-16), (torch.float32, 1e-12)])
+def test_a_small_eps_is_left_to_other_backends(dtype: torch.dtype, eps: float) -> None:
+    elbo, optimizer = Case("", dtype=dtype, optimizer=partial(Adam, eps=eps)).make()
+    small = "the optimizer has eps 1e-16, below 1e-12"
+    assert why_not_compiled(elbo, optimizer) == (small if eps < 1e-12 else None)
+    backend = make_backend(elbo, optimizer)
+    optimizer.param_groups[0]["eps"] = torch.tensor(1e-12)
+    assert why_not_compiled(elbo, optimizer) is None
+    backend.step(X.to(dtype), Y, batch_index=0)
+    elbo.double()
+    for each in optimizer.param_groups:
+        each["eps"] = 1e-16
+    assert why_not_compiled(elbo, optimizer) is None
 
 
 def test_replicas_refuse_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,17 +82,26 @@ def updated(
     dtype: torch.dtype = torch.float64,
     rule: OptimizerRule = "momentum",
     rates: Rates = ALL_OF_IT,
+    *,
+    none: bool = False,
     **wrong: Any,
 ) -> tuple[Vectors, Tensor, StdResidual]:
-    """The vectors after one step, the leaf that it had, and what it returned."""
+    """The vectors after one step, the leaf that it had, and what it returned.
+
+    With ``none`` no parameter has a gradient.
+    """
     vectors = case.vectors(dtype, rule)
     kernel = make(kind, case, vectors, rule)
     kernel.refresh(STEP)
     leaf = vectors.leaf.clone()
-    in_spread = [] if case.leaf == "weights" else case.parts(case.in_spread, dtype)
+    in_mean: list[Tensor | None] = [*case.parts(case.in_mean, dtype)]
+    in_spread: list[Tensor | None] = [*case.parts(case.in_spread, dtype)]
+    in_spread = [] if case.leaf == "weights" else in_spread
+    if none:
+        in_mean, in_spread = [None] * len(in_mean), [None] * len(in_spread)
     given = {"step": STEP, "kl_factor": KL_FACTOR, "rates": (rates, rates), **wrong}
     given["with_residual"] = True
-    residual = kernel.update(case.parts(case.in_mean, dtype), in_spread, **given)
+    residual = kernel.update(in_mean, in_spread, **given)
     assert residual is not None
     return vectors, leaf, residual
 
@@ -232,10 +241,16 @@ def test_any_number_of_weights(kind: str, size: int) -> None:
 @needs_compiler
 @each_leaf
 @each_dtype
-def test_more_weights_than_a_cache_holds(leaf: LeafKind, dtype: torch.dtype) -> None:
-    size = 2**20 + 300  # from here on blocks are fetched ahead
+def test_a_million_weights(leaf: LeafKind, dtype: torch.dtype) -> None:
+    size = 2**20 + 300  # from 2^20 on blocks are fetched ahead
     case = Case.of("scale-mixture", size, leaf=leaf, starts=(0, 5000, 5000, 900_001, size))
     check_gradients("kernel", case, dtype)
+    missing = replace(case, in_mean=torch.zeros(size), in_spread=torch.zeros(size))
+    rates = Rates(0.1, 0.9, 0.99, 1e-8, 0.1, 0.01)
+    found = updated("kernel", missing, dtype, "adam", rates, none=True)[0]
+    wanted = updated("kernel", missing, dtype, "adam", rates)[0]
+    assert torch.equal(found.mean, wanted.mean)
+    assert torch.equal(found.rho, wanted.rho)
 
 
 @each_compiled_kind
@@ -298,6 +313,18 @@ def test_adam_of_gradients_of_every_size(kind: str, dtype: torch.dtype) -> None:
             first = 0.1 * gradient / rates.correction1
             wanted = -first / ((0.001 * gradient**2 / rates.correction2).sqrt() + eps)
             assert torch.allclose(value.double(), wanted, rtol=TOLERANCE[dtype], atol=1e-12)
+
+
+@each_compiled_kind
+def test_a_square_that_overflows_stops_its_number_alone(kind: str) -> None:
+    # In float32 the square of 1e22 is infinite, as PyTorch's Adam has it too.
+    huge, one = torch.tensor([1e22, 1.0]), torch.tensor([1.0, 1e22])
+    case = Case.of("gaussian", 2, leaf="stds", in_mean=huge, in_spread=one)
+    case = replace(case, mean=torch.zeros(2), rho=torch.zeros(2))
+    rates = Rates(1.0, 0.9, 0.999, 1e-8, 0.1, 0.001)
+    found = updated(kind, case, torch.float32, "adam", rates, kl_factor=0.0)[0]
+    assert found.mean.tolist() == pytest.approx([0.0, -1.0], abs=1e-6)
+    assert found.rho.tolist() == pytest.approx([-1.0, 0.0], abs=1e-6)
 
 
 STATE = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}

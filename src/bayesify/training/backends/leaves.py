@@ -150,7 +150,7 @@ class LeafPosterior(MeanFieldGaussian):
 
 @dataclass(frozen=True)
 class CounterKey(NoiseKey):
-    """A key whose normals the kernel draws; its signs are those of normals."""
+    """A key whose numbers the kernel draws."""
 
     kernel: Kernel
 
@@ -164,9 +164,8 @@ class CounterKey(NoiseKey):
         device: torch.device | str,  # noqa: ARG002
     ) -> Tensor:
         """Draw one vector of shape (size,); see ``NoiseKey.numbers``."""
-        words = counter_key(self, sample, place)
-        drawn = self.kernel.normals(words, int(self.step), size)
-        return (drawn if kind == "normal" else torch.ones_like(drawn).copysign_(drawn)).to(dtype)
+        draw = self.kernel.normals if kind == "normal" else self.kernel.signs
+        return draw(counter_key(self, sample, place), int(self.step), size).to(dtype)
 
 
 def leaf_views(layout: ParameterLayout, vector: Tensor) -> dict[str, Tensor]:

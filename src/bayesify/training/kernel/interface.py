@@ -139,3 +139,6 @@ class Kernel(Protocol):
 
     def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:
         """Draw standard normals for other uses than weights, shape (size,); see ``threefry``."""
+
+    def signs(self, key: tuple[int, int], step: int, size: int) -> Tensor:
+        """Draw -1 or 1, each with probability 1/2, shape (size,); see ``threefry``."""

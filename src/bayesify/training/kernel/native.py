@@ -1,13 +1,13 @@
 """The kernel for CPUs: C++, compiled once on the user's machine and cached.
 
 ``torch.compile`` makes the same kernel from ``formulas.py``, but takes a minute to compile it where
-this takes about a second, and its step takes nearly three times as long; see docs/adr/0005.
+this takes about a second, and its step takes more than four times as long; see docs/adr/0005.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,10 +40,12 @@ class NativeKernel:
             several=several,
             blocks=len(forms) > 1,
         )
-        self._refresh, self._update, self._draw = library.refresh, library.update, library.draw
+        self._refresh, self._update = library.refresh, library.update
+        self._draw, self._draw_signs = library.draw, library.draw_signs
         self._accumulate = library.accumulate if several else None
         self._noise = SampleNoise(key)
-        self._draw.argtypes = [*[ctypes.c_uint32] * 3, *[ctypes.c_int64] * 2, ctypes.c_void_p]
+        for draw in (self._draw, self._draw_signs):
+            draw.argtypes = [*[ctypes.c_uint32] * 3, *[ctypes.c_int64] * 2, ctypes.c_void_p]
         count = len(vectors.starts) - 1
         # Of the KL's estimate, in each sample that is accumulated, and in the update.
         part = 1.0 / recipe.num_samples
@@ -129,9 +131,18 @@ class NativeKernel:
 
     def normals(self, key: tuple[int, int], step: int, size: int) -> Tensor:
         """See :meth:`~bayesify.training.kernel.interface.Kernel.normals`."""
+        return self._drawn(self._draw, key, step, size)
+
+    def signs(self, key: tuple[int, int], step: int, size: int) -> Tensor:
+        """See :meth:`~bayesify.training.kernel.interface.Kernel.signs`."""
+        return self._drawn(self._draw_signs, key, step, size)
+
+    def _drawn(
+        self, draw: Callable[..., object], key: tuple[int, int], step: int, size: int
+    ) -> Tensor:
         made = torch.empty(size, dtype=self._vectors.mean.dtype)
         words = (word % 2**32 for word in (*key, step))
-        self._draw(*words, size, torch.get_num_threads(), made.data_ptr())
+        draw(*words, size, torch.get_num_threads(), made.data_ptr())
         return made
 
     def _at(self, step: int, *, then: int, noise: SampleNoise) -> None:

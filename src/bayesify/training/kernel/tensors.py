@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.softplus import softplus
-from bayesify.noise.threefry import normals
+from bayesify.noise.threefry import normals, signs
 from bayesify.training.convergence import SNR_BORDERS, StdResidual, grouped
 from bayesify.training.kernel.formulas import (
     Gradients,
@@ -132,6 +132,17 @@ class TensorKernel:
             self._keys[key] = torch.tensor(key, dtype=torch.int32, device=mean.device)
         with _many_sizes():
             return _compiled_normals()(self._keys[key], self._state.step, size, mean.dtype)
+
+    def signs(self, key: tuple[int, int], step: int, size: int) -> Tensor:
+        """See :meth:`~bayesify.training.kernel.interface.Kernel.signs`.
+
+        Compiled, they are those of normals, which a graph draws anyway.
+        """
+        mean = self._state.mean
+        if not self._compiled:
+            return signs(*key, step, size, dtype=mean.dtype, device=mean.device)
+        drawn = self.normals(key, step, size)
+        return torch.ones_like(drawn).copysign_(drawn)
 
     def prepare(self, step: int, kl_factor: float, rates: tuple[Rates, Rates]) -> None:
         """Set the step and the factors of the next :meth:`advance`."""

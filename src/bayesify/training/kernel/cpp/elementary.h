@@ -1,6 +1,6 @@
 // Elementary functions written out, so that the compiler can make vector code of loops over them.
 // In float to a rounding or two; in double they are the standard library's.
-// Polynomials have their even and odd powers apart: two chains of half the length, since a processor
+// Polynomials have their even and odd powers apart: two chains of half the length, since a CPU
 // waits for the chain and not for the number of operations.
 
 #pragma once
@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
 namespace {
 
@@ -48,14 +47,13 @@ inline float exp_negative(float x) {
 
 inline double exp_negative(double x) { return std::exp(x); }
 
-// sqrt(x) for finite x >= 0 by arithmetic alone; 1e-19 for 0.
+// sqrt(x) for finite x >= 0 by arithmetic alone; of denormal numbers to 1e-19.
 [[maybe_unused]] inline float root_by_arithmetic(float x) {
-  const float positive = x + std::numeric_limits<float>::min();
   // 1 / sqrt(x) to 3 % by its bits, then an iteration of third order and Newton's.
-  float y = bits_to_float(0x5f37599eu - (float_to_bits(positive) >> 1));
-  const float rest = 1.0f - positive * y * y;
+  float y = bits_to_float(0x5f37599eu - (float_to_bits(x) >> 1));
+  const float rest = 1.0f - x * y * y;
   y += y * (rest * (0.375f * rest + 0.5f));
-  const float root = positive * y;
+  const float root = x * y;
   return root + 0.5f * root * (1.0f - root * y);
 }
 

@@ -29,7 +29,7 @@ struct Factor {
   bits = (bits & 0x000fffffffffffffull) | 0x3ff0000000000000ull;
   double mantissa;
   std::memcpy(&mantissa, &bits, sizeof mantissa);
-  return {mantissa, exponent};
+  return {static_cast<Real>(mantissa), exponent};
 }
 
 // std = softplus(rho), and log std as shift + log(number): finite for every rho, also where std

@@ -16,7 +16,7 @@ inline uint32_t rotated(uint32_t x, int by) { return (x << by) | (x >> (32 - by)
 constexpr int kLanes = 32;  // of the generator; kHalf is a multiple
 
 // Threefry-2x32 of 20 rounds (Salmon et al. 2011), of kLanes counters.
-// Each round goes over all lanes, because the rounds of a lane wait for each other: a processor
+// Each round goes over all lanes, because the rounds of a lane wait for each other: a CPU
 // does not look far enough ahead to fill that time with the lanes that follow.
 inline void threefry(uint32_t k0, uint32_t k1, uint32_t* counter0, uint32_t* counter1) {
   const uint32_t keys[3] = {k0, k1, k0 ^ k1 ^ 0x1BD11BDAu};
@@ -73,15 +73,21 @@ inline void cos_sin(int32_t turns, double& cosine, double& sine) {
   sine = std::sin(angle);
 }
 
-// One block of standard normals (Box and Muller 1958).
-inline void normals(uint32_t k0, uint32_t k1, uint32_t step, int64_t block, Real* out) {
+// The random words of one block, kHalf of each kind.
+inline void words(uint32_t k0, uint32_t k1, uint32_t step, int64_t block, uint32_t* lengths,
+                  uint32_t* turns) {
   const uint32_t first = static_cast<uint32_t>(block * kHalf);
-  uint32_t lengths[kHalf], turns[kHalf];
   for (int64_t j = 0; j < kHalf; ++j) {
     lengths[j] = first + static_cast<uint32_t>(j);
     turns[j] = step;
   }
   for (int64_t j = 0; j < kHalf; j += kLanes) threefry(k0, k1, lengths + j, turns + j);
+}
+
+// One block of standard normals (Box and Muller 1958).
+inline void normals(uint32_t k0, uint32_t k1, uint32_t step, int64_t block, Real* out) {
+  uint32_t lengths[kHalf], turns[kHalf];
+  words(k0, k1, step, block, lengths, turns);
   Real radius[kHalf];
 #pragma omp simd
   for (int64_t j = 0; j < kHalf; ++j) {

@@ -31,9 +31,9 @@ class Parts {
     at_ = from + size;
   }
 
-  // Where the numbers after the last ones are, unless a part ends there.
+  // Where the numbers after the last ones are, unless a part ends there; null in a part that is.
   const Real* next() const {
-    return parts_[part_] + (parts_[part_] ? at_ - starts_[part_] : 0);
+    return parts_[part_] ? parts_[part_] + (at_ - starts_[part_]) : nullptr;
   }
 
  private:

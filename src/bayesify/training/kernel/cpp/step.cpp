@@ -131,33 +131,41 @@ struct Variable {
 
 // The optimiser, on mean and rho together.
 struct Optimizer {
-  Optimizer(const Rates& of_mean, const Rates& of_rho) : a(of_mean), b(of_rho) {}
+  Optimizer(const Rates& mean_rates, const Rates& rho_rates)
+      : of_mean(mean_rates), of_rho(rho_rates) {}
 
   // Update number j of each by its gradient.
   inline void operator()(const Variable& mean, const Variable& rho, int64_t j, Real in_mean,
                          Real in_rho) const {
 #if OPTIMIZER == 2
-    const Real mean_first = mean.first[j] + a.rest1 * (in_mean - mean.first[j]);
-    const Real rho_first = rho.first[j] + b.rest1 * (in_rho - rho.first[j]);
-    const Real mean_second = a.beta2 * mean.second[j] + a.rest2 * in_mean * in_mean;
-    const Real rho_second = b.beta2 * rho.second[j] + b.rest2 * in_rho * in_rho;
+    const Real mean_first = mean.first[j] + of_mean.rest1 * (in_mean - mean.first[j]);
+    const Real rho_first = rho.first[j] + of_rho.rest1 * (in_rho - rho.first[j]);
+    const Real mean_second =
+        of_mean.beta2 * mean.second[j] + of_mean.rest2 * in_mean * in_mean;
+    const Real rho_second = of_rho.beta2 * rho.second[j] + of_rho.rest2 * in_rho * in_rho;
     // One division for both, and one of the roots by arithmetic: a CPU has one unit for divisions
-    // and roots, and multiplies meanwhile. Needs finite squares and no eps below 1e-12.
-    const Real one = root_by_arithmetic(mean_second) * a.root + a.eps;
-    const Real other = std::sqrt(rho_second) * b.root + b.eps;
-    const Real inverse = Real(1) / (one * other);
-    const Real new_mean = mean.value[j] - a.lr * mean_first * (other * inverse);
-    const Real new_rho = rho.value[j] - b.lr * rho_first * (one * inverse);
+    // and roots, and multiplies meanwhile. In float it needs an eps of 1e-12 or more.
+    constexpr Real kMost = std::numeric_limits<Real>::max();
+    const bool moves_mean = mean_second <= kMost, moves_rho = rho_second <= kMost;
+    const Real mean_root =
+        root_by_arithmetic(moves_mean ? mean_second : kMost) * of_mean.root + of_mean.eps;
+    const Real rho_root = std::sqrt(moves_rho ? rho_second : kMost) * of_rho.root + of_rho.eps;
+    const Real inverse = Real(1) / (mean_root * rho_root);
+    const Real mean_step = of_mean.lr * mean_first * (rho_root * inverse);
+    const Real rho_step = of_rho.lr * rho_first * (mean_root * inverse);
+    // A square that overflows stops its number, as an infinite denominator does.
+    const Real new_mean = mean.value[j] - (moves_mean ? mean_step : Real(0));
+    const Real new_rho = rho.value[j] - (moves_rho ? rho_step : Real(0));
     mean.second[j] = mean_second;
     rho.second[j] = rho_second;
 #elif OPTIMIZER == 1
-    const Real mean_first = a.beta1 * mean.first[j] + in_mean;
-    const Real rho_first = b.beta1 * rho.first[j] + in_rho;
-    const Real new_mean = mean.value[j] - a.lr * mean_first;
-    const Real new_rho = rho.value[j] - b.lr * rho_first;
+    const Real mean_first = of_mean.beta1 * mean.first[j] + in_mean;
+    const Real rho_first = of_rho.beta1 * rho.first[j] + in_rho;
+    const Real new_mean = mean.value[j] - of_mean.lr * mean_first;
+    const Real new_rho = rho.value[j] - of_rho.lr * rho_first;
 #else
-    const Real new_mean = mean.value[j] - a.lr * in_mean;
-    const Real new_rho = rho.value[j] - b.lr * in_rho;
+    const Real new_mean = mean.value[j] - of_mean.lr * in_mean;
+    const Real new_rho = rho.value[j] - of_rho.lr * in_rho;
 #endif
 #if OPTIMIZER
     mean.first[j] = mean_first;
@@ -167,7 +175,7 @@ struct Optimizer {
     rho.value[j] = new_rho;
   }
 
-  Constants a, b;
+  Constants of_mean, of_rho;
 };
 #endif
 
@@ -345,6 +353,19 @@ extern "C" double sample(Step* s) {
 }
 #endif
 
+// Random signs, -1 or 1: the first bits of the words that normals are made of.
+extern "C" void draw_signs(uint32_t key0, uint32_t key1, uint32_t step, int64_t size,
+                           int64_t threads, Real* out) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (size > 16 * kBlock)
+  for (int64_t base = 0; base < size; base += kBlock) {
+    uint32_t drawn[kBlock];
+    words(key0, key1, step, base / kBlock, drawn, drawn + kHalf);
+    const int64_t count = std::min(kBlock, size - base);
+#pragma omp simd
+    for (int64_t j = 0; j < count; ++j) out[base + j] = drawn[j] >> 31 ? Real(-1) : Real(1);
+  }
+}
+
 // Standard normals for other uses than of a weight.
 extern "C" void draw(uint32_t key0, uint32_t key1, uint32_t step, int64_t size, int64_t threads,
                      Real* out) {
@@ -408,12 +429,14 @@ extern "C" void accumulate(const Step* s) {
 
 namespace {
 
-// Fetch a block into the cache ahead of its use, if the vectors are too long to be there: what a
-// CPU fetches by itself ends with each page of memory. Done for few vectors at a time, lest the
-// loops in between wait. A macro, because GCC drops calls of functions that only fetch.
-#define FETCH(from)                                                          \
-  for (int64_t j = 0; is_far && j < kBlock; j += int64_t(64 / sizeof(Real))) \
-  __builtin_prefetch((from) + j, 0, 2)
+// Fetch a block into the cache ahead of its use, if the vectors are too long to be there: a CPU
+// fetches by itself within a page of memory only. Done for few vectors at a time, so that the loops
+// in between do not wait. A macro, because GCC drops calls of functions that only fetch; by
+// integers, because the address may be past the end, or null.
+#define FETCH(from)                                                                   \
+  for (uintptr_t at = reinterpret_cast<uintptr_t>(from), j = 0; is_far && j < kBlock; \
+       j += 64 / sizeof(Real))                                                        \
+  __builtin_prefetch(reinterpret_cast<const void*>(at + sizeof(Real) * j), 0, 2)
 
 // `kResidual` is whether to sum the loss's derivatives in log std, which few steps ask for.
 template <bool kResidual>
@@ -489,7 +512,7 @@ void update_all(Step* s) {
       Real *mean_first = s->mean_first + base, *rho_first = s->rho_first + base;
 #endif
       if constexpr (kResidual) find_groups(s, base, size, group);
-      const int64_t then = base + size < stop ? kBlock : 0;  // to the next block
+      const int64_t then = base + size < s->num_weights ? kBlock : 0;  // to the next block
       FETCH(mean + then);
       FETCH(rho + then);
       // Several short loops: the chain of one long turn would be waited for.
