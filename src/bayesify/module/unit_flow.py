@@ -279,9 +279,9 @@ class UnitFlow(fx.Interpreter):
                 return None
         for each in units[1:]:
             self._groups.join(units[0].ids, each.ids)
-        # A number that was computed in the pass, as x.size(0), may be another one in the next.
-        computed = any(not isinstance(self.env[each], Tensor) for each in node.all_input_nodes)
-        known = torch.stack([u.known for u in units]).all(0) & (not others) & (not computed)
+        # What else enters may differ in the next pass: a tensor, or a number such as x.size(0).
+        alone = all(each in operands for each in node.all_input_nodes)
+        known = torch.stack([u.known for u in units]).all(0) & alone
         constants = torch.zeros(len(known), dtype=torch.float64)
         if bool(known.any()):
             shape = [-1, *[1] * (-1 - min(axes))]

@@ -35,7 +35,12 @@ from bayesify import (
     prune,
 )
 from bayesify.datasets import TensorLoader
-from bayesify.training.backends import make_backend, why_no_closed_forms, why_not_compiled
+from bayesify.training.backends import (
+    CompiledBackend,
+    make_backend,
+    why_no_closed_forms,
+    why_not_compiled,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning"),
@@ -308,19 +313,32 @@ def test_auto_then_says_why(name: str) -> None:
     assert CASES[name].why in said[0]
 
 
-@pytest.mark.parametrize(("dtype", "eps"), [(torch.float32, 1e-16), (torch.float32, 1e-12)])
-def test_a_small_eps_is_left_to_other_backends(dtype: torch.dtype, eps: float) -> None:
-    elbo, optimizer = Case("", dtype=dtype, optimizer=partial(Adam, eps=eps)).make()
-    small = "the optimizer has eps 1e-16, below 1e-12"
-    assert why_not_compiled(elbo, optimizer) == (small if eps < 1e-12 else None)
-    backend = make_backend(elbo, optimizer)
-    optimizer.param_groups[0]["eps"] = torch.tensor(1e-12)
-    assert why_not_compiled(elbo, optimizer) is None
-    backend.step(X.to(dtype), Y, batch_index=0)
-    elbo.double()
-    for each in optimizer.param_groups:
-        each["eps"] = 1e-16
-    assert why_not_compiled(elbo, optimizer) is None
+@pytest.mark.parametrize(
+    ("dtype", "eps", "why"),
+    [
+        (torch.float32, 1e-16, "the optimizer has eps 1e-16, below 1e-12"),
+        (torch.float32, 1e-12, None),
+        (torch.float32, torch.tensor(1e-12), None),
+        (torch.float64, 1e-16, None),
+    ],
+)
+def test_a_small_eps_is_left_to_other_backends(
+    dtype: torch.dtype, eps: Any, why: str | None
+) -> None:
+    elbo, optimizer = Case("", dtype=dtype, optimizer=partial(Adam, lr=0.1)).make()
+    for group in optimizer.param_groups:  # as a schedule or a callback sets it
+        group["eps"] = eps
+    assert why_not_compiled(elbo, optimizer) == why
+    assert make_backend(elbo, optimizer).description.startswith("compiled") == (why is None)
+
+
+def test_an_eps_that_gets_small_is_noticed() -> None:
+    elbo, optimizer = Case("", dtype=torch.float32, optimizer=partial(Adam, lr=0.1)).make()
+    backend = CompiledBackend(elbo, optimizer)
+    backend.step(X.float(), Y, batch_index=0)
+    optimizer.param_groups[0]["eps"] = 1e-16
+    with pytest.raises(ValueError, match="eps 1e-16, below 1e-12"):
+        backend.step(X.float(), Y, batch_index=0)
 
 
 def test_replicas_refuse_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:

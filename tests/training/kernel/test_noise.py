@@ -10,7 +10,9 @@ import math
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import NormalDist
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +23,11 @@ from torch import Tensor
 
 from bayesify.distributions.priors import Gaussian
 from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.noise.threefry import BLOCK, counter_key, normals, threefry
+from bayesify.noise.threefry import BLOCK, counter_key, normals, signs, threefry
 from bayesify.training.kernel import compiler
 from bayesify.training.kernel.formulas import Rates, prior_blocks
-from bayesify.training.kernel.interface import Recipe, Vectors
+from bayesify.training.kernel.interface import Kernel, Recipe, Vectors
+from bayesify.training.kernel.native import NativeKernel
 from bayesify.training.kernel.tensors import TensorKernel
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "noise_statistics.py"
@@ -111,6 +114,17 @@ def test_normals_are_box_and_mullers_of_the_words(step: int) -> None:
             assert got == pytest.approx(radius * part, rel=1e-12)
 
 
+def test_signs_are_the_first_bits_of_the_words() -> None:
+    found = signs(5, -6, 4, 300, dtype=torch.float64, device="cpu")
+    for place in (0, 1, 127, 128, 140):
+        words = threefry(5, -6, torch.tensor([place], dtype=torch.int32), 4)
+        block, rest = divmod(place, BLOCK // 2)
+        for offset, word in zip((0, BLOCK // 2), words, strict=True):
+            at = block * BLOCK + rest + offset
+            if at < 300:
+                assert float(found[at]) == (-1.0 if int(word) < 0 else 1.0)
+
+
 # ------------------------------------------------------------------------------ the same numbers
 
 SEEDS = (0, -1, 2**100)
@@ -126,6 +140,28 @@ def test_the_step_has_these_numbers(kind: str, dtype: torch.dtype, size: int) ->
         plain = script.plain_filler(seed, size, dtype)
         for step in STEPS:
             assert float((fused(step) - plain(step)).abs().max()) < DTYPES[dtype]
+
+
+def kernel_of(kind: str, dtype: torch.dtype) -> Kernel:
+    prior = prior_blocks(Gaussian(1.0), "auto")
+    assert prior is not None
+    mean, rho, leaf = (torch.zeros(2, dtype=dtype) for _ in range(3))
+    vectors = Vectors(mean, rho, leaf, (), (), (0, 2), None, None)
+    recipe = Recipe(prior, "sgd", "stds", dtype)
+    if kind == "kernel":
+        return NativeKernel(recipe, vectors, (1, 2))
+    return TensorKernel(recipe, vectors, (1, 2), compiled=False)
+
+
+@each_compiled_kind
+@each_dtype
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 9000])
+def test_every_kernel_has_these_signs(kind: str, dtype: torch.dtype, size: int) -> None:
+    kernel = kernel_of(kind, dtype)
+    for step in STEPS:
+        found = kernel.signs((5, -6), step, size)
+        assert found.dtype == dtype
+        assert torch.equal(found, signs(5, -6, step, size, dtype=dtype, device="cpu"))
 
 
 @pytest.fixture
@@ -288,3 +324,46 @@ def test_a_planted_fault_is_caught(name: str) -> None:
     wrong, test = FAULTS[name]
     with pytest.raises(AssertionError, match=f"rejected.*'{test}'"):
         check_statistics(wrong(lambda seed: script.plain_filler(seed, SIZE)))
+
+
+def check_signs(draw: Callable[[tuple[int, int], int], Tensor]) -> None:
+    """Tests of a mean of 0; the chance that a right generator fails one of all is 1e-3."""
+    keys = [(1, 2), (1, 3), (2, 2), (-7, 9)]
+    drawn = torch.stack([torch.stack([draw(key, step) for step in range(4)]) for key in keys])
+    halves = drawn.unflatten(2, (-1, 2, BLOCK // 2))
+    products = {
+        "mean": drawn,
+        "neighbours": drawn[..., 1:] * drawn[..., :-1],
+        "halves of a block": halves[..., 0, :] * halves[..., 1, :],
+        "blocks": halves[..., 1:, :, :] * halves[..., :-1, :, :],
+        "steps": drawn[:, 1:] * drawn[:, :-1],
+        "keys": drawn[1:] * drawn[:-1],
+    }
+    limit = NormalDist().inv_cdf(1.0 - 1e-3 / (2 * len(products)))
+    assert bool((drawn.abs() == 1.0).all())
+    z = {name: float(each.mean()) * math.sqrt(each.numel()) for name, each in products.items()}
+    failed = [name for name, value in z.items() if abs(value) > limit]
+    assert not failed, f"rejected: {failed}"
+
+
+def signs_of(key: tuple[int, int], step: int) -> Tensor:
+    return signs(*key, step, SIZE, dtype=torch.float64, device="cpu")
+
+
+def test_signs_are_fair_and_independent() -> None:
+    check_signs(signs_of)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        (lambda key, step: signs_of(key, step).abs(), "mean"),
+        (lambda key, _: signs_of(key, 0), "steps"),
+        (lambda _, step: signs_of((1, 2), step), "keys"),
+        (lambda key, step: signs_of(key, step)[:BLOCK].repeat(SIZE // BLOCK), "blocks"),
+        (lambda key, step: signs_of(key, step)[: SIZE // 2].repeat_interleave(2), "neighbours"),
+    ],
+)
+def test_a_planted_fault_of_the_signs_is_caught(wrong: Any, name: str) -> None:
+    with pytest.raises(AssertionError, match=f"rejected.*'{name}'"):
+        check_signs(wrong)

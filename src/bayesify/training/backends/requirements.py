@@ -147,7 +147,7 @@ def why_not_compiled(elbo: ELBO, optimizer: Optimizer) -> str | None:
                 return f"the optimizer has {setting} {group[setting]}"
         eps = group.get("eps")
         divides_once = parameter.device.type == "cpu" and parameter.dtype == torch.float32
-        # The tenth of a percent: a tensor may hold the limit itself to a rounding.
+        # Less a rounding, since a tensor of float32 may hold the limit itself.
         if eps is not None and divides_once and float(eps) < 0.999 * _LEAST_EPS:
             return f"the optimizer has eps {float(eps):g}, below {_LEAST_EPS}"
     return None
