@@ -267,6 +267,8 @@ def _score(prior: PriorForm, weights: Tensor, out: Tensor | None, spare: Tensor 
     slab, spike, log_ratio = prior.numbers
     # The odds of the narrow component; weighed by what it adds, so that nothing cancels.
     odds = torch.mul(weights, weights, out=spare).mul_(0.5 * (slab - spike)).sub_(log_ratio)
+    # Further out nothing changes, but exp would overflow, which takes a CPU several times as long.
+    odds.clamp_(-80.0, 80.0)
     narrow = odds.sigmoid_().mul_(weights)
     return _plus(torch.mul(weights, slab, out=out), spike - slab, narrow, out)
 

@@ -47,17 +47,28 @@ inline float exp_negative(float x) {
 
 inline double exp_negative(double x) { return std::exp(x); }
 
+// 1 / sqrt(x) for normal x > 0, to 1e-4: by its bits to 3 %, then an iteration of third order.
+inline float rough_inverse_root(float x) {
+  const float y = bits_to_float(0x5f37599eu - (float_to_bits(x) >> 1));
+  const float rest = 1.0f - x * y * y;
+  return y + y * (rest * (0.375f * rest + 0.5f));
+}
+
 // sqrt(x) for finite x >= 0 by arithmetic alone; of denormal numbers to 1e-19.
 [[maybe_unused]] inline float root_by_arithmetic(float x) {
-  // 1 / sqrt(x) to 3 % by its bits, then an iteration of third order and Newton's.
-  float y = bits_to_float(0x5f37599eu - (float_to_bits(x) >> 1));
-  const float rest = 1.0f - x * y * y;
-  y += y * (rest * (0.375f * rest + 0.5f));
-  const float root = x * y;
+  const float y = rough_inverse_root(x), root = x * y;
   return root + 0.5f * root * (1.0f - root * y);
 }
 
 [[maybe_unused]] inline double root_by_arithmetic(double x) { return std::sqrt(x); }
+
+// 1 / sqrt(x) for normal x > 0 by arithmetic alone.
+[[maybe_unused]] inline float inverse_root(float x) {
+  const float y = rough_inverse_root(x);
+  return y + 0.5f * y * (1.0f - x * y * y);
+}
+
+[[maybe_unused]] inline double inverse_root(double x) { return 1.0 / std::sqrt(x); }
 
 // log(x) for x > 0, x no denormal number.
 inline float log_positive(float x) {
@@ -124,6 +135,19 @@ inline Real softplus(Real rho) {
 
 [[maybe_unused]] inline double inverse_softplus(double std) {
   return std + std::log(-std::expm1(-std));
+}
+
+// The same for std < 0.5: log(std) + log((exp(std) - 1) / std), in powers of std.
+[[maybe_unused]] inline float inverse_softplus_of_small(float std) {
+  const float s = std * std;
+  float even = 5.5114638e-6f;
+  even = even * s - 3.4722222e-4f;
+  even = even * s + 4.1666667e-2f;
+  return log_positive(std) + (even * s + 0.5f * std);
+}
+
+[[maybe_unused]] inline double inverse_softplus_of_small(double std) {
+  return inverse_softplus(std);
 }
 
 struct Spread {

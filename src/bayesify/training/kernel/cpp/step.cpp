@@ -84,10 +84,10 @@ struct Newton {
       : lr(Real(rates.lr)),
         beta1(Real(rates.beta1)),
         rest1(Real(1.0 - rates.beta1)),
-        ess(Real(rates.ess)),
         part(Real(1.0 / rates.ess)),
         rate(Real(rates.ess * (1.0 - rates.beta2))),
-        debias(Real(1.0 / rates.correction1)) {}
+        debias(Real(1.0 / rates.correction1)),
+        unit_std(Real(1.0 / std::sqrt(rates.ess))) {}
 
   // Returns the new standard deviation.
   inline Real operator()(Real* mean, Real* momentum, Real* h, Real in_mean, Real in_log_std,
@@ -95,12 +95,12 @@ struct Newton {
     const Real delta = prior_precision * part, excess = in_log_std * rate;
     *momentum = beta1 * *momentum + rest1 * (in_mean - delta * centred);
     *h += (*h + delta) * (excess + Real(0.5) * excess * excess);
-    const Real precision = *h + delta;
-    *mean -= lr * (*momentum * debias + delta * centred) / precision;
-    return Real(1) / std::sqrt(ess * precision);
+    const Real root = inverse_root(*h + delta);
+    *mean -= lr * (*momentum * debias + delta * centred) * (root * root);
+    return unit_std * root;
   }
 
-  Real lr, beta1, rest1, ess, part, rate, debias;
+  Real lr, beta1, rest1, part, rate, debias, unit_std;
 };
 #endif
 
@@ -441,9 +441,6 @@ namespace {
 // `kResidual` is whether to sum the loss's derivatives in log std, which few steps ask for.
 template <bool kResidual>
 void update_all(Step* s) {
-#if OPTIMIZER == 4
-  const Newton optimize(s->of_mean);
-#endif
   const Real kl_factor = Real(s->kl_factor);
   [[maybe_unused]] const Real part = Real(s->part);
 #if !BLOCKS
@@ -457,7 +454,9 @@ void update_all(Step* s) {
 #pragma omp parallel for schedule(static) num_threads(s->num_threads) \
     reduction(+ : sums, counts, leaf_sum, posterior_sum)
   for (int64_t start = 0; start < s->num_weights; start += kChunk) {
-#if OPTIMIZER < 3
+#if OPTIMIZER == 4
+    const Newton optimize(s->of_mean);
+#elif OPTIMIZER < 3
     const Optimizer optimize(s->of_mean, s->of_rho);
 #endif
     Real grad_mean[kBlock];
@@ -516,12 +515,17 @@ void update_all(Step* s) {
       FETCH(mean + then);
       FETCH(rho + then);
       // Several short loops: the chain of one long turn would be waited for.
-      Real std[kBlock], ratio[kBlock];
+      Real std[kBlock];
+      [[maybe_unused]] Real ratio[kBlock];
 #pragma omp simd
       for (int64_t j = 0; j < size; ++j) {
+#if OPTIMIZER == 4
+        std[j] = softplus(rho[j]);
+#else
         const Spread q = spread_of(rho[j]);
         std[j] = q.std;
         ratio[j] = q.ratio;
+#endif
       }
       FETCH(s->leaf + base + then);
       FETCH(in_mean.next());
@@ -580,21 +584,28 @@ void update_all(Step* s) {
         total_mean += sum_mean[j];
         in_log_std += sum_log_std[j];
 #endif
-        const Real in_rho = in_log_std * ratio[j];
 #if OPTIMIZER == 3
         mean_first[j] = total_mean;
-        rho_first[j] = in_rho;
+        rho_first[j] = in_log_std * ratio[j];
 #elif OPTIMIZER == 4
         std[j] = optimize(mean + j, mean_first + j, rho_first + j, total_mean, in_log_std,
                           mean[j] - centre[j], NUMBER(0));
 #else
-        optimize(mean_block, rho_block, j, total_mean, in_rho);
+        optimize(mean_block, rho_block, j, total_mean, in_log_std * ratio[j]);
 #endif
         if constexpr (kResidual) log_std[j] = in_log_std;
       }
 #if OPTIMIZER == 4
+      Real most = 0;  // all of a trained network are small
+#pragma omp simd reduction(max : most)
+      for (int64_t j = 0; j < size; ++j) most = std::max(most, std[j]);
+      if (most < Real(0.5)) {
 #pragma omp simd
-      for (int64_t j = 0; j < size; ++j) rho[j] = inverse_softplus(std[j]);
+        for (int64_t j = 0; j < size; ++j) rho[j] = inverse_softplus_of_small(std[j]);
+      } else {
+#pragma omp simd
+        for (int64_t j = 0; j < size; ++j) rho[j] = inverse_softplus(std[j]);
+      }
 #endif
       if constexpr (kResidual)
         for (int64_t j = 0; j < size; ++j)
