@@ -214,6 +214,15 @@ def test_gradients_at_extremes(kind: str, prior: str, leaf: LeafKind, dtype: tor
 @each_compiled_kind
 @each_leaf
 @each_dtype
+def test_gradients_where_every_std_is_small(kind: str, leaf: LeafKind, dtype: torch.dtype) -> None:
+    # For blocks of stds below 1/2 the kernel has a shorter formula.
+    rho = torch.linspace(-30.0, -0.44, 700, dtype=torch.float64)
+    check_gradients(kind, Case.of("scale-mixture", 700, leaf=leaf, rho=rho), dtype)
+
+
+@each_compiled_kind
+@each_leaf
+@each_dtype
 def test_laplaces_score_is_zero_at_its_mean(kind: str, leaf: LeafKind, dtype: torch.dtype) -> None:
     # A std of exactly 0: each sampled weight is its mean, which is the prior's.
     mean, rho = numbers(9), torch.full((9,), -1000.0, dtype=torch.float64)

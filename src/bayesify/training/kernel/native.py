@@ -60,12 +60,16 @@ class NativeKernel:
         self._in_mean = (ctypes.c_void_p * count)()
         self._in_spread = (ctypes.c_void_p * count)()
         moments = [([*m, None, None])[:2] for m in (vectors.of_mean, vectors.of_rho)]
-        tensors = [vectors.mean, vectors.rho, vectors.leaf, *moments[0], *moments[1]]
+        # Where memory is far, to compute the standard deviations again takes less time.
+        keeps_std = recipe.leaf == "weights" and not _is_far(vectors.leaf.numel())
+        self._std = torch.empty_like(vectors.leaf) if keeps_std else None
+        tensors = [vectors.mean, vectors.rho, vectors.leaf, self._std, *moments[0], *moments[1]]
         tensors += [vectors.prior_mean, vectors.mask, *([*vectors.sums, None, None])[:2]]
         _check(tensors, recipe.dtype)
         addresses = zip(_VECTORS, tensors, strict=True)
         self._arguments = _Step(
             num_weights=vectors.mean.numel(),
+            is_far=_is_far(vectors.mean.numel()),
             num_parameters=count,
             starts=ctypes.addressof(self._starts),
             in_mean=ctypes.addressof(self._in_mean),
@@ -236,6 +240,7 @@ class NativeSample:
                 raise _misfit(name, each, wanted, size)
         return _Step(
             num_weights=size,
+            is_far=_is_far(size),
             num_parameters=len(self._starts) - 1,
             num_threads=torch.get_num_threads(),
             starts=ctypes.addressof(self._starts),
@@ -245,6 +250,11 @@ class NativeSample:
             leaf=leaf.data_ptr(),
             **{k: None if v is None else v.data_ptr() for k, v in of._asdict().items()},
         )
+
+
+def _is_far(num_weights: int) -> bool:
+    """Whether the vectors of so many weights are too long to stay in a cache."""
+    return num_weights > 2**20
 
 
 def _check(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> None:
@@ -296,7 +306,7 @@ class _Rates(ctypes.Structure):
 
 
 _VECTORS = (
-    *("mean", "rho", "leaf"),
+    *("mean", "rho", "leaf", "std"),
     *("mean_first", "mean_second", "rho_first", "rho_second", "prior_mean", "mask"),
     *("sum_mean", "sum_log_std"),
 )
@@ -320,6 +330,7 @@ class _Step(ctypes.Structure):
         ("key1", ctypes.c_uint32),
         ("step", ctypes.c_uint32),
         ("next", ctypes.c_uint32),
+        ("is_far", ctypes.c_int64),
         ("first", ctypes.c_int64),
         ("fills", ctypes.c_int64),
         ("kl_factor", ctypes.c_double),

@@ -150,6 +150,29 @@ inline Real softplus(Real rho) {
   return inverse_softplus(std);
 }
 
+// d log std / d rho = (1 - exp(-std)) / std, for 0 <= std < 0.5.
+[[maybe_unused]] inline float softplus_ratio_of_small(float std) {
+  const float s = std * std;
+  float even = 1.9841270e-4f, odd = -1.3888889e-3f;
+  even = even * s + 8.3333333e-3f;
+  odd = odd * s - 4.1666667e-2f;
+  even = even * s + 1.6666667e-1f;
+  odd = odd * s - 0.5f;
+  return (even * s + 1.0f) + odd * std;
+}
+
+// The same for any std.
+[[maybe_unused]] inline float softplus_ratio(float std) {
+  const float far = std::max(std, 0.5f);
+  return std < 0.5f ? softplus_ratio_of_small(std) : (1.0f - exp_negative(-far)) / far;
+}
+
+[[maybe_unused]] inline double softplus_ratio(double std) {
+  return std > 0.0 ? -std::expm1(-std) / std : 1.0;
+}
+
+[[maybe_unused]] inline double softplus_ratio_of_small(double std) { return softplus_ratio(std); }
+
 struct Spread {
   Real std;    // softplus(rho)
   Real ratio;  // d log std / d rho

@@ -33,7 +33,6 @@ namespace {
 
 constexpr int64_t kBorders = 3;
 constexpr int64_t kChunk = 32 * kBlock;  // weights that a thread takes at a time
-constexpr int64_t kNear = 1 << 20;       // weights whose vectors stay in a cache
 
 }  // namespace
 
@@ -54,12 +53,14 @@ struct Step {
   const double* priors;         // three numbers of each
   Real *mean, *rho;
   Real* leaf;  // see LEAF
+  Real* std;   // of the leaf, kept for the update; or null where it is computed again
   // First: the gradients if OPTIMIZER 3; momentum and h if OPTIMIZER 4.
   Real *mean_first, *mean_second, *rho_first, *rho_second;
   const Real* prior_mean;  // or null for zeros
   const uint8_t* mask;     // or null where nothing was pruned
   Real *sum_mean, *sum_log_std;  // over the samples before this one; read and written if SEVERAL
   uint32_t key0, key1, step, next;
+  int64_t is_far;  // whether the vectors are too long to stay in a cache
   int64_t first;  // whether no sample came before
   int64_t fills;  // whether the leaf gets another sample
   double kl_factor;
@@ -214,6 +215,43 @@ inline uint64_t checksum(const Real* one, const Real* two, int64_t from, int64_t
 }
 #endif
 
+#if OPTIMIZER != 3
+// The standard deviations, as the leaf was filled by them; 0 of pruned weights, unless LEAF is 0.
+inline void read_std(const Step* s, int64_t base, int64_t size, Real* std) {
+#if LEAF == 2
+  for (int64_t j = 0; j < size; ++j) std[j] = root_by_arithmetic(s->leaf[base + j]);
+#elif LEAF
+  std::copy_n(s->leaf + base, size, std);
+#else
+  if (s->std) {
+    std::copy_n(s->std + base, size, std);
+  } else {
+#pragma omp simd
+    for (int64_t j = 0; j < size; ++j) std[j] = softplus(s->rho[base + j]);
+  }
+#endif
+}
+
+// Whether all standard deviations are below 1/2, as those of a trained network are.
+inline bool all_small(const Real* std, int64_t size) {
+  int32_t large = 0;
+#pragma omp simd reduction(+ : large)
+  for (int64_t j = 0; j < size; ++j) large += std[j] >= Real(0.5);
+  return large == 0;
+}
+
+// d log std / d rho = (1 - exp(-std)) / std.
+inline void find_ratio(const Real* std, int64_t size, Real* ratio) {
+  if (all_small(std, size)) {
+#pragma omp simd
+    for (int64_t j = 0; j < size; ++j) ratio[j] = softplus_ratio_of_small(std[j]);
+  } else {
+#pragma omp simd
+    for (int64_t j = 0; j < size; ++j) ratio[j] = softplus_ratio(std[j]);
+  }
+}
+#endif
+
 // What the network runs on next.
 inline void fill_leaf(const Step* s, int64_t base, int64_t size, [[maybe_unused]] Real* noise) {
   const Real* rho = s->rho + base;
@@ -231,8 +269,13 @@ inline void fill_leaf(const Step* s, int64_t base, int64_t size, [[maybe_unused]
   const Real sign = Real(s->sign);
   for (int64_t j = 0; j < size; ++j) noise[j] *= sign;
 #endif
+  Real unkept[kBlock];
+  Real* std = s->std ? s->std + base : unkept;
 #pragma omp simd
-  for (int64_t j = 0; j < size; ++j) leaf[j] = mean[j] + softplus(rho[j]) * noise[j];
+  for (int64_t j = 0; j < size; ++j) {
+    std[j] = softplus(rho[j]);
+    leaf[j] = mean[j] + std[j] * noise[j];
+  }
 #endif
   if (s->mask)
     for (int64_t j = 0; j < size; ++j) leaf[j] = s->mask[base + j] ? leaf[j] : Real(0);
@@ -433,9 +476,9 @@ namespace {
 // fetches by itself within a page of memory only. Done for few vectors at a time, so that the loops
 // in between do not wait. A macro, because GCC drops calls of functions that only fetch; by
 // integers, because the address may be past the end, or null.
-#define FETCH(from)                                                                   \
-  for (uintptr_t at = reinterpret_cast<uintptr_t>(from), j = 0; is_far && j < kBlock; \
-       j += 64 / sizeof(Real))                                                        \
+#define FETCH(from)                                                                      \
+  for (uintptr_t at = reinterpret_cast<uintptr_t>(from), j = 0; s->is_far && j < kBlock; \
+       j += 64 / sizeof(Real))                                                           \
   __builtin_prefetch(reinterpret_cast<const void*>(at + sizeof(Real) * j), 0, 2)
 
 // `kResidual` is whether to sum the loss's derivatives in log std, which few steps ask for.
@@ -447,7 +490,6 @@ void update_all(Step* s) {
   [[maybe_unused]] const Real numbers[3] = {Real(s->priors[0]), Real(s->priors[1]),
                                             Real(s->priors[2])};
 #endif
-  const bool is_far = s->num_weights > kNear;
   double sums[kBorders + 1] = {};
   int64_t counts[kBorders + 1] = {};
   uint64_t leaf_sum = 0, posterior_sum = 0;
@@ -517,16 +559,19 @@ void update_all(Step* s) {
       // Several short loops: the chain of one long turn would be waited for.
       Real std[kBlock];
       [[maybe_unused]] Real ratio[kBlock];
+#if OPTIMIZER == 3
 #pragma omp simd
       for (int64_t j = 0; j < size; ++j) {
-#if OPTIMIZER == 4
-        std[j] = softplus(rho[j]);
-#else
         const Spread q = spread_of(rho[j]);
         std[j] = q.std;
         ratio[j] = q.ratio;
-#endif
       }
+#else
+      read_std(s, base, size, std);
+#if OPTIMIZER != 4
+      find_ratio(std, size, ratio);
+#endif
+#endif
       FETCH(s->leaf + base + then);
       FETCH(in_mean.next());
 #if PRIOR || !EXACT
@@ -596,10 +641,7 @@ void update_all(Step* s) {
         if constexpr (kResidual) log_std[j] = in_log_std;
       }
 #if OPTIMIZER == 4
-      Real most = 0;  // all of a trained network are small
-#pragma omp simd reduction(max : most)
-      for (int64_t j = 0; j < size; ++j) most = std::max(most, std[j]);
-      if (most < Real(0.5)) {
+      if (all_small(std, size)) {
 #pragma omp simd
         for (int64_t j = 0; j < size; ++j) rho[j] = inverse_softplus_of_small(std[j]);
       } else {
