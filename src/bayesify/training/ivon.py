@@ -27,7 +27,7 @@ __all__ = ["IVON"]
 
 #: Weights that are updated at once on a CPU. Their temporary vectors stay in its caches; those of a
 #: large network would be fresh memory in every operation.
-_BLOCK = 131_072
+_BLOCK = 65_536
 
 
 class IVON(Optimizer):
@@ -233,10 +233,12 @@ class IVON(Optimizer):
         for start in range(0, size, block):
             part = slice(start, start + block)
             old_values = mean[part], rho[part], momentum[part], h[part]
+            std = softplus(rho[part])
+            ratio = softplus_ratio(std, out=std)
             new_values = ivon_updated(
                 (mean[part], momentum[part], h[part]),
                 in_mean=mean.grad[part],
-                in_log_std=rho.grad[part] / softplus_ratio(softplus(rho[part])),
+                in_log_std=torch.div(rho.grad[part], ratio, out=ratio),
                 centred=centred_on(
                     None if prior_mean is None else prior_mean[part],
                     mean[part],

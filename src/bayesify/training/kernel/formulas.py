@@ -355,14 +355,14 @@ def ivon_updated(
     """
     mean, momentum, h = values
     precision = h + delta  # of the posterior, per example
-    gradient = in_mean - delta * centred  # g_hat
-    excess = in_log_std * rates.ess * (1.0 - rates.beta2)  # (1 - beta2) (h_hat - h) / precision
-    momentum = momentum * rates.beta1 + gradient * (1.0 - rates.beta1)
+    gradient = _plus(in_mean, -delta, centred, None)  # g_hat
+    excess = in_log_std * (rates.ess * (1.0 - rates.beta2))  # (1 - beta2) (h_hat - h) / precision
+    momentum = _plus(momentum, 1.0 - rates.beta1, gradient - momentum, None)
     # beta2 h + (1 - beta2) h_hat + (1 - beta2)^2 (h - h_hat)^2 / (2 (h + delta))
-    h = h + precision * (excess + 0.5 * excess * excess)
+    h = torch.addcmul(h, precision, torch.addcmul(excess, excess, excess, value=0.5))
     precision = h + delta
-    mean = mean - (momentum / rates.correction1 + delta * centred) / precision * rates.lr
-    return mean, rho_of_precision(precision, rates.ess), momentum, h
+    newton = _plus(momentum / rates.correction1, delta, centred, None).div_(precision)
+    return _plus(mean, -rates.lr, newton, None), rho_of_precision(precision, rates.ess), momentum, h
 
 
 def centred_on(prior_mean: Tensor | None, mean: Tensor, mask: Tensor | None) -> Tensor:
@@ -394,6 +394,6 @@ def rho_of_precision(precision: Tensor, ess: Scalar) -> Tensor:
         >>> torch.nn.functional.softplus(rho_of_precision(torch.tensor([4.0]), ess=25.0))
         tensor([0.1000])
     """
-    std = (precision * ess).rsqrt()
-    # inverse_softplus in the dtype of std, which is faster than in float64; exp must not overflow.
-    return torch.where(std > 20.0, std, std.clamp_max(20.0).expm1_().log_())
+    std = (precision * ess).rsqrt_()
+    # inverse_softplus in the dtype of std, which is faster than in float64.
+    return std.neg().expm1_().neg_().log_().add_(std)
