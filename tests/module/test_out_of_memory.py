@@ -44,6 +44,7 @@ EXHAUSTED = (
     torch.OutOfMemoryError("CUDA out of memory"),
     MemoryError(),
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
 )
 
 

@@ -349,15 +349,16 @@ def snapshot(net: nn.Module) -> Callable[[], None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error that a network raised means that memory is exhausted.
+    """Return True if an error means that memory is exhausted.
 
     Example:
         >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("a shape is wrong"))
         (True, False)
     """
-    # PyTorch's CPU allocator raises a plain RuntimeError.
+    # PyTorch's CPU allocator raises a plain RuntimeError; its words differ between versions.
+    words = ("can't allocate memory", "DefaultCPUAllocator")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        isinstance(error, RuntimeError) and any(each in str(error) for each in words)
     )
 
 
