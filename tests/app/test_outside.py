@@ -172,9 +172,7 @@ def held_without_each(place: Place, folder: Path, level: float) -> tuple[int, in
     """
     run = Run.open(place.run)
     rows, data = exchangeable_rows(place, run, folder), run.load_data()
-    predictions = Predictions.of(
-        run, run.load_module(), level=level, samples=5, class_names=run.class_names
-    )
+    predictions = Predictions.of(run, run.load_module(), level=level, samples=5)
     held = likeliest = 0
     for i, answer in enumerate(rows.answers):
         rest = torch.arange(len(rows.answers)) != i

@@ -15,13 +15,18 @@ from PIL import Image
 
 from bayesify.datasets import (
     DataError,
+    FolderData,
     ImageSchema,
-    find_images,
-    fit_image_folder,
-    load_image_folder,
+    find_images_and_remarks,
+    find_labelled_images,
+    fit_labelled_images,
+    load_labelled_images,
+    open_image,
 )
-from bayesify.datasets.image_files import open_image
-from bayesify.datasets.image_folder import find_labelled_images
+
+
+def fit(folder: Path, **options: Any) -> tuple[FolderData, ImageSchema]:
+    return fit_labelled_images(find_labelled_images(folder), **options)
 
 
 def write(
@@ -37,11 +42,11 @@ def write(
 
 
 def test_inputs_are_standardised_by_channel(tmp_path: Path) -> None:
-    data, schema = fit_image_folder(write(tmp_path / "a", (6, 6, 3)))
+    data, schema = fit(write(tmp_path / "a", (6, 6, 3)))
     images = data.train_inputs.unflatten(1, schema.image_shape).transpose(0, 1).flatten(1)
     assert torch.allclose(images.mean(1), torch.zeros(3), atol=1e-5)
     assert torch.allclose(images.std(1), torch.ones(3), atol=1e-5)
-    path = find_images(tmp_path / "a")[0]
+    path = find_images_and_remarks(tmp_path / "a")[0][0]
     pixels = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) / 255.0
     mean, std = (torch.tensor(part).view(3, 1, 1) for part in (schema.mean, schema.std))
     assert torch.allclose(schema.inputs([path]), ((pixels - mean) / std).flatten()[None], atol=1e-5)
@@ -49,9 +54,9 @@ def test_inputs_are_standardised_by_channel(tmp_path: Path) -> None:
 
 def test_numbers_of_numpy_can_be_saved(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", (6, 6))
-    _, schema = fit_image_folder(folder, seed=np.int64(3), test_fraction=np.float32(0.25))
+    _, schema = fit(folder, seed=np.int64(3), test_fraction=np.float32(0.25))
     schema.save(tmp_path)
-    assert type(schema).load(tmp_path) == fit_image_folder(folder, seed=3, test_fraction=0.25)[1]
+    assert type(schema).load(tmp_path) == fit(folder, seed=3, test_fraction=0.25)[1]
 
 
 @pytest.mark.parametrize(
@@ -67,14 +72,14 @@ def test_numbers_of_numpy_can_be_saved(tmp_path: Path) -> None:
 def test_size_and_channels(
     shape: tuple[int, ...], size: int | None, expected: tuple[int, ...], tmp_path: Path
 ) -> None:
-    data, schema = fit_image_folder(write(tmp_path / "a", shape, (3, 3)), size=size)
+    data, schema = fit(write(tmp_path / "a", shape, (3, 3)), size=size)
     assert data.image_shape == schema.image_shape == expected
     assert data.train_inputs.shape[1] == np.prod(expected)
 
 
 def test_the_middle_square_counts(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", (4, 4), (3, 3))
-    _, schema = fit_image_folder(folder)
+    _, schema = fit(folder)
     pixels = np.zeros((4, 12), dtype=np.uint8)
     pixels[:, 4:8] = 200
     Image.fromarray(pixels).save(tmp_path / "wide.png")
@@ -85,7 +90,7 @@ def test_the_middle_square_counts(tmp_path: Path) -> None:
 
 def test_an_image_is_turned_as_its_camera_said(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", (4, 4), (3, 3))
-    _, schema = fit_image_folder(folder)
+    _, schema = fit(folder)
     image = Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4) * 16)
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down
@@ -141,11 +146,11 @@ def test_numbers_out_of_range(
 ) -> None:
     folder = write(tmp_path / "a", (4, 4), (3, 3))
     with pytest.raises(error, match=message):
-        fit_image_folder(folder, **options)
+        fit(folder, **options)
 
 
 def test_sixteen_bits_are_not_clipped(tmp_path: Path) -> None:
-    _, schema = fit_image_folder(write(tmp_path / "a", (4, 4), (3, 3)))
+    _, schema = fit(write(tmp_path / "a", (4, 4), (3, 3)))
     bytes_ = np.arange(16, dtype=np.uint8).reshape(4, 4) * 17
     Image.fromarray(bytes_).save(tmp_path / "8.png")
     Image.fromarray(bytes_.astype(np.uint16) * 257).save(tmp_path / "16.png")
@@ -161,7 +166,7 @@ def test_sixteen_bits_are_not_clipped(tmp_path: Path) -> None:
 
 
 def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
-    _, schema = fit_image_folder(write(tmp_path / "a", (4, 4, 3), (3, 3)))
+    _, schema = fit(write(tmp_path / "a", (4, 4, 3), (3, 3)))
     pixels = np.zeros((4, 4, 4), dtype=np.uint8)
     pixels[0, 0] = (200, 30, 9, 255)
     Image.fromarray(pixels).save(tmp_path / "clear.png")
@@ -173,7 +178,7 @@ def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
 
 def test_each_class_is_on_either_side(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", counts=(10, 20, 2))
-    data, schema = fit_image_folder(folder, test_fraction=0.2)
+    data, schema = fit(folder, test_fraction=0.2)
     assert data.test_targets.bincount().tolist() == [2, 4, 1]
     assert data.train_targets.bincount().tolist() == [8, 16, 1]
     assert (schema.split["train"], schema.split["test"]) == (25, 7)
@@ -183,7 +188,7 @@ def test_each_class_is_on_either_side(tmp_path: Path) -> None:
 
 def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:
     folder = write(tmp_path / "a")
-    (one, _), (same, _), (other, _) = (fit_image_folder(folder, seed=seed) for seed in (0, 0, 1))
+    (one, _), (same, _), (other, _) = (fit(folder, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(one.test_inputs, same.test_inputs)
     assert not torch.equal(one.test_targets, other.test_targets) or not torch.allclose(
         one.test_inputs, other.test_inputs
@@ -191,7 +196,7 @@ def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_utf_8_are_read_again(tmp_path: Path) -> None:
-    schema = fit_image_folder(write(tmp_path / "a"))[1]
+    schema = fit(write(tmp_path / "a"))[1]
     # As the operating system's functions give the name of a folder in Latin-1.
     schema = dataclasses.replace(schema, classes=("caf\udce9", "tea"))
     schema.save(tmp_path)
@@ -204,11 +209,11 @@ def test_names_that_are_not_utf_8_are_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [None, 7])
 def test_the_same_data_are_read_again(limit: int | None, tmp_path: Path) -> None:
     folder = write(tmp_path / "a")
-    data, schema = fit_image_folder(folder, limit=limit)
+    data, schema = fit(folder, limit=limit)
     schema.save(tmp_path)
     again = ImageSchema.load(tmp_path)
     assert again == schema
-    loaded = load_image_folder(folder, again)
+    loaded = load_labelled_images(find_labelled_images(folder), again)
     assert len(data.train_targets) == (limit or 24)
     for name in ("train_inputs", "train_targets", "test_inputs", "test_targets"):
         assert torch.equal(getattr(loaded, name), getattr(data, name)), name
@@ -217,7 +222,7 @@ def test_the_same_data_are_read_again(limit: int | None, tmp_path: Path) -> None
 def test_an_empty_subfolder_is_no_class(tmp_path: Path) -> None:
     folder = write(tmp_path / "a")
     (folder / "nothing").mkdir()
-    data, schema = fit_image_folder(folder)
+    data, schema = fit(folder)
     assert data.class_names == ("class-0", "class-1")
     assert schema.remarks == ("nothing has no images and is no class",)
 
@@ -233,7 +238,7 @@ def test_links_to_folders_are_followed(tmp_path: Path) -> None:
     (folder / "class-0" / "there").symlink_to(tmp_path / "c")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "back").symlink_to(folder / "class-0")
-    found = find_images(folder)
+    found, _ = find_images_and_remarks(folder)
     assert found == sorted(found)
     names = [path.relative_to(folder).as_posix() for path in found]
     assert names == [
@@ -241,7 +246,7 @@ def test_links_to_folders_are_followed(tmp_path: Path) -> None:
         *(f"class-0/more/{place:03d}.png" for place in range(3)),
         *(f"class-1/{place:03d}.png" for place in range(4)),
     ]
-    data, schema = fit_image_folder(folder)
+    data, schema = fit(folder)
     assert schema.classes == ("class-0", "class-1")
     assert len(data.train_targets) + len(data.test_targets) == 12
 
@@ -250,23 +255,23 @@ def test_files_of_other_kinds_are_told(tmp_path: Path) -> None:
     folder = write(tmp_path / "a")
     for name in ("class-0/a.heic", "class-1/b.HEIC", "notes", "Thumbs.db", "desktop.ini", ".x.y"):
         (folder / name).touch()
-    _, schema = fit_image_folder(folder)
+    _, schema = fit(folder)
     remark = "3 files without the suffix of an image are left out: 2 .heic, 1 without suffix"
     assert schema.remarks == (remark,)
     (tmp_path / "phone").mkdir()
     (tmp_path / "phone" / "a.heic").touch()
     with pytest.raises(DataError, match=r"has none; 1 file without .* is left out: 1 \.heic"):
-        find_images(tmp_path / "phone")
+        find_images_and_remarks(tmp_path / "phone")
 
 
 @pytest.mark.parametrize("suffix", [".avif", ".jp2", ".tga", ".pbm"])
 def test_what_pillow_reads_is_found(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"a{suffix}"
     Image.new("1" if suffix == ".pbm" else "RGB", (16, 16)).save(path)
-    assert find_images(tmp_path) == [path]
+    assert find_images_and_remarks(tmp_path)[0] == [path]
 
 
 def test_reading_tells_how_far_it_is(tmp_path: Path) -> None:
     said: list[tuple[int, int]] = []
-    fit_image_folder(write(tmp_path / "a"), on_images=lambda *counts: said.append(counts))
+    fit(write(tmp_path / "a"), on_images=lambda *counts: said.append(counts))
     assert said == [(place, 30) for place in range(1, 31)]

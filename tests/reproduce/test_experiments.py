@@ -99,7 +99,9 @@ def first(rows: Sequence[Result]) -> float:
 def test_two_runs_differ_in_their_times_only(tmp_path: Path) -> None:
     for name in ("one", "other"):
         reproduce(toy(), tmp_path / name, Silent(), quick=True)
-    for path in (tmp_path / "one").glob("*.json"):
+    paths = list((tmp_path / "one").glob("*.json"))
+    assert paths
+    for path in paths:
         one, other = (json.loads((tmp_path / n / path.name).read_text()) for n in ("one", "other"))
         assert one.pop("seconds") > 0.0
         del other["seconds"], one["load"], other["load"]

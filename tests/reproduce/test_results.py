@@ -173,8 +173,7 @@ def test_the_range_widens_beyond_the_data() -> None:
 
 def stored(name: str) -> list[Any]:
     rows = read_results(RESULTS / name)
-    if not rows:
-        pytest.skip(f"results/{name} is not there")
+    assert rows, f"results/{name} is not there"
     return rows
 
 

@@ -28,8 +28,8 @@ from bayesify.tabular.training_table import fit_table
 
 ROWS = 3000
 #: All rows are in the sample; a part of them is.
-WHOLE = TrainingMemory(0, 0, 500, 5000, 600, 10**6)
-PART = TrainingMemory(0, 0, 400, 1500, 300, 10**6)
+WHOLE = TrainingMemory(0, 500, 5000, 600, 10**6)
+PART = TrainingMemory(0, 400, 1500, 300, 10**6)
 
 
 def frame(rows: int = ROWS) -> pd.DataFrame:

@@ -91,7 +91,6 @@ class TrainedTable:
             self.bnn,
             level=chosen_level(level, run.class_names),
             samples=run.config.test_samples if num_samples is None else num_samples,
-            class_names=run.class_names,
         )
         frame = table if isinstance(table, pd.DataFrame) else None
         file = new_table_file(Path(table), run.table) if frame is None else table_of(frame)

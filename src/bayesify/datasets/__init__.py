@@ -4,10 +4,11 @@
 of Hernandez-Lobato and Adams (2015), ``standard_splits`` their splits, and ``gap_splits`` splits
 whose test part lies between the training rows; ``load_mushroom`` loads the data of the mushroom
 bandit, and ``load_clinc150`` queries to an assistant.
-``fit_image_folder`` reads a folder of your own images, one subfolder a class, and
-``fit_labelled_images`` files of images whose classes are known otherwise. ``TensorLoader`` yields
-minibatches; ``Passes`` joins several passes into one epoch, and ``AugmentedImages`` shifts, turns,
-scales and shears images at random. The loaders call ``get_file``, and raise ``DataError``.
+``find_labelled_images`` finds your own images in a folder with one subfolder a class, and
+``fit_labelled_images`` reads them, or files of images whose classes are known otherwise.
+``TensorLoader`` yields minibatches; ``Passes`` joins several passes into one epoch, and
+``AugmentedImages`` shifts, turns, scales and shears images at random. The loaders call
+``get_file``, and raise ``DataError``.
 """
 
 from bayesify.datasets.augmentation import AugmentedImages, random_affine
@@ -26,16 +27,11 @@ from bayesify.datasets.files import DataError, DataFile, FoundFile, find_file
 from bayesify.datasets.idx import parse_idx
 from bayesify.datasets.image_files import (
     check_image,
-    find_images,
     find_images_and_remarks,
     open_image,
     thumbnail,
 )
-from bayesify.datasets.image_folder import (
-    find_labelled_images,
-    fit_image_folder,
-    load_image_folder,
-)
+from bayesify.datasets.image_folder import find_labelled_images
 from bayesify.datasets.images import ImageData, find_test_inputs, load_images
 from bayesify.datasets.labelled_images import (
     FolderData,
@@ -79,17 +75,14 @@ __all__ = [
     "check_image",
     "find_dataset",
     "find_file",
-    "find_images",
     "find_images_and_remarks",
     "find_labelled_images",
     "find_test_inputs",
-    "fit_image_folder",
     "fit_labelled_images",
     "gap_splits",
     "get_file",
     "known_datasets",
     "load_clinc150",
-    "load_image_folder",
     "load_images",
     "load_labelled_images",
     "load_mushroom",

@@ -16,7 +16,7 @@ from torch import Tensor
 from bayesify.datasets.files import DataError
 
 __all__ = [
-    *("check_image", "find_images", "image_bytes", "image_kind", "find_images_and_remarks"),
+    *("check_image", "find_images_and_remarks", "image_bytes", "image_kind"),
     *("middle_square", "open_image", "thumbnail"),
 ]
 
@@ -32,27 +32,11 @@ _NO_IMAGES = frozenset(("thumbs.db", "desktop.ini"))
 _MOST_NAMED = 4
 
 
-def find_images(folder: Path) -> list[Path]:
-    """Return the images in a folder and below it by their names, in order; none that is hidden.
-
-    Links to folders are followed.
-
-    Raises:
-        DataError: the folder cannot be read, or holds no image.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for name in ("b.png", "a.jpg", "c.jfif", ".hidden.png", "notes.txt"):
-        ...         Path(folder, name).touch()
-        ...     [path.name for path in find_images(Path(folder))]
-        ['a.jpg', 'b.png', 'c.jfif']
-    """
-    return find_images_and_remarks(folder)[0]
-
-
 def find_images_and_remarks(folder: Path) -> tuple[list[Path], tuple[str, ...]]:
-    """Return the images as :func:`find_images` does, and a remark on the files that are left out.
+    """Return the images in a folder and below it, and a remark on the files that are left out.
+
+    The images are those of known names, in order; none that is hidden. Links to folders are
+    followed.
 
     Raises:
         DataError: the folder cannot be read, or holds no image.

@@ -34,7 +34,7 @@ from bayesify.prediction import (
 )
 from bayesify.prediction.averaging import entropy
 from bayesify.tabular.columns import Column, UnusedColumn
-from bayesify.tabular.outside import COPIES, FEWEST_SAMPLES, normal_scores, widen
+from bayesify.tabular.outside import COPIES, FEWEST_SAMPLES, shuffled_normal_quantiles, widen
 from bayesify.tabular.schema import TableSchema
 
 __all__ = ["TableNetwork", "mixture_quantiles", "used_columns"]
@@ -114,7 +114,7 @@ class TableNetwork(nn.Module):
         self.log_samples = torch.tensor(math.log(self.num_samples), dtype=torch.float64)
         # Few counts are repeated, see outside.widen.
         self.copies = COPIES if self.has_counts and self.num_samples < FEWEST_SAMPLES else 1
-        self.scores = normal_scores(self.copies * self.num_samples)
+        self.scores = shuffled_normal_quantiles(self.copies * self.num_samples)
 
     def forward(self, values: Tensor) -> dict[str, Tensor]:
         """Return the predictions for the values of the columns, shape (N, C), float64.

@@ -131,7 +131,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     if meta.get("format") not in (1, _FORMAT):
         raise StorageError(
-            f"{path} has format {meta.get('format')}, this version of bayesify reads 1 to {_FORMAT}"
+            f"{path} has format {meta.get('format')}, this version of bayesify reads 1 to "
+            f"{_FORMAT}; use the version that wrote it"
         )
     if meta["format"] == 1:
         return _with_current_names(tensors), _with_current_names(meta)

@@ -19,7 +19,14 @@ from bayesify.datasets import (
 )
 from bayesify.tabular.cells import is_missing
 from bayesify.tabular.columns import Column, ImageColumn
-from bayesify.tabular.files import CellError, TableError, TableFile, open_table, path_of_image
+from bayesify.tabular.files import (
+    CellError,
+    TableError,
+    TableFile,
+    no_rows,
+    open_table,
+    path_of_image,
+)
 from bayesify.tabular.rows import TableRows
 from bayesify.tabular.schema import TableSchema, label_of
 from bayesify.tabular.suffixes import TABLE_SUFFIXES
@@ -98,7 +105,7 @@ def read_image_table(path: Path, *, image: str, target: str) -> ImageTable:
                 "" if lacks else label_of(kind) for kind, lacks in zip(kinds, absent, strict=True)
             ]
     if not cells:
-        raise TableError(f"{path} has no rows below its header")
+        raise no_rows(path)
     unused = [name for name in file.columns if name not in (image, target)]
     remarks = list(file.remarks)
     if unused:

@@ -216,15 +216,14 @@ class FormCounts:
         self._sizes[""] += count
         self._reads["", SHAPES.index(NumberForm())] += count
 
-    def form(
-        self, least: float, *, decimal_commas: bool = False, plain: bool = True
-    ) -> NumberForm | None:
+    def form(self, least: float, *, decimal_commas: bool = False) -> NumberForm | None:
         """Return the form that reads most cells; None if it reads too few or several forms tie.
+
+        A form without separators and unit wins a tie.
 
         Args:
             least: number of cells that it must read.
             decimal_commas: whether a comma is the decimal point where it may be either.
-            plain: whether a form without separators and unit wins a tie.
         """
         tied = self.tied(least)
         if not tied:
@@ -232,7 +231,7 @@ class FormCounts:
         points = [form for form in tied if not form.decimal_comma]
         commas = [form for form in tied if form.decimal_comma]
         name = _name_of(tied[0].unit)
-        if not (points and commas) or not self._marked[name] or (plain and tied[0] == SHAPES[0]):
+        if not (points and commas) or not self._marked[name] or tied[0] == SHAPES[0]:
             return tied[0]
         if decimal_commas:
             return commas[0]

@@ -16,7 +16,7 @@ from bayesify.prediction import (
 )
 from bayesify.prediction.averaging import entropy
 
-__all__ = ["COPIES", "FEWEST_SAMPLES", "doubt", "normal_scores", "widen", "widened"]
+__all__ = ["COPIES", "FEWEST_SAMPLES", "doubt", "shuffled_normal_quantiles", "widen", "widened"]
 
 #: Largest share of the training frequencies in the probabilities of a row outside.
 _MOST_MIXED = 0.5
@@ -82,7 +82,8 @@ def widen(
         predictive: of N rows.
         distances: as for :func:`widened`.
         marginal: as for :func:`widened`.
-        scores: :func:`normal_scores` of the number of weight samples; None computes them.
+        scores: :func:`shuffled_normal_quantiles` of the number of weight samples, or None to
+            compute them.
     """
     far = distances > 0.0
     share = doubt(distances)
@@ -129,11 +130,11 @@ def _spread(
     return found
 
 
-def normal_scores(count: int) -> Tensor:
+def shuffled_normal_quantiles(count: int) -> Tensor:
     """Return ``count`` equally probable quantiles of a normal in a fixed random order, float64.
 
     Example:
-        >>> normal_scores(3).round(decimals=2)
+        >>> shuffled_normal_quantiles(3).round(decimals=2)
         tensor([ 0.9700, -0.9700,  0.0000], dtype=torch.float64)
     """
     generator = torch.Generator()
@@ -145,7 +146,7 @@ def normal_scores(count: int) -> Tensor:
 
 def _uncorrelated_scores(means: Tensor, scores: Tensor | None) -> Tensor:
     """Return numbers like S draws of a normal, of variance 1 and uncorrelated with the means."""
-    normal = normal_scores(len(means)) if scores is None else scores
+    normal = shuffled_normal_quantiles(len(means)) if scores is None else scores
     normal = normal.to(means).reshape(-1, *[1] * (means.dim() - 1))
     offsets = means - means.mean(0)
     # In units of their largest, so that no square overflows.

@@ -328,7 +328,7 @@ class TableSchema:
             if stored["format"] not in _READ:
                 raise TableError(
                     f"it has format {stored['format']}, this version of bayesify reads "
-                    f"{' and '.join(map(str, _READ))}"
+                    f"{' and '.join(map(str, _READ))}; use the version that wrote it"
                 )
             return cls(
                 tuple(column_from_json(column) for column in stored["columns"]),

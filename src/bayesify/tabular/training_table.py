@@ -15,7 +15,7 @@ from bayesify.tabular.censoring import Limits
 from bayesify.tabular.column_choice import check_names, chosen_columns
 from bayesify.tabular.columns import CategoryColumn, EncodedColumn, ImageColumn, RangedColumn
 from bayesify.tabular.detect import ColumnScan, find_target
-from bayesify.tabular.files import CellError, TableError, TableFile, open_table
+from bayesify.tabular.files import CellError, TableError, TableFile, no_rows, open_table
 from bayesify.tabular.held_out import Places, split_rows
 from bayesify.tabular.image_table import check_images
 from bayesify.tabular.schema import TableSchema, source_of, tail_of, values_of
@@ -104,7 +104,7 @@ def fit_table(
         for name, scan in scans.items():
             scan.update(chunk.texts(name))
     if not rows:
-        raise TableError(f"{path} has no rows below its header")
+        raise no_rows(path)
     found = with_likelihood(find_target(scans[target], task), likelihood, limits, ordered)
 
     columns, dropped, carried, more = chosen_columns(

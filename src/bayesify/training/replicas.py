@@ -213,7 +213,10 @@ def _check(
         )
     counts = {num_batches_of(loader, elbos[0].num_data) for loader in loaders}
     if len(counts) > 1:
-        raise ValueError("the loaders must bring equal numbers of minibatches")
+        raise ValueError(
+            "the loaders must bring equal numbers of minibatches, got from "
+            f"{min(counts)} to {max(counts)}"
+        )
     if isinstance(optimizer, Optimizer):
         raise TypeError(
             "optimizer must be a function of parameter groups, such as "

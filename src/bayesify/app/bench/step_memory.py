@@ -7,7 +7,6 @@ how many bytes the process grows at the peak of building a contestant and runnin
 from __future__ import annotations
 
 import gc
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import torch
 from bayesify.app.bench.cases import CASES, Case, perceptron
 from bayesify.app.bench.contestants import Contestant, Step, contestants_of
 from bayesify.app.bench.peers import installed_peers, peer_contestants
+from bayesify.app.runs.memory import peak_memory, used_memory
 from bayesify.module.pass_memory import MemoryTracker
 
 __all__ = [
@@ -112,20 +112,14 @@ def grown_by(build: Callable[[], Step]) -> int:
     # Libraries that are loaded at the first step are not memory of the step.
     tiny = perceptron("tiny", 8, inputs=4)
     contestants_of(tiny, 8)[0].build()()
-    before = _status("VmRSS")
+    before = used_memory()
     step = build()
     for _ in range(_WARMUP):
         step()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     for _ in range(_STEPS):
         step()
-    return _status("VmHWM") - before
-
-
-def _status(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])
+    return peak_memory() - before
 
 
 def main(words: list[str]) -> None:

@@ -20,7 +20,15 @@ from bayesify.app.cli.new_examples import (
     print_outside,
     print_remarks,
 )
-from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, Lenient, opened, read_data
+from bayesify.app.cli.opened_run import (
+    AsJson,
+    DataDir,
+    Folder,
+    Lenient,
+    check_table_options,
+    opened,
+    read_data,
+)
 from bayesify.app.cli.row_progress import RowProgress
 from bayesify.app.runs import ConfigError, Run, RunError
 from bayesify.app.runs.measure import evaluate as measured
@@ -62,10 +70,13 @@ def evaluate(
     if data is not None:
         if data_dir is not None:
             raise ConfigError("data-dir is for the run's own data; leave it out with INPUT")
+        check_table_options(run, lenient=lenient)
         _evaluate_new(run, data, num_samples, lenient=lenient, as_json=as_json)
         return
     if lenient:
-        raise ConfigError("lenient would do nothing here: it is for a new table, INPUT")
+        raise ConfigError(
+            "lenient would do nothing here: it is for a new table, INPUT; leave it out"
+        )
     bnn = run.load_module()
     own = read_data(run, data_dir)
     with Console(stderr=True).status("measuring ..."):
@@ -88,12 +99,8 @@ def evaluate(
 def _evaluate_new(run: Run, path: Path, num_samples: int, *, lenient: bool, as_json: bool) -> None:
     """Measure a run on a new table, or on new images."""
     console = Console(stderr=True)
-    predictions = Predictions.of(
-        run, run.load_module(), level=0.95, samples=num_samples, class_names=run.class_names
-    )
+    predictions = Predictions.of(run, run.load_module(), level=0.95, samples=num_samples)
     if run.images is not None:
-        if lenient:
-            raise RunError("lenient would do nothing here: it is for tables")
         images = NewImages.to_measure(path, run.images)
         print_remarks(console, images.found.remarks)
         with console.status("measuring ..."):

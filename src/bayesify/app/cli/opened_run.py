@@ -11,10 +11,10 @@ from rich.text import Text
 
 from bayesify.app.cli.data_command import download_bar
 from bayesify.app.cli.formatting import reading
-from bayesify.app.runs import Run, RunData
+from bayesify.app.runs import Run, RunData, RunError
 from bayesify.app.runs.train import use_threads
 
-__all__ = ["AsJson", "DataDir", "Folder", "Lenient", "opened", "read_data"]
+__all__ = ["AsJson", "DataDir", "Folder", "Lenient", "check_table_options", "opened", "read_data"]
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the run.", metavar="DIR")]
 DataDir = Annotated[
@@ -46,6 +46,22 @@ def opened(folder: Path) -> Run:
             soft_wrap=True,
         )
     return run
+
+
+def check_table_options(run: Run, **given: bool) -> None:
+    """Check that options for tables are given for the run of a table only.
+
+    Args:
+        run: the run.
+        given: whether each option is given, by its name.
+
+    Raises:
+        RunError: one is given, and the run is of no table.
+    """
+    for name, is_given in given.items():
+        if is_given and run.table is None:
+            option = name.replace("_", "-")
+            raise RunError(f"{option} would do nothing here: it is for tables; leave it out")
 
 
 def read_data(run: Run, data_dir: str | None = None) -> RunData:

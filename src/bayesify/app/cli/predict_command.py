@@ -19,7 +19,14 @@ from bayesify.app.cli.new_examples import (
     print_outside,
     print_remarks,
 )
-from bayesify.app.cli.opened_run import AsJson, Folder, Lenient, opened, read_data
+from bayesify.app.cli.opened_run import (
+    AsJson,
+    Folder,
+    Lenient,
+    check_table_options,
+    opened,
+    read_data,
+)
 from bayesify.app.cli.predict_on_ray import predict_on_ray
 from bayesify.app.cli.row_progress import RowProgress
 from bayesify.app.runs import RunError
@@ -146,6 +153,11 @@ def predict(
     if out.exists() and data.exists() and out.samefile(data):
         raise RunError(f"{out} is the input; choose another file with --out")
     run = opened(folder)
+    check_table_options(run, lenient=lenient, max_memory=max_memory is not None, on=on is not None)
+    if on is not None and (conformal or max_memory is not None):
+        raise RunError("conformal and max-memory cannot be combined with on; leave them out")
+    if run.table is None and out.suffix.lower() == ".parquet":
+        raise RunError(f"{out} must not end in .parquet, which is for tables; use .csv")
     reads_files = run.table is not None and all(c.kind != "image" for c in run.table.columns)
     if on is None and reads_files and data.is_dir() and out.absolute().parent.samefile(data):
         raise RunError(
@@ -158,11 +170,8 @@ def predict(
         run.load_module() if pruned is None else run.load_pruned(pruned),
         level=level,
         samples=run.config.test_samples if samples is None else samples,
-        class_names=run.class_names,
     )
     if on is not None:
-        if conformal or max_memory is not None:
-            raise RunError("conformal and max-memory cannot be combined with on; leave them out")
         predict_on_ray(
             console,
             run,
@@ -181,10 +190,6 @@ def predict(
         predictions.calibrate(read_data(run))
     table: NewTable | None = None
     images: NewImages | None = None
-    if run.table is None and max_memory is not None:
-        raise RunError("max-memory would do nothing here: it is for tables")
-    if run.table is None and out.suffix.lower() == ".parquet":
-        raise RunError(f"{out} must not end in .parquet, which is for tables; use .csv")
     progress = None if run.table is None else RowProgress(console)
     with console.status("predicting ...") if progress is None else progress:
         if run.table is not None:
@@ -196,8 +201,6 @@ def predict(
                 note = Text(f"note: nothing is measured: {table.target_error}")
                 console.print(note, soft_wrap=True)
             write_table(out, table, predictions, overwrite=force)
-        elif lenient:
-            raise RunError("lenient would do nothing here: it is for tables")
         elif run.images is not None:
             images = NewImages.to_predict(data, run.images)
             print_remarks(console, images.found.remarks)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from bayesify.app.on_ray import address_of
-from bayesify.app.runs import Run, RunError
+from bayesify.app.runs import Run
 
 __all__ = ["predict_on_ray"]
 
@@ -47,12 +47,10 @@ def predict_on_ray(
 
     Raises:
         ConfigError: ``on`` names no cluster.
-        RunError: the run is not of a table, or the folder holds something else.
+        RunError: the folder holds something else.
         ImportError: Ray is not installed.
     """
     address = address_of(on)
-    if run.table is None:
-        raise RunError("on would do nothing here: it is for tables")
     from bayesify.app.on_ray.predict_files import PredictionSettings, pending_files, predict_files
     from bayesify.tabular.files import table_paths
 

@@ -253,9 +253,7 @@ def _count_attempt(source: Path, target: Path) -> None:
 
 def _predicted(source: Path, target: Path, settings: PredictionSettings) -> PredictedFile:
     run, bnn = _loaded(settings)
-    predictions = Predictions.of(
-        run, bnn, level=settings.level, samples=settings.samples, class_names=run.class_names
-    )
+    predictions = Predictions.of(run, bnn, level=settings.level, samples=settings.samples)
     assert run.table is not None  # as the command checks
     changed = source.stat().st_mtime_ns  # before it is read
     table = NewTable.open(new_table_file(source, run.table), run.table, lenient=settings.lenient)

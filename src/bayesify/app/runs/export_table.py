@@ -10,13 +10,12 @@ import torch
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.export import COVERAGE
 from bayesify.app.runs.folder import Run, RunError
-from bayesify.app.runs.measure import in_units
+from bayesify.app.runs.measure import in_units, widened_rows
 from bayesify.app.runs.run_data import RunData
 from bayesify.distributions.posteriors import Delta
 from bayesify.export import export_table
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.pruning import prune
-from bayesify.tabular.outside import widened
 from bayesify.tabular.table_data import TableData
 
 __all__ = ["check_table_export", "export_table_run"]
@@ -97,7 +96,6 @@ def _threshold(run: Run, bnn: BayesianModule, data: TableData, *, samples: int) 
     target = run.table.target
     inputs, distances = data.test_inputs[:_MOST_HELD_OUT], data.test_distances[:_MOST_HELD_OUT]
     predictive = bnn.predict(inputs, samples) if samples else bnn.predict_mean(inputs)
-    if target.marginal:
-        predictive = widened(predictive, distances, torch.tensor(target.marginal))
+    predictive = widened_rows(predictive, distances, target.marginal)
     total = in_units(predictive, target.shift, target.scale).total.double()
     return float(torch.quantile(total, COVERAGE, interpolation="higher"))

@@ -49,6 +49,7 @@ __all__ = [
     "rows_in_units",
     "shown",
     "weights_left",
+    "widened_rows",
 ]
 
 #: Fractions of the weights that the report's pruning table removes.
@@ -247,10 +248,7 @@ def predict_rows(
     samples: int,
     marginal: Sequence[float],
 ) -> Predictive:
-    """Return the predictions for rows of a table, with less trust in those outside training's.
-
-    Every command predicts by it: a calibration, and metrics of held-out rows, are of the predictor
-    that new rows meet.
+    """Return the predictions for rows of a table, by :func:`widened_rows`.
 
     Args:
         bnn: the network.
@@ -259,7 +257,22 @@ def predict_rows(
         samples: weight samples.
         marginal: as ``Target.marginal``; nothing is widened without it.
     """
-    predictive = bnn.predict(inputs, samples)
+    return widened_rows(bnn.predict(inputs, samples), distances, marginal)
+
+
+def widened_rows(
+    predictive: Predictive, distances: Tensor, marginal: Sequence[float]
+) -> Predictive:
+    """Return predictions for rows of a table, with less trust in those outside training's.
+
+    Every command predicts so: a calibration, and metrics of held-out rows, are of the predictor
+    that new rows meet.
+
+    Args:
+        predictive: of N rows.
+        distances: how far each row lies outside the training data, shape (N,).
+        marginal: as ``Target.marginal``; nothing is widened without it.
+    """
     return widened(predictive, distances, torch.tensor(marginal)) if marginal else predictive
 
 

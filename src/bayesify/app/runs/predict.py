@@ -54,7 +54,6 @@ class Predictions:
         bnn: its network.
         level: probability of the intervals of a regression, or of calibrated sets of classes.
         samples: weight samples.
-        class_names: of a classification.
         measures: metrics of the rows so far whose targets are known.
         totals: sums over the rows so far, for :meth:`summary`.
         conformal: calibration of the intervals or sets, see :meth:`calibrate`.
@@ -64,7 +63,6 @@ class Predictions:
     bnn: BayesianModule
     level: float
     samples: int
-    class_names: Sequence[str]
     measures: RowMetrics
     totals: dict[str, float] = field(default_factory=dict)
     conformal: Conformal | None = None
@@ -77,7 +75,6 @@ class Predictions:
         *,
         level: float,
         samples: int,
-        class_names: Sequence[str],
     ) -> Predictions:
         """Prepare the predictions of a trained run by its network, pruned or not.
 
@@ -93,7 +90,12 @@ class Predictions:
         if run.table is not None:
             target = run.table.target
             measures = RowMetrics(bnn, target.shift, target.scale, target.limits)
-        return cls(run, bnn, level, 1 if point else samples, class_names, measures)
+        return cls(run, bnn, level, 1 if point else samples, measures)
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The names of the classes; none of a regression."""
+        return self.run.class_names
 
     def calibrate(self, data: RunData) -> None:
         """Calibrate the intervals, or sets of classes, on the run's held-out test part.

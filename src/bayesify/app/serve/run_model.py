@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs import Run, RunError
-from bayesify.app.runs.measure import in_units
+from bayesify.app.runs.measure import in_units, widened_rows
 from bayesify.app.serve.answers import check_finite, class_answers, number_answers
 from bayesify.app.serve.images import ImageReader, check_size, decoded_exactly
 from bayesify.app.serve.model import Batch, ModelCard
@@ -21,7 +21,6 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.freezing import FrozenNetwork, freeze
 from bayesify.prediction import CategoricalPredictive, CountPredictive, Predictive
-from bayesify.tabular.outside import widened
 from bayesify.tabular.table_data import TableData
 
 __all__ = ["RunModel"]
@@ -117,8 +116,7 @@ class RunModel:
             return found
         assert self._run.table is not None
         target = self._run.table.target
-        if target.marginal:
-            found = widened(found, distances, torch.tensor(target.marginal))
+        found = widened_rows(found, distances, target.marginal)
         return in_units(found, target.shift, target.scale)
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ from bayesify.tabular.drift.date_readings import date_reading
 from bayesify.tabular.drift.number_readings import number_reading
 from bayesify.tabular.drift.reading import Reading, as_in_training, refused, shown
 from bayesify.tabular.drift.word_readings import category_reading, words_reading
-from bayesify.tabular.files import TableError, TableFile
+from bayesify.tabular.files import TableFile, no_rows
 
 __all__ = ["read_columns", "reading_of", "reading_of_numbers"]
 
@@ -54,7 +54,7 @@ def read_columns(
         if on_rows is not None:
             on_rows(rows)
     if not rows:
-        raise TableError(f"{file.path} has no rows below its header")
+        raise no_rows(file.path)
     readings = [
         _reading(checked[column.name], decimal_commas=file.has_decimal_commas)
         if column.name in checked

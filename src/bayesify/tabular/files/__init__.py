@@ -5,7 +5,7 @@ file give the same inputs. Rows are read in chunks, so that memory does not grow
 """
 
 from bayesify.tabular.files.data_frame import table_of
-from bayesify.tabular.files.errors import CellError, TableError
+from bayesify.tabular.files.errors import CellError, TableError, no_rows
 from bayesify.tabular.files.opening import open_table, table_paths
 from bayesify.tabular.files.table_file import CHUNK_ROWS, TableFile, path_of_image
 
@@ -14,6 +14,7 @@ __all__ = [
     "CellError",
     "TableError",
     "TableFile",
+    "no_rows",
     "open_table",
     "path_of_image",
     "table_of",

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from bayesify.tabular.files.column_names import numbered
 from bayesify.tabular.files.csv_records import records_of
-from bayesify.tabular.files.errors import TableError, one_line
+from bayesify.tabular.files.errors import TableError, no_rows, one_line
 from bayesify.tabular.files.short_rows import SeparatorCount, short_rows_remark
 from bayesify.tabular.files.table_file import TableFile
 from bayesify.tabular.rows import TableRows
@@ -89,7 +89,7 @@ class _CsvFile(TableFile):
                     self._check_unnamed(rows)
                     yield rows
         except pd.errors.EmptyDataError as error:
-            raise TableError(f"{self.path} has no rows below its header") from error
+            raise no_rows(self.path) from error
         except pd.errors.ParserError as error:
             reason = one_line(error).replace("Error tokenizing data. C error: ", "")
             raise TableError(

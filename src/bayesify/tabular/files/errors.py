@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["CellError", "TableError", "one_line"]
+__all__ = ["CellError", "TableError", "no_rows", "one_line"]
 
 
 class TableError(ValueError):
@@ -35,6 +35,16 @@ class CellError(TableError):
             'a.csv, row 3: there is no image x.png'
         """
         return TableError(f"{path}, row {first + self.place:,}: {self}")
+
+
+def no_rows(path: Path) -> TableError:
+    """Return the error of a table that is a header alone.
+
+    Example:
+        >>> print(no_rows(Path("a.csv")))
+        a.csv has no rows below its header; give a file with at least one
+    """
+    return TableError(f"{path} has no rows below its header; give a file with at least one")
 
 
 def one_line(error: Exception) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from bayesify.tabular.files import TableError, TableFile
+from bayesify.tabular.files import TableFile, no_rows
 from bayesify.tabular.rows import TableRows
 from bayesify.tabular.streaming.encoded import STREAM_NAME
 from bayesify.tabular.streaming.memory import TrainingMemory, gigabytes
@@ -123,7 +123,7 @@ def fitting_memory(
 def _first_rows(file: TableFile, names: Sequence[str]) -> TableRows:
     for rows in file.batches(_FIRST_ROWS, columns=names, size=_FIRST_ROWS):
         return rows
-    raise TableError(f"{file.path} has no rows below its header")
+    raise no_rows(file.path)
 
 
 def _rows_of(file: TableFile, first: TableRows, names: Sequence[str]) -> int:

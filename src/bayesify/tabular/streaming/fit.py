@@ -26,7 +26,7 @@ from bayesify.tabular.censoring import Limits
 from bayesify.tabular.column_choice import check_names, chosen_columns
 from bayesify.tabular.columns import CategoryColumn, Column, FlagColumn, NumberColumn
 from bayesify.tabular.detect import find_target
-from bayesify.tabular.files import TableError, TableFile, open_table
+from bayesify.tabular.files import TableError, TableFile, no_rows, open_table
 from bayesify.tabular.held_out import MOST_TEST_ROWS, check_enough
 from bayesify.tabular.likelihoods import LARGEST_COUNT
 from bayesify.tabular.schema import LARGEST_TARGET, TableSchema, Target, source_of
@@ -142,7 +142,7 @@ def fit_stream(
         if on_rows is not None:
             on_rows(sample.seen)
     if not sample.seen:
-        raise TableError(f"{path} has no rows below its header")
+        raise no_rows(path)
     for scan in scans.values():
         scan.finish()
     found = with_likelihood(find_target(scans[target], task), likelihood, limits, ordered)

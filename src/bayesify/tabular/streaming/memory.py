@@ -86,7 +86,6 @@ class TrainingMemory:
 
     Args:
         cap: bytes that the process may use.
-        used: bytes that it uses before a row is read.
         rows: rows that are read at once.
         sample_rows: training rows of which all is kept, for quantiles and measures.
         held_rows: most rows that are held out, and kept.
@@ -104,7 +103,6 @@ class TrainingMemory:
     """
 
     cap: int
-    used: int
     rows: int
     sample_rows: int
     held_rows: int
@@ -139,7 +137,7 @@ class TrainingMemory:
                 "the rest; raise it, or leave columns out with --drop"
             )
         held = min(_HELD_ROWS, sample // 3)
-        return cls(cap, used, rows, sample - held, held, int(_SHUFFLED * free))
+        return cls(cap, rows, sample - held, held, int(_SHUFFLED * free))
 
     def buffer_rows(self, inputs: int) -> int:
         """Return how many rows are shuffled together, for a number of inputs of the network."""
