@@ -45,6 +45,13 @@ def test_intervals_hold_the_calibration_rows_of_their_rank() -> None:
     assert np.ptp((upper - lower) / std) < 1e-9
 
 
+@pytest.mark.parametrize("cv", [None, 2])
+def test_a_missing_label_is_one_clear_error(cv: int | None) -> None:
+    model = classifier().fit(IRIS, NAMES)
+    with pytest.raises(ValueError, match="labels must all be there, got 1 of 150 rows without one"):
+        model.calibrate(IRIS, np.array([None, *NAMES[1:]], dtype=object), cv=cv)
+
+
 def test_calibration_leaves_other_predictions_as_they_are() -> None:
     model = regressor().fit(X[:40], Y[:40])
     before = [*model.predict(X, return_std=True), *model.predict_interval(X)]

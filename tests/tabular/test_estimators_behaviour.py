@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
+from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris, make_friedman1
 from sklearn.exceptions import DataConversionWarning, NotFittedError
 
@@ -256,6 +257,18 @@ def test_partial_fit_raises_clear_errors() -> None:
     regressor = BayesianMLPRegressor(steps=2).partial_fit(X3, X3)
     with pytest.raises(ValueError, match="of the first call, got shape"):
         regressor.partial_fit(X3, X3[:, 0])
+
+
+def test_partial_fit_takes_the_steps_of_its_own_rows() -> None:
+    rng = np.random.default_rng(0)
+    many, few = (rng.normal(size=(n, 1)) for n in (6000, 40))
+    model = BayesianMLPClassifier((2,), batch_size=100, num_samples=2, random_state=0)
+    model.partial_fit(many, many[:, 0] > 0.0, classes=[False, True])
+    before = model.n_iter_
+    assert before == 20 * 60
+    model.partial_fit(few, few[:, 0] > 0.0)
+    alone = clone(model).fit(few, few[:, 0] > 0.0)
+    assert model.n_iter_ - before == alone.n_iter_ < before
 
 
 @pytest.mark.parametrize("kind", [BayesianMLPClassifier, BayesianMLPRegressor])

@@ -223,10 +223,30 @@ def test_a_column_that_no_logarithm_mends_has_the_scores_of_its_ranks() -> None:
 def test_statistics_of_a_column_count_weights_as_rows() -> None:
     rng = np.random.default_rng(0)
     values, counts = rng.exponential(size=300) ** 3, rng.integers(1, 4, 300)
-    weighted = NumberColumn(name="x").fit(values, weights=counts * 1.0)
-    repeated = NumberColumn(name="x").fit(np.repeat(values, counts))
+    weighted = NumberColumn(name="x").fit(values, weights=counts * 1.0, tail=7)
+    repeated = NumberColumn(name="x").fit(np.repeat(values, counts), tail=7)
     assert weighted.knots == repeated.knots
+    for name in ("low", "high", "spread"):
+        assert getattr(weighted, name) == pytest.approx(getattr(repeated, name), rel=1e-12)
     np.testing.assert_allclose(weighted.encode(values), repeated.encode(values), rtol=1e-5)
+
+
+@quiet
+@pytest.mark.filterwarnings("ignore:sample_weight sums to 2000:bayesify.tabular.TableWarning")
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equal_rows_count_in_the_range_of_training(weighted: bool) -> None:
+    # Three wild ages among 2,000 rows, most of which are equal to others.
+    rng = np.random.default_rng(0)
+    ages = np.clip(np.round(rng.normal(40.0, 3.0, 2000)), 30.0, 50.0)
+    ages[:3] = 80.0, 85.0, 90.0
+    labels, weights = rng.integers(2, size=2000), None
+    if weighted:
+        pairs, sizes = np.unique(np.column_stack([ages, labels]), axis=0, return_counts=True)
+        ages, labels, weights = pairs[:, 0], pairs[:, 1].astype(int), sizes * 1.0
+    model = BayesianMLPClassifier((4,), steps=3, random_state=0)
+    scores = model.fit(ages[:, None], labels, weights).outside_scores([[40.0], [60.0], [85.0]])
+    assert scores[0] == 0.0
+    assert (scores[1:] > 1.0).all()
 
 
 def test_an_unused_column_is_stored() -> None:

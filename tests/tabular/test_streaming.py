@@ -103,6 +103,44 @@ def test_a_sample_of_all_rows_gives_what_memory_gives(
     assert torch.equal(data.train_targets, same.train_targets)
 
 
+@pytest.mark.parametrize("memory", [WHOLE, PART], ids=["all", "a part"])
+def test_a_level_that_only_held_out_rows_have_lies_outside(
+    tmp_path: Path, memory: TrainingMemory
+) -> None:
+    rng = np.random.default_rng(0)
+    town = np.array([f"t{i}" for i in rng.zipf(1.5, ROWS)], dtype=object)
+    table = pd.DataFrame({"town": town, "y": rng.normal(size=ROWS)})
+    table.to_parquet(tmp_path / "t.parquet")
+    data, schema = streamed(tmp_path / "t.parquet", tmp_path, memory)
+    train = row_hashes(0, ROWS, hash_key(0)) > schema.split["streamed"]["threshold"]
+    (column,) = schema.columns
+    assert isinstance(column, CategoryColumn)
+    assert set(column.levels) == set(town[train])
+    unknown = set(town) - set(column.levels)
+    assert len(unknown) > 10
+    expected = sum(name in unknown for name in town[~train])
+    assert schema.split["test_outside"] == expected == int((data.test_distances > 0.0).sum())
+
+
+def test_a_number_that_repeats_is_no_identifier_however_many_there_are(tmp_path: Path) -> None:
+    ids = np.tile(np.arange(5, 100_010), 2)
+    table = pd.DataFrame({"customer_id": np.sort(ids)})
+    for cells in (
+        pa.Table.from_pandas(table),
+        pa.table({"customer_id": table["customer_id"].astype(str)}),
+    ):
+        scan = StreamScan("customer_id")
+        for start in range(0, len(table), 50_000):
+            scan.read(TableRows(cells.slice(start, 50_000)))
+        scan.finish()
+        assert scan.overflowed
+        assert scan.reason_to_drop() is None
+    once = StreamScan("customer_id")
+    once.read(TableRows(pa.table({"customer_id": np.random.default_rng(0).permutation(200_000)})))
+    once.finish()
+    assert once.reason_to_drop() == "it identifies rows: whole numbers, all different"
+
+
 def test_statistics_of_a_sample_are_close_to_those_of_all_rows(path: Path, tmp_path: Path) -> None:
     data, schema = streamed(path, tmp_path, PART)
     assert len(data.train_inputs) == 1500

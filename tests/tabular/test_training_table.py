@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from bayesify.tabular import table_memory, training_table
+from bayesify.tabular.columns import CategoryColumn
 from bayesify.tabular.files import TableError, open_table, table_file
 from bayesify.tabular.new_table import NewTable
 from bayesify.tabular.rows import rechunked
@@ -48,6 +49,27 @@ def test_everything_in_one_table(path: Path) -> None:
     assert data.test_inputs.shape == (12, len(schema.features))
     assert float(data.train_targets.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(data.train_targets.std(correction=0)) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_level_that_only_held_out_rows_have_lies_outside(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    town = rng.zipf(1.4, 1000)
+    pd.DataFrame({"town": [f"t{i}" for i in town], "y": rng.normal(size=1000)}).to_csv(
+        path, index=False
+    )
+    data, schema = fit_table(path, "y")
+    (column,) = schema.columns
+    assert isinstance(column, CategoryColumn)
+    again = load_table(path, schema)
+    assert torch.equal(again.train_inputs, data.train_inputs)
+    assert torch.equal(again.test_inputs, data.test_inputs)
+    assert torch.equal(again.test_distances, data.test_distances)
+    alone = len(set(town)) - len(column.levels)  # levels that only held-out rows have
+    assert alone > 10
+    assert schema.split["test_outside"] >= alone
+    assert int((data.test_distances > 0.0).sum()) == schema.split["test_outside"]
+    # Every row for training has an input of its own level, or that of the rare ones.
+    assert bool((data.train_inputs.sum(1) == 1.0).all())
 
 
 def test_two_hundred_levels_have_an_input_each(path: Path) -> None:

@@ -37,7 +37,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             ``["low", "middle", "high"]``; see ``bayesify.OrdinalLikelihood``.
         posterior: family of the posterior: ``"mean-field"``, or ``"low-rank"`` or ``"matrix"``
             under which weights depend on each other, at several times the price.
-        steps: gradient steps; None chooses by the number of rows.
+        steps: gradient steps; None chooses by the number of rows, those of each call of
+            ``partial_fit``.
         batch_size: rows a step; None is 512. A step uses all rows of a table with no more.
         learning_rate_init: of Adam at the start, falling to 0; None is the recipe's own.
         num_samples: weight samples that a prediction averages over.
@@ -154,12 +155,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     ) -> Self:
         self._check_settings()
         first = not (further and hasattr(self, "bnn_"))
-        missing = np.asarray(pd.isna(np.asarray(y, dtype=object)))
-        if y is not None and missing.any():
-            raise ValueError(
-                f"labels must all be there, got {int(missing.sum())} of {missing.size} rows "
-                "without one; leave these rows out"
-            )
+        _check_labels(y)
         table, labels = self._checked(X, y, first=first, sample_weight=sample_weight)
         labels = column_or_1d(labels, warn=True)
         check_classification_targets(labels)
@@ -344,6 +340,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         return member
 
     def _calibration_targets(self, X: Any, y: Any) -> Array:  # noqa: N803
+        _check_labels(y)
         _, labels = self._checked(X, y, first=False)
         labels = column_or_1d(labels, warn=True)
         unknown = np.setdiff1d(labels, self.classes_)
@@ -374,3 +371,13 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         whole: Array = np.zeros((len(found), len(self.classes_)))
         whole[:, np.searchsorted(self.classes_, model.classes_)] = found
         return whole
+
+
+def _check_labels(y: Any) -> None:
+    """Raise ValueError where a label is missing."""
+    missing = np.asarray(pd.isna(np.asarray(y, dtype=object)))
+    if y is not None and missing.any():
+        raise ValueError(
+            f"labels must all be there, got {int(missing.sum())} of {missing.size} rows "
+            "without one; leave these rows out"
+        )

@@ -76,6 +76,8 @@ class ColumnScan:
         #: Texts that stand for no value, such as NA, and how often each does.
         self.words_for_missing: Counter[str] = Counter()
         self.overflowed = False
+        #: Whether a text occurred twice before there were too many to count.
+        self._repeats = False
         self.remarks: list[str] = []
         self._numbers = self._infinite = 0
         self._forms, self._decimal_commas = FormCounts(), decimal_commas
@@ -106,6 +108,7 @@ class ColumnScan:
         if not self.overflowed:
             self.texts.update(dict(zip(known.tolist(), sizes.tolist(), strict=True)))
             self.overflowed = len(self.texts) > _MOST_TEXTS
+            self._repeats = len(self.texts) < self.texts.total()
         self._numbers += int(sizes[~np.isnan(numbers)].sum())
         self._infinite += int(sizes[np.isinf(numbers)].sum())
         self._forms.update(known, sizes, ~np.isnan(numbers))
@@ -148,7 +151,7 @@ class ColumnScan:
     @property
     def all_different(self) -> bool:
         """Whether no text occurs twice, as far as texts were counted."""
-        return self.overflowed or len(self.texts) == self.count
+        return not self._repeats and (self.overflowed or len(self.texts) == self.count)
 
     @property
     def form(self) -> NumberForm | None:
@@ -183,6 +186,8 @@ class ColumnScan:
             return f"{_TWO_MEANINGS}; write the numbers without"
         if self.all_different and (amounts := self._amounts()):
             return amounts
+        if self.overflowed and not self.all_different:
+            return "it has too many different texts to be levels"
         if self.count > 1 and (
             self.all_different
             or (len(self.texts) > FEW_LEVELS and len(self.texts) > 0.5 * self.count)

@@ -8,6 +8,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple, Self
 
@@ -182,7 +183,7 @@ class BayesianMLP(Calibrated, StorableEstimator):
         self.recipe_ = self._recipe(len(rows.weights), has_classes=has_classes(likelihood))
         values, weights = rows.inputs.numpy(), rows.weights.numpy()
         ranged = sum(isinstance(column, RangedColumn) for column in self.columns_)
-        tail = tail_of(len(values), ranged)
+        tail = tail_of(weights.sum(), ranged)
         self.columns_ = tuple(
             column.fit(values[:, place], tail=tail, weights=weights)
             for place, column in enumerate(self.columns_)
@@ -207,6 +208,10 @@ class BayesianMLP(Calibrated, StorableEstimator):
         self._drop_calibration()
         # A copy of what there was, which stays if the training is interrupted.
         bnn = self.bnn_ = copy.deepcopy(self.bnn_)
+        if self._num_rows:  # as many steps as for these rows alone
+            likelihood = bnn.likelihood
+            alone = self._recipe(len(rows.weights), has_classes=has_classes(likelihood))
+            self.recipe_ = replace(self.recipe_, steps=alone.steps)
         whole = DistinctRows(self._encoded(rows.inputs.numpy()), targets, rows.weights)
         counter = StepCounter()
         if not early_stopping:

@@ -16,6 +16,8 @@ __all__ = [
     "MOST",
     "bounds",
     "correlation",
+    "extremes",
+    "interpolated_quantiles",
     "moderated",
     "normal_scores",
     "quantile",
@@ -62,6 +64,45 @@ def bounds(values: Floats, weights: Floats, reach: float) -> tuple[float, float]
             if weights[(values < low) | (values > high)].sum() <= _MOST_WILD * heights[-1]:
                 return low, high
     return float(ordered[0]), float(ordered[-1])
+
+
+def extremes(values: Floats, weights: Floats, place: float) -> tuple[float, float]:
+    """Return the ``place``-th smallest and the ``place``-th largest value, the same one at most.
+
+    Args:
+        values: shape (N,), at least one.
+        weights: the number of times that each counts, shape (N,).
+        place: from 1.
+
+    Example:
+        >>> extremes(np.array([3.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]), 2)
+        (1.0, 2.0)
+    """
+    order = np.argsort(values, kind="stable")
+    ordered, counts = values[order], weights[order]
+    least = min(place, (counts.sum() + 1.0) // 2.0) * (1.0 - 1e-12)
+    low = np.searchsorted(np.cumsum(counts), least)
+    high = np.searchsorted(np.cumsum(counts[::-1]), least)
+    return float(ordered[low]), float(ordered[::-1][high])
+
+
+def interpolated_quantiles(values: Floats, weights: Floats, q: Floats) -> Floats:
+    """Return quantiles as ``np.quantile`` of each value as many times as it counts, shape of ``q``.
+
+    Example:
+        >>> values, weights = np.array([4.0, 1.0]), np.array([1.0, 3.0])
+        >>> interpolated_quantiles(values, weights, np.array([0.5, 0.75]))
+        array([1.  , 1.75])
+    """
+    order = np.argsort(values, kind="stable")
+    ordered, heights = values[order], np.cumsum(weights[order])
+    last = max(heights[-1] - 1.0, 0.0)
+    places = last * q
+    below = np.floor(places)
+    ends = np.searchsorted(heights, [below, np.minimum(below + 1.0, last)], side="right")
+    low, high = ordered[np.minimum(ends, len(ordered) - 1)]
+    found: Floats = low + (places - below) * (high - low)
+    return found
 
 
 def moderated(scaled: Floats, plain: float) -> Floats:

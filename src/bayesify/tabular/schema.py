@@ -364,8 +364,10 @@ class TableSchema:
             raise TableError(f"{path} cannot be read: {error}") from error
 
 
-def tail_of(num_rows: int, num_ranged: int) -> int:
+def tail_of(num_rows: float, num_ranged: int) -> int:
     """Return k, for ranges from the k-th smallest to the k-th largest value of N training rows.
+
+    N may be a sum of weights.
 
     Example:
         >>> tail_of(799, 1), tail_of(799, 10)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bayesify.tabular.advice import without_wild
@@ -31,7 +32,15 @@ from bayesify.tabular.targets import (
     without_target,
 )
 
-__all__ = ["check_source", "fit_table", "fitted", "load_table", "table_data"]
+__all__ = [
+    "check_source",
+    "fit_table",
+    "fitted",
+    "load_table",
+    "table_data",
+    "with_levels",
+    "with_trained_levels",
+]
 
 #: Rows whose texts or images are read before the progress is shown.
 _TEXTS_AT_ONCE, _IMAGES_AT_ONCE = 1000, 64
@@ -138,6 +147,7 @@ def fit_table(
     if found.task == "regression":
         remarks += check_targets(path, target, targets, found)
     train, test = split_rows(targets, known, found.task, test_fraction, seed, path)
+    draft, values = with_trained_levels(draft, values, train)
     draft, more = fitted(draft, values, targets, train, test)
     schema = dataclasses.replace(draft, remarks=(*remarks, *more))
     return table_data(path, schema, values, targets, texts, train, test), schema
@@ -229,6 +239,44 @@ def _values(
             on_rows(done, max(done, num_rows))
     cells = np.concatenate(texts) if texts else np.array([], dtype=object)
     return [np.concatenate(parts) for parts in columns], np.concatenate(targets), cells
+
+
+def with_trained_levels(
+    draft: TableSchema, values: Sequence[Floats], train: Places
+) -> tuple[TableSchema, list[Floats]]:
+    """Return the schema without the levels of categories that no training row has, and its values.
+
+    So a held-out row with such a level lies outside the training data, as a new row does.
+    """
+    seen = [
+        np.isin(np.arange(len(column.levels)), each[train])
+        if isinstance(column, CategoryColumn)
+        else None
+        for column, each in zip(draft.columns, values, strict=True)
+    ]
+    return with_levels(draft, values, seen)
+
+
+def with_levels(
+    draft: TableSchema, values: Sequence[Floats], seen: Sequence[npt.NDArray[np.bool_] | None]
+) -> tuple[TableSchema, list[Floats]]:
+    """Return the schema with some levels of its categories, and its values.
+
+    Args:
+        draft: the schema.
+        values: of each column, shape (N,), or (N, F) for texts.
+        seen: of each column the levels that stay; None for one without levels.
+    """
+    columns, codes = [], []
+    for column, each, those in zip(draft.columns, values, seen, strict=True):
+        if not isinstance(column, CategoryColumn) or those is None:
+            columns.append(column)
+            codes.append(each)
+            continue
+        smaller = column.trained(those)
+        columns.append(smaller)
+        codes.append(smaller.codes_of(column, each))
+    return dataclasses.replace(draft, columns=tuple(columns)), codes
 
 
 def fitted(

@@ -222,8 +222,9 @@ def test_several_processes_share_the_free_memory(
     assert cost.fitting_memory(file, processes=4) == 2 * 10**9
 
 
-def test_the_number_of_rows_of_a_text_is_estimated(place: Path, tmp_path: Path) -> None:
-    frame(60_000).to_csv(tmp_path / "t.csv", index=False)
-    found = cost.StreamCost.of(files.open_table(tmp_path / "t.csv"))
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+def test_the_number_of_rows_of_a_text_is_estimated(name: str, tmp_path: Path) -> None:
+    frame(60_000).to_csv(tmp_path / name, index=False)
+    found = cost.StreamCost.of(files.open_table(tmp_path / name))
     assert found.rows == pytest.approx(60_000, rel=0.05)
     assert not found.is_exact

@@ -43,6 +43,7 @@ BAD_TABLES: dict[str, tuple[bytes | str, str]] = {
     "zeros": (b"x,y\n1,2\0\n", "is not text: byte 7 is zero"),
     "a workbook": (b"PK\x03\x04 and so on", "an Excel workbook; save the table as CSV"),
     "half a gzip": (b"\x1f\x8b\x08\x00", "cannot be read"),
+    "a damaged gzip": (b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 8, "cannot be read"),
     "all classes differ": (
         "x,y\n" + "".join(f"{i * 0.5},label {i}\n" for i in range(9)),
         "has a class of its own for every row, such as 'label 0', so that none can be learned; use "
@@ -239,6 +240,7 @@ BAD_IMAGES = {
     "bytes": (b"\x01\x02\0\x03", "must be .npy, .csv or IDX"),
     "half an idx": (bytes([0, 0, 8, 3, 0, 0, 0, 3]), "must have a header of 16 bytes"),
     "half a gzip": (b"\x1f\x8b\x08\x00", "cannot be read"),
+    "a damaged gzip": (b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 8, "cannot be read"),
 }
 
 

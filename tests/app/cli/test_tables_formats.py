@@ -354,6 +354,12 @@ def test_force_overwrites_but_never_the_input(trained: Path, tmp_path: Path) -> 
     said = bayesify("predict", trained / "run", new, "--out", new, "--force")
     assert said.code == 2
     assert "is the input; choose another file with --out" in said.err
+    shutil.copy(new, tmp_path / "new2.csv")
+    before = new.read_bytes()
+    said = bayesify("predict", trained / "run", tmp_path / "new*.csv", "--out", new, "--force")
+    assert said.code == 2
+    assert "is a file of the input; choose another file with --out" in said.err
+    assert new.read_bytes() == before
     said = bayesify("predict", trained / "run", new, "--out", tmp_path, "--force")
     assert "is a folder; choose a file with --out" in said.err
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -98,6 +99,31 @@ class CategoryColumn(Column):
 
     def _is_missing(self, values: Floats) -> npt.NDArray[np.bool_]:
         return np.isnan(values)  # an unknown level, inf, is not missing
+
+    def trained(self, seen: npt.NDArray[np.bool_]) -> Self:
+        """Return the column without the levels that no training row has, unless all are such.
+
+        Args:
+            seen: whether a training row has each level.
+
+        Example:
+            >>> column = CategoryColumn(name="city", levels=("Rome", "Oslo", "Pau"), kept=2)
+            >>> smaller = column.trained(np.array([True, False, True]))
+            >>> smaller.levels, smaller.kept, smaller.codes_of(column, np.arange(3.0)).tolist()
+            (('Rome', 'Pau'), 1, [0.0, inf, 1.0])
+        """
+        if not seen.any():
+            return self
+        levels = tuple(itertools.compress(self.levels, seen))
+        return dataclasses.replace(self, levels=levels, kept=int(seen[: self.kept].sum()))
+
+    def codes_of(self, other: Self, values: Floats) -> Floats:
+        """Return the values of another column as those of this one, by the names of the levels."""
+        if self.levels == other.levels:
+            return values
+        known = np.isfinite(values)
+        codes = self._parse(np.array(other.levels, dtype=object))
+        return np.where(known, codes[np.where(known, values, 0.0).astype(np.int64)], values)
 
     @property
     def own_features(self) -> tuple[str, ...]:

@@ -70,16 +70,15 @@ class RangedColumn(Column):
         sizes = np.abs(finite / std - mean / std)
         ordinary = sizes[(ends[0] <= finite) & (finite <= ends[1])].max()
         plain = min(max(_PLAIN[0], ordinary, robust.quantile(sizes, counts, _RARE)), _PLAIN[1])
-        finite = np.sort(finite)
         rounding = 4.0 * np.finfo(np.float64).eps * abs(mean)
-        if finite[-1] - finite[0] <= rounding:
-            ends = float(finite[0] - rounding), float(finite[-1] + rounding)
+        if finite.max() - finite.min() <= rounding:
+            ends = float(finite.min() - rounding), float(finite.max() + rounding)
             return dataclasses.replace(
                 column, mean=mean, std=0.0, low=ends[0], high=ends[1], spread=0.0
             )
-        tail = min(tail, (len(finite) + 1) // 2)
-        low, high = float(finite[tail - 1]), float(finite[-tail])
-        quarter, three = np.quantile(finite / 2.0, (0.25, 0.75))  # whose difference is finite
+        low, high = robust.extremes(finite, counts, tail)
+        halved = finite / 2.0  # so that differences are finite
+        quarter, three = robust.interpolated_quantiles(halved, counts, np.array([0.25, 0.75]))
         spread = min(2.0 * float(three - quarter), HUGE)
         if not spread:
             spread = min(high / 2.0 - low / 2.0, 0.5 * HUGE) * 2.0 or abs(mean) or 1.0

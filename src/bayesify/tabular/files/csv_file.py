@@ -13,6 +13,7 @@ import hashlib
 import io
 import itertools
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ class _CsvFile(TableFile):
         skipped: lines without a value above the first row.
         blank_end: empty lines at the end of a single column, in which an empty line is a row.
         unnamed: columns without a name, which separators at the ends of the rows make.
+        text_size: bytes of its text, not compressed.
     """
 
     encoding: str
@@ -57,6 +59,11 @@ class _CsvFile(TableFile):
     skipped: int
     blank_end: int
     unnamed: int
+    text_size: int
+
+    @property
+    def text_bytes(self) -> int:
+        return self.text_size
 
     @property
     def has_decimal_commas(self) -> bool:
@@ -96,7 +103,7 @@ class _CsvFile(TableFile):
                 f"{self.path} cannot be read as a table: {reason}; put quotes around values that "
                 "hold the separator, and close every quote"
             ) from error
-        except (OSError, EOFError, UnicodeError) as error:
+        except (OSError, EOFError, UnicodeError, zlib.error) as error:
             raise TableError(f"{self.path} cannot be read: {error}") from error
 
     def _check_unnamed(self, rows: pd.DataFrame) -> None:
@@ -122,7 +129,7 @@ def open_csv(path: Path, *, headless: bool, latin1: bool = False) -> TableFile:
     Raises:
         TableError: it cannot be read, is empty or no text, or its first rows are not alike.
     """
-    encoding, sha256, remarks, counts = _examined(path, latin1=latin1)
+    encoding, sha256, remarks, counts, text_size = _examined(path, latin1=latin1)
     with _opened(path) as file:
         text = file.read(_SAMPLE).decode(encoding, errors="replace")
         whole = not file.read(1)
@@ -167,6 +174,7 @@ def open_csv(path: Path, *, headless: bool, latin1: bool = False) -> TableFile:
         skipped if has_header else 0,  # without names every line may be a row
         blank_end,
         max(map(len, records)) - len(header),
+        text_size,
     )
 
 
@@ -219,8 +227,8 @@ def _opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path)) if _is_gzip(path) else path.open("rb")
 
 
-def _examined(path: Path, *, latin1: bool) -> tuple[str, str, list[str], SeparatorCount]:
-    """Return encoding and digest of a file's text, remarks, and the number of its separators."""
+def _examined(path: Path, *, latin1: bool) -> tuple[str, str, list[str], SeparatorCount, int]:
+    """Return encoding and digest of a file's text, remarks, the number of separators, and bytes."""
     digest = hashlib.sha256()
     decoder: codecs.IncrementalDecoder | None = None
     utf16 = valid = True
@@ -252,16 +260,16 @@ def _examined(path: Path, *, latin1: bool) -> tuple[str, str, list[str], Separat
                     decoder.decode(b"", final=True)
                 except UnicodeDecodeError:
                     valid = False
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TableError(f"{path} cannot be read: {error}") from error
     if utf16:
-        return "utf-16", digest.hexdigest(), [], counts
+        return "utf-16", digest.hexdigest(), [], counts, size
     if valid:
-        return "utf-8-sig", digest.hexdigest(), [], counts
+        return "utf-8-sig", digest.hexdigest(), [], counts, size
     # Latin-1 decodes every byte, but those of the euro sign, curly quotes and dashes to controls.
     encoding, name = ("cp1252", "Windows-1252") if windows else ("latin-1", "Latin-1")
     remark = f"the file is not UTF-8 and was read as {name}; if names look wrong, save it as UTF-8"
-    return encoding, digest.hexdigest(), [remark], counts
+    return encoding, digest.hexdigest(), [remark], counts, size
 
 
 def _check_is_text(path: Path, block: bytes) -> None:

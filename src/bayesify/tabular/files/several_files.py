@@ -39,6 +39,10 @@ class _SeveralFiles(TableFile):
     def num_bytes(self) -> int:
         return sum(file.num_bytes for file in self.files)
 
+    @property
+    def text_bytes(self) -> int:
+        return sum(file.text_bytes for file in self.files)
+
     def parts(self, limit: int | None, columns: Sequence[str], size: int) -> Iterator[TableRows]:
         left = limit
         for file in self.files:

@@ -55,6 +55,11 @@ class TableFile(ABC):
         """Bytes on disk; 0 for a table in memory."""
         return self.path.stat().st_size if self.path.is_file() else 0
 
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of its text, which may be compressed on disk."""
+        return self.num_bytes
+
     def stored_types(self) -> dict[str, str]:
         """Return the type in which each column is stored; all of a text's are text.
 

@@ -108,8 +108,8 @@ def fitting_memory(
     columns = max(1, len(file.columns) - dropped)
     rows = file.num_rows
     if rows is None:
-        # A row of text has at least two bytes a column; compressed ones may be twenty times larger.
-        most = 20 * file.num_bytes // (2 * len(file.columns))
+        # A row of text has at least two bytes a column.
+        most = file.text_bytes // (2 * len(file.columns))
         rows = min(most, limit or most)
         if memory_needed(rows, columns, columns) < _MOST_FILLED * free:
             return None
@@ -134,7 +134,7 @@ def _rows_of(file: TableFile, first: TableRows, names: Sequence[str]) -> int:
         return len(first)
     size = sum(len(text) + 1 for name in names for text in first.texts(name).tolist())
     share = len(file.columns) / len(names)
-    return max(len(first), int(file.num_bytes * len(first) / (size * share)))
+    return max(len(first), int(file.text_bytes * len(first) / (size * share)))
 
 
 def _time(seconds: float) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -43,7 +44,13 @@ from bayesify.tabular.targets import (
     with_likelihood,
     without_target,
 )
-from bayesify.tabular.training_table import check_source, fitted, table_data
+from bayesify.tabular.training_table import (
+    check_source,
+    fitted,
+    table_data,
+    with_levels,
+    with_trained_levels,
+)
 
 __all__ = ["fit_stream", "load_stream", "write_stream"]
 
@@ -165,8 +172,16 @@ def fit_stream(
     if found.task == "regression":
         remarks += check_targets(path, target, targets, found, sample.numbers())
     drawn = _drawn(path, sample, targets, known, test_fraction, memory)
-    draft, more = fitted(draft, values, targets, drawn.train, drawn.test)
     is_whole = len(drawn.train) == known - len(drawn.test)
+    if is_whole:
+        draft, values = with_trained_levels(draft, values, drawn.train)
+    else:
+        seen = [
+            _seen_levels(column, scans[column.name], each[drawn.test])
+            for column, each in zip(draft.columns, values, strict=True)
+        ]
+        draft, values = with_levels(draft, values, seen)
+    draft, more = fitted(draft, values, targets, drawn.train, drawn.test)
     if not is_whole:
         held = [each[drawn.test] for each in values]
         every = known == sample.seen
@@ -390,6 +405,18 @@ def _of_all_rows(
         if found is not None:
             target = dataclasses.replace(target, shift=found[0], scale=found[1])
     return dataclasses.replace(schema, columns=tuple(columns), target=target)
+
+
+def _seen_levels(column: Column, scan: StreamScan, held: Floats) -> npt.NDArray[np.bool_] | None:
+    """Return which levels of a category rows have that are not held out; None without levels."""
+    if not isinstance(column, CategoryColumn):
+        return None
+    codes = column.parse(np.array(list(scan.texts), dtype=object))
+    counts = np.zeros(len(column.levels))
+    known = np.isfinite(codes)
+    np.add.at(counts, codes[known].astype(np.int64), np.array(list(scan.texts.values()))[known])
+    held = held[np.isfinite(held)].astype(np.int64)
+    return counts > np.bincount(held, minlength=len(counts))
 
 
 def _with_counts(

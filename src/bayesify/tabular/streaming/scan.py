@@ -161,6 +161,7 @@ class StreamScan(ColumnScan):
             counts = np.concatenate([self._sizes, sizes])
             self._sizes = np.bincount(places, weights=counts).astype(np.int64)
             self._values = merged
+            self._repeats = len(merged) < int(self._sizes.sum())
             self.overflowed = len(merged) > _MOST_NUMBERS
 
     def _count_exact(self, cells: pa.ChunkedArray) -> None:
@@ -193,7 +194,7 @@ class StreamScan(ColumnScan):
     def all_different(self) -> bool:
         """Whether no cell occurs twice, as far as distinct cells were counted."""
         if self._stored:
-            return self.overflowed or len(self._values) == self.count
+            return not self._repeats and (self.overflowed or len(self._values) == self.count)
         return super().all_different
 
     @property
