@@ -435,6 +435,15 @@ def test_other_frozen_parameters_are_refused(change: str, tmp_path: Path) -> Non
         load(path, net)
 
 
+def test_a_network_that_is_frozen_by_now_is_refused_with_the_mend(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    save(BayesianModule(net), tmp_path / "net.safetensors")
+    net[1].requires_grad_(False)
+    with pytest.raises(StorageError, match=r"'1\.weight' is random, .* frozen; thaw it"):
+        load(tmp_path / "net.safetensors", net)
+    load(tmp_path / "net.safetensors", net.requires_grad_(True))
+
+
 def test_without_frozen_parameters_the_file_is_whole(tmp_path: Path) -> None:
     bnn = BayesianModule(nn.Linear(3, 2))
     for frozen in (True, False):

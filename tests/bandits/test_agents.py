@@ -243,6 +243,17 @@ def test_double_precision_is_kept() -> None:
     assert agent.act(np.ones(1, dtype=np.float32)) in (0, 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_network_of_half_precision_keeps_rewards_and_contexts(dtype: torch.dtype) -> None:
+    bnn = bf.BayesianModule(nn.Linear(1 + 2, 1), likelihood=bf.GaussianLikelihood(0.5)).to(dtype)
+    agent = ThompsonSampler(bnn, 2, learning=Learning(updates=2, reward_scale=1e4))
+    assert agent.act(np.array([1234.5])) in (0, 1)
+    agent.observe(np.array([1234.5]), 0, 70_003.0)
+    kept = agent.rewards.buffer.interactions
+    assert (kept.contexts.item(), kept.rewards.item()) == (1234.5, 70_003.0)
+    agent.learn()
+
+
 # ------------------------------------------------------------------------------------------- errors
 
 
@@ -262,7 +273,12 @@ def test_double_precision_is_kept() -> None:
         (lambda: agent().act(torch.zeros(1, 1)), ValueError, r"shape \(d,\), got shape \(1, 1\)"),
         (lambda: agent().act(torch.tensor([math.nan])), ValueError, "got NaN or infinity"),
         (lambda: agent().observe(torch.ones(1), 3, 0.0), ValueError, "from 0 to 2, got 3"),
-        (lambda: agent().observe(torch.ones(1), 0, math.inf), ValueError, "finite, got inf"),
+        (
+            lambda: agent().observe(torch.ones(1), 0, math.inf),
+            ValueError,
+            "finite in float32, got inf",
+        ),
+        (lambda: agent().observe(torch.ones(1), 0, 1e39), ValueError, "finite in float32, got 1e"),
         (
             lambda: EpsilonGreedy(nn.Linear(4, 2), 3, epsilon=0.0).act(CONTEXT),
             ValueError,

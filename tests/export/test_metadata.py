@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from pathlib import Path
 
@@ -65,6 +66,17 @@ def test_a_damaged_description_is_an_error(tmp_path: Path, text: str | None, mes
     path = write_onnx(tmp_path / "net.onnx", text)
     with pytest.raises(StorageError, match=message):
         read_metadata(path)
+
+
+def test_an_altered_archive_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("net/extra/bayesify", ExportMetadata("regression", 8).to_json())
+    whole = path.read_bytes()
+    for place in range(len(whole)):  # one bit of each byte
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 8]) + whole[place + 1 :])
+        with contextlib.suppress(StorageError):
+            read_metadata(path)
 
 
 def test_other_files_are_errors(tmp_path: Path) -> None:

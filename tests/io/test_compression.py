@@ -284,6 +284,11 @@ def test_errors(tmp_path: Path) -> None:
     bf.save(posterior(nn.Linear(3, 2)), tmp_path / "net.safetensors")
     with pytest.raises(StorageError, match="is not a compressed network"):
         bf.decompress(tmp_path / "net.safetensors", nn.Linear(3, 2))
+    content = (tmp_path / "whole.bfz", posterior(nn.Linear(3, 2)))
+    bf.compress(content[1], content[0])
+    for empty in (nn.Linear(3, 2, device="meta"), nn.LazyLinear(2)):
+        with pytest.raises(ValueError, match="has no values to replace, because it is lazy or on"):
+            bf.decompress(content[0], empty)
     newer = compression._MAGIC + b"\x02" + bytes(20)
     with pytest.raises(StorageError, match="has format 02, this version of bayesify reads 01"):
         decompressed(newer, nn.Linear(3, 2))

@@ -226,6 +226,9 @@ def test_joined_noise_stays_small() -> None:
     assert joined.noise_std.shape == (2, 1, 1)
     assert torch.allclose(joined.aleatoric, torch.full((5, 2), 0.025).double())
     alike = GaussianPredictive.joined([parts[0], parts[0]])
+    other = StudentTPredictive(parts[0].means, torch.tensor(1.0), torch.tensor(3.0))
+    with pytest.raises(ValueError, match=r"must be of one kind, got .*Gaussian.*StudentT"):
+        GaussianPredictive.joined([parts[0], other])
     assert alike.noise_std.dim() == 0
 
 

@@ -136,7 +136,9 @@ class RewardModel:
             )
         self.num_actions, self.learning = num_actions, learning
         self._dtype, self._device = self.bnn.layout.dtype, self.bnn.posterior.mean.device
-        self.buffer = ReplayBuffer(learning.buffer_size, dtype=self._dtype)
+        # In float32 at least, because rewards are divided by their scale only later.
+        stored = torch.promote_types(self._dtype, torch.float32)
+        self.buffer = ReplayBuffer(learning.buffer_size, dtype=stored)
         temperature = learning.temperature
         if temperature is None:
             temperature = 1.0 if isinstance(model, BayesianModule) else 0.0
@@ -151,7 +153,7 @@ class RewardModel:
         # Recorded before any step, since some optimisers add state to their settings.
         self._hyperparameters = _hyperparameters(self.optimizer)
         self._backend: Backend = make_backend(self.elbo, self.optimizer)
-        self._actions = torch.eye(num_actions, dtype=self._dtype)
+        self._actions = torch.eye(num_actions, dtype=stored)
 
     def mean_weights(self) -> Tensor:
         """Return the mean weights, shape (1, D)."""
@@ -173,7 +175,7 @@ class RewardModel:
             NonFiniteLossError: the network predicts NaN or infinity.
         """
         contexts = self._checked(context).expand(self.num_actions, -1)
-        inputs = torch.cat([contexts, self._actions], 1).to(self._device)
+        inputs = torch.cat([contexts, self._actions], 1).to(self._device, self._dtype)
         with stateless.evaluation_mode(self.bnn.net):
             try:
                 outputs = [self.bnn.tensor_of(self.bnn.run_with(each, inputs)) for each in weights]
@@ -205,8 +207,9 @@ class RewardModel:
         """
         if action not in range(self.num_actions):
             raise ValueError(f"action must be from 0 to {self.num_actions - 1}, got {action!r}")
-        if not math.isfinite(reward):
-            raise ValueError(f"a reward must be finite, got {reward}")
+        if not bool(torch.tensor(float(reward), dtype=self.buffer.dtype).isfinite()):
+            kind = str(self.buffer.dtype).removeprefix("torch.")
+            raise ValueError(f"a reward must be finite in {kind}, got {reward}")
         self.buffer.add(self._checked(context), int(action), float(reward))
 
     def learn(self) -> None:
@@ -253,8 +256,8 @@ class RewardModel:
                 learning.batch_size, seed=seed, draw=step
             )
             one_hot = F.one_hot(actions, self.num_actions).to(contexts)
-            inputs = torch.cat([contexts, one_hot], 1).to(self._device)
-            targets = (rewards / learning.reward_scale).to(self._device)
+            inputs = torch.cat([contexts, one_hot], 1).to(self._device, self._dtype)
+            targets = (rewards / learning.reward_scale).to(self._device, self._dtype)
             yield Minibatch(0, inputs, targets.view(-1, *self._target_shape))
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -292,7 +295,7 @@ class RewardModel:
         self._backend = make_backend(self.elbo, self.optimizer, noise=meta["noise"])
 
     def _checked(self, context: Any) -> Tensor:
-        vector = torch.as_tensor(context, dtype=self._dtype, device="cpu")
+        vector = torch.as_tensor(context, dtype=self.buffer.dtype, device="cpu")
         if vector.dim() != 1 or not bool(vector.isfinite().all()):
             got = "NaN or infinity" if vector.dim() == 1 else f"shape {tuple(vector.shape)}"
             raise ValueError(f"a context must be a vector of finite numbers, shape (d,), got {got}")

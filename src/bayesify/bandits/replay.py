@@ -47,7 +47,7 @@ class ReplayBuffer:
         self.capacity = whole_number("capacity", capacity)
         #: Number of interactions added so far; modulo the capacity it is the place of the next.
         self.added = 0
-        self._dtype = dtype
+        self.dtype = dtype
         self._interactions: Interactions | None = None
 
     def __len__(self) -> int:
@@ -64,9 +64,9 @@ class ReplayBuffer:
             if context.dim() != 1:
                 raise ValueError(f"a context must have shape (d,), got {tuple(context.shape)}")
             self._interactions = Interactions(
-                torch.zeros(self.capacity, len(context), dtype=self._dtype),
+                torch.zeros(self.capacity, len(context), dtype=self.dtype),
                 torch.zeros(self.capacity, dtype=torch.int64),
-                torch.zeros(self.capacity, dtype=self._dtype),
+                torch.zeros(self.capacity, dtype=self.dtype),
             )
         self.check(context)
         contexts, actions, rewards = self._interactions
@@ -127,7 +127,8 @@ class ReplayBuffer:
         if added:
             parts = Interactions(**tensors)
             shapes: list[Any] = [(self.capacity, *part.shape[1:]) for part in parts]
-            whole = (part.new_zeros(shape) for part, shape in zip(parts, shapes, strict=True))
+            kinds = self.dtype, torch.int64, self.dtype
+            whole = [torch.zeros(s, dtype=kind) for s, kind in zip(shapes, kinds, strict=True)]
             self._interactions = Interactions(*whole)
             for place, part in zip(self._interactions, parts, strict=True):
                 place[: len(part)] = part

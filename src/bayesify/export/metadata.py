@@ -6,6 +6,7 @@ import json
 import math
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -150,10 +151,26 @@ def _onnx_text(path: Path) -> str | None:
     return found[0] if found else None
 
 
+#: What Python's zip reader raises of an altered archive.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    UnicodeDecodeError,
+)
+
+
 def _program_text(path: Path) -> str | None:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            found = [name for name in archive.namelist() if name.endswith(f"/extra/{METADATA_KEY}")]
-            return archive.read(found[0]).decode() if found else None
-    except (zipfile.BadZipFile, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} is not a whole .pt2 file, it was cut off or altered") from error
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                names = (n for n in archive.namelist() if n.endswith(f"/extra/{METADATA_KEY}"))
+                found = next(names, None)
+                return None if found is None else archive.read(found).decode()
+        except _DAMAGED as error:
+            raise StorageError(
+                f"{path} is not a whole .pt2 file, it was cut off or altered"
+            ) from error

@@ -21,6 +21,7 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as from_safetensors
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bayesify.io.entropy_coding import CodingError, Scan, decode_tensors, encode_tensors
 from bayesify.io.files import StorageError, atomic_write, encoded_safetensors
@@ -135,6 +137,7 @@ def decompress(path: str | os.PathLike[str], net: nn.Module) -> nn.Module:
         ImportError: ``constriction`` is not installed; it is in the extra ``compress``.
         StorageError: the file is missing, truncated, altered, not written by :func:`compress`, or
             of another architecture.
+        ValueError: the network is lazy or on the meta device.
 
     Example:
         >>> import tempfile
@@ -207,7 +210,14 @@ def decompressed(content: bytes, net: nn.Module, *, source: str = "the content")
 
     Raises:
         StorageError: the content is damaged, or of another architecture.
+        ValueError: the network is lazy or on the meta device.
     """
+    for name, tensor in chain(net.named_parameters(), net.named_buffers()):
+        if is_lazy(tensor) or tensor.is_meta:
+            raise ValueError(
+                f"{name} of the given network has no values to replace, because it is lazy or on "
+                "the meta device; run a batch through the network, or make it on a real device"
+            )
     found = copy.deepcopy(net)
     parameters = _by_name(found)
     body = _checked(content, source)

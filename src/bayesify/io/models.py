@@ -340,13 +340,19 @@ def _output_of(meta: Mapping[str, Any]) -> str | None:
 def _check_architecture(
     net: nn.Module, names: list[str], shapes: list[tuple[int, ...]], source: str
 ) -> None:
-    actual = {name: tuple(p.shape) for name, p in net.named_parameters(remove_duplicate=False)}
+    parameters = dict(net.named_parameters(remove_duplicate=False))
     for name, shape in zip(names, shapes, strict=True):
-        if actual.get(name) != shape:
-            got = f"shape {actual[name]}" if name in actual else "no such parameter"
+        found = parameters.get(name)
+        if found is None or tuple(found.shape) != shape:
+            got = "no such parameter" if found is None else f"shape {tuple(found.shape)}"
             raise StorageError(
                 f"{source} is of another architecture: its parameter {name!r} has shape {shape}, "
                 f"the given network has {got}"
+            )
+        if not found.requires_grad:
+            raise StorageError(
+                f"{source} is of another architecture: its parameter {name!r} is random, that of "
+                "the given network is frozen; thaw it with requires_grad_(True)"
             )
 
 

@@ -42,11 +42,12 @@ class BayesianModule(RandomNetwork):
     """A network whose parameters are random variables with a learned posterior.
 
     The network is copied; training does not change the caller's object. Frozen parameters share its
-    memory, until other values are loaded or they are trained: edit them in place in neither. The
-    random parameters are removed from the
-    copy, so that ``parameters()`` yields the parameters of the posterior, those of the likelihood
-    and the deterministic parameters of the network. Any optimiser can train these. A parameter
-    that the network shares between modules is one random variable.
+    memory, until other values are loaded into this module or they are trained: edit them in place
+    in neither, and load other values by this module's ``load_state_dict``, not by that of a part of
+    ``net``. The random parameters are removed from the copy, so that ``parameters()`` yields the
+    parameters of the posterior, those of the likelihood and the deterministic parameters of the
+    network. Any optimiser can train these. A parameter that the network shares between modules is
+    one random variable.
 
     Args:
         net: an initialised module; its values are the initial means.
