@@ -17,7 +17,7 @@ from bayesify.datasets import TensorLoader
 from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.estimators import Estimator
 from bayesify.prediction import GaussianPredictive, Predictive, SizedIterable
-from bayesify.training.checks import TargetScaleWarning
+from bayesify.training import TargetScaleWarning
 from bayesify.training.progress import Callback
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")

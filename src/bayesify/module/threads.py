@@ -24,6 +24,9 @@ _SMALL = 2**25
 def num_threads(count: int) -> Iterator[None]:
     """Use this number of threads within the block; restore the number afterwards.
 
+    The number is the process's: another thread of Python that uses PyTorch for the first time
+    meanwhile keeps it, as PyTorch has no number of threads for one of them alone.
+
     Example:
         >>> with num_threads(1):
         ...     torch.get_num_threads()

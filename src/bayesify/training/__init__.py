@@ -1,14 +1,14 @@
 """Training: the loop, schedules, checkpoints and progress."""
 
 from bayesify.training.backends import NonFiniteLossError
-from bayesify.training.checks import (
+from bayesify.training.convergence import ConvergenceWarning
+from bayesify.training.data_warnings import (
     RowCountWarning,
     ShortStreamWarning,
     SoftmaxOutputWarning,
     TargetScaleWarning,
     UnreadParameterWarning,
 )
-from bayesify.training.convergence import ConvergenceWarning
 from bayesify.training.fit import fit
 from bayesify.training.replicas import fit_replicas
 

@@ -15,9 +15,8 @@ from bayesify.training.accumulation import Accumulation
 from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import Backend, BackendName, check_backend, make_backend
 from bayesify.training.checkpoint import Position
-from bayesify.training.checks import (
-    check_arguments,
-    check_can_divide,
+from bayesify.training.checks import check_arguments, check_can_divide
+from bayesify.training.data_warnings import (
     warn_of_row_count,
     warn_of_short_stream,
     warn_of_unread,

@@ -18,7 +18,7 @@ from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import pair_of
 from bayesify.training.processes import Processes
 
-__all__ = ["EpochMeter", "EpochRow", "History", "is_finite", "validation_row"]
+__all__ = ["EpochMeter", "EpochRow", "History", "validation_row"]
 
 #: One epoch; see ``fit`` for the columns.
 EpochRow = dict[str, float | None]
@@ -148,12 +148,6 @@ def _std_median(posterior: Posterior) -> float | None:
         return None
     stds = posterior.full_std if posterior.mask is None else posterior.full_std[posterior.mask]
     return float(stds.median()) if stds.numel() else None
-
-
-@torch.no_grad()
-def is_finite(elbo: ELBO) -> bool:
-    """Whether every trained parameter is finite."""
-    return all(bool(parameter.isfinite().all()) for parameter in elbo.parameters())
 
 
 @torch.no_grad()

@@ -24,10 +24,9 @@ from bayesify.training.checks import (
     check_gradients_are_on,
     check_parameters,
     diverged,
-    warn_of_softmax_outputs,
-    warn_of_target_scale,
 )
 from bayesify.training.convergence import warn_of_convergence
+from bayesify.training.data_warnings import warn_of_softmax_outputs, warn_of_target_scale
 from bayesify.training.division import Division, Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.free_energy import FirstExamples, free_energy_note
