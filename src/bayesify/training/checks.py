@@ -8,10 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bayesify.distributions.likelihoods import (
-    CensoredGaussianLikelihood,
-    Likelihood,
-)
+from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likelihood
 from bayesify.noise.keys import process_count
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.backends import NonFiniteLossError
@@ -180,6 +177,7 @@ def are_wrong(likelihood: Likelihood, targets: object) -> bool:
     """Return whether a target is NaN, or infinite where it is no bound of a censored one.
 
     Example:
+        >>> from bayesify import GaussianLikelihood
         >>> bounds = torch.tensor([[0.0, torch.inf]])
         >>> are_wrong(GaussianLikelihood(), bounds), are_wrong(CensoredGaussianLikelihood(), bounds)
         (True, False)
