@@ -43,7 +43,7 @@ from torch import Tensor, nn
 import bayesify as bf
 import bayesify.module.bayesian
 from bayesify.app.runs.environment import hardware, versions
-from bayesify.estimators import stateless
+from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.batching import Batching
 from bayesify.module.kept_samples import sampler_of
 from bayesify.module.pass_memory import PassMemory
@@ -156,7 +156,7 @@ def batches(rounds: int) -> list[dict[str, Any]]:
     for name in ("13-50-1", "784-100-10", "784-400-400-10", "lenet5", "conv"):
         num_data = 512 if name == "conv" else 4096
         net, bnn, x = made(name, num_data)
-        with stateless.evaluation_mode(bnn.net):
+        with evaluation_mode(bnn.net):
             pass_memory, _ = PassMemory.of(bnn, x, 10**9)
         sizes = [2**power for power in range(4, 13) if 2**power <= num_data]
         times = in_turn({str(size): partial(passes, net, x, size) for size in sizes}, rounds)
@@ -175,7 +175,7 @@ def sharing(rounds: int) -> list[dict[str, Any]]:
     for name in [name for name in NETWORKS if name != "conv"]:
         for num_data in (1, 8, 32, 128, 512, 1024):
             _, bnn, x = made(name, num_data)
-            with stateless.evaluation_mode(bnn.net):
+            with evaluation_mode(bnn.net):
                 pass_memory, _ = PassMemory.of(bnn, x, 10**9)
             taken = pass_memory.bytes_for(num_data)
             if taken > MOST_SHARED:
@@ -194,7 +194,7 @@ def sharing(rounds: int) -> list[dict[str, Any]]:
             chosen = batching_of(bnn, x, 64)
             for whole, batching in (("whole loop", Batching(num_data, 1)), ("whole", chosen)):
                 calls[whole] = partial(list, SampledOutputs(bnn, x, draw, 64, batching))
-            with stateless.evaluation_mode(bnn.net):
+            with evaluation_mode(bnn.net):
                 times = in_turn(calls, rounds)
             rows.append(
                 {
@@ -213,7 +213,7 @@ def sharing(rounds: int) -> list[dict[str, Any]]:
 
 def batching_of(bnn: bf.BayesianModule, x: Tensor, samples: int = 1) -> Batching:
     """Return the library's choice of batches."""
-    with stateless.evaluation_mode(bnn.net):
+    with evaluation_mode(bnn.net):
         return Batching.of(bnn, x, {}, num_samples=samples)
 
 

@@ -133,7 +133,7 @@ def variance_doubled(patch: pytest.MonkeyPatch) -> None:
 
 def network_not_copied(patch: pytest.MonkeyPatch) -> None:
     """The user's own module loses its parameters."""
-    patch.setattr("bayesify.estimators.stateless.copy_network", lambda net: net)
+    patch.setattr("bayesify.module.random_network.copy_network", lambda net: net)
 
 
 def rho_read_wrong(patch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def trace_not_undone(patch: pytest.MonkeyPatch) -> None:
 
 def pass_not_undone(patch: pytest.MonkeyPatch) -> None:
     """So do passes that are run again."""
-    patch.setattr("bayesify.estimators.stateless.snapshot", lambda _: lambda: None)
+    patch.setattr("bayesify.module.random_network.snapshot", lambda _: lambda: None)
 
 
 def all_called(patch: pytest.MonkeyPatch, kind: str) -> None:

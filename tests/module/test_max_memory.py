@@ -13,7 +13,7 @@ from tests.memory_cases import S, made
 from torch import Tensor, nn
 
 from bayesify import BayesianModule, BernoulliLikelihood, GaussianLikelihood
-from bayesify.estimators import stateless
+from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.batching import Batching, parse_bytes
 from bayesify.module.networks import mlp
 
@@ -200,7 +200,7 @@ def test_memory_does_not_grow_with_the_samples(cap: str | None) -> None:
 
 def test_batch_size_outdoes_the_choice_and_not_the_cap() -> None:
     bnn, x = made("mlp")
-    with torch.no_grad(), stateless.evaluation_mode(bnn.net):
+    with torch.no_grad(), evaluation_mode(bnn.net):
         assert Batching.of(bnn, x, {}, batch_size=2).batch_size == 2
         assert Batching.of(bnn, x, {}, batch_size=2, max_memory="1 GB").batch_size == 2
         assert Batching.of(bnn, x, {}, num_samples=S, batch_size=50).group == S

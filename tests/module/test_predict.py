@@ -18,7 +18,7 @@ from bayesify import (
     Delta,
     GaussianLikelihood,
 )
-from bayesify.estimators import stateless
+from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.batching import Batching
 from bayesify.module.kept_samples import sampler_of
 from bayesify.module.networks import lenet5, mlp
@@ -74,7 +74,7 @@ def test_the_mean_network_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pass_is_of_few_megabytes() -> None:
     bnn, few = BayesianModule(lenet5()), torch.zeros(20, 784)
     many = few[:1].expand(4000, 784)
-    with torch.no_grad(), stateless.evaluation_mode(bnn.net):
+    with torch.no_grad(), evaluation_mode(bnn.net):
         size, group, _ = Batching.of(bnn, many, {}, num_samples=S)
         with MemoryTracker() as tracker:
             bnn.run_with(bnn.posterior.mean, many[:size])
@@ -106,7 +106,7 @@ def test_measuring_leaves_nothing_behind(cap: str | None) -> None:
     torch.set_rng_state(before)
     assert torch.equal(bnn.predict(x, S, max_memory=cap).mean, first)
     torch.set_rng_state(before)
-    with torch.no_grad(), stateless.evaluation_mode(bnn.net):
+    with torch.no_grad(), evaluation_mode(bnn.net):
         list(SampledOutputs(bnn, x, sampler_of(bnn.posterior, KEY), S, Batching(N, 1)))
     after = torch.get_rng_state()
     torch.set_rng_state(before)

@@ -13,6 +13,7 @@ from torch import nn
 
 from bayesify.adapters.lora import active_adapter
 from bayesify.estimators import stateless
+from bayesify.estimators.network_state import copy_network
 from bayesify.io import StorageError, load, save
 from bayesify.module.bayesian import BayesianModule
 
@@ -60,7 +61,7 @@ def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
     _check_can_be_loaded(bnn.net, active_adapter(bnn.net))
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    net: Any = stateless.copy_network(bnn.net)
+    net: Any = copy_network(bnn.net)
     means = bnn.posterior.masked_mean.detach().to(bnn.layout.dtype)
     stateless.restore_parameters(net, bnn.layout, bnn.layout.unflatten(means))
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as part:

@@ -16,7 +16,7 @@ from bayesify.adapters.lora import active_adapter, bayesian_adapter
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.softplus import inverse_softplus
-from bayesify.estimators import stateless
+from bayesify.estimators.network_state import copy_network
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 from bayesify.training.minibatches import pair_of
@@ -91,7 +91,7 @@ def widen(
             raise ValueError(f"{name} must be a positive number, got {value}")
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-    rotated: Any = stateless.copy_network(net)
+    rotated: Any = copy_network(net)
     for name, parameter in rotated.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:  # of an adapter that was loaded to predict
             parameter.requires_grad_(True)

@@ -19,7 +19,7 @@ from bayesify.bandits.replay import ReplayBuffer
 from bayesify.distributions.likelihoods import CategoricalLikelihood, GaussianLikelihood
 from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.distributions.posteriors import Delta
-from bayesify.estimators import stateless
+from bayesify.estimators.network_state import evaluation_mode, is_out_of_memory
 from bayesify.module.bayesian import BayesianModule
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.noise.whole_numbers import whole_number
@@ -176,11 +176,11 @@ class RewardModel:
         """
         contexts = self._checked(context).expand(self.num_actions, -1)
         inputs = torch.cat([contexts, self._actions], 1).to(self._device, self._dtype)
-        with stateless.evaluation_mode(self.bnn.net):
+        with evaluation_mode(self.bnn.net):
             try:
                 outputs = [self.bnn.tensor_of(self.bnn.run_with(each, inputs)) for each in weights]
             except RuntimeError as error:
-                if stateless.is_out_of_memory(error):
+                if is_out_of_memory(error):
                     raise
                 raise ValueError(
                     f"the network failed on rows of {inputs.shape[1]} numbers, {len(context)} of a "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from bayesify.estimators.stateless import evaluation_mode
+from bayesify.estimators.network_state import evaluation_mode
 from bayesify.export.report import ExportError, largest_difference
 from bayesify.module.inputs import Inputs, arguments_of, copied, count_examples
 from bayesify.module.random_network import RandomNetwork

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.estimators.stateless import frozen_in_evaluation
+from bayesify.estimators.network_state import frozen_in_evaluation
 from bayesify.module.inputs import Inputs, batch_size_of
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.prediction import Predictive

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bayesify.distributions.likelihoods import CategoricalLikelihood
-from bayesify.estimators.stateless import frozen_in_evaluation
+from bayesify.estimators.network_state import frozen_in_evaluation
 from bayesify.module.inputs import Inputs
 from bayesify.prediction import CategoricalPredictive
 from bayesify.training.elbo import ELBO, ELBOTerms

@@ -16,7 +16,8 @@ from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Posterior
 from bayesify.distributions.priors import Prior
 from bayesify.distributions.structured import PosteriorFamily
-from bayesify.estimators import Estimator, stateless
+from bayesify.estimators import Estimator
+from bayesify.estimators.network_state import copy_network
 from bayesify.io.components import (
     described,
     described_posterior,
@@ -289,7 +290,7 @@ def _of_dtype(net: nn.Module, names: Sequence[str], dtype: torch.dtype) -> nn.Mo
 
     Other buffers stay as they are: those that a file does not hold may be complex, or times.
     """
-    copied = stateless.copy_network(net)
+    copied = copy_network(net)
     parameters = dict(copied.named_parameters(remove_duplicate=False))
     random = [parameters[name] for name in names]
     before = {parameter.dtype for parameter in random}

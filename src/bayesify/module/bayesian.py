@@ -19,6 +19,7 @@ from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.distributions.structured import PosteriorFamily
 from bayesify.estimators import Estimator, stateless
+from bayesify.estimators.network_state import evaluation_mode, has_own_code
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
 from bayesify.module.inputs import Inputs, inputs_of
 from bayesify.module.kept_samples import KeptSamples, sampler_of
@@ -278,7 +279,7 @@ class BayesianModule(RandomNetwork):
             self.in_turn(),
             torch.inference_mode(mode=False),  # whose tensors do not count their edits
             torch.no_grad(),
-            stateless.evaluation_mode(self.net),
+            evaluation_mode(self.net),
         ):
             batching = Batching.of(
                 self,
@@ -349,7 +350,7 @@ class BayesianModule(RandomNetwork):
         max_memory: int | str | None,
     ) -> Tensor:
         inputs = inputs_of(inputs, self.posterior.mean.device, self.net)
-        with self.in_turn(), stateless.evaluation_mode(self.net):
+        with self.in_turn(), evaluation_mode(self.net):
             batching = Batching.of(
                 self,
                 inputs,
@@ -360,7 +361,7 @@ class BayesianModule(RandomNetwork):
             )
             mean = self.posterior.masked_mean.detach()
             # What edits its weights for some inputs only would edit the posterior.
-            if batching.may_edit_weights or stateless.has_own_code(self.net):
+            if batching.may_edit_weights or has_own_code(self.net):
                 mean = mean.clone()
             rows = rows_in_pass(inputs, batching.batch_size)
             with one_thread_if_small(self, rows):

@@ -15,11 +15,11 @@ class BorrowedMemory:
     """Parameters of a copy that share the memory of the original, which must not change.
 
     Args:
-        net: a copy by :func:`~bayesify.estimators.stateless.copy_network`, whose frozen parameters
-            do.
+        net: a copy by :func:`~bayesify.estimators.network_state.copy_network`, whose frozen
+            parameters do.
 
     Example:
-        >>> from bayesify.estimators.stateless import copy_network
+        >>> from bayesify.estimators.network_state import copy_network
         >>> net = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2))
         >>> copied = copy_network(net)
         >>> borrowed = BorrowedMemory(copied)

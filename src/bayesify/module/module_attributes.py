@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayesify.estimators.stateless import modules_of
+from bayesify.estimators.network_state import modules_of
 
 __all__ = ["ModuleAttributes"]
 

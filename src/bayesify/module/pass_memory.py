@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from bayesify.estimators import stateless
+from bayesify.estimators.network_state import snapshot
 from bayesify.module.inputs import Inputs, batches_of, check_rows, copied, count_examples
 from bayesify.module.kept_samples import sampler_of
 from bayesify.module.module_attributes import ModuleAttributes
@@ -236,7 +236,7 @@ class PassMemory(NamedTuple):
             (8, 8, True, False)
         """
         weights = network.posterior.masked_mean.clone()
-        undo, attributes = stateless.snapshot(network.net), ModuleAttributes(network.net)
+        undo, attributes = snapshot(network.net), ModuleAttributes(network.net)
 
         edits_weights = False
 
@@ -303,7 +303,7 @@ class Unmeasured(NamedTuple):
             inputs: as for ``BayesianModule.predict``.
             count: the number of examples in a pass.
         """
-        undo, attributes = stateless.snapshot(network.net), ModuleAttributes(network.net)
+        undo, attributes = snapshot(network.net), ModuleAttributes(network.net)
         try:
             args, kwargs = copied(next(batches_of(inputs, count)))
             network.run_with(network.posterior.masked_mean.clone(), *args, **kwargs)

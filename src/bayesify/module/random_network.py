@@ -22,6 +22,7 @@ from bayesify.estimators import (
     WeightSampling,
     stateless,
 )
+from bayesify.estimators.network_state import copy_network, snapshot
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
 from bayesify.module.borrowed_memory import BorrowedMemory
 from bayesify.module.inputs import Inputs, Repeated, Unedited, arguments_of
@@ -111,7 +112,7 @@ class RandomNetwork(nn.Module):
                 )
         warn_of_closures(net)
         self.output = output
-        self.net = stateless.copy_network(net)
+        self.net = copy_network(net)
         self._borrowed = BorrowedMemory(self.net)
         initial = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
         mean = at_least_float32(initial)
@@ -353,7 +354,7 @@ class RandomNetwork(nn.Module):
             forward=forward,
             batch_size=minibatch_size(args, kwargs),
             local_names=lambda: self._local_names(torch.compiler.is_compiling(), *args, **kwargs),
-            snapshot=lambda: stateless.snapshot(self.net),
+            snapshot=lambda: snapshot(self.net),
             on_unexpected_use=self._traces.add_use,
             integrated_names=integrated,
         )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bayesify.distributions.eligible import check_network
-from bayesify.estimators.stateless import copy_network
+from bayesify.estimators.network_state import copy_network
 
 __all__ = ["RankOne", "rank_one"]
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
 from bayesify.estimators.interception import READERS
-from bayesify.estimators.stateless import modules_of
+from bayesify.estimators.network_state import modules_of
 from bayesify.estimators.transforms import is_transformed
 
 __all__ = [

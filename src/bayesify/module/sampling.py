@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from bayesify.estimators import stateless
-from bayesify.estimators.stateless import is_out_of_memory
+from bayesify.estimators.network_state import is_out_of_memory, snapshot
 from bayesify.module.batching import MIN_GROUP, Batching, kind_of_pass, shared_group
 from bayesify.module.inputs import (
     WHOLE,
@@ -211,7 +210,7 @@ class SampledOutputs:
 
         if checked.get(kind) is False:
             return
-        undo = stateless.snapshot(self._network.net) if kind not in checked else None
+        undo = snapshot(self._network.net) if kind not in checked else None
         try:
             outputs = trunk.first(draw(range(1))[0], *inputs())
         except Exception as error:  # the user's network may raise any kind of error

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.estimators.stateless import is_out_of_memory, snapshot
+from bayesify.estimators.network_state import is_out_of_memory, snapshot
 from bayesify.module.pass_memory import UnfusedAttention
 
 __all__ = ["in_one_pass"]

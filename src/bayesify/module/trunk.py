@@ -10,8 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesify.estimators import stateless
-from bayesify.estimators.stateless import modules_of
+from bayesify.estimators.network_state import (
+    evaluation_mode,
+    is_out_of_memory,
+    modules_of,
+    snapshot,
+)
 from bayesify.module.inputs import Repeated
 from bayesify.module.recorded_pass import (
     RecordedCall,
@@ -198,14 +202,14 @@ def shared_part(network: _Network, args: tuple[Any, ...], kwargs: Mapping[str, A
     """
     if not may_have_trunk(network.net):
         return 0.0
-    trunk, undo = Trunk(network), stateless.snapshot(network.net)
+    trunk, undo = Trunk(network), snapshot(network.net)
     args, kwargs = Repeated().take((args, dict(kwargs)))
-    evaluating = stateless.evaluation_mode(network.net)
+    evaluating = evaluation_mode(network.net)
     try:
         with torch.inference_mode(mode=False), torch.no_grad(), evaluating:
             trunk.first(network.posterior.masked_mean.detach().clone(), args, kwargs)
     except Exception as error:  # the user's network may raise any kind of error
-        if stateless.is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise
     finally:
         undo()

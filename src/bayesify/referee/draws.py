@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.likelihoods.likelihood import predictive_of
-from bayesify.estimators import stateless
+from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.batching import Batching
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs
@@ -131,7 +131,7 @@ class PosteriorDraws:
                 f"num_samples must lie from 1 to {len(draws)}, the number of draws, got {count}"
             )
         chosen = draws[torch.arange(count, device=draws.device) * len(draws) // count]
-        with stateless.evaluation_mode(self.bnn.net):
+        with evaluation_mode(self.bnn.net):
             outputs = self._outputs(chosen, inputs, batch_size)
             return predictive_of(self.bnn.likelihood, outputs, keep_samples=keep_samples)
 
@@ -179,7 +179,7 @@ class PosteriorDraws:
     @torch.no_grad()
     def _predictions(self, inputs: Inputs) -> Tensor:
         """Return the predictions of every draw, shape (chains, draws, N, ...)."""
-        with stateless.evaluation_mode(self.bnn.net):
+        with evaluation_mode(self.bnn.net):
             outputs = stack_samples(self._outputs(self.weights.flatten(0, 1), inputs, None))
         predictive = predictive_of(self.bnn.likelihood, outputs, keep_samples=True)
         samples: Tensor | None = predictive.samples

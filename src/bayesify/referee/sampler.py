@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.estimators import stateless
+from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
@@ -113,7 +113,7 @@ def hmc(
     model = copy.deepcopy(bnn).cpu().double()
     cut_off = 0
     found: dict[str, list[Tensor]] = {name: [] for name in ("weights", *_DIAGNOSTICS, "step_size")}
-    with stateless.evaluation_mode(model.net), jax.enable_x64(True):
+    with evaluation_mode(model.net), jax.enable_x64(True):
         density = PosteriorDensity(model, *data, temperature=temperature)
         key = NoiseKey(seed, Stream.INITIALIZATION, 0)
         noise = key.normals(range(num_chains), len(density.centre), dtype=torch.float64)

@@ -14,6 +14,7 @@ from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.priors import BlockPrior
 from bayesify.estimators import stateless
+from bayesify.estimators.network_state import copy_network, frozen_in_evaluation, is_out_of_memory
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples
 from bayesify.noise.keys import NoiseKey, Stream, kept_generators
@@ -118,8 +119,8 @@ def _collected(bnn: BayesianModule, inputs: Inputs) -> str | None:
         return arguments_of(tree_map_only(Tensor, chosen, inputs))
 
     def buffers_after(draw: int, of: Tensor, scale: float) -> dict[str, Tensor]:
-        net = stateless.copy_network(bnn.net)
-        frozen = stateless.frozen_in_evaluation(net, bnn.layout)  # as ``fit`` leaves it
+        net = copy_network(bnn.net)
+        frozen = frozen_in_evaluation(net, bnn.layout)  # as ``fit`` leaves it
         net.train()
         for part in frozen:
             part.eval()
@@ -127,7 +128,7 @@ def _collected(bnn: BayesianModule, inputs: Inputs) -> str | None:
             try:
                 stateless.run_with(net, weights[draw], *arguments(of, scale))
             except Exception as error:  # of any kind that a network raises
-                if stateless.is_out_of_memory(error):
+                if is_out_of_memory(error):
                     raise
                 raise ValueError(
                     "a network with buffers must run in training mode, to find those that training "

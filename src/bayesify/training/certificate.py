@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 from bayesify.distributions.kl import kl_divergence
 from bayesify.distributions.posteriors import MeanFieldGaussian
-from bayesify.estimators import LocalReparameterization, stateless
+from bayesify.estimators import LocalReparameterization
+from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples, inputs_of
 from bayesify.module.shared_pass import in_one_pass
@@ -302,7 +303,7 @@ def _count_wrong(
     picks = rest[torch.randint(len(rest), (num_samples,), generator=generator)]
     device = bnn.posterior.mean.device
     picks, targets = picks.to(device), targets.to(device)
-    with bnn.in_turn(), stateless.evaluation_mode(bnn.net):
+    with bnn.in_turn(), evaluation_mode(bnn.net):
         before = bnn.estimator
         bnn.estimator = LocalReparameterization()
         try:

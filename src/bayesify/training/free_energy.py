@@ -23,7 +23,7 @@ from bayesify.distributions.priors import (
     ScaleMixture,
     StudentT,
 )
-from bayesify.estimators import stateless
+from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.training.backends.requirements import why_own_code
@@ -164,7 +164,7 @@ def untrained_free_energy(
     ):
         return None
     owners = _owners(prior, bnn.layout)
-    with stateless.evaluation_mode(bnn.net):
+    with evaluation_mode(bnn.net):
         return _Search(elbo, minibatches, priors, owners.to(bnn.posterior.mean.device)).result()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from bayesify.estimators.stateless import frozen_in_evaluation
+from bayesify.estimators.network_state import frozen_in_evaluation
 from bayesify.module.inputs import Inputs
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.recorded_pass import version_of

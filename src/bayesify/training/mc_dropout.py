@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.distributions.posteriors import Delta
-from bayesify.estimators import stateless
+from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import (
     WHOLE,
@@ -155,7 +155,7 @@ class MCDropout:
             self.seed if seed is None else seed,
             self.output,
         )
-        with self._turns.taken(), kept_generators(), stateless.evaluation_mode(net):
+        with self._turns.taken(), kept_generators(), evaluation_mode(net):
             for module in _dropout_modules(net):
                 module.training = True
             if self._readers is None:

@@ -8,7 +8,7 @@ from typing import get_args
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bayesify.estimators.stateless import snapshot
+from bayesify.estimators.network_state import snapshot
 from bayesify.module.inputs import Inputs
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends.autograd import AutogradBackend

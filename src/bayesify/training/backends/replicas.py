@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.distributions.structured import StructuredGaussian
 from bayesify.estimators import ForwardPass, stateless
+from bayesify.estimators.network_state import snapshot
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.noise.keys import NoiseKey, Stream
@@ -298,7 +299,7 @@ class ReplicaBackend:
         """Run the first network once and list the noise that its estimator asks for."""
         bnn = self._first
         key = RecordingKey(0, Stream.TRAINING, 0)
-        undo = stateless.snapshot(bnn.net)
+        undo = snapshot(bnn.net)
         try:
             self._run_estimator(
                 lambda tensors: bnn.run_with_named(tensors, *args, **kwargs),
