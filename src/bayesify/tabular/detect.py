@@ -187,7 +187,7 @@ class ColumnScan:
         if self.all_different and (amounts := self._amounts()):
             return amounts
         if self.overflowed and not self.all_different:
-            return "it has too many different texts to be levels"
+            return "it has too many different texts to be levels; --text with --encoder reads texts"
         if self.count > 1 and (
             self.all_different
             or (len(self.texts) > FEW_LEVELS and len(self.texts) > 0.5 * self.count)

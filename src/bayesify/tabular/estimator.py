@@ -209,8 +209,7 @@ class BayesianMLP(Calibrated, StorableEstimator):
         # A copy of what there was, which stays if the training is interrupted.
         bnn = self.bnn_ = copy.deepcopy(self.bnn_)
         if self._num_rows:  # as many steps as for these rows alone
-            likelihood = bnn.likelihood
-            alone = self._recipe(len(rows.weights), has_classes=has_classes(likelihood))
+            alone = self._recipe(len(rows.weights), has_classes=has_classes(bnn.likelihood))
             self.recipe_ = replace(self.recipe_, steps=alone.steps)
         whole = DistinctRows(self._encoded(rows.inputs.numpy()), targets, rows.weights)
         counter = StepCounter()

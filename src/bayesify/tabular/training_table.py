@@ -273,7 +273,7 @@ def with_levels(
             columns.append(column)
             codes.append(each)
             continue
-        smaller = column.trained(those)
+        smaller = column.without_unseen(those)
         columns.append(smaller)
         codes.append(smaller.codes_of(column, each))
     return dataclasses.replace(draft, columns=tuple(columns)), codes

@@ -100,7 +100,7 @@ class CategoryColumn(Column):
     def _is_missing(self, values: Floats) -> npt.NDArray[np.bool_]:
         return np.isnan(values)  # an unknown level, inf, is not missing
 
-    def trained(self, seen: npt.NDArray[np.bool_]) -> Self:
+    def without_unseen(self, seen: npt.NDArray[np.bool_]) -> Self:
         """Return the column without the levels that no training row has, unless all are such.
 
         Args:
@@ -108,7 +108,7 @@ class CategoryColumn(Column):
 
         Example:
             >>> column = CategoryColumn(name="city", levels=("Rome", "Oslo", "Pau"), kept=2)
-            >>> smaller = column.trained(np.array([True, False, True]))
+            >>> smaller = column.without_unseen(np.array([True, False, True]))
             >>> smaller.levels, smaller.kept, smaller.codes_of(column, np.arange(3.0)).tolist()
             (('Rome', 'Pau'), 1, [0.0, inf, 1.0])
         """
