@@ -252,6 +252,9 @@ def test_a_network_of_half_precision_keeps_rewards_and_contexts(dtype: torch.dty
     kept = agent.rewards.buffer.interactions
     assert (kept.contexts.item(), kept.rewards.item()) == (1234.5, 70_003.0)
     agent.learn()
+    if dtype == torch.float16:
+        with pytest.raises(ValueError, match=r"of finite numbers, .* got NaN or infinity"):
+            agent.observe(np.array([1e6]), 0, 1.0)
 
 
 # ------------------------------------------------------------------------------------------- errors

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
 from bayesify import BayesianModule
-from bayesify.estimators.network_state import is_out_of_memory
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.batching import Batching
 
 X = torch.linspace(-1.0, 1.0, 48).view(12, 4)

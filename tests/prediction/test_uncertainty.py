@@ -227,8 +227,10 @@ def test_joined_noise_stays_small() -> None:
     assert torch.allclose(joined.aleatoric, torch.full((5, 2), 0.025).double())
     alike = GaussianPredictive.joined([parts[0], parts[0]])
     other = StudentTPredictive(parts[0].means, torch.tensor(1.0), torch.tensor(3.0))
-    with pytest.raises(ValueError, match=r"must be of one kind, got .*Gaussian.*StudentT"):
+    with pytest.raises(ValueError, match=r"GaussianPredictive\.joined needs .* got StudentT"):
         GaussianPredictive.joined([parts[0], other])
+    with pytest.raises(ValueError, match=r"CategoricalPredictive\.joined needs .* got Gaussian"):
+        CategoricalPredictive.joined([parts[0]])
     assert alike.noise_std.dim() == 0
 
 

@@ -249,6 +249,20 @@ def test_equal_rows_count_in_the_range_of_training(weighted: bool) -> None:
     assert (scores[1:] > 1.0).all()
 
 
+@pytest.mark.parametrize("total", [0.3, 1.0, 1.5, 3.0, 300.0])
+def test_weights_of_any_sum_leave_the_range_of_training(total: float) -> None:
+    # Weights that sum to little tell which rows count more, not that there are few rows.
+    rng = np.random.default_rng(0)
+    values, shares = rng.normal(size=300), rng.uniform(0.5, 1.5, 300)
+    alone = NumberColumn(name="x").fit(values)
+    column = NumberColumn(name="x").fit(values, weights=total * shares / shares.sum())
+    assert not column.outside(values).any()
+    assert column.outside(np.array([100.0])) > 10.0
+    assert column.spread == pytest.approx(alone.spread, rel=0.2)
+    for size in range(99_990, 100_010):
+        NumberColumn(name="x").fit(np.arange(float(size)), weights=np.full(size, 1.0 / size))
+
+
 def test_an_unused_column_is_stored() -> None:
     column = UnusedColumn(name="x")
     assert column_from_json(column.to_json()) == column

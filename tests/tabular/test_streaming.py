@@ -122,9 +122,10 @@ def test_a_level_that_only_held_out_rows_have_lies_outside(
     assert schema.split["test_outside"] == expected == int((data.test_distances > 0.0).sum())
 
 
-def test_a_number_that_repeats_is_no_identifier_however_many_there_are(tmp_path: Path) -> None:
-    ids = np.tile(np.arange(5, 100_010), 2)
-    table = pd.DataFrame({"customer_id": np.sort(ids)})
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_number_that_repeats_is_no_identifier_however_many_there_are(in_order: bool) -> None:
+    ids = np.tile(np.arange(5, 150_010), 2)  # the first repeats after there were too many to count
+    table = pd.DataFrame({"customer_id": np.sort(ids) if in_order else ids})
     for cells in (
         pa.Table.from_pandas(table),
         pa.table({"customer_id": table["customer_id"].astype(str)}),
@@ -139,6 +140,22 @@ def test_a_number_that_repeats_is_no_identifier_however_many_there_are(tmp_path:
     once.read(TableRows(pa.table({"customer_id": np.random.default_rng(0).permutation(200_000)})))
     once.finish()
     assert once.reason_to_drop() == "it identifies rows: whole numbers, all different"
+
+
+def test_levels_that_are_too_many_to_count_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bayesify.tabular.detect._MOST_TEXTS", 200)
+    rng = np.random.default_rng(0)
+    town = np.array([f"t{i}" for i in rng.integers(400, size=ROWS)], dtype=object)
+    town[1] = "late"
+    town[ROWS // 2 :][rng.random(ROWS - ROWS // 2) < 0.6] = "late"
+    table = pd.DataFrame({"town": town, "y": rng.normal(size=ROWS)})
+    table.to_parquet(tmp_path / "t.parquet")
+    _, schema = streamed(tmp_path / "t.parquet", tmp_path, PART, keep=["town"])
+    (column,) = schema.columns
+    assert isinstance(column, CategoryColumn)
+    assert "late" in column.levels
 
 
 def test_statistics_of_a_sample_are_close_to_those_of_all_rows(path: Path, tmp_path: Path) -> None:

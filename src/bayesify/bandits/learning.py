@@ -19,7 +19,8 @@ from bayesify.bandits.replay import ReplayBuffer
 from bayesify.distributions.likelihoods import CategoricalLikelihood, GaussianLikelihood
 from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.distributions.posteriors import Delta
-from bayesify.estimators.network_state import evaluation_mode, is_out_of_memory
+from bayesify.estimators.network_state import evaluation_mode
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.bayesian import BayesianModule
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.noise.whole_numbers import whole_number
@@ -296,7 +297,7 @@ class RewardModel:
 
     def _checked(self, context: Any) -> Tensor:
         vector = torch.as_tensor(context, dtype=self.buffer.dtype, device="cpu")
-        if vector.dim() != 1 or not bool(vector.isfinite().all()):
+        if vector.dim() != 1 or not bool(vector.to(self._dtype).isfinite().all()):
             got = "NaN or infinity" if vector.dim() == 1 else f"shape {tuple(vector.shape)}"
             raise ValueError(f"a context must be a vector of finite numbers, shape (d,), got {got}")
         self.buffer.check(vector)

@@ -1,4 +1,4 @@
-"""An ordinary network's copies, modules, modes and buffers, and errors of exhausted memory."""
+"""An ordinary network's copies, modules, modes and buffers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from bayesify.distributions.layout import ParameterLayout
+from bayesify.estimators.out_of_memory import is_out_of_memory
 
 __all__ = [
     "copy_network",
     "evaluation_mode",
     "frozen_in_evaluation",
     "has_own_code",
-    "is_out_of_memory",
     "modules_of",
     "snapshot",
 ]
@@ -197,17 +197,3 @@ def snapshot(net: nn.Module) -> Callable[[], None]:
             torch.cuda.set_rng_state_all(devices)
 
     return undo
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error means that memory is exhausted.
-
-    Example:
-        >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("a shape is wrong"))
-        (True, False)
-    """
-    # PyTorch's CPU allocator raises a plain RuntimeError; its words differ between versions.
-    words = ("can't allocate memory", "DefaultCPUAllocator")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and any(each in str(error) for each in words)
-    )

@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_map_only
 
 from bayesify.estimators.estimator import ParameterUse
 from bayesify.estimators.interception import WeightInterceptor, tensors_in
-from bayesify.estimators.network_state import is_out_of_memory, snapshot
+from bayesify.estimators.network_state import snapshot
 from bayesify.estimators.operations import LinearOperation
+from bayesify.estimators.out_of_memory import is_out_of_memory
 
 __all__ = ["ParameterUses", "TraceCache", "minibatch_size", "trace"]
 

@@ -156,7 +156,6 @@ _DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
     EOFError,
-    NotImplementedError,
     OSError,
     RuntimeError,
     UnicodeDecodeError,

@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.estimators.network_state import is_out_of_memory, modules_of
+from bayesify.estimators.network_state import modules_of
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.inputs import WHOLE, Inputs, arguments_of, count_examples
 from bayesify.module.pass_memory import PROBE_SIZE, MemoryTracker, PassMemory, Unmeasured
 from bayesify.module.random_network import RandomNetwork

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from bayesify.estimators.network_state import is_out_of_memory, snapshot
+from bayesify.estimators.network_state import snapshot
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.batching import MIN_GROUP, Batching, kind_of_pass, shared_group
 from bayesify.module.inputs import (
     WHOLE,

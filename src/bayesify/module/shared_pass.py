@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.estimators.network_state import is_out_of_memory, snapshot
+from bayesify.estimators.network_state import snapshot
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.pass_memory import UnfusedAttention
 
 __all__ = ["in_one_pass"]

@@ -10,12 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesify.estimators.network_state import (
-    evaluation_mode,
-    is_out_of_memory,
-    modules_of,
-    snapshot,
-)
+from bayesify.estimators.network_state import evaluation_mode, modules_of, snapshot
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.inputs import Repeated
 from bayesify.module.recorded_pass import (
     RecordedCall,

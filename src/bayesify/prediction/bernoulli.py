@@ -24,6 +24,7 @@ from bayesify.prediction.predictive import (
     SizedIterable,
     blocks_of,
     check_joinable,
+    check_kind,
     select_samples,
 )
 
@@ -142,6 +143,7 @@ class BernoulliPredictive(Predictive):
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """See ``Predictive.joined``."""
+        check_kind(cls, parts)
         check_joinable([tuple(part.log_mean.shape[:-1]) for part in parts])
         averages = [
             AveragedProbabilities(

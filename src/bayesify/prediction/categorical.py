@@ -21,6 +21,7 @@ from bayesify.prediction.predictive import (
     SizedIterable,
     blocks_of,
     check_joinable,
+    check_kind,
     class_indices,
     select_samples,
 )
@@ -144,6 +145,7 @@ class CategoricalPredictive(Predictive):
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """See ``Predictive.joined``."""
+        check_kind(cls, parts)
         check_joinable([tuple(part.log_mean.shape) for part in parts])
         averages = [
             AveragedProbabilities(p.log_mean, p.expected_entropy, p.epistemic, p.log_samples)

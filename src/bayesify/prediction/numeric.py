@@ -15,6 +15,7 @@ from bayesify.prediction.checks import check_tensors
 from bayesify.prediction.predictive import (
     Predictive,
     check_joinable,
+    check_kind,
     has_values,
     select_samples,
     sum_components,
@@ -213,9 +214,7 @@ class NumericPredictive(Predictive):
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """See ``Predictive.joined``; all must have the same number of weight samples."""
-        kinds = sorted({type(part).__name__ for part in parts})
-        if len(kinds) > 1:
-            raise ValueError(f"all predictive distributions must be of one kind, got {kinds}")
+        check_kind(cls, parts)
         components = [part._components for part in parts]
         check_joinable([tuple(each.shape) for each in components])
         fields = {cls._fields[0]: torch.cat(components)}

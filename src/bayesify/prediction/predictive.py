@@ -15,7 +15,7 @@ from bayesify.prediction.jackknife import jackknife
 
 __all__ = [
     *("KEEP_SAMPLES_HINT", "Abstention", "Predictive", "SizedIterable", "Uncertainty"),
-    *("blocks_of", "check_joinable", "choose_samples", "class_indices"),
+    *("blocks_of", "check_joinable", "check_kind", "choose_samples", "class_indices"),
     *("has_values", "select_samples", "stack_samples", "sum_components"),
 ]
 
@@ -350,6 +350,15 @@ def class_indices(targets: Tensor) -> Tensor:
             "them with .long()"
         )
     return targets.long()
+
+
+def check_kind(kind: type[Predictive], parts: Sequence[object]) -> None:
+    """Raise ValueError unless all distributions that are to be joined are of a kind."""
+    others = sorted({type(part).__name__ for part in parts if not isinstance(part, kind)})
+    if others:
+        raise ValueError(
+            f"{kind.__name__}.joined needs distributions of this kind, got {', '.join(others)}"
+        )
 
 
 def check_joinable(shapes: Sequence[tuple[int, ...]]) -> None:

@@ -76,7 +76,7 @@ class ColumnScan:
         #: Texts that stand for no value, such as NA, and how often each does.
         self.words_for_missing: Counter[str] = Counter()
         self.overflowed = False
-        #: Whether a text occurred twice before there were too many to count.
+        #: Whether a text occurred twice, as far as texts were counted.
         self._repeats = False
         self.remarks: list[str] = []
         self._numbers = self._infinite = 0
@@ -109,6 +109,8 @@ class ColumnScan:
             self.texts.update(dict(zip(known.tolist(), sizes.tolist(), strict=True)))
             self.overflowed = len(self.texts) > _MOST_TEXTS
             self._repeats = len(self.texts) < self.texts.total()
+        elif not self._repeats:
+            self._repeats = int(sizes.max()) > 1 or any(map(self.texts.__contains__, known))
         self._numbers += int(sizes[~np.isnan(numbers)].sum())
         self._infinite += int(sizes[np.isinf(numbers)].sum())
         self._forms.update(known, sizes, ~np.isnan(numbers))

@@ -80,7 +80,7 @@ def extremes(values: Floats, weights: Floats, place: float) -> tuple[float, floa
     """
     order = np.argsort(values, kind="stable")
     ordered, counts = values[order], weights[order]
-    least = min(place, (counts.sum() + 1.0) // 2.0) * (1.0 - 1e-12)
+    least = min(place, counts.sum() / 2.0) * (1.0 - 1e-12)
     low = np.searchsorted(np.cumsum(counts), least)
     high = np.searchsorted(np.cumsum(counts[::-1]), least)
     return float(ordered[low]), float(ordered[::-1][high])

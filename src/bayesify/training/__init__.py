@@ -2,14 +2,14 @@
 
 from bayesify.training.backends import NonFiniteLossError
 from bayesify.training.convergence import ConvergenceWarning
-from bayesify.training.data_warnings import (
+from bayesify.training.fit import fit
+from bayesify.training.fit_warnings import (
     RowCountWarning,
     ShortStreamWarning,
     SoftmaxOutputWarning,
     TargetScaleWarning,
     UnreadParameterWarning,
 )
-from bayesify.training.fit import fit
 from bayesify.training.replicas import fit_replicas
 
 __all__ = [

@@ -14,7 +14,8 @@ from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.priors import BlockPrior
 from bayesify.estimators import stateless
-from bayesify.estimators.network_state import copy_network, frozen_in_evaluation, is_out_of_memory
+from bayesify.estimators.network_state import copy_network, frozen_in_evaluation
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples
 from bayesify.noise.keys import NoiseKey, Stream, kept_generators

@@ -16,13 +16,13 @@ from bayesify.training.agreement import begin_together, check_alike
 from bayesify.training.backends import Backend, BackendName, check_backend, make_backend
 from bayesify.training.checkpoint import Position
 from bayesify.training.checks import check_arguments, check_can_divide
-from bayesify.training.data_warnings import (
+from bayesify.training.division import Division
+from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.fit_warnings import (
     warn_of_row_count,
     warn_of_short_stream,
     warn_of_unread,
 )
-from bayesify.training.division import Division
-from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
 from bayesify.training.loop import Minibatch, StepOptions, run_epochs
 from bayesify.training.member import Member

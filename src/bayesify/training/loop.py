@@ -26,9 +26,9 @@ from bayesify.training.checks import (
     diverged,
 )
 from bayesify.training.convergence import warn_of_convergence
-from bayesify.training.data_warnings import warn_of_softmax_outputs, warn_of_target_scale
 from bayesify.training.division import Division, Share
 from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.fit_warnings import warn_of_softmax_outputs, warn_of_target_scale
 from bayesify.training.free_energy import FirstExamples, free_energy_note
 from bayesify.training.history import EpochMeter, History
 from bayesify.training.interrupt import deferred_interrupt

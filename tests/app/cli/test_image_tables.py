@@ -124,6 +124,15 @@ def test_new_rows_with_classes_are_measured(place: Path, tmp_path: Path) -> None
     assert found["metrics"]["error_predictive"] == pytest.approx(50.0 * sum(wrong))
 
 
+def test_force_overwrites_no_table_of_a_pattern(place: Path) -> None:
+    new = place / "more.csv"
+    write_rows(new, [["files/dots/0.png"]], "path")
+    before = new.read_bytes()
+    said = bayesify("predict", place / "run", place / "more*.csv", "--out", new, "--force")
+    check_refused(said, "more.csv is a file of the input; choose another file with --out")
+    assert new.read_bytes() == before
+
+
 def test_a_folder_of_new_images_is_measured(place: Path, tmp_path: Path) -> None:
     by_folder = as_json("evaluate", place / "run", place / "files")
     assert by_folder["rows_measured"] == 30

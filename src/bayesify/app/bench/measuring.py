@@ -20,7 +20,7 @@ from bayesify.app.bench.step_memory import (
     resident_bytes,
 )
 from bayesify.app.bench.timing import Entrant, Turn, paired_ratio, spread, take_turns, wait
-from bayesify.estimators.network_state import is_out_of_memory
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.training.backends import CompilerError
 
 __all__ = ["BenchRow", "Group", "Measurement", "estimated_seconds", "measure"]

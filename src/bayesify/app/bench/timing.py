@@ -15,7 +15,7 @@ import torch
 
 from bayesify.app.bench.contestants import Contestant, Step
 from bayesify.app.bench.disturbance import Watch
-from bayesify.estimators.network_state import is_out_of_memory
+from bayesify.estimators.out_of_memory import is_out_of_memory
 
 __all__ = ["Entrant", "Turn", "paired_ratio", "spread", "take_turns", "wait"]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import bayesify
-from bayesify.estimators.network_state import is_out_of_memory
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.training import NonFiniteLossError
 from bayesify.training.backends import CompilerError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,6 +151,7 @@ def predict(
         check_can_be_written(out, overwrite=force)
     if out.suffix.lower() in _OTHER_FORMATS:
         raise RunError(f"{out} must end in .csv, or in .parquet for a table")
+    _check_is_no_input(out, data)
     run = opened(folder)
     check_table_options(run, lenient=lenient, max_memory=max_memory is not None, on=on is not None)
     if on is not None and (conformal or max_memory is not None):
@@ -157,7 +159,6 @@ def predict(
     if run.table is None and out.suffix.lower() == ".parquet":
         raise RunError(f"{out} must not end in .parquet, which is for tables; use .csv")
     reads_files = run.table is not None and all(c.kind != "image" for c in run.table.columns)
-    _check_is_no_input(out, data, reads_files=reads_files)
     if on is None and reads_files and data.is_dir() and out.absolute().parent.samefile(data):
         raise RunError(
             f"{out} would be one of the files of the table in {data}; choose another folder with "
@@ -234,15 +235,11 @@ def predict(
     typer.echo(f"predictions: {out}")
 
 
-def _check_is_no_input(out: Path, data: Path, *, reads_files: bool) -> None:
-    """Check that the file of --out is none of those that are read, which may be several."""
-    inputs = [data]
-    if reads_files:
-        from bayesify.tabular.files import table_paths
-
-        inputs = table_paths(data)
-    if out.exists() and any(each.exists() and out.samefile(each) for each in inputs):
-        what = "the input" if len(inputs) == 1 else "a file of the input"
+def _check_is_no_input(out: Path, data: Path) -> None:
+    """Check that the file of --out is none of those that are read, which may be a pattern's."""
+    inputs = [data] if data.exists() else map(Path, glob.glob(str(data), recursive=True))  # noqa: PTH207
+    if out.exists() and any(map(out.samefile, inputs)):
+        what = "the input" if data.exists() else "a file of the input"
         raise RunError(f"{out} is {what}; choose another file with --out")
 
 

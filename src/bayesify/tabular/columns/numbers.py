@@ -76,6 +76,8 @@ class RangedColumn(Column):
             return dataclasses.replace(
                 column, mean=mean, std=0.0, low=ends[0], high=ends[1], spread=0.0
             )
+        # Weights of a small sum tell which rows count more, but not that there are few rows.
+        counts = counts * max(1.0, len(counts) / counts.sum())
         low, high = robust.extremes(finite, counts, tail)
         halved = finite / 2.0  # so that differences are finite
         quarter, three = robust.interpolated_quantiles(halved, counts, np.array([0.25, 0.75]))

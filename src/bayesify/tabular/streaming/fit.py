@@ -408,8 +408,12 @@ def _of_all_rows(
 
 
 def _seen_levels(column: Column, scan: StreamScan, held: Floats) -> npt.NDArray[np.bool_] | None:
-    """Return which levels of a category rows have that are not held out; None without levels."""
-    if not isinstance(column, CategoryColumn):
+    """Return which levels of a category rows have that are not held out.
+
+    Rows without a target have levels too, since the pass over all rows counts them. None stands
+    for all levels, where there are none or the pass could not count them all.
+    """
+    if not isinstance(column, CategoryColumn) or scan.overflowed:
         return None
     codes = column.parse(np.array(list(scan.texts), dtype=object))
     counts = np.zeros(len(column.levels))

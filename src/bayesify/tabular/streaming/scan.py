@@ -163,6 +163,9 @@ class StreamScan(ColumnScan):
             self._values = merged
             self._repeats = len(merged) < int(self._sizes.sum())
             self.overflowed = len(merged) > _MOST_NUMBERS
+        elif not self._repeats:
+            found, sizes = np.unique(known, return_counts=True)
+            self._repeats = int(sizes.max()) > 1 or bool(np.isin(found, self._values).any())
 
     def _count_exact(self, cells: pa.ChunkedArray) -> None:
         """Count the texts of integers and decimals, as far as there can be so many classes."""

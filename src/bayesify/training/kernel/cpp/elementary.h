@@ -153,10 +153,11 @@ inline Real softplus(Real rho) {
 // d log std / d rho = (1 - exp(-std)) / std, for 0 <= std < 0.5.
 [[maybe_unused]] inline float softplus_ratio_of_small(float std) {
   const float s = std * std;
-  float even = 1.9841270e-4f, odd = -1.3888889e-3f;
+  float even = 1.9841270e-4f, odd = -2.4801587e-5f;
   even = even * s + 8.3333333e-3f;
-  odd = odd * s - 4.1666667e-2f;
+  odd = odd * s - 1.3888889e-3f;
   even = even * s + 1.6666667e-1f;
+  odd = odd * s - 4.1666667e-2f;
   odd = odd * s - 0.5f;
   return (even * s + 1.0f) + odd * std;
 }

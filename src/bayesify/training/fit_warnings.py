@@ -1,4 +1,4 @@
-"""Warnings of data, outputs and parameters with which training learns little or the wrong thing."""
+"""Warnings of ``fit``: of data, outputs and parameters with which it learns little or wrongly."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def warn_of_short_stream(loader: object, num_data: int, brought: int) -> None:
     """Warn where a stream ended before it had brought all data.
 
     Args:
-        loader: one with a length is what it says, and gets no warning.
+        loader: one with a length gets no warning.
         num_data: N of the objective.
         brought: the number of minibatches of an epoch that has ended.
     """
