@@ -66,5 +66,7 @@ def test_errors() -> None:
         metrics.wasserstein(p, p, num_quantiles=2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="same components"):
         metrics.wasserstein_of_samples(torch.zeros(3, 2), torch.zeros(3, 1))
+    with pytest.raises(ValueError, match="same components"):
+        metrics.wasserstein_of_samples(torch.zeros(3), torch.tensor(1.0))
     with pytest.raises(ValueError, match="must not be nan"):
         metrics.wasserstein_of_samples(torch.full((3,), math.nan), torch.zeros(3))

@@ -311,7 +311,7 @@ def pruned_steps(
     if counter:
         use_counter_noise(elbo)
     optimizer = task.optimizer_of(elbo)
-    GRADUAL.begin(elbo, epochs=10)
+    GRADUAL.begin(elbo, epochs=10, batches=backend_cases.BATCHES)
     backend, nlls = make(elbo, optimizer), []
     for step, (x, y, options) in enumerate(task.minibatches()):
         GRADUAL.prune(elbo.bnn, optimizer, step, backend_cases.BATCHES)
@@ -383,6 +383,27 @@ def test_pruning_that_outlasts_training_is_an_error() -> None:
         trained(objective(), epochs=3)
 
 
+@pytest.mark.parametrize(("first", "until"), [(8.2, 9.5), (9.1, 9.5), (0.0, 9.01)])
+def test_pruning_that_ends_with_the_last_step_is_an_error(first: float, until: float) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2))
+    x, y = torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)
+    loader, elbo = TensorLoader(x, y, 8), ELBO(bnn, num_data=8)
+    with pytest.raises(ValueError, match=r"end after step 1[01] of 10; lower until_epoch, or fr"):
+        fit(elbo, loader, epochs=10, pruning=PruningSchedule(0.9, first, until), progress=False)
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+@pytest.mark.parametrize("batch_size", [2, 8])
+@pytest.mark.parametrize("until", [0.5, 1.0, 1.7, 2.0])
+def test_the_fraction_is_reached(batch_size: int, until: float) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2))
+    x, y = torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)
+    loader, elbo = TensorLoader(x, y, batch_size), ELBO(bnn, num_data=8)
+    schedule = PruningSchedule(0.5, 0.0, until)
+    rows = fit(elbo, loader, epochs=3, pruning=schedule, progress=False)
+    assert rows[-1]["fraction_pruned"] == 0.5
+
+
 def test_a_number_in_place_of_a_schedule_is_an_error() -> None:
     with pytest.raises(TypeError, match="pruning must be a PruningSchedule, got"):
         fit(objective(), loader(), pruning=0.9)  # type: ignore[arg-type]
@@ -412,7 +433,7 @@ def test_the_order_of_two_networks_is_their_own_snr() -> None:
         values.copy_(torch.linspace(1, 2, 16))
         bnn.posterior.rho[-4:] = 10.0
     schedule = PruningSchedule(0.25, 0, 1, times_per_epoch=1)
-    schedule.begin(ELBO(bnn, num_data=N), epochs=2)
+    schedule.begin(ELBO(bnn, num_data=N), epochs=2, batches=3)
     schedule.prune(bnn, SGD(bnn.parameters(), lr=0.1), step=3, batches=3)
     assert bnn.posterior.mask is not None
     assert bnn.posterior.mask.tolist() == [True] * 12 + [False] * 4

@@ -115,6 +115,17 @@ def test_each_network_is_what_it_becomes_alone(
         assert_same(joint[k], histories[k], alone, own)
 
 
+def test_a_network_that_was_trained_before_goes_on_with_other_orders_of_its_data() -> None:
+    joint, alone = elbos(mlp), elbos(mlp)
+    loaders = [loader(k) for k in range(len(joint))]
+    settings: dict[str, Any] = {"epochs": 1, "progress": False, "backend": "compiled"}
+    for each in (joint[1], alone[1]):
+        bf.fit(each, loaders[1], **settings)
+    histories = bf.fit_replicas(joint, loaders, **settings)
+    for k, each in enumerate(alone):
+        assert_same(joint[k], histories[k], each, bf.fit(each, loaders[k], **settings))
+
+
 def of_estimator(estimator: bf.Estimator, prior: bf.Prior) -> list[bf.ELBO]:
     made = []
     for k in range(COUNT):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.layout import ParameterLayout
+from bayesify.distributions.one_number import one_number
 from bayesify.distributions.softplus import softplus
 
 __all__ = [
@@ -126,7 +127,7 @@ class ScaleMixture(Prior):
 
     def __post_init__(self) -> None:
         check_positive(self, "std1", "std2")
-        object.__setattr__(self, "pi", float(self.pi))  # JSON knows no number of NumPy
+        object.__setattr__(self, "pi", float(one_number("pi", self.pi)))  # JSON knows no NumPy
         if not 0.0 < self.pi < 1.0:
             raise ValueError(
                 f"pi must lie strictly between 0 and 1, got {self.pi}; for a single component use "
@@ -287,6 +288,7 @@ class BlockPrior(Prior):
 
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_BY_GROUP = "; for priors that differ between parameters use ByGroup"
 #: Range of the widths of priors, chosen so that their squares are finite and positive in float32.
 PRIOR_LIMITS = (1e-15, 1e15)
 
@@ -305,11 +307,12 @@ def check_positive(prior: Prior, *names: str) -> None:
     """Convert the named fields to floats and check that they lie within ``PRIOR_LIMITS``.
 
     Raises:
-        ValueError: a field is not positive and finite, or beyond these limits.
+        TypeError: a field is not one number.
+        ValueError: it is not positive and finite, or beyond these limits.
     """
     low, high = PRIOR_LIMITS
     for name in names:
-        value = float(getattr(prior, name))
+        value = float(one_number(name, getattr(prior, name), _BY_GROUP))
         if not (value > 0.0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, got {value}")
         if not low <= value <= high:

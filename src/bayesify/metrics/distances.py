@@ -78,7 +78,8 @@ def wasserstein_of_samples(samples: Tensor, other: Tensor) -> Tensor:
         tensor(2., dtype=torch.float64)
     """
     check_tensors(samples=samples, other=other)
-    if samples.dim() < 1 or samples.shape[1:] != other.shape[1:] or not len(samples) * len(other):
+    has_axes = samples.dim() > 0 and other.dim() > 0
+    if not (has_axes and samples.shape[1:] == other.shape[1:] and len(samples) * len(other)):
         raise ValueError(
             "samples must have shapes (S, ...) and (T, ...) with S and T of at least 1 and the "
             f"same components, got {tuple(samples.shape)} and {tuple(other.shape)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Self
 
@@ -164,7 +163,7 @@ class ELBO(nn.Module):
         self.kl_weighting = kl_weighting
         self.temperature = float(temperature)
         self.num_samples = num_samples
-        self.num_batches = None if num_batches is None else operator.index(num_batches)
+        self.num_batches = None if num_batches is None else whole_number("num_batches", num_batches)
         self.fused = fused
         self._step = make_counter()
         self._drawn_weights = DrawnWeights()

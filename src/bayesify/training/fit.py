@@ -185,7 +185,7 @@ def fit(
     division = Division(train_loader, processes, batches)
     begin_together(elbo, processes)
     if pruning is not None:
-        pruning.begin(elbo, epochs)
+        pruning.begin(elbo, epochs, batches)
     if estimator is not None:
         elbo.bnn.estimator = estimator
     made = make_optimizer(elbo, optimizer, rho_lr_scale, lr)

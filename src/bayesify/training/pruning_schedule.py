@@ -91,11 +91,16 @@ class PruningSchedule:
         """The settings for a checkpoint."""
         return {"pruning": dataclasses.asdict(self)}
 
-    def begin(self, elbo: ELBO, epochs: int) -> None:
+    def begin(self, elbo: ELBO, epochs: int, batches: int) -> None:
         """Prepare the objective's network for a training of so many epochs.
 
         Its posterior gets a mask, if it has none, so that the training backend is one that supports
         pruned networks from the first step on.
+
+        Args:
+            elbo: the objective.
+            epochs: of training.
+            batches: minibatches an epoch.
 
         Raises:
             ValueError: pruning would not end before training does, the objective is a bound that a
@@ -107,6 +112,14 @@ class PruningSchedule:
             raise ValueError(
                 "pruning must end before training does, so that the weights that are left are "
                 f"trained on: until_epoch must be below epochs={epochs}, got {self.until_epoch}"
+            )
+        last, steps = self._steps(batches)[1], epochs * batches
+        if last >= steps:
+            raise ValueError(
+                "pruning must end before the last step of training, so that the weights that are "
+                f"left are trained on, but with {batches} minibatches an epoch from_epoch="
+                f"{self.from_epoch} and until_epoch={self.until_epoch} end after step {last} of "
+                f"{steps}; lower until_epoch, or from_epoch too"
             )
         if isinstance(elbo, PACBayesObjective):
             raise ValueError(

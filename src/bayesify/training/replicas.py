@@ -150,8 +150,8 @@ def fit_replicas(
         )
 
     def minibatches_of(epoch: int, skip: int) -> Generator[Minibatch, None, None]:
-        epoch += first.first_epoch
-        return _joint_minibatches(loaders, elbos, epoch, skip, batches, separate=separate)
+        own = [member.position.first_epoch + epoch for member in members]
+        return _joint_minibatches(loaders, elbos, own, skip, batches, separate=separate)
 
     try:
         return run_epochs(
@@ -174,7 +174,7 @@ def fit_replicas(
 def _joint_minibatches(
     loaders: Sequence[Loader],
     elbos: Sequence[ELBO],
-    epoch: int,
+    epochs: Sequence[int],
     skip: int,
     length: int,
     *,
@@ -184,15 +184,15 @@ def _joint_minibatches(
     device = elbos[0].bnn.posterior.mean.device
     # The iterations are interleaved, so that each restores what another has seeded.
     with kept_generators(), ExitStack() as stack:
-        epochs = [
+        iterations = [
             stack.enter_context(
                 closing(
                     minibatches(loader, seed=elbo.bnn.seed, epoch=epoch, skip=skip, length=length)
                 )
             )
-            for loader, elbo in zip(loaders, elbos, strict=False)
+            for loader, elbo, epoch in zip(loaders, elbos, epochs, strict=False)
         ]
-        for several in zip(*epochs, strict=True):
+        for several in zip(*iterations, strict=True):
             batch, minibatch = several[0]
             inputs, targets = pair_of(minibatch, device)
             if separate:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from bayesify.prediction import Predictive, SizedIterable
 from bayesify.prediction.predictive import blocks_of
 
 __all__ = [
-    *("Likelihood", "check_for_each_example", "check_rows", "log_probs_of", "one_number"),
+    *("Likelihood", "check_for_each_example", "check_rows", "log_probs_of"),
     "predictive_of",
 ]
 
@@ -195,34 +194,3 @@ def check_rows(targets: Tensor, shape: tuple[int, ...]) -> None:
             f"{tuple(targets.shape)}; nothing is broadcast: give inputs and targets of the same "
             "examples"
         )
-
-
-def one_number(name: str, value: Any, hint: str = "") -> float:
-    """Return an argument that is one number, as a Python number also if it is of NumPy or a tensor.
-
-    Args:
-        name: the argument's name, for errors.
-        value: its value.
-        hint: what to do instead, for errors.
-
-    Raises:
-        TypeError: it is not one number.
-
-    Example:
-        >>> import torch
-        >>> one_number("std", torch.tensor(0.5))
-        0.5
-        >>> one_number("std", torch.ones(3))
-        Traceback (most recent call last):
-        TypeError: std must be one number, got shape (3,)
-    """
-    if isinstance(value, int | float):
-        return value
-    try:
-        if not isinstance(value, str | bytes):
-            return float(value)
-    except (TypeError, ValueError, RuntimeError):  # of several numbers, or of what is no number
-        pass
-    shape = getattr(value, "shape", None)
-    got = repr(value) if shape is None else f"shape {tuple(shape)}"
-    raise TypeError(f"{name} must be one number, got {got}{hint}")

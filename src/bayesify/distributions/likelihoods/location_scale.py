@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from bayesify.distributions.likelihoods.likelihood import (
     Likelihood,
     check_rows,
-    one_number,
 )
+from bayesify.distributions.one_number import one_number
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import Predictive, SizedIterable, stack_samples
 from bayesify.prediction.predictive import sum_components

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bayesify.distributions.likelihoods.likelihood import one_number
 from bayesify.distributions.likelihoods.location_scale import LocationScaleLikelihood
+from bayesify.distributions.one_number import one_number
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import Predictive, StudentTPredictive
 from bayesify.prediction.student_t import student_t_log_density
