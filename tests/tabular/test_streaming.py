@@ -93,7 +93,7 @@ def test_a_sample_of_all_rows_gives_what_memory_gives(
     same, known = fit_table(tmp_path / "train.parquet", "y", test_fraction=0.0, drop=["id"])
     by_name = {column.name: column for column in known.columns}
     for column in schema.columns:
-        if not isinstance(column, CategoryColumn):  # whose levels are those of all rows
+        if not isinstance(column, CategoryColumn):  # whose levels are in the order of all rows
             assert column == by_name[column.name]
     assert schema.target == known.target
     x, y = read(data)

@@ -174,22 +174,6 @@ inline Real softplus(Real rho) {
 
 [[maybe_unused]] inline double softplus_ratio_of_small(double std) { return softplus_ratio(std); }
 
-struct Spread {
-  Real std;    // softplus(rho)
-  Real ratio;  // d log std / d rho
-};
-
-// With one division, and none of 0 by 0 where std vanishes.
-inline Spread spread_of(Real rho) {
-  const Real e = exp_negative(-std::fabs(rho));
-  const Real series = log1p_ratio(e);
-  const bool positive = rho >= Real(0);
-  const Real std = std::max(rho, Real(0)) + e * series;
-  // Of rho < 0 the ratio is [e / (1 + e)] / [e series].
-  const Real ratio = Real(1) / ((Real(1) + e) * (positive ? std : series));
-  return {std, ratio};
-}
-
 // erf(x), to 4e-7: Abramowitz and Stegun 7.1.26 far out, the Taylor series near 0.
 [[maybe_unused]] inline float error_function(float x) {
   const float z = x * x;

@@ -215,10 +215,10 @@ inline uint64_t checksum(const Real* one, const Real* two, int64_t from, int64_t
 }
 #endif
 
-#if OPTIMIZER != 3
 // The standard deviations, as the leaf was filled by them; 0 of pruned weights, unless LEAF is 0.
 inline void read_std(const Step* s, int64_t base, int64_t size, Real* std) {
 #if LEAF == 2
+#pragma omp simd
   for (int64_t j = 0; j < size; ++j) std[j] = root_by_arithmetic(s->leaf[base + j]);
 #elif LEAF
   std::copy_n(s->leaf + base, size, std);
@@ -232,25 +232,21 @@ inline void read_std(const Step* s, int64_t base, int64_t size, Real* std) {
 #endif
 }
 
-// Whether all standard deviations are below 1/2, as those of a trained network are.
-inline bool all_small(const Real* std, int64_t size) {
+// A function of the standard deviations, by the formula for those below 1/2 where all are, as in a
+// trained network.
+template <Real (*kOfSmall)(Real), Real (*kOfAny)(Real)>
+inline void map_std(const Real* std, int64_t size, Real* out) {
   int32_t large = 0;
 #pragma omp simd reduction(+ : large)
   for (int64_t j = 0; j < size; ++j) large += std[j] >= Real(0.5);
-  return large == 0;
-}
-
-// d log std / d rho = (1 - exp(-std)) / std.
-inline void find_ratio(const Real* std, int64_t size, Real* ratio) {
-  if (all_small(std, size)) {
+  if (large) {
 #pragma omp simd
-    for (int64_t j = 0; j < size; ++j) ratio[j] = softplus_ratio_of_small(std[j]);
+    for (int64_t j = 0; j < size; ++j) out[j] = kOfAny(std[j]);
   } else {
 #pragma omp simd
-    for (int64_t j = 0; j < size; ++j) ratio[j] = softplus_ratio(std[j]);
+    for (int64_t j = 0; j < size; ++j) out[j] = kOfSmall(std[j]);
   }
 }
-#endif
 
 // What the network runs on next.
 inline void fill_leaf(const Step* s, int64_t base, int64_t size, [[maybe_unused]] Real* noise) {
@@ -559,18 +555,9 @@ void update_all(Step* s) {
       // Several short loops: the chain of one long turn would be waited for.
       Real std[kBlock];
       [[maybe_unused]] Real ratio[kBlock];
-#if OPTIMIZER == 3
-#pragma omp simd
-      for (int64_t j = 0; j < size; ++j) {
-        const Spread q = spread_of(rho[j]);
-        std[j] = q.std;
-        ratio[j] = q.ratio;
-      }
-#else
       read_std(s, base, size, std);
 #if OPTIMIZER != 4
-      find_ratio(std, size, ratio);
-#endif
+      map_std<softplus_ratio_of_small, softplus_ratio>(std, size, ratio);
 #endif
       FETCH(s->leaf + base + then);
       FETCH(in_mean.next());
@@ -641,13 +628,7 @@ void update_all(Step* s) {
         if constexpr (kResidual) log_std[j] = in_log_std;
       }
 #if OPTIMIZER == 4
-      if (all_small(std, size)) {
-#pragma omp simd
-        for (int64_t j = 0; j < size; ++j) rho[j] = inverse_softplus_of_small(std[j]);
-      } else {
-#pragma omp simd
-        for (int64_t j = 0; j < size; ++j) rho[j] = inverse_softplus(std[j]);
-      }
+      map_std<inverse_softplus_of_small, inverse_softplus>(std, size, rho);
 #endif
       if constexpr (kResidual)
         for (int64_t j = 0; j < size; ++j)
