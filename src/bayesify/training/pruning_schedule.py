@@ -117,9 +117,9 @@ class PruningSchedule:
         if last >= steps:
             raise ValueError(
                 "pruning must end before the last step of training, so that the weights that are "
-                f"left are trained on, but with {batches} minibatches an epoch from_epoch="
-                f"{self.from_epoch} and until_epoch={self.until_epoch} end after step {last} of "
-                f"{steps}; lower until_epoch, or from_epoch too"
+                f"left are trained on, but from_epoch={self.from_epoch} and until_epoch="
+                f"{self.until_epoch} end after step {last} of {steps}; lower until_epoch, or "
+                "from_epoch too"
             )
         if isinstance(elbo, PACBayesObjective):
             raise ValueError(
