@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +26,7 @@ from bayesify.app.bench import (
 from bayesify.app.bench.cases import perceptron
 from bayesify.app.bench.contestants import Step
 from bayesify.app.bench.floor import floor_contestants
-from bayesify.app.bench.step_memory import built_with_peak, can_measure, grown_by, resident_bytes
+from bayesify.app.bench.step_memory import built_with_peak, can_measure, resident_bytes
 from bayesify.training.kernel.compiler import find_compiler
 
 TINY = perceptron("mlp-400", 8, inputs=4, batches=(16,))
@@ -201,19 +203,29 @@ def test_a_vector_that_a_step_keeps_shows(clock: Clock) -> None:
     assert rows["keeps"]["peak_mb"] == 8 * size / 1e6
 
 
+TWO_VECTORS = """
+import torch
+from bayesify.app.bench.step_memory import grown_by
+
+def build():
+    kept = torch.ones(10_000_000)
+    return lambda: (kept + 1).sum()
+
+print(grown_by(build))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not can_measure(), reason="needs Linux")
 def test_the_memory_of_a_process() -> None:
-    def build() -> Step:
-        kept = torch.ones(10_000_000)
-        return lambda: (kept + 1).sum()
-
-    assert 75e6 < grown_by(build) < 100e6
+    # A vector of 40 MB that the step keeps, and another that it makes.
+    done = subprocess.run([sys.executable, "-c", TWO_VECTORS], capture_output=True, check=True)
+    assert 75e6 < int(done.stdout) < 100e6
     case = CASES["predict-mean"]
     own = resident_bytes(case, 2, contestants_of(case, 2)[1])
     # The mean and rho of 478,410 weights, at least; and not much more.
     assert 3.8e6 < own < 40e6
-    unknown = Contestant("nobody", "none", "none", build)
+    unknown = Contestant("nobody", "none", "none", lambda: lambda: None)
     with pytest.raises(RuntimeError, match="nobody"):
         resident_bytes(case, 2, unknown)
 

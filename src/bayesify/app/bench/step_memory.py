@@ -108,7 +108,10 @@ def resident_bytes(case: Case, batch: int, contestant: Contestant) -> int:
 
 
 def grown_by(build: Callable[[], Step]) -> int:
-    """Return the bytes by which this process grows at the peak of building and a few steps."""
+    """Return the bytes by which this process grows at the peak of building and a few steps.
+
+    Call it in a new process: what earlier work left behind, and frees meanwhile, would be missing.
+    """
     # Libraries that are loaded at the first step are not memory of the step.
     tiny = perceptron("tiny", 8, inputs=4)
     contestants_of(tiny, 8)[0].build()()
