@@ -374,8 +374,8 @@ def cells(path: Path, text: str, limit: int | None = None) -> tuple[tuple[str, .
     """The names and the rows of a file of this text."""
     path.write_text(text, newline="")
     file = open_table(path)
-    rows = [row for part in file.chunks(limit) for row in part.to_numpy().tolist()]
-    return file.columns, rows
+    rows = [row for part in file.chunks() for row in part.to_numpy().tolist()]
+    return file.columns, rows[:limit]
 
 
 def test_an_empty_line_of_a_single_column_is_a_row(path: Path) -> None:

@@ -135,4 +135,4 @@ def open_run(path: str | Path, *, pruned: str | Path | None = None) -> TrainedTa
         raise RunError(
             f"{path} must hold a run of a table, got one of images; use bayesify predict"
         )
-    return TrainedTable(run, run.load_module() if pruned is None else run.load_pruned(Path(pruned)))
+    return TrainedTable(run, run.load_module(None if pruned is None else Path(pruned)))

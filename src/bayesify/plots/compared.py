@@ -141,15 +141,12 @@ def pruning_compared(
 def comparison(
     reported: Mapping[str, Mapping[str, float]],
     ours: Mapping[str, tuple[float, float]],
-    *,
-    label: str = "test nll (nats); further left is better",
 ) -> Figure:
     """Draw our results and reported ones: one panel per data set, one row per method.
 
     Args:
-        reported: reported numbers by method and data set.
+        reported: reported test nll, in nats, by method and data set.
         ours: mean and standard error by data set; the bar is two standard errors on either side.
-        label: name of the numbers, with their unit.
 
     Raises:
         ValueError: there is nothing to draw.
@@ -177,7 +174,8 @@ def comparison(
         ax.set(title=name, ylim=(len(methods) - 0.4, -0.6))
         ax.set_yticks(range(len(methods)), methods if place % columns == 1 or columns == 1 else [])
         ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    figure.supxlabel(f"{label}; bars: two standard errors", fontsize=9)
+    label = "test nll (nats); further left is better; bars: two standard errors"
+    figure.supxlabel(label, fontsize=9)
     return figure
 
 

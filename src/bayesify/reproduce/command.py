@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
 from bayesify.app.cli.data_command import download_bar
 from bayesify.app.cli.formatting import duration
+from bayesify.app.cli.progress_bar import progress_bar
 from bayesify.app.launch import requested_device
 from bayesify.app.runs import ConfigError
 from bayesify.app.runs.environment import check_committed, commit, has_fast_bfloat16
@@ -240,14 +241,8 @@ class _Display:
         self._on_cpu = device == "cpu"
         self._quick = quick
         self._noted: set[str] = set()
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=40),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
+        self._bar = progress_bar(
+            console, TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn()
         )
         self._task: TaskID | None = None
         self._started = 0.0

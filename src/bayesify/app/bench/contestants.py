@@ -21,6 +21,7 @@ __all__ = [
     "OWN_LOOP",
     "PLAIN_GRAPH",
     "PLAIN_NET",
+    "RATE",
     "SAMPLES",
     "Contestant",
     "Step",
@@ -48,7 +49,7 @@ _ESTIMATORS: dict[str, bf.Estimator] = {
 }
 _BACKENDS: tuple[BackendName, ...] = ("closed-form", "compiled")
 # So small that no network learns these few examples, which would change its gradients.
-_RATE = 1e-6
+RATE = 1e-6
 _NONE = "none"
 _BEFORE_CAPTURE = 3
 
@@ -86,7 +87,7 @@ class Contestant:
         return ", ".join(part for part in parts if part != _NONE)
 
 
-def make_optimizer(name: str, parameters: Iterable[Any], lr: float = _RATE) -> Optimizer:
+def make_optimizer(name: str, parameters: Iterable[Any], lr: float = RATE) -> Optimizer:
     """Return Adam or SGD with momentum 0.9, in PyTorch's fused implementation.
 
     Example:
@@ -198,7 +199,7 @@ def _objective(case: Case, estimator: str, optimizer: str) -> tuple[bf.ELBO, Opt
     if optimizer == "ivon":
         bnn.prior = bf.Gaussian(0.1)
         elbo = bf.ELBO(bnn, num_data=NUM_DATA)
-        return elbo, bf.IVON(elbo, lr=_RATE)
+        return elbo, bf.IVON(elbo, lr=RATE)
     elbo = bf.ELBO(bnn, num_data=NUM_DATA)
     return elbo, make_optimizer(optimizer, elbo.parameters())
 

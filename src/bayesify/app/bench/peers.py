@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.app.bench.cases import CLASSES, NUM_DATA, Case
-from bayesify.app.bench.contestants import Contestant, Step, make_optimizer
+from bayesify.app.bench.contestants import RATE, Contestant, Step, make_optimizer
 from bayesify.module.networks import mlp
 
 __all__ = ["PEERS", "Peer", "installed_peers", "peer_contestants"]
@@ -58,17 +58,17 @@ class Peer(NamedTuple):
         except metadata.PackageNotFoundError:
             return None
 
-    def contestant(self, case: Case, batch: int, lr: float) -> Contestant:
+    def contestant(self, case: Case, batch: int) -> Contestant:
         """Return the contestant for a training case."""
-        build = partial(self._build, case, batch, lr)
+        build = partial(self._build, case, batch)
         return Contestant(self.name, self.estimator, self.optimizer, build, True, "adam")
 
-    def _build(self, case: Case, batch: int, lr: float) -> Step:
+    def _build(self, case: Case, batch: int) -> Step:
         assert case.hidden is not None
         inputs, targets = case.data(batch)
         widths = (case.shape[0], case.hidden, case.hidden, CLASSES)
         with warnings.catch_warnings(action="ignore"):
-            train = self.make(widths, lr)
+            train = self.make(widths, RATE)
         return partial(train, inputs, targets)
 
 
@@ -84,9 +84,7 @@ def installed_peers() -> tuple[list[Peer], list[str]]:
     return [peer for peer in PEERS if peer.name not in missing], list(missing)
 
 
-def peer_contestants(
-    peers: Sequence[Peer], case: Case, batch: int, *, lr: float = 1e-6
-) -> list[Contestant]:
+def peer_contestants(peers: Sequence[Peer], case: Case, batch: int) -> list[Contestant]:
     """Return the peers as contestants of a case; none unless it trains a perceptron.
 
     Example:
@@ -96,7 +94,7 @@ def peer_contestants(
     """
     if case.hidden is None or case.work != "train":
         return []
-    return [peer.contestant(case, batch, lr) for peer in peers]
+    return [peer.contestant(case, batch) for peer in peers]
 
 
 def _perceptron(widths: Sequence[int], linear: Callable[[int, int], nn.Module]) -> nn.Sequential:

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
 from bayesify.app.bench import (
@@ -34,6 +33,8 @@ from bayesify.app.bench import (
 from bayesify.app.bench.disturbance import Watch
 from bayesify.app.bench.step_memory import can_measure
 from bayesify.app.bench.tables import by_group, cells_of, headings_of
+from bayesify.app.cli.formatting import duration, plain_table
+from bayesify.app.cli.progress_bar import progress_bar
 from bayesify.app.launch import requested_device
 from bayesify.app.runs import ConfigError, RunError
 from bayesify.app.runs.environment import check_committed, commit, hardware, versions
@@ -157,8 +158,8 @@ def bench(
         about = estimated_seconds(groups, rounds=rounds)
         is_busy = watch.is_disturbed
         console.print(
-            f"{len(groups)} x {rounds} rounds on {hardware(cases[0].device)}: about "
-            + (f"{about:.0f} s" if about < 90 else f"{about / 60:.0f} min"),
+            f"{len(groups)} x {rounds} rounds on {hardware(cases[0].device)}: "
+            f"about {duration(about)}",
             highlight=False,
             soft_wrap=True,
         )
@@ -224,15 +225,9 @@ def _groups(cases: list[Case], batches: list[int] | None, peers: list[Peer]) -> 
 
 @contextmanager
 def _bar(console: Console, turns: int) -> Iterator[Any]:
-    columns = (TextColumn("{task.description:<20}"), BarColumn(bar_width=40))
-    bar = Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-        auto_refresh=False,  # so that no thread draws while a step is timed
-    )
+    # No thread must draw while a step is timed.
+    label = "{task.description:<20}"
+    bar = progress_bar(console, TimeRemainingColumn(), label=label, auto_refresh=False)
     task = bar.add_task("", total=turns)
 
     def on_turn(name: str) -> None:
@@ -257,10 +252,8 @@ def _store(document: dict[str, Any], out: Path | None, figure: Path | None) -> N
 def _show(measured: Measurement) -> None:
     console = Console()
     for name, rows in by_group(measured.rows).items():
-        table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left")
-        table.title = Text(name)
-        for index, heading in enumerate(headings_of(rows)):
-            table.add_column(heading, justify="right" if index else "left", overflow="fold")
+        table = plain_table(*headings_of(rows))
+        table.title, table.title_justify = Text(name), "left"
         for row in rows:
             table.add_row(*cells_of(row))
         console.print(table, "")

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bayesify.app.cli.formatting import plain_table
 from bayesify.app.cli.opened_run import AsJson, DataDir, Folder, opened, read_data
 from bayesify.app.runs import ConfigError, RunError
 from bayesify.app.runs.compress import choose, measure_file, split_parts
@@ -147,11 +148,7 @@ def _check(
 
 def _table(rows: list[dict[str, Any]], *, regression: bool) -> Table:
     name, places = ("RMSE", ".4g") if regression else ("error %", ".2f")
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for index, column in enumerate(
-        ("network", "weights", "bytes", name, "nll, nats", "ms, one example")
-    ):
-        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    table = plain_table("network", "weights", "bytes", name, "nll, nats", "ms, one example")
     for row in rows:
         averaged, at_mean = (
             ("rmse", "rmse_mean_weights")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID, TextColumn, TimeRemainingColumn
 
+from bayesify.app.cli.progress_bar import progress_bar
 from bayesify.app.runs.folder import Run, as_test_row
 from bayesify.training.history import EpochRow, History
 from bayesify.training.progress import Callback
@@ -38,14 +39,11 @@ class EpochTable:
             f"{f'test {error}':>9} {'pruned % ' if prunes else ''}{f'{data}/s':>8} {'left':>7}"
         )
         self._prunes = prunes
-        self._bar = Progress(
-            TextColumn("{task.description:>9}"),
-            BarColumn(bar_width=40),
+        self._bar = progress_bar(
+            console,
             TextColumn("{task.completed:.0f}/{task.total:.0f} minibatches"),
             TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
+            label="{task.description:>9}",
         )
         #: Remarks that were printed.
         self.notes: list[str] = []

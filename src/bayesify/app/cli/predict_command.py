@@ -167,7 +167,7 @@ def predict(
     level = chosen_level(level, run.class_names, conformal=conformal)
     predictions = Predictions.of(
         run,
-        run.load_module() if pruned is None else run.load_pruned(pruned),
+        run.load_module(pruned),
         level=level,
         samples=run.config.test_samples if samples is None else samples,
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from bayesify.app.cli.progress_bar import progress_bar
 from bayesify.app.on_ray import address_of
 from bayesify.app.runs import Run
 
@@ -63,15 +64,12 @@ def predict_on_ray(
     console.print(Text(f"{count:,} file{'s'[: count != 1]}, {before:,} predicted already"))
     rows = outside = 0
     remarks: dict[str, str] = {}
-    bar = Progress(
-        TextColumn("predicting"),
-        BarColumn(bar_width=40),
+    bar = progress_bar(
+        console,
         MofNCompleteColumn(),
         TextColumn("files"),
         TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
+        label="predicting",
     )
     with bar:
         task = bar.add_task("", total=count, completed=before)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID, TextColumn, TimeRemainingColumn
+
+from bayesify.app.cli.progress_bar import progress_bar
 
 __all__ = ["RowProgress"]
 
@@ -26,14 +28,8 @@ class RowProgress:
     """
 
     def __init__(self, console: Console) -> None:
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=40),
-            TextColumn("{task.completed:,.0f} rows"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
+        self._bar = progress_bar(
+            console, TextColumn("{task.completed:,.0f} rows"), TimeRemainingColumn()
         )
         self._task: TaskID | None = None
         #: Rows of the present pass that were read.

@@ -151,7 +151,7 @@ def _opened(
         samples = run.config.test_samples if run.config.adapter else 32
     return RunModel(
         run,
-        run.load_module() if pruned is None else run.load_pruned(pruned),
+        run.load_module(pruned),
         num_samples=samples,
         level=0.95 if level is None else level,
         coverage=0.95 if coverage is None else coverage,

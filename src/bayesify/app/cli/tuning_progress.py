@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import TextColumn
 from rich.text import Text
 
 from bayesify.app.cli.formatting import duration
+from bayesify.app.cli.progress_bar import progress_bar
 from bayesify.app.report.tuning_text import values_text
 from bayesify.app.runs.tune import Plan
 
@@ -30,14 +31,7 @@ class TuningBar:
         self._console, self._seconds = console, seconds
         self._best: float | None = None
         self._default: Mapping[str, Any] = {}
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=40),
-            TextColumn("{task.fields[left]} left"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._bar = progress_bar(console, TextColumn("{task.fields[left]} left"))
         self._task = self._bar.add_task("trial 0", total=seconds, left=duration(seconds))
 
     def __enter__(self) -> Self:

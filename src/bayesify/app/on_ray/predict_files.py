@@ -267,4 +267,4 @@ def _loaded(settings: PredictionSettings) -> tuple[Run, BayesianModule]:
     """Load the run and its network, once for each process."""
     run = Run.open(settings.run)
     use_threads(run)
-    return run, run.load_module() if settings.pruned is None else run.load_pruned(settings.pruned)
+    return run, run.load_module(settings.pruned)

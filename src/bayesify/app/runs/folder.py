@@ -295,13 +295,19 @@ class Run:
         check_prunable(bnn, self.config)
         return bnn
 
-    def load_module(self) -> BayesianModule:
-        """Load the network of the last checkpoint.
+    def load_module(self, pruned: Path | None = None) -> BayesianModule:
+        """Load the network of the last checkpoint, or a pruned one.
+
+        Args:
+            pruned: a file of ``bayesify prune --out``; the folder then needs no checkpoint.
 
         Raises:
             StorageError: the file is missing, damaged or of another architecture.
-            RunError: there is no checkpoint yet, or it is of another kind than the settings.
+            RunError: there is no checkpoint yet, or it is of another kind than the settings; or
+                the pruned network is not of this run, or not pruned.
         """
+        if pruned is not None:
+            return self._load_pruned(pruned)
         if not self.checkpoint.exists() and (self.folder / _METRICS).exists():
             raise RunError(
                 f"{self.folder} is finished, but its {self.checkpoint.name} is not there; put it "
@@ -320,13 +326,7 @@ class Run:
             )
         return bnn
 
-    def load_pruned(self, path: Path) -> BayesianModule:
-        """Load a network that ``bayesify prune --out`` wrote; the folder needs no checkpoint.
-
-        Raises:
-            StorageError: the file is missing, damaged or of another architecture.
-            RunError: it is not of this run, or not pruned.
-        """
+    def _load_pruned(self, path: Path) -> BayesianModule:
         bnn = bayesify_io.load(path, self.make_net())
         mask = bnn.posterior.mask
         if mask is None:

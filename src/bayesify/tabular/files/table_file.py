@@ -103,16 +103,13 @@ class TableFile(ABC):
         rows = size or CHUNK_ROWS
         yield from rechunked(self.parts(limit, wanted, rows), rows)
 
-    def chunks(self, limit: int | None = None) -> Iterator[pd.DataFrame]:
+    def chunks(self) -> Iterator[pd.DataFrame]:
         """Read the rows as text, at most ``CHUNK_ROWS`` at a time.
-
-        Args:
-            limit: stop after this number of rows.
 
         Raises:
             TableError: as :meth:`batches`.
         """
-        for rows in self.batches(limit):
+        for rows in self.batches():
             yield pd.DataFrame({name: rows.texts(name) for name in rows.names})
 
 

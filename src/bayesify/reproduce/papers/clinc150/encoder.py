@@ -27,6 +27,7 @@ _WEIGHTS = "model.safetensors"
 _LONGEST = 32
 #: Queries are sorted by length within so many minibatches, so that little is padding.
 _POOL = 20
+_PREDICTED_AT_ONCE = 128
 
 
 def encoder_folder() -> Path:
@@ -187,9 +188,7 @@ class QueryLoader:
 
 
 def predictions(
-    predict: Callable[[dict[str, Tensor]], Predictive],
-    tokens: Tokens,
-    batch_size: int = 128,
+    predict: Callable[[dict[str, Tensor]], Predictive], tokens: Tokens
 ) -> tuple[Tensor, Tensor]:
     """Return log probabilities (N, K) and mutual information in nats (N,) of all queries.
 
@@ -198,11 +197,10 @@ def predictions(
     Args:
         predict: predicts some queries.
         tokens: the queries; those of similar length are predicted together.
-        batch_size: how many at once.
     """
     order = tokens.mask.sum(1).argsort(stable=True)
     logs, information = [], []
-    for index in order.split(batch_size):
+    for index in order.split(_PREDICTED_AT_ONCE):
         p = predict(tokens.rows(index))
         assert isinstance(p, CategoricalPredictive)
         logs.append(p.log_mean.cpu())

@@ -25,8 +25,8 @@ from bayesify.reproduce.papers.compression.literature import REPORTED
 from bayesify.reproduce.papers.compression.networks import (
     NETWORKS,
     make_network,
+    num_nonzero,
     units_left,
-    weights_left,
 )
 from bayesify.reproduce.papers.compression.recipes import QUICK, RECIPES, SECONDS
 from bayesify.reproduce.papers.compression.training import train
@@ -86,7 +86,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         "nll": nll(outputs.log_softmax(-1), data.test_targets),
         "error_before_coding": error_percent(trained.softmax(-1), data.test_targets),
         "num_weights": bnn.posterior.num_weights,
-        "weights_left": weights_left(net),
+        "weights_left": num_nonzero(net),
         "units": units_left(small),
         "bytes": len(content),
         "kl_bytes": size.kl_bytes,

@@ -8,7 +8,7 @@ from torch import nn
 from bayesify.module.networks import mlp
 from bayesify.noise.keys import Stream, derived_seed
 
-__all__ = ["NETWORKS", "make_network", "units_left", "weight_layers", "weights_left"]
+__all__ = ["NETWORKS", "make_network", "num_nonzero", "units_left", "weight_layers"]
 
 #: Titles of the networks by name.
 NETWORKS = {
@@ -58,11 +58,11 @@ def weight_layers(net: nn.Module) -> list[nn.Linear | nn.Conv2d]:
     return [each for each in net.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
 
 
-def weights_left(net: nn.Module) -> int:
+def num_nonzero(net: nn.Module) -> int:
     """Return the number of weights and biases that are not zero.
 
     Example:
-        >>> weights_left(nn.Linear(3, 2))
+        >>> num_nonzero(nn.Linear(3, 2))
         8
     """
     return sum(int(parameter.count_nonzero()) for parameter in net.parameters())
