@@ -114,6 +114,13 @@ def epochs_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+class Quiet(Silent):
+    """Whose rows have other metrics."""
+
+    def on_done(self, job: Job, row: Result) -> None:
+        self.said.append(f"end {job.name} {row['seed']}")
+
+
 class Silent3(Silent):
     def on_done(self, job: Job, row: Result) -> None:
         self.said.append(f"end {job.name} {job.seed} {row['seed']}")

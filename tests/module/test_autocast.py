@@ -115,14 +115,6 @@ def test_the_variance_of_outputs_is_computed_in_float32(dtype: torch.dtype) -> N
     assert float(gradient.min()) > 0
 
 
-class Silent:
-    def on_start(self, **_: Any) -> None: ...
-
-    def on_step(self, **_: Any) -> None: ...
-
-    def on_epoch(self, row: Any) -> None: ...
-
-
 def mnist_run(
     estimator: Estimator, dtype: torch.dtype | None, epochs: int = 4
 ) -> tuple[float, dict[str, Any]]:
@@ -132,9 +124,7 @@ def mnist_run(
     bnn = BayesianModule(mlp(784, 32, 10), estimator=estimator, seed=1)
     adam = partial(Adam, lr=3e-3)
     with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-        rows = fit(
-            ELBO(bnn, num_data=2000), loader, epochs=epochs, optimizer=adam, callback=Silent()
-        )
+        rows = fit(ELBO(bnn, num_data=2000), loader, epochs=epochs, optimizer=adam, progress=False)
     wrong = bnn.predict_mean(data.test_inputs).mean.argmax(-1) != data.test_targets
     return 100 * float(wrong.double().mean()), dict(rows[-1])
 

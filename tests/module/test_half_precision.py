@@ -18,7 +18,6 @@ from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.estimators import Estimator
 from bayesify.prediction import GaussianPredictive, Predictive, SizedIterable
 from bayesify.training import TargetScaleWarning
-from bayesify.training.progress import Callback
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 
@@ -49,21 +48,13 @@ def linear(estimator: Estimator | None = None, dtype: torch.dtype = torch.float3
 def trained(elbo: bf.ELBO, backend: str = "auto", epochs: int = 4) -> bf.ELBO:
     x, y = regression(elbo.bnn.layout.dtype)
     loader = TensorLoader(x, y, batch_size=4)
-    options = {"optimizer": partial(Adam, lr=3e-3), "backend": backend, "callback": Silent()}
+    options = {"optimizer": partial(Adam, lr=3e-3), "backend": backend, "progress": False}
     bf.fit(elbo, loader, epochs=epochs, **options)
     return elbo
 
 
 def kl_of(elbo: bf.ELBO) -> float:
     return float(bf.kl_divergence(elbo.bnn.posterior, elbo.bnn.prior).detach())
-
-
-class Silent(Callback):
-    """Prints nothing."""
-
-    def on_start(self, **_: object) -> None: ...
-    def on_step(self, **_: object) -> None: ...
-    def on_epoch(self, *_: object) -> None: ...
 
 
 @pytest.mark.slow
@@ -95,7 +86,7 @@ def test_each_backend_trains_a_network_in_half_precision(backend: str) -> None:
 def test_replicas_train_in_half_precision(estimator: Estimator) -> None:
     x, y = regression(torch.bfloat16)
     elbos = [linear(estimator, torch.bfloat16) for _ in range(2)]
-    bf.fit_replicas(elbos, TensorLoader(x, y, batch_size=32), epochs=2, callback=Silent())
+    bf.fit_replicas(elbos, TensorLoader(x, y, batch_size=32), epochs=2, progress=False)
     assert {each.bnn.posterior.mean.dtype for each in elbos} == {torch.float32}
 
 

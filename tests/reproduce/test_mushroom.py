@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.killable import Forked, without_times
-from tests.reproduce.test_experiments import Silent
+from tests.killable import Forked, Quiet, without_times
 
 from bayesify import Delta, MeanFieldGaussian
 from bayesify.bandits import EpsilonGreedy, MushroomBandit, Record, ThompsonSampler
@@ -23,13 +22,6 @@ from bayesify.reproduce.papers.blundell import figure6_mushroom as experiment
 
 EXPERIMENT = find_experiment("mushroom")
 NAMES = ("bayes-by-backprop", "bayes-input-noise", "greedy", "epsilon-1", "epsilon-5")
-
-
-class Quiet(Silent):
-    """Whose rows have other metrics."""
-
-    def on_done(self, job: Job, row: Result) -> None:
-        self.said.append(f"end {job.name} {row['seed']}")
 
 
 def tiny() -> Experiment:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.killable import Quiet
 from tests.places import idx, put, sha256
-from tests.reproduce.test_experiments import Silent
 
 from bayesify.datasets import IMAGE_DATASETS, DataFile, DataSet
 from bayesify.reproduce import Context, Job, Result, find_experiment, reproduce
@@ -86,11 +86,6 @@ SMALL = {"hidden": [16, 12, 14], "epochs": 3, "batch_size": 20, "held_out": 40, 
 def small(seed: int = 0, **changed: Any) -> list[Job]:
     quick = pyro_local.jobs((seed,), True)
     return [replace(job, config={**job.config, **SMALL, **changed}) for job in quick]
-
-
-class Quiet(Silent):
-    def on_done(self, job: Job, row: Result) -> None:
-        self.said.append(f"end {job.name} {row['seed']}")
 
 
 def without_times(path: Path) -> Mapping[str, Any]:

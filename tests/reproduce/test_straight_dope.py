@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.killable import Forked, without_times
-from tests.reproduce.test_experiments import Silent
+from tests.killable import Forked, Quiet, without_times
 from torch import nn
 
 import bayesify as bf
@@ -24,7 +23,7 @@ from bayesify.app.runs import RunConfig
 from bayesify.datasets import ImageData, TensorLoader, load_images
 from bayesify.io import StorageError
 from bayesify.module.networks import mlp
-from bayesify.reproduce import Context, Experiment, Job, Result, find_experiment, reproduce
+from bayesify.reproduce import Context, Experiment, Job, find_experiment, reproduce
 from bayesify.reproduce.harness.image_runs import settings_of, trained
 from bayesify.reproduce.papers.straight_dope import gluon, scratch
 from bayesify.reproduce.papers.straight_dope.accuracy_and_pruning import TrainAccuracy
@@ -35,13 +34,6 @@ pytestmark = [
 ]
 NAMES = ("straight-dope-scratch", "straight-dope-gluon")
 TINY = {"epochs": 3, "limit": 400, "test_samples": 2}
-
-
-class Quiet(Silent):
-    """Whose rows have other metrics."""
-
-    def on_done(self, job: Job, row: Result) -> None:
-        self.said.append(f"end {job.name} {row['seed']}")
 
 
 def tiny(name: str) -> Experiment:

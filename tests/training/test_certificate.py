@@ -210,18 +210,10 @@ def memorised(count: int, seen: Tensor, seed: int) -> tuple[bf.BayesianModule, T
     net = nn.Sequential(nn.Linear(30, 60), nn.ReLU(), nn.Linear(60, 2))
     net = bf.learn_prior_mean(
         *(net, TensorLoader(x[seen], y[seen], 20)),
-        **{"num_data": len(seen), "epochs": 40, "seed": seed, "callback": Silent()},
+        **{"num_data": len(seen), "epochs": 40, "seed": seed, "progress": False},
         optimizer=lambda groups: torch.optim.Adam(groups, lr=0.01),
     )
     return at_prior(net, 0.01), x, y
-
-
-class Silent:
-    """A callback that prints nothing."""
-
-    def on_start(self, **values: Any) -> None: ...
-    def on_step(self, **values: Any) -> None: ...
-    def on_epoch(self, row: Any) -> None: ...
 
 
 def test_a_prior_that_saw_the_examples_of_the_bound_is_caught() -> None:

@@ -50,23 +50,13 @@ EPOCHS, BATCHES = 5, 3
 SCHEDULE = PruningSchedule(0.7, from_epoch=1, until_epoch=3.5)
 
 
-class Silent:
-    """A callback that prints nothing."""
-
-    def on_start(self, **_: Any) -> None: ...
-
-    def on_step(self, **_: Any) -> None: ...
-
-    def on_epoch(self, row: Any) -> None: ...
-
-
 def loader() -> TensorLoader:
     return TensorLoader(*CASE.data(N), 8, shuffle=False)
 
 
 def trained(elbo: ELBO, schedule: PruningSchedule | None = SCHEDULE, **options: Any) -> Any:
     """The history of a training under the schedule."""
-    options = {"epochs": EPOCHS, "pruning": schedule, "callback": Silent(), **options}
+    options = {"epochs": EPOCHS, "pruning": schedule, "progress": False, **options}
     return fit(elbo, loader(), **options)
 
 
@@ -420,7 +410,7 @@ def test_too_large_a_layer_is_an_error_before_the_first_step() -> None:
     elbo = ELBO(BayesianModule(net, posterior=MatrixGaussian()), num_data=N)
     x, y = torch.randn(N, 100), torch.zeros(N).long()
     with pytest.raises(TypeError, match=r"a layer of at most 4,096 weights, got one of 5,050"):
-        fit(elbo, TensorLoader(x, y, 4), epochs=EPOCHS, pruning=SCHEDULE, callback=Silent())
+        fit(elbo, TensorLoader(x, y, 4), epochs=EPOCHS, pruning=SCHEDULE, progress=False)
     assert elbo.step == 0
     assert elbo.bnn.posterior.mask is None
 

@@ -20,6 +20,7 @@ from bayesify.training import fit_replicas
 from bayesify.training.history import EpochRow, History
 from bayesify.training.kernel import compiler
 from bayesify.training.kernel.compiler import find_compiler
+from bayesify.training.progress import Callback
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler"),
@@ -103,14 +104,14 @@ def test_each_network_is_what_it_becomes_alone(
         loaders if separate else loaders[0],
         loader(9),
         optimizer=OPTIMIZERS[rule],
-        callback=Silent(),
+        progress=False,
         **settings,
     )
     for k, alone in enumerate(elbos(make)):
         optimizer = OPTIMIZERS[rule][k]
         own = bf.fit(
             *(alone, loaders[k], loader(9)),
-            **{"optimizer": optimizer, "backend": "compiled", "callback": Silent(), **settings},
+            **{"optimizer": optimizer, "backend": "compiled", "progress": False, **settings},
         )  # fmt: skip
         assert_same(joint[k], histories[k], alone, own)
 
@@ -156,7 +157,7 @@ def test_each_estimator_is_what_it_becomes_alone(
     estimator: bf.Estimator, prior: bf.Prior, backend: str, separate: bool
 ) -> None:
     loaders = [loader(k if separate else 0) for k in range(COUNT)]
-    settings: dict[str, Any] = {"epochs": 2, "callback": Silent(), "kl_warmup_epochs": 1}
+    settings: dict[str, Any] = {"epochs": 2, "progress": False, "kl_warmup_epochs": 1}
     joint = of_estimator(estimator, prior)
     histories = fit_replicas(joint, loaders if separate else loaders[0], **settings)
     for k, alone in enumerate(of_estimator(estimator, prior)):
@@ -210,7 +211,7 @@ def test_a_module_under_two_names_and_a_frozen_rho() -> None:
         bnn.posterior.get_parameter("rho").requires_grad_(False)
         made.append(bf.ELBO(bnn, num_data=NUM_DATA))
     before = [elbo.bnn.posterior.mean.detach().clone() for elbo in made]
-    fit_replicas(made, loader(), epochs=1, backend="autograd", callback=Silent())
+    fit_replicas(made, loader(), epochs=1, backend="autograd", progress=False)
     for elbo, mean in zip(made, before, strict=True):
         assert (elbo.bnn.posterior.mean - mean).abs().max() > 1e-4
 
@@ -220,7 +221,7 @@ def test_the_network_that_diverged_is_named() -> None:
     with torch.no_grad():
         made[2].bnn.posterior.mean[0] = torch.nan
     with pytest.raises(ArithmeticError, match=r"network 2: .* \(epoch 1, minibatch 1\)"):
-        fit_replicas(made, loader(), epochs=1, callback=Silent())
+        fit_replicas(made, loader(), epochs=1, progress=False)
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -243,21 +244,21 @@ def test_targets_that_are_nan_are_named(separate: bool) -> None:
     ]
     message = rf"network {2 if separate else 0}: the nll .* targets of this minibatch are NaN"
     with pytest.raises(ArithmeticError, match=message):
-        fit_replicas(made, loaders if separate else loaders[0], epochs=1, callback=Silent())
+        fit_replicas(made, loaders if separate else loaders[0], epochs=1, progress=False)
 
 
 def test_without_a_compiler_autograd_trains_them(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler.compiled_library.cache_clear()
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
-    fit_replicas(elbos(mlp), loader(), epochs=1, callback=Silent())
+    fit_replicas(elbos(mlp), loader(), epochs=1, progress=False)
     with pytest.raises(compiler.CompilerError, match="needs a C\\+\\+ compiler"):
-        fit_replicas(elbos(mlp), loader(), epochs=1, backend="compiled", callback=Silent())
+        fit_replicas(elbos(mlp), loader(), epochs=1, backend="compiled", progress=False)
 
 
 def test_the_networks_differ() -> None:
     """Else the test above could not fail by mixing them up."""
     joint = elbos(mlp)
-    fit_replicas(joint, loader(), epochs=1, callback=Silent())
+    fit_replicas(joint, loader(), epochs=1, progress=False)
     means = [elbo.bnn.posterior.mean for elbo in joint]
     assert (means[0] - means[1]).abs().max() > 1e-2
     assert (means[1] - means[2]).abs().max() > 1e-2
@@ -265,16 +266,16 @@ def test_the_networks_differ() -> None:
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     whole = elbos(ConvNet)
-    histories = fit_replicas(whole, loader(), epochs=3, callback=Silent())
+    histories = fit_replicas(whole, loader(), epochs=3, progress=False)
     first = elbos(ConvNet)
     with pytest.raises(KeyboardInterrupt):
         fit_replicas(first, loader(), epochs=3, checkpoint_dir=tmp_path, callback=Stopping(4))
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"replica-{k}" for k in range(3)]
     again = elbos(ConvNet)
     with pytest.raises(FileExistsError, match="resume=True"):
-        fit_replicas(again, loader(), epochs=3, checkpoint_dir=tmp_path, callback=Silent())
+        fit_replicas(again, loader(), epochs=3, checkpoint_dir=tmp_path, progress=False)
     resumed = fit_replicas(
-        again, loader(), epochs=3, checkpoint_dir=tmp_path, resume=True, callback=Silent()
+        again, loader(), epochs=3, checkpoint_dir=tmp_path, resume=True, progress=False
     )
     for k in range(COUNT):  # to rounding: sums over a minibatch depend on where tensors lie
         assert_same(again[k], resumed[k], whole[k], histories[k])
@@ -294,7 +295,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         ("equal numbers", {"train_loader": [loader(), loader(), TensorLoader(*data(0), 30)]}),
     ]
     for message, changed in cases:
-        arguments = {"elbos": made, "train_loader": loader(), "callback": Silent(), **changed}
+        arguments = {"elbos": made, "train_loader": loader(), "progress": False, **changed}
         with pytest.raises(ValueError, match=message):
             fit_replicas(**arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="each network needs its own"):
@@ -308,15 +309,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         fit_replicas(made, loader())
 
 
-class Silent:
-    def on_start(self, **_: object) -> None: ...
-
-    def on_step(self, **_: object) -> None: ...
-
-    def on_epoch(self, row: EpochRow) -> None: ...
-
-
-class Stopping(Silent):
+class Stopping(Callback):
     """Presses Ctrl-C after so many steps."""
 
     def __init__(self, steps: int) -> None:
@@ -328,7 +321,7 @@ class Stopping(Silent):
             signal.raise_signal(signal.SIGINT)
 
 
-class Changing(Silent):
+class Changing(Callback):
     """Changes each objective after the first epoch."""
 
     def __init__(self, change: Callable[[bf.ELBO], object], made: list[bf.ELBO]) -> None:

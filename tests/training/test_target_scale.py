@@ -12,12 +12,6 @@ import bayesify as bf
 from bayesify.training import ConvergenceWarning, TargetScaleWarning
 
 
-class Silent:
-    def on_start(self, **_: object) -> None: ...
-    def on_step(self, **_: object) -> None: ...
-    def on_epoch(self, row: object) -> None: ...
-
-
 def train(targets: torch.Tensor, likelihood: bf.Likelihood) -> None:
     inputs = torch.linspace(-1.0, 1.0, len(targets)).unsqueeze(-1)
     net: nn.Module = nn.Linear(1, 1)
@@ -29,7 +23,7 @@ def train(targets: torch.Tensor, likelihood: bf.Likelihood) -> None:
     elbo = bf.ELBO(bf.BayesianModule(net, likelihood=likelihood), num_data=len(targets))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        bf.fit(elbo, loader, epochs=1, callback=Silent())
+        bf.fit(elbo, loader, epochs=1, progress=False)
 
 
 UNIT = torch.randn(32, generator=torch.Generator().manual_seed(0))

@@ -20,7 +20,10 @@ from bayesify.export.tracing import TracedNetwork, first_line
 from bayesify.io.files import atomic_write
 from bayesify.module.inputs import Inputs
 
-__all__ = ["check_installed", "encoded", "export_onnx", "onnx_session"]
+__all__ = [
+    *("check_installed", "encoded", "export_onnx", "loaded_session", "onnx_path"),
+    "onnx_session",
+]
 
 _LARGEST = 2**31 - 1  # bytes of a protocol buffer
 
@@ -66,9 +69,7 @@ def export_onnx(
         ...     export_onnx(frozen, f"{folder}/net.onnx", torch.zeros(5, 3)).outputs
         ('mean', 'total', 'epistemic')
     """
-    place = Path(path)
-    if place.suffix != ".onnx":
-        raise ValueError(f"the file of an ONNX network must end in .onnx, got {place.name}")
+    place = onnx_path(path)
     check_installed()
     traced = TracedNetwork.of(net, example)
     payload = encoded(traced, metadata or metadata_of(net))
@@ -82,6 +83,18 @@ def export_onnx(
     return ExportReport(
         *(place, len(small), traced.inputs, traced.outputs, difference), float_bytes=len(payload)
     )
+
+
+def onnx_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file that is to be written.
+
+    Raises:
+        ValueError: its name does not end in .onnx.
+    """
+    place = Path(path)
+    if place.suffix != ".onnx":
+        raise ValueError(f"the file of an ONNX network must end in .onnx, got {place.name}")
+    return place
 
 
 def onnx_session(model: bytes | Path) -> Any:
@@ -176,11 +189,20 @@ def _name_batch(graph: Any) -> None:
                 axis.dim_param = "batch"
 
 
-def _runner(model: bytes, traced: TracedNetwork) -> Any:
+def loaded_session(model: bytes) -> Any:
+    """Return ONNX Runtime's session of a model that was just written.
+
+    Raises:
+        ExportError: ONNX Runtime cannot load it.
+    """
     try:
-        session = onnx_session(model)
+        return onnx_session(model)
     except Exception as error:  # ONNX Runtime raises errors of many kinds
         raise ExportError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
+
+
+def _runner(model: bytes, traced: TracedNetwork) -> Any:
+    session = loaded_session(model)
 
     def run(*tensors: Tensor) -> Sequence[Tensor]:
         values = {

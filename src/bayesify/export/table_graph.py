@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from bayesify.distributions.posteriors import Delta
 from bayesify.export.metadata import METADATA_KEY, ExportMetadata
-from bayesify.export.onnx import check_installed, encoded, onnx_session
+from bayesify.export.onnx import check_installed, encoded, loaded_session, onnx_path
 from bayesify.export.report import ExportError, ExportReport
 from bayesify.export.table_columns import (
     INNER,
@@ -24,7 +23,7 @@ from bayesify.export.table_columns import (
     value_nodes,
 )
 from bayesify.export.table_network import TableNetwork, used_columns
-from bayesify.export.tracing import TracedNetwork, first_line
+from bayesify.export.tracing import TracedNetwork
 from bayesify.io.files import atomic_write
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.columns import Column, EncodedColumn, RangedColumn
@@ -100,9 +99,7 @@ def export_table(
         >>> report.inputs, found[0][0] in target.classes
         (('age',), True)
     """
-    place = Path(path)
-    if place.suffix != ".onnx":
-        raise ValueError(f"the file of an ONNX network must end in .onnx, got {place.name}")
+    place = onnx_path(path)
     columns = used_columns(schema)
     by_network = [column for column in columns if isinstance(column, EncodedColumn)]
     if by_network:
@@ -152,10 +149,7 @@ def export_table(
         found[_COLUMN] = np.array([places[name] for name in found[_COLUMN]])
         return [torch.from_numpy(np.asarray(found[name])) for name in traced.outputs]
 
-    try:
-        session = onnx_session(payload)
-    except Exception as error:  # ONNX Runtime raises errors of many kinds
-        raise ExportError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
+    session = loaded_session(payload)
     difference = traced.check(run)
     atomic_write(place, payload)
     return ExportReport(place, len(payload), tuple(names), tuple(outputs), difference)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from bayesify.plots.effects import shortened
 from bayesify.plots.style import COLOURS, styled
 
 __all__ = ["digit_gallery", "votes_gallery"]
@@ -121,7 +122,7 @@ def votes_gallery(
         true, predicted = int(targets[index]), int(samples[:, index].mean(0).argmax())
         ranked = votes[index].sort(descending=True, stable=True).indices[:2].tolist()
         counted = [
-            f"{int(votes[index, k])} for {_shortened(class_names[k], 8)}"
+            f"{int(votes[index, k])} for {shortened(class_names[k], 8)}"
             for k in ranked
             if votes[index, k] > 0
         ]
@@ -161,8 +162,8 @@ def _set_heading(
     card: SubFigure, class_names: Sequence[str], true: int, predicted: int, more: str
 ) -> None:
     card.suptitle(
-        f"true {_shortened(class_names[true], 24)}\n"
-        f"predicted {_shortened(class_names[predicted], 24)}\n{more}",
+        f"true {shortened(class_names[true], 24)}\n"
+        f"predicted {shortened(class_names[predicted], 24)}\n{more}",
         x=0.03,
         ha="left",
         fontsize=8,
@@ -186,7 +187,7 @@ def _class_bars(
     colours = {predicted: "vermillion", true: "green"}
     heights = [float(probs[k]) for k in shown]
     ax.barh(range(len(shown)), heights, 0.75, color=[COLOURS[colours.get(k, "sky")] for k in shown])
-    ax.set_yticks(range(len(shown)), [_shortened(class_names[k], 12) for k in shown], fontsize=7)
+    ax.set_yticks(range(len(shown)), [shortened(class_names[k], 12) for k in shown], fontsize=7)
     ax.tick_params(axis="y", length=0, pad=2)
     ax.tick_params(axis="x", length=2, pad=2)
     ax.set(xlim=(0.0, 1.0), ylim=(len(shown) - 0.4, -0.6))
@@ -197,7 +198,3 @@ def _nats(value: Tensor) -> str:
     # Rounding can leave the mutual information slightly below 0.
     nats = max(float(value), 0.0)
     return f"{nats:.2f}" if nats >= 0.01 or nats == 0.0 else f"{nats:.0e}"
-
-
-def _shortened(name: str, limit: int) -> str:
-    return name if len(name) <= limit else f"{name[: limit - 1]}…"

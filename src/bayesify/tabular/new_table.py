@@ -165,10 +165,10 @@ class NewTable:
         """
         self.rows = self.outside = self.without_target = self.unread_targets = 0
         self.by_column = {}
-        names = np.array([column.name for column in self.schema.columns], dtype=object)
+        names = [column.name for column in self.schema.columns]
         carriers = [name for name in self.schema.carried if name in self.file.columns]
         target = [] if self.target is None else [self.target.name]
-        wanted = dict.fromkeys([*names.tolist(), *carriers, *target])
+        wanted = dict.fromkeys([*names, *carriers, *target])
         for chunk in self.file.batches(columns=list(wanted), size=self.size):
             try:
                 values = [values_of(chunk, each) for each in self.readers]
@@ -176,12 +176,12 @@ class NewTable:
                 raise error.in_row(self.file.path, self.rows + 1) from error
             distances = self.schema.outside(values)
             far: npt.NDArray[np.bool_] = distances > 0.0
-            worst = np.where(far.any(axis=1), names[distances.argmax(axis=1)], "")
             for name, count in zip(names, far.sum(axis=0).tolist(), strict=True):
                 self.by_column[name] = self.by_column.get(name, 0) + count
             self.outside += int(far.any(axis=1).sum())
             carried = {name: chunk.texts(name) for name in carriers}
             inputs = torch.from_numpy(self.schema.encode(values))
+            worst = self.schema.worst(distances)
             farthest = torch.from_numpy(distances.max(axis=1))
             targets = self._targets(chunk)
             yield NewRows(self.rows + 1, inputs, carried, worst, farthest, targets)

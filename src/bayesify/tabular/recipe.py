@@ -31,10 +31,10 @@ from bayesify.training.progress import Callback
 from bayesify.training.schedules import cosine
 from bayesify.training.streaming import StreamingELBO
 
-__all__ = ["TableRecipe"]
+__all__ = ["STEPS_PER_EPOCH", "TableRecipe"]
 
 #: Steps of an epoch of few rows: each epoch has a fixed cost.
-_STEPS_AN_EPOCH = 50
+STEPS_PER_EPOCH = 50
 #: Of classes, whose logits have no unit, as standardised numbers have one.
 _OF_CLASSES: dict[str, Any] = {"steps": 1000, "lr": 0.03, "prior_std": 7.0, "kl_warmup": 0.3}
 
@@ -214,7 +214,7 @@ class TableRecipe:
         once = TensorLoader(
             inputs, targets, self.batch_size, shuffle=several, seed=bnn.seed, **bounds
         )
-        loader = Passes(once, max(1, min(_STEPS_AN_EPOCH, self.steps) // len(once)))
+        loader = Passes(once, max(1, min(STEPS_PER_EPOCH, self.steps) // len(once)))
         held_out = None
         if validation is not None:
             held_out = TensorLoader(validation[0], validation[1], 4096, shuffle=False, **bounds)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # pandas takes its time to load
 
 __all__ = [
     "MOST",
+    "WILD",
     "bounds",
     "correlation",
     "extremes",
@@ -27,6 +28,8 @@ __all__ = [
 
 #: Central parts of the values whose width measures the spread: the first that is not empty.
 _PARTS = (0.25, 0.1, 0.05, 0.025, 0.01)
+#: Numbers farther from their central part than so many sigmas are wild.
+WILD = 4.0
 #: A larger share of the values is not wild.
 _MOST_WILD = 0.05
 #: Moderated numbers stay below this multiple of the size up to which they are left as they are.

@@ -299,6 +299,16 @@ class TableSchema:
         ]
         return np.stack(distances, axis=1)
 
+    def worst(self, distances: Floats) -> Texts:
+        """Return the name of the column in which each row lies farthest outside, "" if in none.
+
+        Args:
+            distances: those of :meth:`outside`, shape (N, number of columns).
+        """
+        names = np.array([column.name for column in self.columns], dtype=object)
+        found: Texts = np.where((distances > 0.0).any(axis=1), names[distances.argmax(axis=1)], "")
+        return found
+
     def farthest(self, values: Sequence[Floats]) -> Floats:
         """Return how far each row lies outside in its worst column, shape (N,)."""
         return np.asarray(self.outside(values).max(axis=1), np.float64)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.distributions.by_group import EmpiricalGaussian
 from bayesify.distributions.kl import has_closed_form, kl_divergence
@@ -24,7 +24,7 @@ from bayesify.distributions.priors import (
     StudentT,
 )
 from bayesify.estimators.network_state import evaluation_mode
-from bayesify.module.inputs import Inputs, arguments_of
+from bayesify.module.inputs import Inputs, arguments_of, copied
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.training.backends.requirements import why_own_code
 from bayesify.training.elbo import ELBO
@@ -81,7 +81,7 @@ class FirstExamples:
         if len(targets) > self._missing and _has_rows(inputs, len(targets)):
             count = self._missing
             inputs, targets = tree_map(lambda tensor: tensor[:count], inputs), targets[:count]
-        self.minibatches.append((_copied(inputs), targets.clone()))
+        self.minibatches.append((copied(inputs), targets.clone()))
         self._missing -= len(targets)
 
 
@@ -95,12 +95,6 @@ def _has_rows(inputs: Inputs, count: int) -> bool:
         and len(leaf) == count
         for leaf in tree_leaves(inputs)
     )
-
-
-def _copied(inputs: Inputs) -> Inputs:
-    """Copy the tensors among the inputs, which can also hold None or numbers."""
-    copied: Inputs = tree_map_only(Tensor, torch.clone, inputs)
-    return copied
 
 
 def _thinned(minibatches: Sequence[tuple[Inputs, Tensor]]) -> list[tuple[Inputs, Tensor]]:
@@ -268,7 +262,7 @@ class _Search:
         for inputs, targets in minibatches:
             outputs = []
             for row in noise:
-                args, kwargs = arguments_of(_copied(inputs))  # a network may edit them in place
+                args, kwargs = arguments_of(copied(inputs))  # a network may edit them in place
                 outputs.append(bnn.tensor_of(bnn.run_with(kept * row, *args, **kwargs)))
             total += float(self._elbo.nll(torch.stack(outputs), targets)) * len(targets)
             count += len(targets)

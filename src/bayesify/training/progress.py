@@ -76,7 +76,7 @@ class Callback(Protocol):
         return
 
 
-class LineProgress:
+class LineProgress(Callback):
     """Print one line per epoch to standard error."""
 
     def on_start(self, *, epochs: int, batches: int, history: History) -> None:  # noqa: ARG002
@@ -86,9 +86,6 @@ class LineProgress:
     def on_note(self, text: str) -> None:
         """Print a remark."""
         print(text, file=sys.stderr)
-
-    def on_step(self, *, epoch: int, batch: int) -> None:
-        """Print nothing."""
 
     def on_epoch(self, row: EpochRow) -> None:
         """Print the row."""

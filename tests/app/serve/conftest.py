@@ -14,8 +14,9 @@ from tests.app.cli.test_folders import write_images
 from tests.app.cli.test_tables import TABLES, trained
 
 from bayesify.app.runs import Run
+from bayesify.app.serve.limits import ServiceLimits
 from bayesify.app.serve.run_model import RunModel
-from bayesify.app.serve.service import Limits, make_app
+from bayesify.app.serve.service import make_app
 
 Client = Callable[..., TestClient]
 
@@ -61,7 +62,9 @@ def client(models: dict[str, RunModel]) -> Iterator[Client]:
     opened = []
 
     def make(kind: str, **limits: Any) -> TestClient:
-        found = TestClient(make_app(models[kind], Limits(**limits)), raise_server_exceptions=False)
+        found = TestClient(
+            make_app(models[kind], ServiceLimits(**limits)), raise_server_exceptions=False
+        )
         found.__enter__()
         opened.append(found)
         return found

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from tests.app.serve.test_service import JSON, refused
 
+from bayesify.app.serve.limits import ServiceLimits
 from bayesify.app.serve.model import Batch, ModelCard
 from bayesify.app.serve.requests import Examples, InputError
 from bayesify.app.serve.run_model import RunModel
-from bayesify.app.serve.service import Limits, make_app
+from bayesify.app.serve.service import make_app
 
 
 class Stub:
@@ -48,7 +49,7 @@ def ask(stub: Stub, bodies: list[list[float]], **limits: Any) -> list[httpx.Resp
     """Send requests at once."""
 
     async def all_of() -> list[httpx.Response]:
-        app = make_app(stub, Limits(**limits))
+        app = make_app(stub, ServiceLimits(**limits))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (
             app.router.lifespan_context(app),
@@ -116,7 +117,7 @@ def test_a_body_that_does_not_arrive(stub: Stub) -> None:
         yield b": [1]}"
 
     async def one() -> httpx.Response:
-        app = make_app(stub, Limits(timeout_s=0.05))
+        app = make_app(stub, ServiceLimits(timeout_s=0.05))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
             return await client.post("/predict", content=slow(), headers=JSON)

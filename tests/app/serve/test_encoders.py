@@ -25,8 +25,9 @@ from tests.app.serve.test_service import post, refused
 from tests.encoders import save_encoder, save_image_encoder
 
 from bayesify.app.runs import Run
+from bayesify.app.serve.limits import ServiceLimits
 from bayesify.app.serve.run_model import RunModel
-from bayesify.app.serve.service import Limits, make_app
+from bayesify.app.serve.service import make_app
 from bayesify.tabular.image_encoder import ImageEncoder
 from bayesify.tabular.text_encoder import TextEncoder
 
@@ -186,7 +187,7 @@ def test_texts_of_several_requests_are_encoded_together(
     monkeypatch.setattr(TextEncoder, "features", counted)
 
     async def ask() -> list[httpx.Response]:
-        app = make_app(models["texts"], Limits(batch_wait_ms=200))
+        app = make_app(models["texts"], ServiceLimits(batch_wait_ms=200))
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),

@@ -17,10 +17,11 @@ from tests.app.cli.test_errors import check_refused
 
 import bayesify as bf
 from bayesify.app.runs import Run
+from bayesify.app.serve.limits import ServiceLimits
 from bayesify.app.serve.onnx_model import OnnxModel
 from bayesify.app.serve.requests import Examples, InputError
 from bayesify.app.serve.run_model import RunModel
-from bayesify.app.serve.service import Limits, make_app
+from bayesify.app.serve.service import make_app
 from bayesify.export import ExportMetadata, export_onnx, read_metadata
 from bayesify.io.files import StorageError
 from bayesify.tabular.columns import CategoryColumn, NumberColumn
@@ -54,7 +55,7 @@ def test_a_file_of_images_is_answered_as_its_run(digits: Path, runs: dict[str, P
     assert difference(images, images[::-1]) > 1e-2
     assert exported.card.threshold == pytest.approx(own.card.threshold, rel=1e-3)
     assert exported.card.num_samples == 16
-    with TestClient(make_app(exported, Limits())) as client:
+    with TestClient(make_app(exported, ServiceLimits())) as client:
         answer = client.post("/predict", json={"examples": images[:1]}).json()["answers"][0]
     assert answer["votes"] is None
     assert answer["outside"] is None
@@ -175,7 +176,7 @@ def _doubles(values: list[float]) -> onnx.TensorProto:
 
 def test_a_file_of_a_table_gets_raw_columns(table: Path) -> None:
     rows = [{"x": 1.5, "city": "Oslo"}, {"x": "3", "city": "Bonn"}, {"x": -1, "city": None}]
-    with TestClient(make_app(OnnxModel(table), Limits())) as client:
+    with TestClient(make_app(OnnxModel(table), ServiceLimits())) as client:
         response = client.post("/predict", json={"examples": rows})
         assert response.status_code == 200, response.text
         wrong = client.post("/predict", json={"examples": [{"x": "a", "city": None}]})

@@ -11,9 +11,9 @@ import pytest
 
 from bayesify.app.serve.model import ModelCard
 from bayesify.app.serve.openapi import request_body
+from bayesify.app.serve.request_rows import RequestRows
 from bayesify.app.serve.requests import Examples, InputError, parse_examples
 from bayesify.app.serve.rows import RowReader
-from bayesify.app.serve.table_inputs import TableInputs
 from bayesify.tabular.columns import CategoryColumn, NumberColumn
 from bayesify.tabular.files import TableError
 from bayesify.tabular.new_table import NewTable
@@ -133,7 +133,7 @@ def test_a_row_is_read_as_in_a_table_of_its_own_whatever_its_neighbours(
 ) -> None:
     row = TYPICAL | change
     expected = read_alone(schema, row, tmp_path)
-    reader = TableInputs(schema)
+    reader = RequestRows(schema)
     others = [TYPICAL | {"rate": rate, "city": "oslo"} for rate in (11, 50, 60)]
     for examples in ([row], [row, *others]):
         if isinstance(expected, str):
@@ -146,7 +146,7 @@ def test_a_row_is_read_as_in_a_table_of_its_own_whatever_its_neighbours(
 
 
 def test_the_example_of_a_number_with_a_unit_has_the_unit(schema: TableSchema) -> None:
-    reader = TableInputs(schema)
+    reader = RequestRows(schema)
     examples = {column.name: column.example for column in reader.columns}
     assert (examples["rate"], examples["small"]) == ("39.5 %", "0,375 %")
     assert reader.encode(reader.read(Examples([examples]))).outside == [""]

@@ -25,12 +25,12 @@ from torch import Tensor
 from bayesify.app.runs import Run, RunError
 from bayesify.app.runs.measure import in_units, predict_rows
 from bayesify.app.serve.answers import ClassAnswers, NumberAnswers
+from bayesify.app.serve.limits import ServiceLimits
 from bayesify.app.serve.model import ModelCard
 from bayesify.app.serve.openapi import example_request
 from bayesify.app.serve.page import page
 from bayesify.app.serve.requests import Examples, InputError, RequestError, read_limited
 from bayesify.app.serve.run_model import RunModel
-from bayesify.app.serve.service import Limits
 from bayesify.prediction import PoissonPredictive, Predictive
 from bayesify.tabular.new_table import NewTable
 from bayesify.tabular.outside import widened
@@ -445,7 +445,7 @@ def test_other_types_of_content(client: Client) -> None:
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
 def test_limits_must_be_positive(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name.replace('_', '-')} must be at least"):
-        Limits(**{name: value})
+        ServiceLimits(**{name: value})
 
 
 def test_a_count_that_is_nan_is_an_error_of_its_example() -> None:

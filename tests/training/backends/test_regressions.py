@@ -16,6 +16,7 @@ from bayesify.datasets import TensorLoader
 from bayesify.training import fit_replicas
 from bayesify.training.backends import CompiledBackend, make_backend
 from bayesify.training.kernel.posterior_update import OptimizerState
+from bayesify.training.progress import Callback
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 
@@ -23,14 +24,6 @@ X, Y = torch.randn(40, 4), torch.randint(3, (40,))
 each_backend = pytest.mark.parametrize(
     "backend", [pytest.param("compiled", marks=needs_compiler), "closed-form", "auto"]
 )
-
-
-class Silent:
-    def on_start(self, **_: object) -> None: ...
-
-    def on_step(self, **_: object) -> None: ...
-
-    def on_epoch(self, row: object) -> None: ...
 
 
 class Net(nn.Module):
@@ -73,7 +66,7 @@ def test_replaced_tensors_are_trained(backend: Any) -> None:
     """As by a network that moves to another device and back between epochs."""
     each, before = elbo(), []
 
-    class Moving(Silent):
+    class Moving(Callback):
         def on_epoch(self, row: object) -> None:  # noqa: ARG002
             q = each.bnn.posterior
             q.mean.data, q.rho.data = q.mean.data.clone(), q.rho.data.clone()
@@ -90,7 +83,7 @@ def test_a_loader_may_bring_less_than_it_says(backend: Any) -> None:
         def __len__(self) -> int:
             return 5
 
-    (row,) = bf.fit(elbo(), Short(X, Y, 20), epochs=1, backend=backend, callback=Silent())
+    (row,) = bf.fit(elbo(), Short(X, Y, 20), epochs=1, backend=backend, progress=False)
     assert row["kl"] > 0.0
     assert row["loss"] == pytest.approx(row["nll"] + row["kl"] / 40, rel=0.02)
 
@@ -101,7 +94,7 @@ def test_a_pass_need_not_use_a_weight(backend: Any) -> None:
     """As where layers are dropped at random: the KL alone then moves the weights."""
     each = elbo(Net(lambda _, x: x[:, :3]))
     rho = each.bnn.posterior.rho.detach().clone()
-    bf.fit(each, TensorLoader(X, Y, 20), epochs=1, backend=backend, callback=Silent())
+    bf.fit(each, TensorLoader(X, Y, 20), epochs=1, backend=backend, progress=False)
     assert bool((each.bnn.posterior.rho > rho).all())
 
 
@@ -124,7 +117,7 @@ def test_a_network_that_edits_its_weights_is_left_to_the_fused_objective() -> No
 def test_a_network_that_edits_its_weights_has_no_compiled_backend() -> None:
     each = elbo(Net(edits))
     with pytest.raises(RuntimeError, match="must not edit its weights"):
-        bf.fit(each, TensorLoader(X, Y, 20), epochs=1, backend="compiled", callback=Silent())
+        bf.fit(each, TensorLoader(X, Y, 20), epochs=1, backend="compiled", progress=False)
 
 
 @each_backend
@@ -150,7 +143,7 @@ def test_outputs_that_are_weights_are_judged_before_they_move(backend: Any) -> N
     each = elbo(Net(run), likelihood=Watching(), init_std=1.0)
     optimizer = partial(torch.optim.SGD, lr=5.0)
     loader = TensorLoader(X, Y, 20)
-    bf.fit(each, loader, epochs=1, optimizer=optimizer, backend=backend, callback=Silent())
+    bf.fit(each, loader, epochs=1, optimizer=optimizer, backend=backend, progress=False)
     assert errors == pytest.approx(said[-len(errors) :])
 
 
@@ -193,10 +186,10 @@ def test_replicas_with_a_tied_deterministic_weight() -> None:
     optimizer = partial(torch.optim.SGD, lr=0.1)
     joint = [scaled(1.0, seed) for seed in range(3)]
     loader = TensorLoader(X, Y, 20)
-    fit_replicas(joint, loader, epochs=2, optimizer=optimizer, callback=Silent())
+    fit_replicas(joint, loader, epochs=2, optimizer=optimizer, progress=False)
     for seed, each in enumerate(joint):
         alone = scaled(1.0, seed)
-        bf.fit(alone, loader, epochs=2, optimizer=optimizer, backend="compiled", callback=Silent())
+        bf.fit(alone, loader, epochs=2, optimizer=optimizer, backend="compiled", progress=False)
         for name, tensor in alone.bnn.state_dict().items():
             torch.testing.assert_close(each.bnn.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
         gain = each.bnn.net.gain
@@ -208,7 +201,7 @@ def test_a_replica_that_diverges_leaves_the_checkpoints_of_all(tmp_path: Any) ->
     rates = [partial(torch.optim.SGD, lr=lr) for lr in (0.1, 0.1)]
     made = [scaled(1.0, seed) for seed in range(2)]
 
-    class Poison(Silent):
+    class Poison(Callback):
         epochs = 0
 
         def on_step(self, *, epoch: int, batch: int) -> None:
@@ -223,7 +216,7 @@ def test_a_replica_that_diverges_leaves_the_checkpoints_of_all(tmp_path: Any) ->
     again = [scaled(1.0, seed) for seed in range(2)]
     histories = fit_replicas(
         again, loader, epochs=3, optimizer=rates, checkpoint_dir=tmp_path, resume=True,
-        callback=Silent(),
+        progress=False,
     )  # fmt: skip
     assert [len(history) for history in histories] == [3, 3]
 

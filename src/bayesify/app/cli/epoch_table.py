@@ -10,9 +10,8 @@ from rich.progress import TaskID, TextColumn, TimeRemainingColumn
 from bayesify.app.cli.progress_bar import progress_bar
 from bayesify.app.runs.folder import Run, as_test_row
 from bayesify.training.history import EpochRow, History
-from bayesify.training.progress import Callback
 
-__all__ = ["EpochTable", "HistoryWriter", "NoTable"]
+__all__ = ["EpochTable", "HistoryWriter"]
 
 _ERRORS = {None: "err%", "classification": "err%", "regression": "mse"}
 
@@ -93,10 +92,6 @@ class EpochTable:
     def close(self) -> None:
         """Remove the bar."""
         self._bar.stop()
-
-
-class NoTable(Callback):
-    """A callback that shows and writes nothing, of a process that is not the first."""
 
 
 class HistoryWriter:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from bayesify.app.cli.opened_run import AsJson, opened
 from bayesify.app.runs import RunError
+from bayesify.app.serve.limits import ServiceLimits
 
 if TYPE_CHECKING:
     from bayesify.app.serve.model import ServedModel
@@ -64,16 +65,22 @@ def serve(
     ] = None,
     max_batch: Annotated[
         int, typer.Option(help="Examples of several requests in one pass of the network.")
-    ] = 64,
+    ] = ServiceLimits.max_batch,
     batch_wait_ms: Annotated[
         float, typer.Option(help="Milliseconds that a request waits for others.")
-    ] = 2.0,
-    max_examples: Annotated[int, typer.Option(help="Examples in one request.")] = 1_000,
-    max_body_mb: Annotated[float, typer.Option(help="Megabytes of a request's body.")] = 4.0,
+    ] = ServiceLimits.batch_wait_ms,
+    max_examples: Annotated[
+        int, typer.Option(help="Examples in one request.")
+    ] = ServiceLimits.max_examples,
+    max_body_mb: Annotated[
+        float, typer.Option(help="Megabytes of a request's body.")
+    ] = ServiceLimits.max_body_mb,
     queue: Annotated[
         int, typer.Option(help="Requests in progress at a time; more get 503 and Retry-After.")
-    ] = 64,
-    timeout_s: Annotated[float, typer.Option(help="Seconds until a request gets 504.")] = 30.0,
+    ] = ServiceLimits.queue,
+    timeout_s: Annotated[
+        float, typer.Option(help="Seconds until a request gets 504.")
+    ] = ServiceLimits.timeout_s,
     as_json: AsJson = False,
 ) -> None:
     """Serve the predictions of a run over HTTP, with uncertainties, and a page for people.
@@ -94,9 +101,9 @@ def serve(
             f"bayesify serve needs {', '.join(lacking)}; pip install 'bayesify[cli,serve]'"
         )
     from bayesify.app.serve.running import bound_socket, is_loopback, run, url_of
-    from bayesify.app.serve.service import Limits, make_app
+    from bayesify.app.serve.service import make_app
 
-    limits = Limits(
+    limits = ServiceLimits(
         max_batch=max_batch,
         batch_wait_ms=batch_wait_ms,
         max_examples=max_examples,
@@ -144,6 +151,7 @@ def _opened(
         from bayesify.app.serve.onnx_model import OnnxModel
 
         return OnnxModel(source)
+    from bayesify.app.runs.abstention import COVERAGE
     from bayesify.app.serve.run_model import RunModel
 
     run = opened(source)
@@ -154,5 +162,5 @@ def _opened(
         run.load_module(pruned),
         num_samples=samples,
         level=0.95 if level is None else level,
-        coverage=0.95 if coverage is None else coverage,
+        coverage=COVERAGE if coverage is None else coverage,
     )

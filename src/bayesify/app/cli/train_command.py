@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bayesify.app.cli.epoch_table import EpochTable, HistoryWriter, NoTable
+from bayesify.app.cli.epoch_table import EpochTable, HistoryWriter
 from bayesify.app.cli.formatting import duration, seconds_of, summarise, weights_of
 from bayesify.app.cli.prepare_run import create_folder, prepare, write_rows
 from bayesify.app.cli.setting_options import with_settings
@@ -38,6 +38,7 @@ from bayesify.app.runs.train import PRIOR_NAME, seconds_per_epoch, use_threads
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.table_data import TableData
 from bayesify.training.backends import NonFiniteLossError
+from bayesify.training.progress import NoProgress
 
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.streaming.encoded import EncodedRows
@@ -202,7 +203,7 @@ def train(
                 table = EpochTable(
                     console, run.config.task, prunes=run.config.make_pruning() is not None
                 )
-                callback = HistoryWriter(run, table) if launch.is_first else NoTable()
+                callback = HistoryWriter(run, table) if launch.is_first else NoProgress()
                 with _resumable(console, run, launch), closing(table):
                     trained = train_run(
                         run, data, callback, joined.device, shared_noise=shared_noise

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from bayesify.datasets import IMAGE_DATASETS
-from bayesify.tabular import TableRecipe
+from bayesify.tabular.recipe import STEPS_PER_EPOCH, TableRecipe
 from bayesify.tabular.suffixes import TABLE_SUFFIXES
 
 __all__ = [
@@ -76,8 +76,6 @@ _ADAPTER: dict[str, Any] = {
     **{"kl_warmup": 0.0, "kl_warmup_power": 1.0, "batch_size": 32, "test_samples": 10},
 }
 _ADAPTER_EPOCHS, _ADAPTER_STEPS = 4, 500
-#: Training steps per row of the history, where a pass over a small table has fewer.
-_STEPS_PER_EPOCH = 50
 
 
 def defaults_for(given: Mapping[str, Any], num_rows: int | None = None) -> dict[str, Any]:
@@ -215,7 +213,7 @@ def _table_defaults(given: Mapping[str, Any], num_rows: int | None) -> dict[str,
     else:
         recipe = TableRecipe.for_rows(num_rows or size, has_classes=classes, batch_size=size)
     batches = -(-(num_rows or size) // recipe.batch_size)
-    passes = given.get("passes") or max(1, _STEPS_PER_EPOCH // batches)
+    passes = given.get("passes") or max(1, STEPS_PER_EPOCH // batches)
     common = {
         "net": "table",
         "hidden": recipe.hidden,

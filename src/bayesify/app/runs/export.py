@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify.app.runs.abstention import COVERAGE, MOST_HELD_OUT, threshold_of
 from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.folder import Run, RunError
 from bayesify.app.runs.run_data import RunData
@@ -26,13 +27,10 @@ from bayesify.module.freezing import FrozenNetwork, freeze
 from bayesify.module.pruning import prune
 from bayesify.module.shrinking import shrink
 
-__all__ = ["COVERAGE", "check_export", "export_run"]
+__all__ = ["check_export", "export_run", "network_to_export"]
 
-#: Share of the held-out examples that the threshold of abstention answers.
-COVERAGE = 0.95
-#: Held-out examples from which the threshold and the errors are computed, and of these those on
-#: which the exported network is compared with PyTorch's.
-_MOST_HELD_OUT, _COMPARED = 2_000, 100
+#: Held-out examples on which the exported network is compared with PyTorch's.
+_COMPARED = 100
 _AT_ONCE = 100
 
 
@@ -73,7 +71,7 @@ def export_run(
         RunError: the run holds no examples out, or is a baseline that cannot be pruned.
         ExportError: the network cannot be exported.
     """
-    inputs, targets = data.test_inputs[:_MOST_HELD_OUT], data.test_targets[:_MOST_HELD_OUT]
+    inputs, targets = data.test_inputs[:MOST_HELD_OUT], data.test_targets[:MOST_HELD_OUT]
     if not len(inputs):
         raise RunError(
             f"{run.folder} holds no examples out to check the export on; train with a larger "
@@ -81,13 +79,12 @@ def export_run(
         )
     frozen = _frozen(run, inputs[:2], samples=samples, fraction=fraction)
     predicted = _predictions(frozen, inputs)
-    total = predicted["total"].double()
     metadata = ExportMetadata(
         "classification",
         frozen.num_samples,
         classes=run.class_names,
         input=_described_input(run),
-        thresholds={"total": float(total.quantile(COVERAGE, interpolation="higher"))},
+        thresholds={"total": threshold_of(predicted["total"])},
     )
     compared = inputs[:_COMPARED]
     if out.suffix == ".onnx":
@@ -111,15 +108,25 @@ def export_run(
     }
 
 
+def network_to_export(run: Run, fraction: float | None) -> BayesianModule:
+    """Return the network of a run, without a fraction of its weights where one is given.
+
+    Raises:
+        RunError: the run is a baseline, which cannot be pruned.
+    """
+    bnn = run.load_module()
+    if fraction is None:
+        return bnn
+    if isinstance(bnn.posterior, Delta):
+        raise RunError(
+            f"{run.folder} holds a {run.config.baseline} baseline, whose weights have no "
+            "signal-to-noise ratio; leave --fraction out"
+        )
+    return prune(bnn, fraction)
+
+
 def _frozen(run: Run, example: Tensor, *, samples: int, fraction: float | None) -> FrozenNetwork:
-    bnn: BayesianModule = run.load_module()
-    if fraction is not None:
-        if isinstance(bnn.posterior, Delta):
-            raise RunError(
-                f"{run.folder} holds a {run.config.baseline} baseline, whose weights have no "
-                "signal-to-noise ratio; leave --fraction out"
-            )
-        bnn = prune(bnn, fraction)
+    bnn = network_to_export(run, fraction)
     if samples or bnn.posterior.mask is None:
         return freeze(bnn, samples)
     return FrozenNetwork.of_plain(shrink(bnn, example), bnn.likelihood)

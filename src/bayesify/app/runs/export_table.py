@@ -5,23 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from bayesify.app.runs.abstention import COVERAGE, MOST_HELD_OUT, threshold_of
 from bayesify.app.runs.declarations import ConfigError
-from bayesify.app.runs.export import COVERAGE
-from bayesify.app.runs.folder import Run, RunError
+from bayesify.app.runs.export import network_to_export
+from bayesify.app.runs.folder import Run
 from bayesify.app.runs.measure import in_units, widened_rows
 from bayesify.app.runs.run_data import RunData
 from bayesify.distributions.posteriors import Delta
 from bayesify.export import export_table
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.pruning import prune
 from bayesify.tabular.table_data import TableData
 
 __all__ = ["check_table_export", "export_table_run"]
-
-#: Held-out rows from which the threshold is computed.
-_MOST_HELD_OUT = 2_000
 
 
 def check_table_export(out: Path, *, int8: bool) -> None:
@@ -62,18 +57,10 @@ def export_table_run(
         ExportError: a column holds texts, or the graph's outputs are wrong.
     """
     assert run.table is not None
-    bnn = run.load_module()
-    is_point = isinstance(bnn.posterior, Delta)
-    samples = 0 if is_point else samples
-    if fraction is not None:
-        if is_point:
-            raise RunError(
-                f"{run.folder} holds a {run.config.baseline} baseline, whose weights have no "
-                "signal-to-noise ratio; leave --fraction out"
-            )
-        bnn = prune(bnn, fraction)
+    bnn = network_to_export(run, fraction)
+    samples = 0 if isinstance(bnn.posterior, Delta) else samples
     assert isinstance(data, TableData)
-    held_out = min(len(data.test_inputs), _MOST_HELD_OUT)
+    held_out = min(len(data.test_inputs), MOST_HELD_OUT)
     thresholds = {}
     if held_out:
         thresholds["total"] = _threshold(run, bnn, data, samples=samples)
@@ -94,8 +81,7 @@ def export_table_run(
 def _threshold(run: Run, bnn: BayesianModule, data: TableData, *, samples: int) -> float:
     assert run.table is not None
     target = run.table.target
-    inputs, distances = data.test_inputs[:_MOST_HELD_OUT], data.test_distances[:_MOST_HELD_OUT]
+    inputs, distances = data.test_inputs[:MOST_HELD_OUT], data.test_distances[:MOST_HELD_OUT]
     predictive = bnn.predict(inputs, samples) if samples else bnn.predict_mean(inputs)
     predictive = widened_rows(predictive, distances, target.marginal)
-    total = in_units(predictive, target.shift, target.scale).total.double()
-    return float(torch.quantile(total, COVERAGE, interpolation="higher"))
+    return threshold_of(in_units(predictive, target.shift, target.scale).total)

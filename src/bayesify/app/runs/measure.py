@@ -39,6 +39,7 @@ __all__ = [
     "FRACTIONS",
     "MOST_PRUNED",
     "RowMetrics",
+    "distinct_samples",
     "evaluate",
     "evaluate_mean",
     "in_units",
@@ -82,7 +83,7 @@ def evaluate(
         with_train: whether to measure the training set too.
     """
     point = isinstance(bnn.posterior, Delta)
-    samples = 1 if point else num_samples
+    samples = distinct_samples(bnn, num_samples)
     inputs, targets = shown(data)
     held_out = len(data.test_inputs) > 0
     predictive = recorded(_predicted(bnn, data, inputs, samples, train=not held_out), data)
@@ -351,6 +352,18 @@ def _measured(
 def _regression(predictive: NumericPredictive, at_mean: Tensor, truth: Tensor) -> dict[str, float]:
     whole = float((at_mean - truth).square().mean().sqrt())
     return {"rmse_mean_weights": whole, **regression_metrics(predictive, truth)}
+
+
+def distinct_samples(bnn: BayesianModule, num_samples: int) -> int:
+    """Return how many of so many weight samples differ: one of a point estimate.
+
+    Example:
+        >>> from bayesify.distributions.posteriors import Delta
+        >>> point = BayesianModule(torch.nn.Linear(2, 1), posterior=Delta)
+        >>> distinct_samples(point, 100)
+        1
+    """
+    return 1 if isinstance(bnn.posterior, Delta) else num_samples
 
 
 def weights_left(bnn: BayesianModule) -> int:

@@ -7,9 +7,8 @@ import torch
 from matplotlib.figure import Figure
 
 from bayesify.app.runs.folder import Run
-from bayesify.app.runs.measure import in_units, predict_rows
+from bayesify.app.runs.measure import distinct_samples, in_units, predict_rows
 from bayesify.app.runs.run_data import RunData
-from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.plots.bands import Band, bands
 from bayesify.tabular.table_data import TableData
@@ -48,7 +47,7 @@ def one_column(run: Run, data: RunData, bnn: BayesianModule) -> Figure | None:
     room = _BEYOND * (high - low) or 1.0
     values = np.linspace(low - room, high + room, 200)
     axis = torch.from_numpy(column.encode(values))
-    samples = 1 if isinstance(bnn.posterior, Delta) else run.config.test_samples
+    samples = distinct_samples(bnn, run.config.test_samples)
     distances = torch.from_numpy(column.outside(values))
     widened = predict_rows(bnn, axis, distances, samples, data.marginal)
     predictive = in_units(widened, data.shift, data.scale)

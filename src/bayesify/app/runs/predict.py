@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs.folder import Run, RunError
-from bayesify.app.runs.measure import RowMetrics, in_units, predict_rows
+from bayesify.app.runs.measure import RowMetrics, distinct_samples, in_units, predict_rows
 from bayesify.app.runs.out_file import check_can_be_written
 from bayesify.app.runs.run_data import RunData
-from bayesify.distributions.posteriors import Delta
 from bayesify.io import atomic_path
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive, CountPredictive, Predictive
@@ -85,12 +84,11 @@ class Predictions:
             raise RunError(f"level must lie strictly between 0 and 1, got {level}")
         if samples < 1:
             raise RunError(f"samples must be at least 1, got {samples}")
-        point = isinstance(bnn.posterior, Delta)
         measures = RowMetrics(bnn, 0.0, 1.0)
         if run.table is not None:
             target = run.table.target
             measures = RowMetrics(bnn, target.shift, target.scale, target.limits)
-        return cls(run, bnn, level, 1 if point else samples, measures)
+        return cls(run, bnn, level, distinct_samples(bnn, samples), measures)
 
     @property
     def class_names(self) -> Sequence[str]:

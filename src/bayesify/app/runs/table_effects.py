@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs.folder import Run
-from bayesify.app.runs.measure import in_units, recorded
-from bayesify.distributions.posteriors import Delta
+from bayesify.app.runs.measure import distinct_samples, in_units, recorded
 from bayesify.metrics import classification_metrics, regression_metrics
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.threads import num_threads
@@ -125,7 +124,7 @@ def importance(run: Run, data: TableData, bnn: BayesianModule) -> dict[str, Any]
     if held_out < _FEWEST_ROWS:
         return None
     columns = column_places(run.table)
-    samples = 1 if isinstance(bnn.posterior, Delta) else _SAMPLES
+    samples = distinct_samples(bnn, _SAMPLES)
     measured = min(len(columns), _MOST_COLUMNS)
     passes = measured * _REPEATS * samples * bnn.layout.num_weights
     count = min(held_out, _MOST_ROWS, max(_ENOUGH_ROWS, int(_MOST_PRODUCTS / passes)))
@@ -179,7 +178,7 @@ def column_effects(
     by_name = {column.name: column for column in run.table.columns}
     names = [each["column"] for each in columns if each["nll"]["low"] > 0.0][:_EFFECTS]
     rows = _some(run, len(data.test_inputs), min(len(data.test_inputs), _EFFECT_ROWS))
-    samples = 1 if isinstance(bnn.posterior, Delta) else run.config.test_samples
+    samples = distinct_samples(bnn, run.config.test_samples)
     predict = partial(_predicted, bnn, data, samples)
     found = []
     for name in names:

@@ -212,18 +212,12 @@ def _at_start(run: Run, data: RunData, callback: Callback) -> BayesianModule:
     return run.make_module(learned)
 
 
-class _PriorNotes:
+class _PriorNotes(Callback):
     """Report the epochs of the prior's training as notes of a callback."""
 
     def __init__(self, callback: Callback, epochs: int) -> None:
         self._tell = getattr(callback, "on_note", None)
         self._epochs = epochs
-
-    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
-        """Do nothing."""
-
-    def on_step(self, *, epoch: int, batch: int) -> None:
-        """Do nothing."""
 
     def on_epoch(self, row: EpochRow) -> None:
         """Report the error of the epoch's training outputs."""

@@ -25,7 +25,7 @@ from bayesify.noise.keys import Stream, derived_seed
 from bayesify.tabular.table_data import TableData
 from bayesify.training import ConvergenceWarning
 from bayesify.training.backends import NonFiniteLossError
-from bayesify.training.history import EpochRow, History
+from bayesify.training.progress import NoProgress
 
 try:
     import optuna
@@ -369,24 +369,15 @@ def _is_default(trial: Trial | FrozenTrial) -> bool:
     return trial.number == 0 or bool(trial.user_attrs.get("default"))
 
 
-class _Steps:
+class _Steps(NoProgress):
     """Callback of training that reports steps alone."""
 
     def __init__(self, on_step: Callable[[], None]) -> None:
         self._on_step = on_step
 
-    def on_start(self, *, epochs: int, batches: int, history: History) -> None:
-        """Report nothing."""
-
     def on_step(self, *, epoch: int, batch: int) -> None:  # noqa: ARG002
         """Report a step."""
         self._on_step()
-
-    def on_epoch(self, row: EpochRow) -> None:
-        """Report nothing."""
-
-    def on_note(self, text: str) -> None:
-        """Report nothing."""
 
 
 @contextmanager

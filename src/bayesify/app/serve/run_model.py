@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs import Run, RunError
-from bayesify.app.runs.measure import in_units, widened_rows
+from bayesify.app.runs.abstention import MOST_HELD_OUT, threshold_of
+from bayesify.app.runs.measure import distinct_samples, in_units, widened_rows
 from bayesify.app.serve.answers import check_finite, class_answers, number_answers
 from bayesify.app.serve.images import ImageReader, check_size, decoded_exactly
 from bayesify.app.serve.model import Batch, ModelCard
+from bayesify.app.serve.request_rows import RequestRows
 from bayesify.app.serve.requests import Examples
-from bayesify.app.serve.table_inputs import TableInputs
 from bayesify.datasets import ImageData, ImageSchema
 from bayesify.distributions.likelihoods.likelihood import predictive_of
-from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.freezing import FrozenNetwork, freeze
 from bayesify.prediction import CategoricalPredictive, CountPredictive, Predictive
@@ -25,9 +25,9 @@ from bayesify.tabular.table_data import TableData
 
 __all__ = ["RunModel"]
 
-#: Held-out examples from which the threshold is computed; fewer with an adapter, because its whole
-#: pretrained network runs once for each weight sample.
-_MOST_HELD_OUT, _MOST_ADAPTED = 2_000, 200
+#: Held-out examples from which the threshold is found with an adapter, whose whole pretrained
+#: network runs once for each weight sample.
+_MOST_ADAPTED = 200
 #: Examples in one pass of all weight samples; more would need much memory.
 _AT_ONCE = 64
 
@@ -58,17 +58,17 @@ class RunModel:
         if num_samples < 1:
             raise RunError(f"samples must be at least 1, got {num_samples}")
         self._run, self._bnn = run, bnn
-        self._num_samples = 1 if isinstance(bnn.posterior, Delta) else num_samples
+        self._num_samples = distinct_samples(bnn, num_samples)
         self._level = level
         # A frozen network runs all weight samples at once, which is too much of an adapter's.
         self._frozen = None if run.config.adapter else _frozen(bnn, self._num_samples)
-        self._table: TableInputs | None = None
+        self._table: RequestRows | None = None
         self._images: ImageReader | None = None
         if run.table is None:
             self._images = _image_reader(run.images)
         else:
             # Without a target on the command line the table is a folder of images.
-            self._table = TableInputs(run.table, only_images=run.config.target is None)
+            self._table = RequestRows(run.table, only_images=run.config.target is None)
         self.card = self._describe(*self._threshold(coverage))
 
     def read(self, examples: Examples) -> Batch:
@@ -140,15 +140,14 @@ class RunModel:
             data = self._run.load_data()
         except (ValueError, OSError) as error:
             return None, f"none: the run's data cannot be read: {error}"
-        most = _MOST_ADAPTED if self._run.config.adapter else _MOST_HELD_OUT
+        most = _MOST_ADAPTED if self._run.config.adapter else MOST_HELD_OUT
         inputs = data.test_inputs[:most]
         if not len(inputs):
             return None, "none: the run holds no examples out"
         distances = None
         if isinstance(data, TableData):
             distances = data.test_distances[:most]
-        totals = self._predictive(inputs, distances).total.flatten().double()
-        threshold = float(totals.quantile(coverage, interpolation="higher"))
+        threshold = threshold_of(self._predictive(inputs, distances).total, coverage)
         return threshold, (
             f"{100.0 * coverage:g} % of {len(inputs):,} held-out examples have a total uncertainty "
             "of at most the threshold"

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, fields
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 import bayesify
 from bayesify.app.serve.answers import ClassAnswers, NumberAnswers
+from bayesify.app.serve.limits import ServiceLimits
 from bayesify.app.serve.micro_batches import MicroBatcher
 from bayesify.app.serve.model import Batch, ModelCard, ServedModel
 from bayesify.app.serve.openapi import request_body
@@ -25,49 +25,7 @@ from bayesify.app.serve.page import page
 from bayesify.app.serve.requests import InputError, RequestError, parse_examples, read_limited
 from bayesify.app.serve.telemetry import CONTENT_TYPE, Telemetry
 
-__all__ = ["Limits", "make_app"]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a service.
-
-    Args:
-        max_batch: examples in one pass of the network; a request with more has a pass of its own.
-        batch_wait_ms: time that a request waits for others, in milliseconds.
-        max_examples: examples in one request.
-        max_body_mb: size of a request's body, in megabytes of 10^6 bytes.
-        queue: requests that are read, wait or are computed at a time.
-        timeout_s: seconds from a request to its response.
-
-    Raises:
-        ValueError: one is not positive; ``batch_wait_ms`` may be 0.
-
-    Example:
-        >>> Limits(queue=0)
-        Traceback (most recent call last):
-        ValueError: queue must be at least 1 and finite, got 0
-    """
-
-    max_batch: int = 64
-    batch_wait_ms: float = 2.0
-    max_examples: int = 1_000
-    max_body_mb: float = 4.0
-    queue: int = 64
-    timeout_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            least = 0.0 if each.name == "batch_wait_ms" else 1.0 if each.type == "int" else 1e-6
-            if not least <= value < 1e9:
-                name = each.name.replace("_", "-")
-                raise ValueError(f"{name} must be at least {least:g} and finite, got {value:g}")
-
-    @property
-    def max_body(self) -> int:
-        """Size of a request's body in bytes."""
-        return int(self.max_body_mb * 1e6)
+__all__ = ["make_app"]
 
 
 class Health(BaseModel):
@@ -100,7 +58,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(model: ServedModel, limits: Limits) -> FastAPI:
+def make_app(model: ServedModel, limits: ServiceLimits) -> FastAPI:
     """Return the application that serves a model.
 
     Args:
@@ -124,7 +82,7 @@ def make_app(model: ServedModel, limits: Limits) -> FastAPI:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder, "net.onnx")
         ...     _ = export_onnx(bayesify.freeze(bnn, 8), path, torch.zeros(2, 4), metadata=about)
-        ...     with TestClient(make_app(OnnxModel(path), Limits())) as client:
+        ...     with TestClient(make_app(OnnxModel(path), ServiceLimits())) as client:
         ...         answer = client.post("/predict", json={"examples": [[[0, 255], [9, 3]]]})
         >>> answer.status_code
         200

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bayesify.training.history import History
+from bayesify.training.backends import NOT_COMPILED
+from bayesify.training.history import EpochRow, History
+from bayesify.training.progress import Callback
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,7 +112,7 @@ class Context:
         )
 
 
-class EpochProgress:
+class EpochProgress(Callback):
     """A callback of ``fit`` that reports finished epochs as a part of the job.
 
     Args:
@@ -130,13 +132,10 @@ class EpochProgress:
 
     def on_note(self, text: str) -> None:
         """Warn if the compiled backend was not used: its noise differs, so the result notes it."""
-        if "not compiled:" in text:
+        if NOT_COMPILED in text:
             warnings.warn(text, UserWarning, stacklevel=2)
 
-    def on_step(self, *, epoch: int, batch: int) -> None:
-        """Do nothing."""
-
-    def on_epoch(self, row: Mapping[str, float | None]) -> None:
+    def on_epoch(self, row: EpochRow) -> None:
         """Report a finished epoch."""
         self._report(int(row["epoch"] or 0))
         if self._after_epoch is not None:

@@ -19,8 +19,6 @@ from bayesify.tabular.skew import scores_without_skew
 
 __all__ = ["HUGE", "NumberColumn", "RangedColumn", "facts_of"]
 
-#: Numbers farther from their central part than so many sigmas are wild.
-_REACH = 4.0
 #: Inputs are left as they are up to a size between these: the largest that is not wild, or that of
 #: this share of the training values.
 _PLAIN, _RARE = (1.5, 10.0), 0.99
@@ -63,7 +61,7 @@ class RangedColumn(Column):
             return column
         counts = np.ones(len(values)) if weights is None else weights
         finite, counts = values[known], counts[known]
-        ends = robust.bounds(finite, counts, _REACH)
+        ends = robust.bounds(finite, counts, robust.WILD)
         central = torch.from_numpy(np.clip(finite, *ends)).unsqueeze(-1)
         scaling = Scaling.of(central, torch.from_numpy(counts))
         mean, std = scaling.shift.item(), scaling.scale.item()

@@ -54,8 +54,6 @@ from bayesify.tabular.training_table import (
 
 __all__ = ["fit_stream", "load_stream", "write_stream"]
 
-#: Numbers farther from the central part of a sample than so many sigmas are wild.
-_REACH = 4.0
 #: Share of a sample that may lie beyond the range of ordinary numbers where the mean and standard
 #: deviation of all rows are used: they then differ by at most 0.3 % from those of ordinary ones.
 _FEW_BEYOND = 5e-5
@@ -446,7 +444,7 @@ def _moments(moments: Moments, sampled: Floats, held: Floats) -> tuple[float, fl
     finite = sampled[np.isfinite(sampled)]
     if not len(finite):
         return None
-    low, high = robust.bounds(finite, np.ones(len(finite)), _REACH)
+    low, high = robust.bounds(finite, np.ones(len(finite)), robust.WILD)
     beyond = float(((finite < low) | (finite > high)).mean())
     room = high / 2.0 - low / 2.0
     if beyond > _FEW_BEYOND or moments.low < low - room or moments.high > high + room:

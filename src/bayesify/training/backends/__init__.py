@@ -2,6 +2,7 @@
 
 from bayesify.training.backends.autograd import AutogradBackend
 from bayesify.training.backends.backend import (
+    NOT_COMPILED,
     Backend,
     BackendName,
     Noise,
@@ -17,6 +18,7 @@ from bayesify.training.backends.requirements import why_no_closed_forms, why_not
 from bayesify.training.kernel.compiler import CompilerError
 
 __all__ = [
+    "NOT_COMPILED",
     "AutogradBackend",
     "Backend",
     "BackendName",

@@ -14,13 +14,23 @@ from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 
 __all__ = [
-    *("NOISE_OF", "Backend", "BackendName", "Noise", "NonFiniteLossError", "check_same_noise"),
+    *(
+        "NOISE_OF",
+        "NOT_COMPILED",
+        "Backend",
+        "BackendName",
+        "Noise",
+        "NonFiniteLossError",
+        "check_same_noise",
+    ),
     "require_finite",
 ]
 
 BackendName = Literal["auto", "compiled", "closed-form", "autograd"]
 #: The source of a run's noise: PyTorch's generators or the counter-based generator of the kernel.
 Noise = Literal["generator", "counter"]
+#: What precedes, in a description, the reason why a step is not compiled.
+NOT_COMPILED = "not compiled:"
 #: The noise of each backend but "auto".
 NOISE_OF: dict[str, Noise] = {
     "compiled": "counter",

@@ -12,7 +12,13 @@ from bayesify.estimators.network_state import snapshot
 from bayesify.module.inputs import Inputs
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends.autograd import AutogradBackend
-from bayesify.training.backends.backend import Backend, BackendName, Noise, check_same_noise
+from bayesify.training.backends.backend import (
+    NOT_COMPILED,
+    Backend,
+    BackendName,
+    Noise,
+    check_same_noise,
+)
 from bayesify.training.backends.closed_form import ClosedFormBackend
 from bayesify.training.backends.compiled import CompiledBackend
 from bayesify.training.backends.graph import GraphBackend
@@ -125,7 +131,7 @@ def make_backend(
             reason = str(error)
     made = _closed_form(elbo, optimizer, processes, noise, insist=False)
     if reason != why_no_closed_forms(elbo):
-        made.description += f"; not compiled: {reason}"
+        made.description += f"; {NOT_COMPILED} {reason}"
     return made
 
 

@@ -27,7 +27,7 @@ from bayesify.reproduce.harness.experiment import (
     of_job,
 )
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
-from bayesify.training.history import History
+from bayesify.training.history import EpochRow, History
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ class TrainAccuracy(EpochProgress):
                 f"{len(self.percent)}; remove {self._work} to train anew"
             )
 
-    def on_epoch(self, row: Mapping[str, float | None]) -> None:
+    def on_epoch(self, row: EpochRow) -> None:
         """Measure, then report the epoch."""
         self._measure()
         super().on_epoch(row)

@@ -21,13 +21,13 @@ from bayesify.tabular.cells import Floats, Texts
 from bayesify.tabular.columns import Column, EncodedColumn, ImageColumn
 from bayesify.tabular.schema import TableSchema
 
-__all__ = ["EncodedRows", "TableInputs"]
+__all__ = ["RequestRows", "RowInputs"]
 
 #: Images in one pass of their network.
 _IMAGES_AT_ONCE = 16
 
 
-class EncodedRows(NamedTuple):
+class RowInputs(NamedTuple):
     """Rows as the network takes them.
 
     Args:
@@ -41,7 +41,7 @@ class EncodedRows(NamedTuple):
     outside: list[str]
 
 
-class TableInputs:
+class RequestRows:
     """Reader of examples for the network of a table's run.
 
     Args:
@@ -55,7 +55,7 @@ class TableInputs:
         >>> from bayesify.tabular.columns import NumberColumn
         >>> from bayesify.tabular.schema import Target
         >>> columns = (NumberColumn(name="x", low=0.0, high=3.0, spread=1.0),)
-        >>> inputs = TableInputs(TableSchema(columns, Target("y", "regression")))
+        >>> inputs = RequestRows(TableSchema(columns, Target("y", "regression")))
         >>> inputs.encode(inputs.read(Examples([{"x": 1.5}, {"x": 90}]))).outside
         ['', 'x']
     """
@@ -92,7 +92,7 @@ class TableInputs:
             return {"0": np.array(files, dtype=object)}
         return {str(place): values for place, values in enumerate(self._rows.read(examples))}
 
-    def encode(self, batch: Batch) -> EncodedRows:
+    def encode(self, batch: Batch) -> RowInputs:
         """Return the inputs of the network; pretrained networks read texts and images.
 
         Raises:
@@ -104,11 +104,10 @@ class TableInputs:
             for column, each in zip(schema.columns, batch.values(), strict=True)
         ]
         distances = schema.outside(values)
-        names = np.array([column.name for column in schema.columns], dtype=object)
-        return EncodedRows(
+        return RowInputs(
             torch.from_numpy(schema.encode(values)),
             torch.from_numpy(distances.max(axis=1)),
-            np.where((distances > 0.0).any(axis=1), names[distances.argmax(axis=1)], "").tolist(),
+            schema.worst(distances).tolist(),
         )
 
     def _values(self, column: Column, cells: npt.NDArray[Any]) -> Floats:
