@@ -71,6 +71,22 @@ def test_it_says_what_it_costs_and_what_it_did(with_toy: Path) -> None:
     assert again.out == said.out
 
 
+def test_a_folder_within_the_clone_has_the_clones_results(
+    with_toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bayesify("reproduce", "toy").code == 0
+    monkeypatch.setattr("bayesify.reproduce.command.checkout", lambda: with_toy)
+    within = with_toy / "docs" / "pages"
+    within.mkdir(parents=True)
+    monkeypatch.chdir(within)
+    said = bayesify("reproduce", "toy")
+    assert "4 runs, 4 of them there already" in said.err
+    assert "results in ../../results/toy; " in said.err
+    assert list(within.iterdir()) == []
+    monkeypatch.setattr("bayesify.reproduce.command.checkout", lambda: within / "elsewhere")
+    assert "results in results/toy; " in bayesify("reproduce", "toy").err
+
+
 def test_some_jobs_are_run_and_the_table_has_what_is_there(with_toy: Path) -> None:
     some = bayesify("reproduce", "toy", "--only", "b")
     assert some.code == 0, some.err

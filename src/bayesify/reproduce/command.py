@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from bayesify.app.cli.formatting import duration
 from bayesify.app.cli.progress_bar import progress_bar
 from bayesify.app.launch import requested_device
 from bayesify.app.runs import ConfigError
-from bayesify.app.runs.environment import check_committed, commit, has_fast_bfloat16
+from bayesify.app.runs.environment import check_committed, checkout, commit, has_fast_bfloat16
 from bayesify.io import StorageError
 from bayesify.reproduce import (
     EXPERIMENTS,
@@ -35,7 +36,6 @@ from bayesify.reproduce import reproduce as run_experiment
 
 __all__ = ["reproduce"]
 
-_RESULTS = Path("results")
 _GPU = "; takes --device cuda"
 _NO_BFLOAT16 = "this CPU has no bfloat16 instructions:"
 
@@ -54,7 +54,8 @@ def reproduce(
     out: Annotated[
         Path | None,
         typer.Option(
-            help=r"The folder of its results. \[default: results/NAME, or results/NAME-quick]",
+            help="The folder of its results; within a clone the default is in its root. "
+            r"\[default: results/NAME, or results/NAME-quick]",
             show_default=False,
         ),
     ] = None,
@@ -122,7 +123,7 @@ def reproduce(
     experiment = find_experiment(name)
     device = _device(experiment, device, on)
     names = () if only is None else tuple(part.strip() for part in only.split(","))
-    folder = out or _RESULTS / (f"{name}-quick" if quick else name)
+    folder = out or _results() / (f"{name}-quick" if quick else name)
     if not (quick or uncommitted):
         _check_committed(experiment, folder, _numbers(seeds), names)
     console = Console(stderr=True)
@@ -159,6 +160,14 @@ def reproduce(
     typer.echo(outcome.table.read_text(encoding="utf-8"))
     for path in (outcome.table, *outcome.figures, *outcome.files):
         console.print(Text(str(path)), soft_wrap=True)
+
+
+def _results() -> Path:
+    """Return the folder of all results: the checkout's own, from each folder within it."""
+    root, here = checkout(), Path.cwd()
+    if root is not None and here.is_relative_to(root):
+        return Path(os.path.relpath(root / "results", here))
+    return Path("results")
 
 
 def _device(experiment: Experiment, asked: str, on: str | None) -> str:
@@ -213,7 +222,7 @@ def _list(*, as_json: bool) -> None:
 
 
 def _describe(experiment: Experiment) -> dict[str, Any]:
-    jobs, folder = experiment.jobs(experiment.seeds, False), _RESULTS / experiment.name
+    jobs, folder = experiment.jobs(experiment.seeds, False), _results() / experiment.name
     stored, other = 0, 0
     for job in jobs:
         try:

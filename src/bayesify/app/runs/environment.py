@@ -14,7 +14,8 @@ import bayesify
 from bayesify.app.runs.declarations import ConfigError
 
 __all__ = [
-    *("check_committed", "commit", "hardware", "has_fast_bfloat16", "load_average", "versions"),
+    *("check_committed", "checkout", "commit", "hardware", "has_fast_bfloat16", "load_average"),
+    "versions",
 ]
 
 
@@ -39,6 +40,12 @@ def versions(*, table: bool = False, encoder: bool = False) -> dict[str, str]:
     }
 
 
+def checkout() -> Path | None:
+    """Return the root of bayesify's checkout, or None where it was installed otherwise."""
+    root = Path(bayesify.__file__).resolve().parents[2]
+    return root if (root / ".git").exists() else None
+
+
 def commit(*folders: str) -> str | None:
     """Return the commit of bayesify's checkout, or None without one.
 
@@ -48,8 +55,8 @@ def commit(*folders: str) -> str | None:
     Args:
         *folders: other folders of the checkout whose code counts too.
     """
-    root = Path(bayesify.__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+    root = checkout()
+    if root is None:
         return None
     try:
         head = _git(root, "rev-parse", "HEAD")
