@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+import torch
 
 from bayesify.export import ExportMetadata, read_metadata
 from bayesify.io import StorageError
@@ -48,6 +51,40 @@ def test_a_description_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_wrong_values_are_named(values: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ExportMetadata(**{"kind": "regression", "num_samples": 1, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_samples": "3"}, "num_samples must be a whole number, got '3'"),
+        ({"thresholds": None}, "thresholds must be a mapping, got None"),
+        ({"thresholds": {"total": "a"}}, "the threshold of total must be one number, got 'a'"),
+        ({"input": [1]}, "input must be a mapping"),
+        ({"classes": "ab"}, "classes must be a sequence, got 'ab'"),
+        ({"quantiles": 0.5}, "quantiles must be a sequence, got 0.5"),
+    ],
+)
+def test_values_of_another_type_are_named(
+    tmp_path: Path, values: dict[str, object], message: str
+) -> None:
+    described = {"kind": "regression", "num_samples": 1, **values}
+    with pytest.raises(TypeError, match=message):
+        ExportMetadata(**described)  # type: ignore[arg-type]
+    path = write_onnx(tmp_path / "net.onnx", json.dumps({"format": 1, **described}))
+    with pytest.raises(StorageError, match=message):
+        read_metadata(path)
+
+
+def test_values_of_numpy_and_pytorch_are_stored() -> None:
+    found = ExportMetadata(
+        "classification",
+        np.int64(4),  # type: ignore[arg-type]
+        classes=np.array(["a", "b"]),  # type: ignore[arg-type]
+        thresholds={"total": torch.tensor(0.5), "epistemic": np.float32(0.25)},  # type: ignore[dict-item]
+    )
+    assert ExportMetadata.from_json(found.to_json()) == found
+    assert found.thresholds == {"total": 0.5, "epistemic": 0.25}
+    assert found.classes == ("a", "b")
 
 
 @pytest.mark.parametrize(

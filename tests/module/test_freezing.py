@@ -454,6 +454,16 @@ def test_every_sample_sees_the_inputs_as_they_were(recurrent: bool) -> None:
     assert torch.equal(inputs, before)
 
 
+@pytest.mark.parametrize(("samples", "estimator"), [(0, None), (8, LOCAL), (8, SAMPLING)])
+def test_the_callers_inputs_stay_as_they_are(samples: int, estimator: bf.Estimator | None) -> None:
+    net = nn.Sequential(nn.ELU(inplace=True), nn.Linear(4, 3))
+    frozen = bf.freeze(bf.BayesianModule(net), samples, estimator=estimator)
+    x = X.clone()
+    first = frozen(x).mean
+    assert torch.equal(x, X)
+    assert torch.equal(frozen(x).mean, first)
+
+
 def test_gradients_in_the_inputs_of_a_pruned_network_are_finite() -> None:
     """A unit without weights has variance 0, where the root has an infinite slope."""
     x = X.clone().requires_grad_()

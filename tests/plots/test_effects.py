@@ -1,5 +1,8 @@
 """Figures of importance, effects and residuals draw what they are given."""
 
+import io
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -93,6 +96,14 @@ def test_a_long_title_ends_within_the_picture(title, level):
         assert shown.get_window_extent().x1 <= figure.bbox.x1
 
 
+def test_characters_that_the_font_lacks_are_reported_once():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = effect_of_levels(["\u65e5\u672c", "b", "c"], [LINE], title="\u65e5", label="y")
+    with pytest.warns(UserWarning, match="missing from font"):
+        figure.savefig(io.BytesIO())
+
+
 def test_effects_show_values_band_and_spread():
     limits = (-1.0, 10.0)
     ax = drawn(
@@ -109,6 +120,10 @@ def test_effects_show_values_band_and_spread():
     assert ax.get_xlim() == limits
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
     assert len({tuple(line.get_ydata()) for line in ax.lines}) == 3  # none hides another
+    hidden = [LINE._replace(name=name) for name in ("_a", "b")]  # matplotlib hides "_a"
+    figure = effect_of_levels(["x", "y", "z"], hidden, title="t", label="y")
+    shown = [text.get_text() for text in drawn(figure).figure.legends[0].get_texts()]
+    assert [name.lstrip("\N{ZERO WIDTH SPACE}") for name in shown] == ["_a", "b"]
     for lines in ([], [LINE] * 5):
         with pytest.raises(ValueError, match="from one to 4 lines"):
             effect_of_levels(["x"], lines, title="t", label="y")

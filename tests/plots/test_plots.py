@@ -196,6 +196,11 @@ def test_learning_curves_draw_the_history():
     assert lines["test, SGD"].get_xydata().tolist() == [[1.0, 5.0]]
 
 
+def test_learning_curves_begin_at_epoch_0():
+    rows = [{"epoch": epoch, "nll": 3.0 - epoch} for epoch in range(3)]
+    assert learning_curves(rows).axes[0].lines[0].get_xdata().tolist() == [0.0, 1.0, 2.0]
+
+
 def test_learning_curves_skip_what_is_missing():
     plain = [row(e, kl=0.0, loss=0.4 / e, std_median=None) for e in (1, 2, 3)]
     plain[1]["test_error"] = None

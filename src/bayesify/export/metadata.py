@@ -7,15 +7,17 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torch import nn
 
+from bayesify.distributions.one_number import one_number
 from bayesify.io.files import StorageError
 from bayesify.module.freezing import FrozenNetwork
+from bayesify.noise.whole_numbers import whole_number
 
 __all__ = ["METADATA_KEY", "ExportMetadata", "metadata_of", "read_metadata"]
 
@@ -44,6 +46,7 @@ class ExportMetadata:
         quantiles: the levels of the output ``quantiles``, between 0 and 1; none for classes.
 
     Raises:
+        TypeError: a value is of another type.
         ValueError: the kind is unknown, ``num_samples`` is negative, a threshold is not finite, or
             a level of a quantile does not lie between 0 and 1.
 
@@ -61,17 +64,35 @@ class ExportMetadata:
     quantiles: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Check the values, and make plain those of NumPy and PyTorch."""
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
-        if self.num_samples < 0:
-            raise ValueError(f"num_samples must be at least 0, got {self.num_samples}")
-        for name, value in self.thresholds.items():
+        for name in ("input", "thresholds"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise TypeError(f"{name} must be a mapping, got {getattr(self, name)!r}")
+        for name in ("classes", "quantiles"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise TypeError(f"{name} must be a sequence, got {value!r}")
+        thresholds = {
+            name: one_number(f"the threshold of {name}", value)
+            for name, value in self.thresholds.items()
+        }
+        for name, value in thresholds.items():
             if not math.isfinite(value):
                 raise ValueError(f"the threshold of {name} must be finite, got {value}")
-        for level in self.quantiles:
+        quantiles = tuple(one_number("a quantile's level", level) for level in self.quantiles)
+        for level in quantiles:
             if not 0.0 < level < 1.0:
                 raise ValueError(f"a quantile's level must lie between 0 and 1, got {level}")
+        plain = {
+            "num_samples": whole_number("num_samples", self.num_samples, 0),
+            "classes": tuple(map(str, self.classes)),
+            "thresholds": thresholds,
+            "quantiles": quantiles,
+        }
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
 
     def to_json(self) -> str:
         """Return the JSON text that is stored in a file."""
@@ -88,8 +109,6 @@ class ExportMetadata:
         if not isinstance(document, dict) or document.pop("format", None) != _FORMAT:
             raise ValueError(f"the description must be a JSON object of format {_FORMAT}")
         try:
-            for name in ("classes", "quantiles"):
-                document[name] = tuple(document.get(name, ()))
             return cls(**document)
         except TypeError as error:
             raise ValueError(f"the description has other entries than it must: {error}") from error

@@ -219,6 +219,7 @@ class _MeanWeights(nn.Module):
         self.net, self.output = net, output
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        args, kwargs = copied((args, kwargs))  # the network may edit its inputs in place
         return tensor_of(self.net(*args, **kwargs), self.output).unsqueeze(0)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.estimators.moments import std_of
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.inputs import copied
 from bayesify.module.unit_roles import ELEMENTWISE
 from bayesify.noise.keys import NoiseKey, NoiseSource
 
@@ -78,7 +79,7 @@ class _LocalSamples(nn.Module):
         self.chain, self.num_samples = nn.Sequential(*chain), num_samples
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.chain(inputs).unflatten(0, (self.num_samples, -1))
+        outputs: Tensor = self.chain(copied(inputs)).unflatten(0, (self.num_samples, -1))
         return outputs
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from bayesify.plots.curves import logit_places
-from bayesify.plots.style import COLOURS, Floats, scale_y, styled
+from bayesify.plots.style import COLOURS, Floats, legend_label, scale_y, styled
 
 __all__ = ["Curve", "comparison", "curves_compared", "pruning_compared"]
 
@@ -207,7 +207,7 @@ def _drawn(panels: Mapping[str, Sequence[Curve]], placed: _Placed) -> tuple[Figu
                 color=colour,
                 marker=marker if few or curve.points else "",
                 ms=4,
-                label=curve.name,
+                label=legend_label(curve.name),
             )
             shown.append(mean)
             if len(values) > 1:

@@ -222,7 +222,7 @@ def pruning_curve(
 def _series(rows: Sequence[Record], key: str) -> Floats:
     """Return (epoch, value) of the rows that have a finite value, shape (n, 2)."""
     points = [
-        (row.get("epoch") or place, value)
+        (place if row.get("epoch") is None else row["epoch"], value)
         for place, row in enumerate(rows, start=1)
         if (value := row.get(key)) is not None and math.isfinite(value)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from bayesify.plots.style import COLOURS, styled, tick
+from bayesify.plots.style import COLOURS, legend_label, styled, tick
 
 __all__ = ["EffectLine", "effect_along_axis", "effect_of_levels", "importance_bars", "shortened"]
 
@@ -124,7 +125,14 @@ def effect_along_axis(
         if line.spread is not None:
             ax.fill_between(axis, *line.spread, color=COLOURS["grey"], alpha=0.2, lw=0)
         ax.fill_between(axis, line.low, line.high, color=COLOURS[colour], alpha=0.3, lw=0)
-        ax.plot(axis, line.values, f"{few}-", ms=3.5, color=COLOURS[colour], label=line.name)
+        ax.plot(
+            axis,
+            line.values,
+            f"{few}-",
+            ms=3.5,
+            color=COLOURS[colour],
+            label=legend_label(line.name),
+        )
     if limits is not None:
         ax.set_ylim(limits)
     if len(marks):
@@ -182,7 +190,9 @@ def effect_of_levels(
         if line.spread is not None:
             ax.hlines(shifted, *line.spread, color=COLOURS["grey"], alpha=0.25, lw=9)
         ax.hlines(shifted, line.low, line.high, color=COLOURS[colour], lw=2.5, alpha=0.5)
-        ax.plot(line.values, shifted, "o", ms=4.5, color=COLOURS[colour], label=line.name)
+        ax.plot(
+            line.values, shifted, "o", ms=4.5, color=COLOURS[colour], label=legend_label(line.name)
+        )
     ax.set(ylim=(len(labels) - 0.4, -0.6), xlabel=label)
     if limits is not None:
         ax.set_xlim(limits)
@@ -224,7 +234,9 @@ def _shorten_title(figure: Figure, ax: Axes) -> None:
     """
     title = ax.get_title(loc="left")
     shown, most = ax.set_title(title), len(title)
-    figure.draw_without_rendering()
+    with warnings.catch_warnings():  # of characters that the font lacks; saving warns too
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
+        figure.draw_without_rendering()
     while most > 1 and shown.get_window_extent().x1 > figure.bbox.x1:
         most -= 1
         shown.set_text(shortened(title, most))

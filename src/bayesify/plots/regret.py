@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from bayesify.plots.style import COLOURS, Floats, plain, styled
+from bayesify.plots.style import COLOURS, Floats, legend_label, plain, styled
 
 __all__ = ["RegretCurves", "cumulative_regret"]
 
@@ -69,7 +69,7 @@ def cumulative_regret(curves: Sequence[RegretCurves]) -> Figure:
             for run in values:
                 ax.plot(interactions, _positive(run), color=colour, lw=0.7, alpha=0.45)
         middle = _positive(np.median(values, axis=0))
-        ax.plot(interactions, middle, color=colour, lw=2.2, label=name)
+        ax.plot(interactions, middle, color=colour, lw=2.2, label=legend_label(name))
         shown = middle[np.array(interactions) >= _BEGINNING * interactions[-1]]
         lowest = min([lowest, *shown[np.isfinite(shown)]])
     ax.set_yscale("log")

@@ -17,7 +17,7 @@ except ImportError as error:
 
 __all__ = [
     *("COLOURS", "STYLE", "Floats", "Record"),
-    *("compact", "decibels", "plain", "scale_y", "styled", "tick"),
+    *("compact", "decibels", "legend_label", "plain", "scale_y", "styled", "tick"),
 ]
 
 #: One epoch of a history, or one line of a pruning table; missing and None values are not drawn.
@@ -79,6 +79,8 @@ STYLE: Any = {
     "ytick.labelsize": 8.5,
 }
 
+#: Stands before a label that begins with an underscore, which matplotlib would not show.
+_ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
 #: Decorator that draws in ``STYLE`` and then restores matplotlib's settings.
 styled = mpl.rc_context(STYLE)
 
@@ -91,6 +93,16 @@ def scale_y(ax: Axes, values: Floats, formatter: FuncFormatter | None = None) ->
         ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
         ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(formatter)
+
+
+def legend_label(name: str) -> str:
+    """Return a label by which a legend shows a name, one such as "_total" too.
+
+    Example:
+        >>> legend_label("total"), len(legend_label("_total"))
+        ('total', 7)
+    """
+    return f"{_ZERO_WIDTH_SPACE}{name}" if name.startswith("_") else name
 
 
 def plain(value: float, _: object = None) -> str:

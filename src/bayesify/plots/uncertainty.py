@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesify.metrics import RiskCoverage
 from bayesify.plots.intervals import column_of
-from bayesify.plots.style import COLOURS, Floats, compact, styled, tick
+from bayesify.plots.style import COLOURS, Floats, compact, legend_label, styled, tick
 
 __all__ = [
     "epistemic_histogram",
@@ -55,7 +55,15 @@ def risk_coverage_curve(
         coverage, risk = 100.0 * curve.coverage.numpy(), curve.risk.numpy()
         marker = "o" if len(risk) <= 15 else ""
         label = f"{name}, area {compact(curve.aurc)}"
-        ax.plot(coverage, risk, dashes, marker=marker, ms=3.5, color=COLOURS[colour], label=label)
+        ax.plot(
+            coverage,
+            risk,
+            dashes,
+            marker=marker,
+            ms=3.5,
+            color=COLOURS[colour],
+            label=legend_label(label),
+        )
         highest = max(highest, float(risk.max()))
     whole = float(next(iter(curves.values())).risk[-1])
     ax.axhline(
@@ -145,7 +153,7 @@ def epistemic_histograms(
             counts, _ = np.histogram(values.clip(low, high), edges)
             shares = 100.0 * counts / len(values)
             ax.stairs(shares, edges, fill=True, color=COLOURS[colour], alpha=0.3)
-            ax.stairs(shares, edges, color=COLOURS[colour], lw=1.2, label=name)
+            ax.stairs(shares, edges, color=COLOURS[colour], lw=1.2, label=legend_label(name))
         ax.set_xscale("log")
         ax.set(title=title, xlim=(edges[0], edges[-1]), ylabel="share (%)")
         ax.yaxis.set_major_locator(MaxNLocator(nbins=4))

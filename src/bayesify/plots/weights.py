@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from torch import Tensor
 
 from bayesify.distributions.priors import Prior
-from bayesify.plots.style import COLOURS, Floats, decibels, plain, styled
+from bayesify.plots.style import COLOURS, Floats, decibels, legend_label, plain, styled
 
 __all__ = ["binned_densities", "snr_density_and_cdf", "weight_densities", "weight_posteriors"]
 
@@ -247,7 +247,7 @@ def _posterior_panel(ax: Axes, mean: float, std: float, prior: Prior | None) -> 
 
 def _outline(ax: Axes, bins: Floats, density: Floats, colour: str, label: str = "") -> None:
     ax.stairs(density, bins, fill=True, color=COLOURS[colour], alpha=0.12)
-    ax.stairs(density, bins, color=COLOURS[colour], lw=1.5, label=label)
+    ax.stairs(density, bins, color=COLOURS[colour], lw=1.5, label=legend_label(label))
 
 
 def _num_bins(n: int) -> int:

@@ -84,6 +84,19 @@ def test_one_draws_for_a_file_of_mnist_only(tmp_path: Path) -> None:
     assert not has_drawing(card(digits, 0.0, height=14))
 
 
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [(0.9, "90"), (0.905, "90.5"), (0.9505, "95.05"), (0.9005, "90.05"), (0.99999, "99.999")],
+)
+def test_the_heading_has_the_level_of_the_interval(level: float, shown: str) -> None:
+    card = ModelCard(
+        **{"name": "run", "source": "run", "task": "regression", "input": "rows", "unit": "1"},
+        **{"num_samples": 1, "level": level, "threshold": None, "threshold_origin": ""},
+    )
+    text, _ = page(card)
+    assert f">{shown} % interval</h2>" in text
+
+
 def test_numbers_have_the_digits_that_their_uncertainty_needs() -> None:
     node = shutil.which("node")
     if node is None:

@@ -42,6 +42,9 @@ def test_whole_numbers_beyond_those_of_a_float_are_themselves() -> None:
     [
         (("03", "4.0", "5", "x"), [3, 4, 5, 5.0, 6], [0.0, 1.0, 2.0, 2.0, math.inf]),
         (("0.1", "1e3", "inf"), [0.1, 1000, 1000.0], [0.0, 1.0, 1.0]),
+        # Codes, of which some look like numbers to Python.
+        (("1E3", "2B7", "1_2", "inf"), [1000, 12, 1e3, 12.0], 4 * [math.inf]),
+        (("1E3", "2B7", "1_2"), ["1E3", "1_2", "1000"], [0.0, 2.0, math.inf]),
         (("False", "True", "maybe"), [True, "True", False], [1.0, 1.0, 0.0]),
         (("TRUE", "true", "x"), [True, "TRUE", False], [1.0, 0.0, math.inf]),
     ],

@@ -333,12 +333,13 @@ def test_almost_black_images_of_named_pixels_are_read(models: dict[str, RunModel
         models["digits"].read(Examples([with_pixel(1)]))
 
 
-def test_wrong_image_files(client: Client) -> None:
-    def encoded(size: tuple[int, int], kind: str) -> str:
-        file = io.BytesIO()
-        Image.new("1", size).save(file, kind)
-        return base64.b64encode(file.getvalue()).decode()
+def encoded(size: tuple[int, int], kind: str) -> str:
+    file = io.BytesIO()
+    Image.new("1", size).save(file, kind)
+    return base64.b64encode(file.getvalue()).decode()
 
+
+def test_wrong_image_files(client: Client) -> None:
     service = client("digits")
     refused(post(service, {"examples": [encoded((27, 28), "PNG")]}), 422, "28 x 28 pixels, got 27")
     refused(post(service, {"examples": [encoded((28, 28), "BMP")]}), 422, "PNG or JPEG")
@@ -351,6 +352,14 @@ def test_wrong_image_files(client: Client) -> None:
     # 36 million pixels in a few kilobytes.
     bomb = encoded((6000, 6000), "PNG")
     refused(post(client("folder"), {"examples": [bomb]}), 422, "at most 16,777,216 pixels")
+
+
+def test_the_images_of_a_request_have_a_limit_together(client: Client) -> None:
+    large = encoded((4096, 4096), "PNG")
+    service = client("folder", max_body_mb=4.0)
+    problem = refused(post(service, {"examples": [large] * 5}), 422, "67,108,864 pixels together")
+    assert problem["path"] == ["examples", 4]
+    assert post(service, {"examples": [encoded((2048, 2048), "PNG")] * 2}).status_code == 200
 
 
 WRONG_CELLS = {
@@ -379,6 +388,9 @@ def test_missing_and_unknown_columns_are_named(client: Client) -> None:
     refused(post(service, {"examples": ROWS, "pixels": "0-1"}), 422, "pixels: is for images")
     # Columns that are not used may be there.
     assert post(service, {"examples": [{**ROWS[0], "price": 3, "id": None}]}).status_code == 200
+    problem = refused(post(service, {"examples": [{**ROWS[0], "a\nb" + 99 * "c": 1}]}), 422)
+    assert problem["path"] == ["examples", 0, "a\nb" + 99 * "c"]
+    assert problem["detail"].startswith(f"examples[0].a b{37 * 'c'}...: the training table had no")
 
 
 def test_forms_of_a_cell_that_mean_the_same(models: dict[str, RunModel]) -> None:
@@ -483,6 +495,7 @@ def test_the_votes_of_a_count_do_not_depend_on_other_rows() -> None:
     (alone,) = OfCounts().predict({"x": torch.tensor([0.0])})
     near, far = OfCounts().predict({"x": torch.tensor([0.0, 9.0])})
     assert near["votes"] == alone["votes"]
+    assert np.mean(far["votes"]) == pytest.approx(far["prediction"], rel=1e-5)
     assert len(near["votes"]) == len(far["votes"]) == 4
     assert far["votes"] != near["votes"]
     for name in ("prediction", "total", "epistemic", "lower", "upper"):

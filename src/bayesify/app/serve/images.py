@@ -16,6 +16,7 @@ from bayesify.app.serve.requests import Examples, InputError, described
 __all__ = [
     "FORMATS",
     "ImageReader",
+    "PixelLimit",
     "check_size",
     "decoded_exactly",
     "example_file",
@@ -27,6 +28,8 @@ __all__ = [
 FORMATS = ("PNG", "JPEG")
 #: Pixels of an image file; more would need much memory for few bytes of a body.
 _MOST_PIXELS = 4096 * 4096
+#: Pixels of all image files of a request, which one thread decodes for all requests.
+_MOST_TOGETHER = 4 * _MOST_PIXELS
 
 Pixels = npt.NDArray[np.float32]
 Path = tuple[str | int, ...]
@@ -57,16 +60,17 @@ class ImageReader:
         Raises:
             InputError: an example is no such image.
         """
+        limit = PixelLimit()
         return np.stack(
             [
-                self._one(item, examples.pixels, ("examples", place))
+                self._one(item, examples.pixels, limit, ("examples", place))
                 for place, item in enumerate(examples.items)
             ]
         )
 
-    def _one(self, item: Any, pixels: str | None, path: Path) -> Pixels:
+    def _one(self, item: Any, pixels: str | None, limit: PixelLimit, path: Path) -> Pixels:
         if isinstance(item, str):
-            return self._file(item, path)
+            return self._file(item, limit, path)
         found = np.array(_numbers(item, self.shape, path), np.float32).reshape(self.shape)
         largest = 1.0 if pixels == "0-1" else 255.0
         low, high = float(found.min()), float(found.max())
@@ -87,8 +91,9 @@ class ImageReader:
             )
         return found
 
-    def _file(self, text: str, path: Path) -> Pixels:
+    def _file(self, text: str, limit: PixelLimit, path: Path) -> Pixels:
         content = _from_base64(text, path, "an image file in base64, or nested lists of pixels")
+        limit.count(content, path)
         try:
             found = self._decode(io.BytesIO(content))
         except ValueError as error:  # DataError too
@@ -96,24 +101,57 @@ class ImageReader:
         return np.asarray(found, np.float32).reshape(self.shape)
 
 
-def image_file(item: Any, path: Path) -> bytes:
+class PixelLimit:
+    """A limit of the pixels of a request's image files, by their headers.
+
+    Example:
+        >>> PixelLimit().count(b"no image", ("examples", 0))
+        Traceback (most recent call last):
+        bayesify.app.serve.requests.InputError: examples[0]: must be an image as PNG or JPEG ...
+    """
+
+    def __init__(self) -> None:
+        self._left = _MOST_TOGETHER
+
+    def count(self, file: bytes, path: Path) -> None:
+        """Count the pixels of one more file.
+
+        Raises:
+            InputError: it is no PNG or JPEG file, or too large, alone or with those before it.
+        """
+        try:
+            width, height = check_size(io.BytesIO(file))
+        except ValueError as error:
+            raise InputError(path, str(error)) from error
+        self._left -= width * height
+        if self._left < 0:
+            raise InputError(
+                path,
+                f"the image files of a request must have at most {_MOST_TOGETHER:,} pixels "
+                "together, and this one has more than is left; send several requests",
+            )
+
+
+def image_file(item: Any, path: Path, limit: PixelLimit) -> bytes:
     """Return the image file that an example or a cell has in base64; its pixels are not read.
+
+    Args:
+        item: what JSON has.
+        path: where it is.
+        limit: that of the request.
 
     Raises:
         InputError: it is no text, no PNG or JPEG file, or too large.
 
     Example:
-        >>> image_file("photos/1.png", ("examples", 0))
+        >>> image_file("photos/1.png", ("examples", 0), PixelLimit())
         Traceback (most recent call last):
         bayesify.app.serve.requests.InputError: examples[0]: must be an image file in base64: ...
     """
     if not isinstance(item, str):
         raise InputError(path, f"must be an image file in base64, got {described(item)}")
     content = _from_base64(item, path, "an image file in base64")
-    try:
-        check_size(io.BytesIO(content))
-    except ValueError as error:
-        raise InputError(path, str(error)) from error
+    limit.count(content, path)
     return content
 
 
@@ -121,7 +159,7 @@ def example_file() -> str:
     """Return a small PNG file in base64.
 
     Example:
-        >>> image_file(example_file(), ("examples", 0))[1:4]
+        >>> image_file(example_file(), ("examples", 0), PixelLimit())[1:4]
         b'PNG'
     """
     from PIL import Image

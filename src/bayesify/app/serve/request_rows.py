@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify.app.serve import model
-from bayesify.app.serve.images import groups, image_file
+from bayesify.app.serve.images import PixelLimit, groups, image_file
 from bayesify.app.serve.model import Batch
 from bayesify.app.serve.requests import Examples, InputError
 from bayesify.app.serve.rows import RowReader
@@ -86,8 +86,10 @@ class RequestRows:
             InputError: an example is not as the training table's rows were.
         """
         if self.only_images:
+            limit = PixelLimit()
             files = [
-                image_file(item, ("examples", place)) for place, item in enumerate(examples.items)
+                image_file(item, ("examples", place), limit)
+                for place, item in enumerate(examples.items)
             ]
             return {"0": np.array(files, dtype=object)}
         return {str(place): values for place, values in enumerate(self._rows.read(examples))}

@@ -51,7 +51,8 @@ class InputError(RequestError):
     """
 
     def __init__(self, path: tuple[str | int, ...], message: str) -> None:
-        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+        parts = [f"[{p}]" if isinstance(p, int) else f".{_one_line(p)}" for p in path]
+        where = "".join(parts).lstrip(".")
         super().__init__(422, f"{where}: {message}" if where else message)
         self.path = path
 
@@ -134,6 +135,12 @@ def parse_examples(body: bytes, *, most: int) -> Examples:
     if "pixels" in content and pixels not in ("0-255", "0-1"):
         raise InputError(("pixels",), f'must be "0-255" or "0-1", got {described(pixels)}')
     return Examples(items, pixels)
+
+
+def _one_line(name: str) -> str:
+    """Return a name of a body's object as a message has it: shortened, without line ends."""
+    shown = " ".join(name.split()) or name
+    return f"{shown[:_SHOWN]}..." if len(shown) > _SHOWN else shown
 
 
 def described(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from datetime import date, timedelta
 from decimal import Decimal
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bayesify.app.serve import model
-from bayesify.app.serve.images import example_file, image_file
+from bayesify.app.serve.images import PixelLimit, example_file, image_file
 from bayesify.app.serve.requests import Examples, InputError, described
 from bayesify.tabular.cells import Floats, Texts, as_days, as_flags, is_missing
 from bayesify.tabular.columns import (
@@ -33,6 +34,9 @@ __all__ = ["RowReader", "check_names"]
 Path = tuple[str | int, ...]
 #: Values of a column, or what a pretrained network is to read.
 Cells = Floats | Texts
+#: Levels of a category that are numbers, without and with an exponent.
+_DECIMAL = re.compile(r"[+-]?\d+(\.\d*)?|[+-]?\.\d+")
+_NUMBER = re.compile(rf"({_DECIMAL.pattern})(e[+-]?\d+)?|[+-]?inf", re.IGNORECASE)
 #: Levels of a category that a description lists.
 _MOST_OPTIONS = 100
 
@@ -77,8 +81,9 @@ class RowReader:
             InputError: a row has not the columns, or has a value that its column cannot hold.
         """
         check_names(examples, [column.name for column in self._needed], self.unused)
+        limit = PixelLimit()
         known = {
-            column.name: _values(column, [row[column.name] for row in examples.items])
+            column.name: _values(column, [row[column.name] for row in examples.items], limit)
             for column in self._needed
         }
         zeros = np.zeros(len(examples.items))
@@ -115,14 +120,14 @@ def check_names(examples: Examples, needed: Sequence[str], unused: Sequence[str]
                 raise InputError((*path, name), "the training table had no such column")
 
 
-def _values(column: Column, cells: list[Any]) -> Cells:
+def _values(column: Column, cells: list[Any], limit: PixelLimit) -> Cells:
     """Return the values of a column's cells, as ``Column.parse`` has them, or what it parses.
 
     JSON numbers and truth values are values; texts are parsed as in training.
     """
     if isinstance(column, ImageColumn):
         files = [
-            None if cell is None else image_file(cell, ("examples", place, column.name))
+            None if cell is None else image_file(cell, ("examples", place, column.name), limit)
             for place, cell in enumerate(cells)
         ]
         return np.array(files, dtype=object)
@@ -209,12 +214,10 @@ def _level(column: CategoryColumn, cell: float) -> str:
     plain = str(cell) if is_whole else f"{cell:.15g}"
     if plain in column.levels:
         return plain
-    for level in column.levels:
-        try:
-            number = Decimal(level) if is_whole else float(level)
-        except (ValueError, ArithmeticError):
-            continue
-        if number == cell:
+    # Among codes, such as 2B7, 1E3 is a code too.
+    form = _NUMBER if all(map(_NUMBER.fullmatch, column.levels)) else _DECIMAL
+    for level in filter(form.fullmatch, column.levels):
+        if (Decimal(level) if is_whole else float(level)) == cell:
             return level
     return plain
 

@@ -88,8 +88,9 @@ class RunModel:
             p = self._predictive(inputs, distances)
         common: dict[str, Any] = {"threshold": self.card.threshold, "outside": outside}
         assert p.samples is not None
-        # Few samples of counts are repeated as a whole where a row of the batch lies outside.
-        samples = p.samples[: self._num_samples]
+        # Few samples of counts are repeated as a whole where a row of the batch lies outside, and
+        # each copy is moved by another number.
+        samples = p.samples.double().unflatten(0, (-1, self._num_samples)).mean(0)
         if isinstance(p, CategoricalPredictive):
             return class_answers(
                 *(part.numpy() for part in (p.mean, p.total, p.epistemic)),
