@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import bayesify as bf
 from bayesify.datasets import TensorLoader
 from bayesify.training import fit_replicas
-from bayesify.training.backends import CompiledBackend, make_backend
+from bayesify.training.backends import CompiledBackend, NonFiniteLossError, make_backend
 from bayesify.training.kernel.posterior_update import OptimizerState
 from bayesify.training.progress import Callback
 
@@ -219,6 +219,31 @@ def test_a_replica_that_diverges_leaves_the_checkpoints_of_all(tmp_path: Any) ->
         progress=False,
     )  # fmt: skip
     assert [len(history) for history in histories] == [3, 3]
+
+
+@each_backend
+@pytest.mark.parametrize("name", ["adam", "momentum", "sgd", "ivon"])
+def test_a_gradient_that_is_no_number_ends_the_training(backend: Any, name: str) -> None:
+    """The loss of a row of zeros is finite, and the slope of its root is not."""
+
+    def with_norm(linear: nn.Linear, x: Tensor) -> Tensor:
+        outputs: Tensor = linear(x)
+        return outputs + x.mul(linear.weight[0]).square().sum(-1, keepdim=True).sqrt()
+
+    each = elbo(Net(with_norm))
+    inputs = X.clone()
+    inputs[25] = 0.0
+    optimizers: dict[str, Any] = {
+        "adam": torch.optim.Adam,
+        "momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+        "sgd": partial(torch.optim.SGD, lr=1e-3),
+        "ivon": bf.IVON(each),
+    }
+    with pytest.raises(NonFiniteLossError, match="NaN or infinite"):
+        bf.fit(
+            each, TensorLoader(inputs, Y, 20), epochs=2, optimizer=optimizers[name],
+            backend=backend, progress=False,
+        )  # fmt: skip
 
 
 def test_the_optimizer_makes_no_backend_of_its_own() -> None:

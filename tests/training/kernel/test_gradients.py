@@ -336,6 +336,20 @@ def test_a_square_that_overflows_stops_its_number_alone(kind: str) -> None:
     assert found.rho.tolist() == pytest.approx([-1.0, 0.0], abs=1e-6)
 
 
+@each_compiled_kind
+@pytest.mark.parametrize("gradient", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_no_number_is_not_lost(kind: str, gradient: float) -> None:
+    # As in PyTorch's Adam the value is then no number either, which the next loss shows.
+    wrong, one = torch.tensor([gradient, 1.0]), torch.ones(2)
+    rates = Rates(1.0, 0.9, 0.999, 1e-8, 0.1, 0.001)
+    for in_mean, in_spread in ((wrong, one), (one, wrong)):
+        case = Case.of("gaussian", 2, leaf="stds", in_mean=in_mean, in_spread=in_spread)
+        found = updated(kind, case, torch.float32, "adam", rates, kl_factor=0.0)[0]
+        assert bool(found.mean[0].isnan()) == (in_mean is wrong)
+        assert bool(found.rho[0].isnan()) == (in_spread is wrong)
+        assert bool(found.mean[1].isfinite() and found.rho[1].isfinite())
+
+
 STATE = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}
 
 

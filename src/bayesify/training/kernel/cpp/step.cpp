@@ -152,11 +152,12 @@ struct Optimizer {
         root_by_arithmetic(moves_mean ? mean_second : kMost) * of_mean.root + of_mean.eps;
     const Real rho_root = std::sqrt(moves_rho ? rho_second : kMost) * of_rho.root + of_rho.eps;
     const Real inverse = Real(1) / (mean_root * rho_root);
-    const Real mean_step = of_mean.lr * mean_first * (rho_root * inverse);
-    const Real rho_step = of_rho.lr * rho_first * (mean_root * inverse);
-    // A square that overflows stops its number, as an infinite denominator does.
-    const Real new_mean = mean.value[j] - (moves_mean ? mean_step : Real(0));
-    const Real new_rho = rho.value[j] - (moves_rho ? rho_step : Real(0));
+    // A square that overflows stops its number, as an infinite denominator does; what is no number
+    // stays none times 0.
+    const Real mean_scale = moves_mean ? rho_root * inverse : Real(0);
+    const Real rho_scale = moves_rho ? mean_root * inverse : Real(0);
+    const Real new_mean = mean.value[j] - of_mean.lr * mean_first * mean_scale;
+    const Real new_rho = rho.value[j] - of_rho.lr * rho_first * rho_scale;
     mean.second[j] = mean_second;
     rho.second[j] = rho_second;
 #elif OPTIMIZER == 1
