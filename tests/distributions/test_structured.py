@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 
@@ -331,6 +332,31 @@ def test_a_pruned_large_layer_has_no_formula() -> None:
     assert bnn.predict(torch.ones(2, 100)).mean.shape == (2, 60)
     with pytest.raises(TypeError, match="at most 4,096 weights, got one of 6,060; predict with"):
         bnn.posterior.total_correlation()
+
+
+@pytest.mark.parametrize(("family", "scale"), [(FullGaussian(), 0.5), (MatrixGaussian(), 0.4)])
+def test_pruning_keeps_the_digits_of_nearly_dependent_weights(
+    family: PosteriorFamily, scale: float
+) -> None:
+    net = nn.Linear(100, 1, bias=False) if isinstance(family, FullGaussian) else nn.Linear(20, 20)
+    bnn = BayesianModule(net, posterior=family)
+    with torch.no_grad():
+        for name, parameter in bnn.posterior.named_parameters():
+            if "correlations" in name:
+                parameter.copy_(scale * normals(parameter.numel(), seed=3).view_as(parameter))
+    bnn.posterior.mask = torch.arange(bnn.layout.num_weights) > 0
+    found = float(bnn.posterior.total_correlation().detach())
+    expected = float(copy.deepcopy(bnn).double().posterior.total_correlation().detach())
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_parameter_without_a_number_has_a_group_too() -> None:
+    net = mlp()
+    net.register_parameter("a_nothing", nn.Parameter(torch.zeros(0, 3, dtype=torch.float64)))
+    groups = {"0.*": FullGaussian(), "*": MeanFieldGaussian}
+    bnn = BayesianModule(net, posterior=PosteriorByGroup(groups))
+    assert bnn.posterior.std.shape == (bnn.layout.num_weights,)
+    assert torch.allclose(bnn.posterior.std, BayesianModule(net).posterior.std)
 
 
 def test_errors_say_what_to_do() -> None:

@@ -19,7 +19,9 @@ from bayesify.prediction import (
     BernoulliPredictive,
     CategoricalPredictive,
     GaussianPredictive,
+    NumericPredictive,
     OrdinalPredictive,
+    PoissonPredictive,
     stack_samples,
 )
 
@@ -341,3 +343,17 @@ def test_blocks_of_samples_give_the_average_of_all(sizes: list[int]) -> None:
                 getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-14
             )
     assert torch.equal(stack_samples(InBlocks(logits, sizes)), logits)
+
+
+@pytest.mark.parametrize(
+    "p",
+    [
+        GaussianPredictive(torch.zeros(2, 3), torch.tensor(1.0)),
+        PoissonPredictive(torch.zeros(2, 3)),
+    ],
+)
+def test_draws_take_any_seed_and_a_whole_number(p: NumericPredictive) -> None:
+    assert torch.equal(p.simulate(50, seed=-1), p.simulate(50, seed=-1))
+    assert not torch.equal(p.simulate(50, seed=-1), p.simulate(50, seed=1))
+    with pytest.raises(TypeError, match=r"num_draws must be a whole number, got 2\.5"):
+        p.simulate(2.5)  # type: ignore[arg-type]

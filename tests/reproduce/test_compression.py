@@ -16,8 +16,8 @@ from bayesify.reproduce.papers.compression.experiment import decoded
 from bayesify.reproduce.papers.compression.networks import (
     NETWORKS,
     make_network,
+    num_nonzero,
     units_left,
-    weights_left,
 )
 from bayesify.reproduce.papers.compression.recipes import CHOSEN, RECIPES, TRIALS
 from bayesify.reproduce.papers.compression.unit_pruning import (
@@ -63,7 +63,7 @@ def test_the_networks_have_the_sizes_of_the_literature(
 ) -> None:
     net = make_network(name, seed=1)
     assert sum(parameter.numel() for parameter in net.parameters()) == count
-    assert weights_left(net) == count
+    assert num_nonzero(net) == count
     assert units_left(net) == units
     assert net(torch.zeros(2, 784)).shape == (2, 10)
     again, other = make_network(name, seed=1), make_network(name, seed=2)
@@ -76,7 +76,7 @@ def test_only_weights_and_units_that_are_used_are_counted() -> None:
     with torch.no_grad():
         net[0].weight[:, 1] = 0.0
         net[2].weight[:, 2] = 0.0
-    assert weights_left(net) == 23 - 3 - 2
+    assert num_nonzero(net) == 23 - 3 - 2
     assert units_left(net) == [3, 2]
 
 
@@ -149,7 +149,7 @@ def test_a_job_measures_the_decoded_file(name: str) -> None:
     data = mnist_of(job, Context())
     wrong = net.eval()(data.test_inputs).argmax(-1) != data.test_targets
     assert metrics["error"] == pytest.approx(100.0 * float(wrong.double().mean()))
-    assert metrics["weights_left"] == weights_left(net)
+    assert metrics["weights_left"] == num_nonzero(net)
     left = (1.0 - job.config["bound"]["fraction"]) * metrics["num_weights"]
     assert metrics["weights_left"] <= left + 1.0
     assert 0 < metrics["bytes"] < 8.0 * left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -277,6 +278,13 @@ def test_a_likelihood_has_a_number_for_each_example(estimator: Estimator | None)
     narrow = BayesianModule(flat, likelihood=NotSummed(1.0))
     with pytest.raises(ValueError, match=r"\(S, N\) = \(1, 6\), .* got \(6, 6\)"):
         ELBO(narrow, num_data=6)(x, y[:, :1])
+
+
+@pytest.mark.parametrize("weighting", [{}, {"kl_weighting": "geometric", "num_batches": 2}])
+def test_an_empty_minibatch_is_an_error(weighting: dict[str, Any]) -> None:
+    elbo = ELBO(BayesianModule(nn.Linear(4, 3)), num_data=6, **weighting)
+    with pytest.raises(ValueError, match="a minibatch must have at least one example, got none"):
+        elbo(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), batch_index=0)
 
 
 @loop_over("posterior", [MeanFieldGaussian, Delta])

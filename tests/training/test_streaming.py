@@ -25,6 +25,42 @@ CORRELATED = [
 ]
 
 
+@pytest.mark.parametrize("posterior", CORRELATED)
+def test_a_pruned_network_learns_on(posterior: Any) -> None:
+    """The gradient of the KL of correlated weights that are left, by a difference."""
+    torch.manual_seed(0)
+    net = nn.Sequential()
+    net.add_module("body", nn.Linear(6, 3, dtype=D))
+    net.add_module("head", nn.Linear(3, 2, dtype=D))
+    before = bf.BayesianModule(net, posterior=posterior, init_std=0.1)
+    moved(before, 0.1)
+    elbo = bf.StreamingELBO(bf.prune(before, 0.2), num_data=10, num_before=10)
+    parameters = [each for each in elbo.parameters() if each.requires_grad]
+    step = [1e-5 * torch.randn_like(each) for each in parameters]
+
+    def kl() -> Tensor:
+        return elbo.complexity(None, 0, range(1))[0]
+
+    with torch.no_grad():
+        for each, part in zip(parameters, step, strict=True):
+            each.add_(1e4 * part)
+    value = kl()
+    slopes = torch.autograd.grad(value, parameters, allow_unused=True)
+    slope = sum(
+        float((part * grad).sum())
+        for part, grad in zip(step, slopes, strict=True)
+        if grad is not None
+    )
+    values = []
+    with torch.no_grad():
+        for sign in (1.0, -2.0):
+            for each, part in zip(parameters, step, strict=True):
+                each.add_(sign * part)
+            values.append(float(kl()))
+    assert slope != 0.0
+    assert values[0] - values[1] == pytest.approx(2.0 * slope, rel=1e-5)
+
+
 def regression(num_data: int = 64) -> tuple[Tensor, Tensor]:
     """Three orthogonal columns in each half of the examples: the exact posterior factorises."""
     generator = torch.Generator().manual_seed(4)

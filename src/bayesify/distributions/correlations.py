@@ -18,7 +18,15 @@ from torch.nn import functional as F
 from bayesify.distributions.precision import WideModule
 from bayesify.noise.keys import NoiseKey, Stream
 
-__all__ = ["Correlation", "Independent", "LowRank", "Triangular", "log_det", "solved", "unit_lower"]
+__all__ = [
+    "Correlation",
+    "Independent",
+    "LowRank",
+    "Triangular",
+    "log_volume",
+    "solved",
+    "unit_lower",
+]
 
 
 class Correlation(WideModule, ABC):
@@ -167,8 +175,7 @@ class Correlation(WideModule, ABC):
         unit = other_log_scale.amax()  # the unit of all scales cancels
         factor = self._factor((log_scale - unit).exp())[:, mask]
         before = other._factor((other_log_scale - unit).exp())[:, mask]
-        # F^T F = R^T R; a product of F with itself would square its condition number.
-        upper, own = torch.linalg.qr(before, mode="r").R, torch.linalg.qr(factor, mode="r").R
+        upper, own = triangle_of(before), triangle_of(factor)
         moved = (shift / unit.exp())[mask].unsqueeze(-1)
         whitened = torch.linalg.solve_triangular(
             upper.T, torch.cat([factor.T, moved], dim=-1), upper=False
@@ -332,7 +339,7 @@ class Triangular(Correlation):
         if mask is not None:
             factor = factor[mask]
         total = 0.5 * factor.square().sum(dim=1).log().sum()
-        return total if mask is None else total - 0.5 * log_det(factor @ factor.T)
+        return total if mask is None else total - log_volume(factor.T)
 
     def kl(
         self,
@@ -389,6 +396,25 @@ def unit_lower(factor: Tensor) -> Tensor:
     """
     ones = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
     return factor.tril(-1) + ones
+
+
+def triangle_of(factor: Tensor) -> Tensor:
+    """Return the upper triangular R of shape (m, m) with R^T R = F^T F, for F of shape (n, m).
+
+    A product of F with itself would square its condition number.
+    """
+    upper: Tensor = torch.linalg.qr(factor).R
+    return upper
+
+
+def log_volume(factor: Tensor) -> Tensor:
+    """Return log det(F^T F) / 2 for F of shape (n, m) and rank m, a scalar.
+
+    Example:
+        >>> round(float(log_volume(torch.tensor([[3.0], [4.0]])).exp()), 4)
+        5.0
+    """
+    return triangle_of(factor).diagonal().abs().log().sum()
 
 
 def log_det(matrix: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bayesify.distributions.correlations import Correlation, log_det, solved, unit_lower
+from bayesify.distributions.correlations import Correlation, log_volume, solved, unit_lower
 
 __all__ = ["Kronecker"]
 
@@ -80,7 +80,7 @@ class Kronecker(Correlation):
             return torch.sum(self.std(relative).log() - (log_scale - unit))
         self.check_prunable()
         factor = self._factor(relative)[:, mask]
-        return self.std(relative)[mask].log().sum() - 0.5 * log_det(factor.T @ factor)
+        return self.std(relative)[mask].log().sum() - log_volume(factor)
 
     def kl(
         self,

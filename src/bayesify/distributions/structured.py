@@ -257,12 +257,12 @@ class StructuredGaussian(GaussianPosterior):
 
     def _join(self, parts: Sequence[Tensor]) -> Tensor:
         """Put the parts of the groups, shapes (..., n), together to vectors (..., D)."""
-        pieces: dict[int, Tensor] = {}
+        pieces: dict[tuple[int, int], Tensor] = {}  # those without a number share their start
         for part, places in zip(parts, self._places, strict=True):
             sizes = [place.stop - place.start for place in places]
             for place, piece in zip(places, part.split(sizes, dim=-1), strict=True):
-                pieces[place.start] = piece
-        return torch.cat([pieces[start] for start in sorted(pieces)], dim=-1)
+                pieces[place.start, place.stop] = piece
+        return torch.cat([pieces[place] for place in sorted(pieces)], dim=-1)
 
 
 class PosteriorFamily(ABC):

@@ -95,7 +95,8 @@ def export_table(
         >>> bnn = table_baseline(TableNet(1, (4,), 2), seed=0)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     report = export_table(bnn, schema, f"{folder}/net.onnx")
-        ...     found = onnx_session(report.path).run(["prediction"], {"age": np.array([30.0])})
+        ...     session = loaded_session(report.path.read_bytes())
+        >>> found = session.run(["prediction"], {"age": np.array([30.0])})
         >>> report.inputs, found[0][0] in target.classes
         (('age',), True)
     """

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, Self, get_args
 import torch
 from torch import Tensor
 
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction.checks import check_level
 from bayesify.prediction.jackknife import jackknife
 
@@ -320,10 +321,10 @@ def choose_samples(components: Tensor, num_draws: int, seed: int) -> tuple[torch
         samples, the same for all components of a target, for ``components.gather(0, ...)``.
 
     Raises:
-        ValueError: ``num_draws`` is below 1.
+        TypeError: ``num_draws`` is no whole number.
+        ValueError: it is below 1.
     """
-    if num_draws < 1:
-        raise ValueError(f"num_draws must be at least 1, got {num_draws}")
+    num_draws = whole_number("num_draws", num_draws)
     generator = torch.Generator().manual_seed(seed)
     shape = components.shape
     index = torch.randint(len(components), (num_draws, *shape[1:2]), generator=generator)

@@ -274,9 +274,11 @@ class ELBO(nn.Module):
         """The factor on KL and penalty in the loss of a minibatch of B_i examples.
 
         Raises:
-            ValueError: ``batch_index`` or ``kl_scale`` is out of its range, or a geometric weight
-                lacks its index.
+            ValueError: the minibatch is empty, ``batch_index`` or ``kl_scale`` is out of its range,
+                or a geometric weight lacks its index.
         """
+        if batch_size < 1:
+            raise ValueError("a minibatch must have at least one example, got none")
         check_place(batch_index, kl_scale)
         weight = minibatch_weight(
             self.kl_weighting,

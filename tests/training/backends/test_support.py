@@ -225,7 +225,7 @@ OBJECTIVES = {
         LOCAL,
         {"num_samples": 2, "kl": "monte-carlo"},
     ),
-    "pruned, flipout": Case("the network is pruned", {"estimator": Flipout()}, pruned=True),
+    "pruned, flipout": Case("weights are pruned", {"estimator": Flipout()}, pruned=True),
     "frozen mean": Case(
         "mean or rho is not trained", change=lambda e: parameter(e, "mean").requires_grad_(False)
     ),

@@ -105,7 +105,7 @@ def why_no_closed_forms(elbo: ELBO) -> str | None:
         return "mean and rho have two dtypes"
     if leaf_kind(bnn.estimator) != "weights":
         if q.mask is not None:
-            return "the network is pruned"
+            return "weights are pruned, or are an embedding's padding row"
         if elbo.num_samples > 1 and not prior.exact:
             return "the KL of a step is averaged over several samples"
     return None
