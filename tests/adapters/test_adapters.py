@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -228,14 +229,44 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
     save_adapter(bayesian_adapter(lora()), tmp_path / "adapter")
     base = bert()
     nn.init.normal_(base.bert.embeddings.word_embeddings.weight)
+    names, outputs = list(base.state_dict()), base.eval()(**INPUTS).logits
     with pytest.raises(StorageError, match="those of the given network are others"):
         load_adapter(tmp_path / "adapter", base)
+    assert list(base.state_dict()) == names
+    assert all(parameter.requires_grad for parameter in base.parameters())
+    assert torch.equal(base(**INPUTS).logits, outputs)
 
 
 def test_a_folder_of_peft_alone(tmp_path: Path) -> None:
     lora().save_pretrained(tmp_path)
     with pytest.raises(StorageError, match=r"has no posterior\.safetensors"):
         load_adapter(tmp_path, bert())
+
+
+def test_a_folder_of_another_file_system(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs another file system")
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        (tmp_path / "link").symlink_to(folder)
+        save_adapter(bayesian_adapter(lora()), tmp_path / "link")
+        assert load_adapter(tmp_path / "link", bert()).layout.num_weights == 2 * 2 * 2 * 8
+        assert not [path for path in Path(folder).iterdir() if path.name.startswith(".")]
+
+
+def test_names_with_brackets() -> None:
+    net = get_peft_model(nn.Sequential(nn.Linear(4, 4)), LoraConfig(target_modules=["0"]), "v[1]")
+    assert bayesian_adapter(net, output=None).layout.names == (
+        "base_model.model.0.lora_A.v[1].weight",
+    )
+
+
+def test_the_prior_can_be_centred_on_an_adapter() -> None:
+    net = lora(init_lora_weights=False)
+    bnn = bayesian_adapter(net, prior_mean="initial")
+    assert bnn.prior_mean is not None
+    assert torch.equal(bnn.prior_mean, bnn.posterior.mean)
+    assert bnn.prior_mean.abs().min() > 0.0
 
 
 def test_a_full_disk_leaves_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,6 +352,7 @@ def test_wrong_arguments() -> None:
     cases: list[tuple[type[Exception], str, Any]] = [
         (TypeError, "net must be a PeftModel, got BertFor", lambda: bayesian_adapter(bert())),
         (TypeError, "got the string 'A'", lambda: bayesian_adapter(lora(), "A")),
+        (TypeError, "such as ('A',), got None", lambda: bayesian_adapter(lora(), None)),  # type: ignore[arg-type]
         (ValueError, "one or more of ('A', 'B', ", lambda: bayesian_adapter(lora(), ())),
         (ValueError, "got ('C',)", lambda: bayesian_adapter(lora(), ("C",))),  # type: ignore[arg-type]
         (
@@ -329,6 +361,7 @@ def test_wrong_arguments() -> None:
             lambda: bayesian_adapter(lora(task_type=None), ("modules_to_save",)),
         ),
         (ValueError, "tolerance must be a positive number", lambda: widen(net, loader, 0.0)),
+        (ValueError, "tolerance must be a positive number", lambda: widen(net, loader, None)),  # type: ignore[arg-type]
         (ValueError, "num_samples must be at least 1", lambda: widen(net, loader, num_samples=0)),
         (ValueError, "the loader must have data, got none", lambda: widen(net, [])),
         (ValueError, "must be trained, but B of", lambda: widen(lora(), loader)),
@@ -473,7 +506,9 @@ def test_folders_that_cannot_be_loaded(fault: str, tmp_path: Path) -> None:
     error = StorageError
     if fault == "adapted":
         base, error = lora(), TypeError
+    names = list(base.state_dict())
     with pytest.raises(error):
         load_adapter(tmp_path, base)
+    assert list(base.state_dict()) == names
     with pytest.raises(TypeError, match="save_adapter needs a BayesianModule, got PeftModel"):
         save_adapter(lora(), tmp_path)  # type: ignore[arg-type]

@@ -143,6 +143,26 @@ def test_dropout_and_the_order_of_the_data_are_those_of_fit(tmp_path: Path) -> N
         assert torch.equal(found, expected)
 
 
+def test_a_second_run_has_other_masks_and_orders_as_that_of_fit(tmp_path: Path) -> None:
+    whole, fitted, resumed = ELBOModule(dropping()), dropping(), ELBOModule(dropping())
+    for _ in range(2):
+        trainer(tmp_path, max_epochs=2).fit(whole, TensorLoader(X, Y, BATCH))
+        bf.fit(fitted, TensorLoader(X, Y, BATCH), epochs=2)
+    for found, expected in zip(weights_of(whole.elbo), weights_of(fitted), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    # The second run, interrupted after an epoch.
+    trainer(tmp_path, max_epochs=2).fit(resumed, TensorLoader(X, Y, BATCH))
+    second = trainer(tmp_path, max_epochs=1, enable_checkpointing=True)
+    second.fit(resumed, TensorLoader(X, Y, BATCH))
+    second.save_checkpoint(tmp_path / "half.ckpt")
+    again = ELBOModule(dropping())
+    trainer(tmp_path, max_epochs=2).fit(
+        again, TensorLoader(X, Y, BATCH), ckpt_path=tmp_path / "half.ckpt"
+    )
+    for found, expected in zip(weights_of(again.elbo), weights_of(whole.elbo), strict=True):
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("mode", ["whole in evaluation", "frozen part in evaluation"])
 def test_modes_are_those_of_fit(mode: str, tmp_path: Path) -> None:
     def made() -> bf.ELBO:
@@ -251,6 +271,8 @@ def test_wrong_arguments_are_refused() -> None:
         ELBOModule(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="val_samples must be at least 0, got -1"):
         ELBOModule(objective(), val_samples=-1)
+    with pytest.raises(TypeError, match=r"val_samples must be a whole number, got 2\.5"):
+        ELBOModule(objective(), val_samples=2.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("samples", [0, 3])

@@ -410,6 +410,8 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ELBOTrainer(wrong, arguments(tmp_path), train_dataset=Texts())
     with pytest.raises(ValueError, match="eval_samples must be at least 0, got -1"):
         ELBOTrainer(elbo, arguments(tmp_path), eval_samples=-1)
+    with pytest.raises(TypeError, match=r"eval_samples must be a whole number, got 2\.5"):
+        ELBOTrainer(elbo, arguments(tmp_path), eval_samples=2.5)
     with pytest.raises(ValueError, match="power"):
         ELBOTrainer(elbo, arguments(tmp_path), kl_warmup_epochs=1, kl_warmup_power=-1)
     geometric = bf.ELBO(elbo.bnn, num_data=16, kl_weighting="geometric", num_batches=4)
@@ -555,6 +557,10 @@ def test_labels_that_are_shifted_already_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got the tokens that follow; do not shift them"):
         ELBOTrainer(elbo, arguments(tmp_path), train_dataset=data).train()
     data.labels = data.ids
+    ELBOTrainer(elbo, arguments(tmp_path), train_dataset=data).train()
+    # An answer in the last place, which has a token of no meaning in the inputs.
+    data.labels = torch.full_like(data.ids, -100).index_fill(1, torch.tensor([T - 1]), 3)
+    data.ids = data.ids.index_fill(1, torch.tensor([T - 1]), 0)
     ELBOTrainer(elbo, arguments(tmp_path), train_dataset=data).train()
 
 

@@ -69,6 +69,9 @@ def test_images_and_integers_are_measured_by_all_their_numbers() -> None:
     assert torch.equal(bf.choose_coreset(images, 6, "k-center"), chosen)
     whole = (x * 100).round().to(torch.int64)
     assert len(bf.choose_coreset(whole, 6, "k-center")) == 6
+    times = 1_700_000_000 + torch.tensor([[0], [10], [20], [50], [30]])
+    expected = bf.choose_coreset(times.double(), 3, "k-center")
+    assert torch.equal(bf.choose_coreset(times, 3, "k-center"), expected)
 
 
 def test_wrong_arguments_are_errors() -> None:

@@ -362,6 +362,7 @@ def frozen() -> ELBO:
         (wide_elbo, {"h0": -1.0}, "h0 must be positive"),
         (wide_elbo, {"deterministic_lr": math.nan}, "deterministic_lr must be positive"),
         (wide_elbo, {"betas": (0.9, 1.0)}, "betas must be"),
+        (wide_elbo, {"betas": (0.9,)}, r"betas must be two numbers .*, got \(0\.9,\)"),
     ],
 )
 def test_an_objective_that_does_not_fit_is_an_error(

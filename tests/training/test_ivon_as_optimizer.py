@@ -15,6 +15,8 @@ from tests.backend_cases import needs_compiler
 from tests.cases import normals
 from tests.loops import loop_over
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
 
 from bayesify import (
     ELBO,
@@ -37,7 +39,9 @@ from bayesify.training.backends import (
     ClosedFormBackend,
     CompiledBackend,
 )
+from bayesify.training.history import EpochRow
 from bayesify.training.optimizers import separate_rho
+from bayesify.training.progress import Callback
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 
@@ -173,6 +177,39 @@ def test_a_closure_and_a_schedule_work_as_ever() -> None:
     assert math.isfinite(optimizer.step(closure))
     schedule.step()
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.0005]
+
+
+@pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR"])
+def test_schedules_that_cycle_the_momentum(name: str) -> None:
+    def schedule(optimizer: Optimizer, steps: int) -> LRScheduler:
+        if name == "OneCycleLR":
+            return OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
+        return CyclicLR(optimizer, base_lr=0.01, max_lr=0.1, step_size_up=4)
+
+    elbo = ELBO(classifier(), num_data=96)
+    optimizer = IVON(elbo, lr=0.1)
+    rows = fit(elbo, classes(), epochs=3, optimizer=optimizer, scheduler=schedule)
+    assert number(rows[-1], "nll") < number(rows[0], "nll")
+    beta1, beta2 = optimizer.param_groups[0]["betas"]
+    assert beta1 != 0.9
+    assert beta2 == 0.999
+
+
+def test_a_layer_that_thaws_is_trained() -> None:
+    bnn = classifier(include=["3.*"])
+    first = bnn.net[0].weight.requires_grad_(requires_grad=False)
+    elbo, before = ELBO(bnn, num_data=96), first.detach().clone()
+    optimizer = IVON(elbo, lr=0.02)
+
+    class Thaw(Callback):
+        def on_epoch(self, row: EpochRow) -> None:
+            if row["epoch"] == 1:
+                assert torch.equal(first, before)
+                optimizer.add_param_group({"params": first.requires_grad_()})
+
+    fit(elbo, classes(), epochs=2, optimizer=optimizer, callback=Thaw())
+    assert optimizer.param_groups[-1]["lr"] == 1e-3
+    assert not torch.equal(first, before)
 
 
 def test_rho_may_have_a_group_of_its_own() -> None:

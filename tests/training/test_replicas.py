@@ -250,7 +250,7 @@ def test_targets_that_are_nan_are_named(separate: bool) -> None:
 def test_without_a_compiler_autograd_trains_them(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler.compiled_library.cache_clear()
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
-    fit_replicas(elbos(mlp), loader(), epochs=1, progress=False)
+    fit_replicas(iter(elbos(mlp)), loader(), epochs=1, progress=False)
     with pytest.raises(compiler.CompilerError, match="needs a C\\+\\+ compiler"):
         fit_replicas(elbos(mlp), loader(), epochs=1, backend="compiled", progress=False)
 
@@ -300,6 +300,8 @@ def test_what_does_not_go_together_is_refused() -> None:
             fit_replicas(**arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="each network needs its own"):
         fit_replicas(made, loader(), optimizer=torch.optim.Adam(made[0].parameters()))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be a list of objectives, got one ELBO; train it by"):
+        fit_replicas(made[0], loader())
     made[1].num_samples = 2
     with pytest.raises(ValueError, match=r"network 1 .*: its step takes 2 weight samples, not one"):
         fit_replicas(made, loader())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import glob
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
 from peft import PeftModel
@@ -82,7 +83,7 @@ def bayesian_adapter(
         init_std=init_std,
         prior_mean=prior_mean,
         estimator=Flipout() if estimator is None else estimator,
-        include=names,
+        include=[glob.escape(name) for name in names],
         exclude=(),
         output=output,
         seed=seed,
@@ -99,6 +100,8 @@ def names_of(net: nn.Module, random: Sequence[Factor]) -> list[str]:
     adapter = active_adapter(net)
     if isinstance(random, str):
         raise TypeError(f"random must be a sequence such as ('A',), got the string {random!r}")
+    if not isinstance(random, Iterable):
+        raise TypeError(f"random must be a sequence such as ('A',), got {random!r}")
     if not random or not set(random) <= set(_FOLDERS):
         raise ValueError(f"random must name one or more of {tuple(_FOLDERS)}, got {tuple(random)}")
     found: list[str] = []

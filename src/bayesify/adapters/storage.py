@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,8 @@ def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
     net: Any = copy_network(bnn.net)
     means = bnn.posterior.masked_mean.detach().to(bnn.layout.dtype)
     stateless.restore_parameters(net, bnn.layout, bnn.layout.unflatten(means))
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as part:
+    # Within the folder, which may be of another file system than its parent.
+    with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as part:
         # "auto" would ask a hub for the size of the vocabulary.
         net.save_pretrained(part, save_embedding_layers=False)
         # The head that a new one replaces is drawn anew where the network is loaded.
@@ -104,7 +107,8 @@ def load_adapter(folder: str | os.PathLike[str], base: nn.Module, **options: Any
 
     Args:
         folder: the folder.
-        base: the network that was adapted, with its values; peft puts the adapter into it.
+        base: the network that was adapted, with its values; peft puts the adapter into it. After
+            an error it is as it was.
         options: the arguments of ``bayesify.load``, for components that are not bayesify's.
 
     Raises:
@@ -131,12 +135,34 @@ def load_adapter(folder: str | os.PathLike[str], base: nn.Module, **options: Any
     for name in (_CONFIG, _WEIGHTS):
         if not (Path(folder) / name).is_file():  # peft would look for it on the hub
             raise StorageError(f"{folder} must be a folder of save_adapter, but has no {name}")
+    with _unchanged_on_error(base):
+        try:
+            net: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=True)
+        except Exception as error:  # of peft, safetensors and torch, each with classes of its own
+            raise StorageError(
+                f"{folder} cannot be loaded into {type(base).__name__}: "
+                f"{next(iter(str(error).splitlines()), type(error).__name__)}; the files are "
+                "damaged, or base is another network"
+            ) from error
+        return load(path, net, **options)
+
+
+@contextmanager
+def _unchanged_on_error(net: nn.Module) -> Iterator[None]:
+    """Take an adapter out of a network again where the block fails, whatever peft had done."""
+    held = ("_modules", "_parameters", "_buffers")
+    trained = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
+    before = [
+        (module, type(module), vars(module) | {name: dict(vars(module)[name]) for name in held})
+        for module in net.modules()
+    ]
     try:
-        net: Any = PeftModel.from_pretrained(base, str(folder), is_trainable=True)
-    except Exception as error:  # of peft, safetensors and torch, each with classes of its own
-        raise StorageError(
-            f"{folder} cannot be loaded into {type(base).__name__}: "
-            f"{next(iter(str(error).splitlines()), type(error).__name__)}; the files are damaged, "
-            "or base is another network"
-        ) from error
-    return load(path, net, **options)
+        yield
+    except BaseException:
+        for module, kind, attributes in before:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(attributes)
+        for parameter, is_trained in trained:
+            parameter.requires_grad_(is_trained)
+        raise

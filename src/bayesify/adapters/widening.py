@@ -87,7 +87,7 @@ def widen(
             f"{type(loader).__name__}; pass a DataLoader, or a list of minibatches"
         )
     for name, value in (("tolerance", tolerance), ("precision", precision)):
-        if not (math.isfinite(value) and value > 0.0):
+        if not (isinstance(value, int | float) and math.isfinite(value) and value > 0.0):
             raise ValueError(f"{name} must be a positive number, got {value}")
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")

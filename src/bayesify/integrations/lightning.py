@@ -12,6 +12,7 @@ from torch import Tensor
 from bayesify.estimators.network_state import frozen_in_evaluation
 from bayesify.module.inputs import Inputs, batch_size_of
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import Predictive
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.checks import check_counts
@@ -28,6 +29,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = ["ELBOModule"]
+
+#: In Lightning's checkpoints.
+_FIRST_EPOCH = "bayesify_first_epoch"
 
 
 class ELBOModule(LightningModule):  # type: ignore[misc]
@@ -84,12 +88,13 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
             raise TypeError(
                 f"elbo must be an ELBO, got {type(elbo).__name__}; pass ELBO(bnn, num_data=N)"
             )
-        if val_samples < 0:
-            raise ValueError(f"val_samples must be at least 0, got {val_samples}")
+        val_samples = whole_number("val_samples", val_samples, 0)
         self.elbo = elbo
         self._optimizer, self._scheduler = optimizer, scheduler
         self._rho_lr_scale, self._val_samples = rho_lr_scale, val_samples
         self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
+        # Of a run that trains on: its orders of the data and its masks are others than before.
+        self._first_epoch = self._stored_first_epoch = 0
 
     def forward(self, inputs: Inputs) -> Predictive:
         """Predict with weight samples in evaluation mode; see ``BayesianModule.predict``."""
@@ -102,17 +107,28 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         without trained parameters stay in evaluation mode within a network in training mode.
         """
         check_counts(self.elbo, self.trainer.train_dataloader, self._num_batches())
+        is_resumed = self.trainer.ckpt_path is not None
+        new_first = -(-self.elbo.step // self._num_batches())
+        self._first_epoch = self._stored_first_epoch if is_resumed else new_first
         bnn = self.elbo.bnn
         kept = frozen_in_evaluation(bnn.net, bnn.layout)
         self.elbo.train()
         for part in kept:
             part.eval()
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the number of the run's first epoch among all of the objective."""
+        checkpoint[_FIRST_EPOCH] = self._first_epoch
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Read the number of the run's first epoch."""
+        self._stored_first_epoch = int(checkpoint.get(_FIRST_EPOCH, 0))
+
     def on_train_epoch_start(self) -> None:
         """Tell the loader the epoch, by which one of bayesify's own orders its examples."""
         loader = self.trainer.train_dataloader
         if hasattr(loader, "set_epoch"):
-            loader.set_epoch(self.current_epoch)
+            loader.set_epoch(self._first_epoch + self.current_epoch)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of a minibatch, in nats per example."""
@@ -121,8 +137,8 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         index = self.current_epoch * batches + batch_idx
         kl_scale = self._warmup.scale(index, batches) if self._warmup.epochs else 1.0
         with kept_generators():  # dropout is a function of seed and step, as in fit
-            seed = self.elbo.bnn.seed
-            seed_global_generators(seed, Stream.DROPOUT, index, self.global_rank)
+            seed, place = self.elbo.bnn.seed, self._first_epoch * batches + index
+            seed_global_generators(seed, Stream.DROPOUT, place, self.global_rank)
             terms: ELBOTerms = self.elbo(inputs, targets, batch_index=batch_idx, kl_scale=kl_scale)
         logged = {name: getattr(terms, name).detach() for name in ("loss", "nll", "kl")}
         self.log_dict(logged, batch_size=len(targets))

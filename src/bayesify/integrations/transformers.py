@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.estimators.network_state import frozen_in_evaluation
 from bayesify.module.inputs import Inputs
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import CategoricalPredictive
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import pair_of
@@ -90,8 +91,7 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         eval_samples: int = 0,
         **others: Any,
     ) -> None:
-        if eval_samples < 0:
-            raise ValueError(f"eval_samples must be at least 0, got {eval_samples}")
+        eval_samples = whole_number("eval_samples", eval_samples, 0)
         check_rho_lr_scale(rho_lr_scale)
         self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
         self._rho_lr_scale, self._eval_samples = rho_lr_scale, eval_samples
@@ -279,7 +279,8 @@ def _check_not_shifted(inputs: Inputs, targets: Tensor) -> None:
         return
     own, following = targets == ids, targets[:, :-1] == ids[:, 1:]
     counts = targets >= 0  # others are ignored
-    if not bool(own[counts].all()) and bool(following[counts[:, :-1]].all()):
+    known = counts[:, :-1]  # of the last token none tells what follows
+    if bool(known.any()) and not bool(own[counts].all()) and bool(following[known].all()):
         raise ValueError(
             "labels must be those of Hugging Face's collators, the tokens themselves, which "
             "ELBOTrainer shifts, got the tokens that follow; do not shift them in the loader"

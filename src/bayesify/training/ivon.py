@@ -99,8 +99,8 @@ class IVON(Optimizer):
         for name, value in (("lr", lr), ("h0", h0), ("deterministic_lr", deterministic_lr)):
             if value is not None and not (value > 0.0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"betas must be at least 0 and below 1, got {betas}")
+        if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"betas must be two numbers of at least 0 and below 1, got {betas}")
         # Of Python, as JSON, and so a checkpoint, knows no numbers of NumPy.
         lr, deterministic_lr = float(lr), float(deterministic_lr)
         first, second = map(float, betas)
@@ -110,8 +110,9 @@ class IVON(Optimizer):
         groups: list[dict[str, Any]] = [{"params": own, "lr": lr, "betas": (first, second)}]
         others = [p for p in elbo.parameters() if p.requires_grad and all(p is not q for q in own)]
         if others:
-            groups.append({"params": others, "lr": deterministic_lr, "betas": (0.9, 0.999)})
-        super().__init__(groups, {})
+            groups.append({"params": others})
+        # Those of parameters that are not random; schedules and groups that come later read them.
+        super().__init__(groups, {"lr": deterministic_lr, "betas": (0.9, 0.999)})
         if h0 is not None:
             with torch.no_grad():
                 precision = torch.as_tensor(h0 + delta).to(posterior.rho)

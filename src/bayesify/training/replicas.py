@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
@@ -27,7 +28,7 @@ __all__ = ["fit_replicas"]
 
 
 def fit_replicas(
-    elbos: Sequence[ELBO],
+    elbos: Iterable[ELBO],
     train_loader: Loader | Sequence[Loader],
     validation_loader: Loader | None = None,
     *,
@@ -101,6 +102,11 @@ def fit_replicas(
         >>> [len(history) for history in histories]
         [2, 2, 2]
     """
+    if isinstance(elbos, nn.Module) and not isinstance(elbos, nn.ModuleList):
+        raise TypeError(
+            f"elbos must be a list of objectives, got one {type(elbos).__name__}; train it by fit"
+        )
+    elbos = list(elbos)
     for elbo in elbos:
         check_objective(elbo, "fit_replicas")
     loaders = list(train_loader) if isinstance(train_loader, Sequence) else [train_loader]
