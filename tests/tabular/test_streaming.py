@@ -290,6 +290,15 @@ def test_rows_without_a_target_are_left_out(tmp_path: Path) -> None:
     assert len(read(data)[0]) == schema.split["train"]
 
 
+def test_few_rows_of_a_sample_are_not_few_rows(tmp_path: Path) -> None:
+    table = frame()
+    table.loc[np.arange(len(table)) % 10 > 0, "y"] = None
+    table.to_parquet(tmp_path / "t.parquet")
+    _, schema = streamed(tmp_path / "t.parquet", tmp_path, PART)
+    assert schema.split["train"] > 200
+    assert not [remark for remark in schema.remarks if "there are only" in remark]
+
+
 def test_wild_targets_count_as_the_nearest_of_the_others(tmp_path: Path) -> None:
     table = frame()
     table.loc[5::50, "y"] = 1e9

@@ -196,6 +196,26 @@ def test_rows_without_a_target_are_left_out_and_reported(path: Path) -> None:
     assert said in schema.remarks
 
 
+@pytest.mark.parametrize(
+    ("cell", "remark"),
+    [
+        ("{}.456", "its points were read as decimal points, though all of them may separate"),
+        ('"{},45 €"', "its commas were read as decimal points"),
+        ('"{},45 €"', "numbers with the unit '€'"),
+        ("{}.5", ""),
+    ],
+)
+def test_the_form_of_the_target_is_reported_as_that_of_an_input(
+    path: Path, cell: str, remark: str
+) -> None:
+    numbers = [cell.format(100 + 7 * i) for i in range(40)]
+    path.write_text("x,y\n" + "".join(f"{each},{each}\n" for each in numbers))
+    _, schema = fit_table(path, "y")
+    for name in ("x", "y"):
+        found = [each for each in schema.remarks if each.startswith(f"{name}: ")]
+        assert any(remark in each for each in found) == bool(remark), name
+
+
 def test_targets_that_are_quoted_numbers(path: Path) -> None:
     path.write_text("x,y\n" + "".join(f'{i * 0.3},"{i * 0.7}"\n' for i in range(20)))
     assert fit_table(path, "y")[1].target.task == "regression"

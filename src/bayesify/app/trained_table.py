@@ -99,8 +99,8 @@ class TrainedTable:
             warnings.warn(note, stacklevel=2)
         header, rows = table_predictions(new, predictions)
         found = pd.DataFrame(list(rows), columns=header)
-        carried = new.schema.carried
-        texts = {*TEXT_COLUMNS, *carried, *(f"{name} (input)" for name in carried)}
+        carried = sum(name in new.file.columns for name in new.schema.carried)
+        texts = {*TEXT_COLUMNS, *header[1 : 1 + carried]}
         for name in set(header) - texts - {"row", "outside_training"}:
             found[name] = pd.to_numeric(found[name])
         found["outside_training"] = found["outside_training"] == "true"

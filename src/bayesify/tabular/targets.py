@@ -68,9 +68,14 @@ def with_likelihood(
         advice = "; leave --ordered out for numbers" if more and _are_numbers(classes) else ""
         raise TableError(
             f"--ordered must have each class of the target {target.name!r} once, which are "
-            f"{','.join(classes[:_MOST_NAMED])}{more}, got {','.join(labels)}{advice}"
+            f"{_shown(classes[:_MOST_NAMED])}{more}, got {_shown(labels)}{advice}"
         )
     return dataclasses.replace(target, classes=labels, likelihood="ordinal")
+
+
+def _shown(labels: Sequence[str]) -> str:
+    """Join labels with commas, those with a comma of their own in quotation marks."""
+    return ",".join(f'"{label}"' if "," in label else label for label in labels)
 
 
 def _are_numbers(classes: Sequence[str]) -> bool:

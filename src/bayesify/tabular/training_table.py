@@ -127,7 +127,7 @@ def fit_table(
         encoder=encoder,
         adapter=adapter,
     )
-    remarks = [*file.remarks, *more]
+    remarks = [*file.remarks, *scans[target].remarks, *more]
     check_memory(path, rows, columns, len(found.classes))
     source = source_of(file)
     if images:
@@ -280,9 +280,25 @@ def with_levels(
 
 
 def fitted(
-    draft: TableSchema, values: Sequence[Floats], targets: Floats, train: Places, test: Places
+    draft: TableSchema,
+    values: Sequence[Floats],
+    targets: Floats,
+    train: Places,
+    test: Places,
+    *,
+    num_train: int | None = None,
 ) -> tuple[TableSchema, list[str]]:
-    """Return the schema with the statistics of the training rows, and remarks."""
+    """Return the schema with the statistics of the training rows, and remarks.
+
+    Args:
+        draft: the schema without them.
+        values: of each column.
+        targets: those of the target.
+        train: places of the training rows.
+        test: places of the held-out rows.
+        num_train: the number of training rows, where these are a sample of them.
+    """
+    count = len(train) if num_train is None else num_train
     ranged = sum(isinstance(column, RangedColumn) for column in draft.columns)
     tail = tail_of(len(train), ranged)
     columns = tuple(
@@ -295,12 +311,12 @@ def fitted(
         for column in columns
         if isinstance(column, CategoryColumn) and column.kept < len(column.levels)
     ]
-    if len(train) < 100:
+    if count < 100:
         remarks.append(
-            f"there are only {len(train)} rows to train on and {len(test)} held out: the numbers "
+            f"there are only {count} rows to train on and {len(test)} held out: the numbers "
             "below say little about new data"
             if len(test)
-            else f"there are only {len(train)} rows to train on"
+            else f"there are only {count} rows to train on"
         )
     target, note = scaled_target(draft.target, targets[train])
     if note is not None:

@@ -252,6 +252,20 @@ def test_wrong_options(
     check_refused(said, part)
 
 
+def test_a_class_may_hold_a_comma(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    classes = ('"1,000-5,000"', "0-999", '"more, much"')
+    path.write_text("x,pay\n" + "".join(f"{i % 7},{classes[i % 3]}\n" for i in range(60)))
+    wrong = ["train", path, "--target", "pay", "--out", tmp_path / "run", *QUICK, "--ordered"]
+    check_refused(bayesify(*wrong, "0-999,1"), 'are 0-999,"1,000-5,000","more, much", got 0-999,1')
+    said = bayesify(*wrong, f"0-999,{classes[0]}", "--ordered", classes[2])
+    assert said.code == 0, said.err
+    run = Run.open(tmp_path / "run")
+    assert run.class_names == ("0-999", "1,000-5,000", "more, much")
+    again = bayesify(*shlex.split(run.command)[1:], "--resume")
+    assert again.code == 0, again.err
+
+
 def test_counts_of_new_rows_are_checked(run: Path, tmp_path: Path) -> None:
     if KINDS[run.name][0] != "visits":
         return

@@ -121,6 +121,30 @@ def test_ctrl_c_names_the_command_that_resumes(
     assert "nothing to resume" not in resumed.err
 
 
+@pytest.mark.parametrize(
+    ("rows", "settings"),
+    [(40, ["--passes", "1"]), (700, ["--kl-warmup", "0.0"])],
+)
+def test_the_command_that_resumes_has_what_was_given_alone(
+    rows: int, settings: list[str], table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs and passes are of the number of rows, and epochs are searched."""
+
+    def stop(_: Any, seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    table.write_text(messy(rows))
+    monkeypatch.setattr(TuningBar, "on_step", stop)
+    given = ["--target", "price", "--out", str(table.parent / "run"), *settings]
+    stopped = bayesify("train", table, *given, "--tune", "2h")
+    assert stopped.code == 130
+    command = shlex.split(stopped.err.rpartition("resume with: ")[2].splitlines()[0])
+    assert sorted(command) == sorted(
+        ["bayesify", "train", str(table), *given, "--tune", "2h", "--resume"]
+    )
+    assert bayesify(*command[1:]).code == 130
+
+
 @pytest.mark.parametrize("text", ["30", "m", "-3m", "0s", "3 days", "1e3s", "nan"])
 def test_a_time_of_another_form(table: Path, text: str) -> None:
     said = bayesify(*train(table, f"--tune={text}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -161,7 +162,9 @@ def train(
     }
     if "ordered" in settings:
         settings["ordered"] = tuple(
-            label.strip() for text in settings["ordered"] for label in text.split(",")
+            label.strip()
+            for labels in csv.reader(settings["ordered"], skipinitialspace=True)
+            for label in labels
         )
     if "hidden" in settings:
         settings["hidden"] = _widths(settings["hidden"])
@@ -366,7 +369,11 @@ def _tuned(
         except KeyboardInterrupt:
             bar.close()
             more = "" if storage is None else " --tune-storage URL"  # it may hold a password
-            command = f"{run.command} --tune {search.budget}{more} --resume"
+            # Not what the number of rows decides, since what is given is not searched.
+            settings = run.config.to_json()
+            own = {name: settings[name] for name in given if settings[name] not in (None, [])}
+            shown = run.command_with({k: v for k, v in own.items() if v is not False})
+            command = f"{shown} --tune {search.budget}{more} --resume"
             console.print(Text(f"stopped; resume with: {command}"), soft_wrap=True)
             raise
     console.print(Text(tuning_note(found)), soft_wrap=True)

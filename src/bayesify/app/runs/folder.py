@@ -187,15 +187,18 @@ class Run:
     @property
     def command(self) -> str:
         """The command that repeats this run."""
-        config = self.config
-        words = ["bayesify", "train", config.dataset, "--out", str(self.folder)]
-        for name, value in config.unusual().items():
+        return self.command_with(self.config.unusual())
+
+    def command_with(self, settings: Mapping[str, Any]) -> str:
+        """Return the command with these settings, as JSON, of this run's data and folder."""
+        words = ["bayesify", "train", self.config.dataset, "--out", str(self.folder)]
+        for name, value in settings.items():
             if value is True:
                 words.append(f"--{name.replace('_', '-')}")
                 continue
             texts = value if name in ("drop", "keep", "text") else [value]
             for each in texts:
-                text = ",".join(map(str, each)) if isinstance(each, list) else str(each)
+                text = _joined(each) if isinstance(each, list) else str(each)
                 words += [f"--{name.replace('_', '-')}", text]
         if self.data_dir is not None:
             words += ["--data-dir", self.data_dir]
@@ -478,3 +481,10 @@ def _read_json(path: Path, missing: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RunError(f"{path} cannot be read: it must hold a JSON object")
     return document
+
+
+def _joined(values: Sequence[object]) -> str:
+    """Join values with commas, those with a comma of their own in quotation marks."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(values)
+    return line.getvalue()

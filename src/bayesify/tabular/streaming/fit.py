@@ -165,7 +165,7 @@ def fit_stream(
     )
     some = sample.rows()
     values, targets = draft.parse(some), found.values(some)
-    remarks = [*file.remarks, *remarks]
+    remarks = [*file.remarks, *scans[target].remarks, *remarks]
     remarks += without_target(sample.seen - known, scans[target])
     if found.task == "regression":
         remarks += check_targets(path, target, targets, found, sample.numbers())
@@ -179,7 +179,8 @@ def fit_stream(
             for column, each in zip(draft.columns, values, strict=True)
         ]
         draft, values = with_levels(draft, values, seen)
-    draft, more = fitted(draft, values, targets, drawn.train, drawn.test)
+    num_train = known - len(drawn.test)
+    draft, more = fitted(draft, values, targets, drawn.train, drawn.test, num_train=num_train)
     if not is_whole:
         held = [each[drawn.test] for each in values]
         every = known == sample.seen
