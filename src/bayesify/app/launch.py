@@ -117,7 +117,10 @@ class Launch:
 
     @property
     def waits_for(self) -> str | None:
-        """Where the first machine is that this one has to reach, or None where it is this one."""
+        """Return the address of the first machine; None on that machine.
+
+        Under torchrun, and in the other processes that a machine starts, it is None too.
+        """
         if self.by_torchrun or self.is_first or int(os.environ.get("LOCAL_RANK", 0)):
             return None
         return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

@@ -122,6 +122,9 @@ def open_image(file: Path | BytesIO) -> Any:
 
     What is transparent becomes white, and 16 bits become 8.
 
+    Args:
+        file: the path of the image, or its content.
+
     Raises:
         DataError: there is no such file, it is no image, or its range of values is not known.
 
@@ -200,6 +203,9 @@ def image_kind(path: Path) -> tuple[int, int, bool]:
 
 def check_image(path: Path) -> bytes:
     """Return the content of a file, whose first bytes are those of an image.
+
+    Args:
+        path: the file.
 
     Raises:
         DataError: there is no such file, or it is no image.

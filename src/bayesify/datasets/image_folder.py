@@ -14,6 +14,9 @@ __all__ = ["find_labelled_images"]
 def find_labelled_images(folder: Path) -> LabelledImages:
     """Return the images of a folder with one subfolder for each class.
 
+    Args:
+        folder: its subfolders have the names of the classes and hold the images.
+
     Raises:
         DataError: there is no such folder, it holds no image, or an image lies in no subfolder.
 

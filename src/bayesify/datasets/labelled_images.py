@@ -161,7 +161,7 @@ class FolderData:
 
 @dataclass(frozen=True)
 class ImageSchema:
-    """How images of your own become inputs of a network, and which are held out.
+    """Settings that turn images into inputs, and the held-out part.
 
     An image is rotated as its EXIF data tell, what is transparent becomes white, it is scaled until
     its shorter side is ``size``, cropped to the middle square, and standardised by the training
@@ -340,6 +340,15 @@ def load_labelled_images(
     found: LabelledImages, schema: ImageSchema, on_images: OnImages | None = None
 ) -> FolderData:
     """Read again the images that a schema was fitted to: the same ones, the same held-out part.
+
+    Args:
+        found: the images that lie there now.
+        schema: the settings of the earlier reading.
+        on_images: called with the number of images read so far and the number of all.
+
+    Returns:
+        Inputs of shape (N, channels * height * width), standardised by channel, and targets of
+        shape (N,), for training and held out.
 
     Raises:
         DataError: they have changed, or one cannot be read.

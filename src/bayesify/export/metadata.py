@@ -30,7 +30,7 @@ Kind = Literal["classification", "regression"]
 
 @dataclass(frozen=True)
 class ExportMetadata:
-    """What a program needs to know to use an exported network.
+    """Description of an exported network, stored in its file.
 
     The network's outputs are named: ``mean`` (probabilities), ``total`` and ``epistemic``
     (entropies in nats) for classes; ``mean``, ``std``, ``quantiles`` and ``epistemic`` (a variance)
@@ -132,6 +132,9 @@ def read_metadata(path: str | os.PathLike[str]) -> ExportMetadata:
     """Read the description of an exported network, from a file ``.onnx`` or ``.pt2``.
 
     No code is loaded, and no weight of a ``.pt2`` is read.
+
+    Args:
+        path: the file; it is read as ONNX if its name ends in ``.onnx``, as ``.pt2`` otherwise.
 
     Raises:
         StorageError: the file is missing, damaged, or bayesify did not write it.

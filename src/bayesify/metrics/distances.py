@@ -132,6 +132,10 @@ def wasserstein(
 def quantile_grid(predictive: NumericPredictive, num_quantiles: int) -> Tensor:
     """Return the quantiles at (i + 1/2) / num_quantiles, shape (num_quantiles, N, ...), float64.
 
+    Args:
+        predictive: predictive distribution over numbers of N examples, shape (N, ...).
+        num_quantiles: the number of quantiles, at least 1; they are in the target's unit.
+
     Raises:
         TypeError: the distribution is not over numbers, or ``num_quantiles`` no whole number.
         ValueError: ``num_quantiles`` is below 1.

@@ -28,6 +28,9 @@ def snr(bnn: BayesianModule) -> Tensor:
     Graves 2011; Blundell et al. 2015, section 5.1 and figure 4. Pruned weights have ratio 0. A
     ratio that overflows the dtype is set to its largest finite number.
 
+    Args:
+        bnn: a network with D random weights, whose posterior has a std.
+
     Raises:
         TypeError: the object is no Bayesian network, or its posterior has no std.
 

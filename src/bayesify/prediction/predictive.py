@@ -57,6 +57,12 @@ def stack_samples(tensors: SizedIterable) -> Tensor:
 
     Each block is copied to its place as it is computed; ``torch.stack`` would hold all twice.
 
+    Args:
+        tensors: S tensors of one shape (N, ...), one for each weight sample.
+
+    Returns:
+        A tensor of shape (S, N, ...).
+
     Raises:
         ValueError: there is no tensor.
 

@@ -48,7 +48,7 @@ def reproduce(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Two minutes at most, to see that it works; reproduces nothing."
+            "--quick", help="About a minute at most, to see that it works; reproduces nothing."
         ),
     ] = False,
     out: Annotated[

@@ -151,12 +151,12 @@ class _PartOfEach(Sampler[list[int]]):
 
     @property
     def sampler(self) -> Any:
-        """That of the whole minibatches, whose generator and epoch ``fit`` sets."""
+        """The sampler of the whole minibatches, whose generator and epoch ``fit`` sets."""
         return getattr(self._whole, "sampler", None)
 
     @property
     def generator(self) -> Any:
-        """That of the whole minibatches."""
+        """The generator of the whole minibatches."""
         return getattr(self._whole, "generator", None)
 
     def set_epoch(self, epoch: int) -> None:

@@ -40,7 +40,14 @@ class _Constant(LRScheduler):
 
 
 def cosine(optimizer: Optimizer, total_steps: int) -> LRScheduler:
-    """Half a cosine from the optimiser's rate to zero (Loshchilov and Hutter 2017).
+    """Return a schedule that falls from the optimiser's rate to zero along half a cosine.
+
+    Loshchilov and Hutter 2017.
+
+    Args:
+        optimizer: the optimiser, whose learning rate the schedule starts from.
+        total_steps: the number of the optimiser's steps in the whole training, at least 1; the rate
+            is zero after them.
 
     Example:
         >>> import torch

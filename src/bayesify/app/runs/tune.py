@@ -47,7 +47,7 @@ _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search is about to do.
+    """The plan of a search, known when it begins or resumes.
 
     Args:
         num_parts: parts of the training rows that are held out in turn, in each trial.

@@ -36,7 +36,7 @@ class Column(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """What a model takes and answers."""
+    """Description of a model: its inputs and its answers."""
 
     name: str
     source: Literal["run", "onnx"]

@@ -199,7 +199,7 @@ class _WithFallback:
 
     @property
     def description(self) -> str:
-        """That of the backend in use, which may add to it or be replaced."""
+        """The description of the backend in use, which may add to it or be replaced."""
         return self._backend.description
 
     @description.setter
@@ -208,7 +208,7 @@ class _WithFallback:
 
     @property
     def unread(self) -> Sequence[str]:
-        """Those of the backend in use."""
+        """The unread parameters that the backend in use has found."""
         return self._backend.unread
 
     def step(
