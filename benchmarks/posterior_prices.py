@@ -192,7 +192,8 @@ def _sentences(
     mean = {label: statistics.geometric_mean(far[label]) for label in random if far[label]}
     one = [label for label in mean if FAMILIES[label].networks == 1]
     parts = []
-    for group, what in ((list(mean), "Of all posteriors"), (one, "Of those of one network")):
+    of_one = "Of those of one network, with one weight sample a step"
+    for group, what in ((list(mean), "Of all posteriors"), (one, of_one)):
         best = min(group, key=mean.__getitem__)
         parts.append(
             f"{what}, *{best}* is nearest to HMC in the mean over {sets} problems: "

@@ -172,6 +172,18 @@ def test_epig_is_symmetric_and_zero_where_predictions_are_independent() -> None:
     assert float(epig(first, mixed)) > 1e-3
 
 
+def test_epig_of_probabilities_that_underflow_is_finite() -> None:
+    logits = torch.zeros(20, 1, 2)
+    logits[:, 0, 1] = -1000.0
+    logits[0, 0, 1] = -370.0
+    p = CategoricalPredictive.from_logits(logits, keep_samples=True)
+    assert epig(p, p).tolist() == pytest.approx([0.0], abs=1e-300)
+    wild = 1000.0 * torch.randn(20, 50, 3, generator=torch.Generator().manual_seed(0))
+    p = CategoricalPredictive.from_logits(wild, keep_samples=True)
+    found = epig(p, p)
+    assert bool(((found >= 0.0) & (found <= math.log(3.0))).all())
+
+
 def test_epig_of_certain_copies_is_the_entropy() -> None:
     logits = 1e4 * torch.eye(2, dtype=D)[torch.tensor([[0], [1], [1], [1]])]
     p = CategoricalPredictive.from_logits(logits, keep_samples=True)

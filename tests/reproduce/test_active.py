@@ -203,6 +203,11 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     (tmp_path / "rounds.json").write_text("[")
     with pytest.raises(StorageError, match=r"rounds.json cannot be read"):
         ask(clusters(), config_of("random"), 0, Context(work=tmp_path))
+    state = {"labels": [20], "accuracy": [50.0], "nll": [1.0], "asked": [0, 1]}
+    for wrong in ({"labels": []}, {**state, "asked": "x"}, {**state, "asked": [10**7]}):
+        (tmp_path / "rounds.json").write_text(json.dumps(wrong))
+        with pytest.raises(StorageError, match=r"rounds.json does not hold the state"):
+            ask(clusters(), config_of("random"), 0, Context(work=tmp_path))
 
 
 def test_trials_are_measured_on_training_images() -> None:

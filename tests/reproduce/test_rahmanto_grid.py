@@ -167,6 +167,17 @@ def test_the_journal_is_made_from_the_results(whole: Path, tmp_path: Path) -> No
     assert len(trials(out)) == 4
 
 
+@pytest.mark.slow
+def test_a_point_that_was_found_apart_enters_the_journal(whole: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    lines = (out / "journal.log").read_text().splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if line.startswith('{"op_code":4,'))
+    (out / "journal.log").write_text("".join(lines[:last]))
+    assert len(trials(out)) == 3
+    reproduce(EXPERIMENT, out, Quiet(), quick=True)
+    assert len(trials(out)) == 4
+
+
 def test_without_optuna(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "bayesify.reproduce.harness.optuna_study")

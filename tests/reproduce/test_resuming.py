@@ -5,16 +5,20 @@ The jobs train a tiny network by ``fit``, as the true experiments do.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 from tests.killable import EPOCHS, Silent3, start, trains, without_times
+from tests.reproduce.test_experiments import Silent, toy
 
 from bayesify.io import StorageError
 from bayesify.reproduce import Context, Job, read_results, reproduce
@@ -117,6 +121,40 @@ def test_an_earlier_commit_is_noted(
     assert first["commit"] == "another"
     assert f"begun at commit {begun}" in first["notes"]
     assert "a 0 6" in epochs_done.read_text()
+
+
+def test_notes_and_commits_of_all_parts_are_those_of_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of three parts, each run by another commit, of which the first two are killed."""
+
+    def run(job: Job, context: Context) -> dict[str, Any]:
+        assert context.work is not None
+        assert context.on_progress is not None
+        context.work.mkdir(parents=True, exist_ok=True)
+        for part in range(3):
+            done = context.work / str(part)
+            if done.exists():
+                continue
+            warnings.warn(f"warning of part {part}", stacklevel=1)
+            done.touch()
+            context.on_progress((part + 1) / 3)
+            if part < 2:
+                raise KeyboardInterrupt
+        return {"value": 1.0}
+
+    experiment = replace(toy(), run=run, jobs=lambda *_: [Job("a", 0, {}, 1.0)])
+    for commit in ("one", "two-dirty", "one"):
+        monkeypatch.setattr(
+            "bayesify.reproduce.harness.job_runner.commit", lambda found=commit: found
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            found = reproduce(experiment, tmp_path, Silent()).results
+    assert found[0]["commit"] == "one"
+    assert found[0]["notes"] == [
+        "resumed at commit two-dirty",
+        *(f"warning of part {part}" for part in range(3)),
+    ]
 
 
 def test_what_a_finished_unit_left_is_tidied_up(tmp_path: Path, epochs_done: Path) -> None:

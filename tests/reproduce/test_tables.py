@@ -324,6 +324,10 @@ def test_a_job_resumes_after_its_last_split(
     (tmp_path / "split-0.json").write_text("{")
     with pytest.raises(StorageError, match=r"split-0\.json cannot be read"):
         experiment.run(job_of("yacht-linear"), context)
+    for wrong in ("[]", "{}", '{"nll": "x"}'):
+        (tmp_path / "split-0.json").write_text(wrong)
+        with pytest.raises(StorageError, match=r"split-0\.json does not hold the scores"):
+            experiment.run(job_of("yacht-linear"), context)
 
 
 def test_a_job_is_a_function_of_its_seed() -> None:

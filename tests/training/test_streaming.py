@@ -418,7 +418,7 @@ def test_new_must_name_parameters_with_a_gaussian_prior() -> None:
     bnn = with_heads()
     with pytest.raises(ValueError, match=r"every pattern of new .* 'heads.2.\*' matches none"):
         bf.StreamingELBO(bnn, num_data=1, new=("body.*", "heads.2.*"))
-    for wrong in ("body.*", (1,)):
+    for wrong in ("body.*", (1,), None, 5):
         with pytest.raises(TypeError, match="new must be a sequence of name patterns"):
             bf.StreamingELBO(bnn, num_data=1, new=wrong)  # type: ignore[arg-type]
     laplace = with_heads(bf.ByGroup({"heads.*": bf.Laplace(1.0), "*": bf.Gaussian(1.0)}))

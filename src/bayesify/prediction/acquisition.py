@@ -176,19 +176,24 @@ def epig(predictive: Predictive, targets: Predictive) -> Tensor:
     information = []
     for part in _parts(log_probs, per_example=log_probs.shape[-1] * log_targets.shape[-1]):
         probs = part.to(dtype).exp()
+        log_mean = _log_mean(probs)
         total = torch.zeros(probs.shape[1], dtype=dtype, device=probs.device)
         # The joint table of a target and all candidates of the part.
         size = max(1, _LARGEST // (probs[0].numel() * log_targets.shape[-1]))
         for log_target in log_targets.split(size, 1):
             target = log_target.to(dtype).exp()
             joint = torch.einsum("snk,smc->nkmc", probs, target) / count
-            apart = probs.mean(0)[:, :, None, None] * target.mean(0)
+            # Not the logarithm of their product, which underflows before the joint probability.
+            apart = log_mean[:, :, None, None] + _log_mean(target)
             # Both terms vanish where the joint probability does.
-            total += (torch.special.xlogy(joint, joint) - torch.special.xlogy(joint, apart)).sum(
-                (1, 2, 3)
-            )
+            total += (torch.special.xlogy(joint, joint) - joint * apart).sum((1, 2, 3))
         information.append(total / log_targets.shape[1])
     return torch.cat(information).clamp_min(0.0)
+
+
+def _log_mean(probs: Tensor) -> Tensor:
+    """Return the logarithm of the mean over the samples, finite also where the mean is 0."""
+    return probs.mean(0).log().clamp_min(torch.finfo(probs.dtype).min / 4.0)
 
 
 class _ChosenLabels:

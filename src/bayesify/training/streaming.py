@@ -171,7 +171,8 @@ def _matching(
     bnn: BayesianModule, points: Iterable[str], new: Sequence[str]
 ) -> tuple[set[str], set[str]]:
     """Return the first names of the random parameters with these names, and those of points."""
-    if isinstance(new, str) or not all(isinstance(pattern, str) for pattern in new):
+    is_several = isinstance(new, Iterable) and not isinstance(new, str)
+    if not (is_several and all(isinstance(pattern, str) for pattern in new)):
         raise TypeError(
             f'new must be a sequence of name patterns such as ("heads.1.*",), got {new!r}'
         )

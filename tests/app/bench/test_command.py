@@ -128,6 +128,8 @@ def test_ctrl_c_shows_what_is_there_and_stores_nothing(
         (["--batch", "0"], "batch must be at least 1, got 0"),
         (["--steps", "0"], "steps must be at least 1, got 0"),
         (["--threads", "0"], "threads must be at least 1, got 0"),
+        (["--threads", "100000"], "threads must be at most 1,024, got 100000"),
+        (["--batch", "16", "--batch", str(10**19)], "batch must be at most 2,147,483,647"),
         (["--device", "gpu"], "device must be auto, cpu or cuda, got 'gpu'"),
         (["--out", "/nowhere/cpu.json"], "there is no folder /nowhere"),
         (["--figure", "/nowhere/a.png"], "there is no folder /nowhere"),

@@ -33,7 +33,7 @@ from bayesify.app.bench import (
 from bayesify.app.bench.disturbance import Watch
 from bayesify.app.bench.step_memory import can_measure
 from bayesify.app.bench.tables import by_group, cells_of, headings_of
-from bayesify.app.cli.formatting import duration, plain_table
+from bayesify.app.cli.formatting import plain_table
 from bayesify.app.cli.progress_bar import progress_bar
 from bayesify.app.launch import requested_device
 from bayesify.app.runs import ConfigError, RunError
@@ -46,6 +46,8 @@ __all__ = ["bench"]
 
 _ROUNDS, _QUICK_ROUNDS = 30, 5
 _THREADS = 2
+#: More threads, or examples in a minibatch, end the process.
+_MOST_THREADS, _MOST = 1024, 2**31 - 1
 
 
 def bench(
@@ -133,8 +135,11 @@ def bench(
     rounds = steps if steps is not None else _QUICK_ROUNDS if quick else _ROUNDS
     count = min(_THREADS, os.cpu_count() or 1) if threads is None else threads
     for name, values in (("batch", batch or [1]), ("steps", [rounds]), ("threads", [count])):
+        most = _MOST_THREADS if name == "threads" else _MOST
         if min(values) < 1:
             raise ConfigError(f"{name} must be at least 1, got {min(values)}")
+        if max(values) > most:
+            raise ConfigError(f"{name} must be at most {most:,}, got {max(values)}")
     on_gpu = requested_device(device) == "cuda"
     for name, asked in (("peers", peers), ("resident", resident)):
         if on_gpu and asked:
@@ -158,8 +163,8 @@ def bench(
         about = estimated_seconds(groups, rounds=rounds)
         is_busy = watch.is_disturbed
         console.print(
-            f"{len(groups)} x {rounds} rounds on {hardware(cases[0].device)}: "
-            f"about {duration(about)}",
+            f"{len(groups)} x {rounds} rounds on {hardware(cases[0].device)}: about "
+            + (f"{about:.0f} s" if about < 90 else f"{about / 60:.0f} min"),
             highlight=False,
             soft_wrap=True,
         )
@@ -219,7 +224,7 @@ def _groups(cases: list[Case], batches: list[int] | None, peers: list[Peer]) -> 
     return [
         Group(case, batch, [*contestants_of(case, batch), *peer_contestants(peers, case, batch)])
         for case in cases
-        for batch in batches or case.batches
+        for batch in dict.fromkeys(batches or case.batches)
     ]
 
 

@@ -11,9 +11,9 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -97,7 +97,7 @@ class JobRunner:
     def part_done(self, job: Job) -> float:
         """Return the part of a job that is done in some process, from 0 to 1."""
         begun = self._beginning(job)
-        return 0.0 if begun is None else begun["part"]
+        return 0.0 if begun is None else begun.part
 
     def work_folder(self) -> Path:
         """Return the folder for what jobs need until they are finished, after creating it."""
@@ -182,33 +182,45 @@ class JobRunner:
             return True
 
     def _run(self, job: Job) -> dict[str, Any]:
-        begun = self._beginning(job) or {"commit": self._commit, "seconds": 0.0, "part": 0.0}
-        started = time.perf_counter() - begun["seconds"]
-        self._write_beginning(job, begun)
-        loads = [load_average()]
-
-        def on_progress(part: float) -> None:
-            loads.append(load_average())
-            seconds = time.perf_counter() - started
-            self._write_beginning(job, {**begun, "seconds": seconds, "part": part})
-            self.listener.on_progress(part)
-
-        context = replace(self._context, work=self._work(job), on_progress=on_progress)
+        begun = self._beginning(job) or _Beginning(self._commit)
+        if self._commit not in begun.commits:
+            begun.commits.append(self._commit)
+        started = time.perf_counter() - begun.seconds
+        begun.loads.append(load_average())
         try:
-            with num_threads(1), _collected_warnings() as notes:
-                metrics = self.experiment.run(job, context)
+            with num_threads(1), _collected_warnings() as warned:
+
+                def store() -> None:
+                    begun.seconds = time.perf_counter() - started
+                    begun.notes = sorted({*begun.notes, *warned()})
+                    self._write_beginning(job, begun)
+
+                def on_progress(part: float) -> None:
+                    begun.loads.append(load_average())
+                    begun.part = part
+                    store()
+                    self.listener.on_progress(part)
+
+                context = replace(self._context, work=self._work(job), on_progress=on_progress)
+                store()
+                try:
+                    metrics = self.experiment.run(job, context)
+                finally:
+                    store()
                 where = hardware(context.device)
         except StorageError as error:
             raise StorageError(
                 f"{error}; remove {self._work(job)}, and the same command begins this run anew"
             ) from error
-        if begun["commit"] != self._commit:
-            notes.add(f"begun at commit {begun['commit']}")
+        notes = set(begun.notes)
+        for number, each in enumerate(begun.commits):
+            if each != self._commit:
+                notes.add(f"{'resumed' if number else 'begun'} at commit {each}")
         result = {
             **job_settings(self.experiment, job, quick=self._quick),
             **{"commit": self._commit, "hardware": where, "versions": versions()},
             **{"metrics": metrics, "notes": sorted(notes)},
-            **{"seconds": time.perf_counter() - started, "load": _mean(loads)},
+            **{"seconds": time.perf_counter() - started, "load": _mean(begun.loads)},
         }
         return {key: result[key] for key in (*RESULT_KEYS, "load")}
 
@@ -219,12 +231,8 @@ class JobRunner:
     def _lock_path(self, job: Job) -> Path:
         return Path(f"{self._work(job)}.lock")
 
-    def _beginning(self, job: Job) -> dict[str, Any] | None:
-        """Return where a job that is not finished stands; None if it has not begun.
-
-        Returns:
-            The commit at which it began, the seconds it has taken and the part that is done.
-        """
+    def _beginning(self, job: Job) -> _Beginning | None:
+        """Return where a job that is not finished stands; None if it has not begun."""
         for name in (_BEGINNING, _OLD_BEGINNING):
             path = self._work(job) / name
             try:
@@ -236,14 +244,13 @@ class JobRunner:
                 raise
             settings = job_settings(self.experiment, job, quick=self._quick)
             check_same_settings(path, settings, begun, "the beginning of a result")
-            numbers = {name: float(begun.get(name, 0.0)) for name in ("seconds", "part")}
-            return {"commit": begun.get("commit"), **numbers}
+            return _Beginning.from_json(begun)
         return None
 
-    def _write_beginning(self, job: Job, begun: Mapping[str, Any]) -> None:
+    def _write_beginning(self, job: Job, begun: _Beginning) -> None:
         path = self._work(job) / _BEGINNING
         path.parent.mkdir(parents=True, exist_ok=True)
-        document = {**job_settings(self.experiment, job, quick=self._quick), **begun}
+        document = {**job_settings(self.experiment, job, quick=self._quick), **asdict(begun)}
         atomic_write(path, json.dumps(document, indent=2) + "\n")
 
 
@@ -252,14 +259,53 @@ def _mean(loads: Sequence[float | None]) -> float | None:
     return round(mean(known), 2) if known else None
 
 
+@dataclass
+class _Beginning:
+    """Where a job that is not finished stands.
+
+    Args:
+        commit: the commit at which it began.
+        seconds: the time that it has taken.
+        part: the part that is done, from 0 to 1.
+        commits: all commits at which it ran, in their order.
+        notes: the warnings so far.
+        loads: the load averages at its beginning and after each part.
+    """
+
+    commit: str | None
+    seconds: float = 0.0
+    part: float = 0.0
+    commits: list[str | None] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    loads: list[float | None] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> _Beginning:
+        """Return what :func:`dataclasses.asdict` gave; earlier versions stored less."""
+        begun = stored.get("commit")
+        return cls(
+            begun,
+            float(stored.get("seconds", 0.0)),
+            float(stored.get("part", 0.0)),
+            list(stored.get("commits", [begun])),
+            list(stored.get("notes", [])),
+            list(stored.get("loads", [])),
+        )
+
+
 @contextmanager
-def _collected_warnings() -> Iterator[set[str]]:
-    """Collect warnings, without those that Python and PyTorch give only once per process."""
-    notes: set[str] = set()
+def _collected_warnings() -> Iterator[Callable[[], set[str]]]:
+    """Yield what returns the warnings so far.
+
+    Those that Python and PyTorch give only once per process are left out.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         for category in (UserWarning, RuntimeWarning):
             warnings.simplefilter("always", category)
-        yield notes
-    messages = (str(warning.message) for warning in caught)
-    notes.update(text for text in messages if "(Triggered internally at" not in text)
+
+        def warned() -> set[str]:
+            messages = (str(warning.message) for warning in caught)
+            return {text for text in messages if "(Triggered internally at" not in text}
+
+        yield warned

@@ -251,7 +251,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 
 def _in_order(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Group results by job, in the order of ``REPORTED``, then the others."""
-    order = [*REPORTED, *{result["job"] for result in results if result["job"] not in REPORTED}]
+    order = dict.fromkeys([*REPORTED, *(result["job"] for result in results)])
     found = {name: of_job(results, name) for name in order}
     return {name: of for name, of in found.items() if of}
 

@@ -16,7 +16,7 @@ from bayesify.datasets import Passes, TensorLoader, load_images
 from bayesify.distributions.families import named_posterior
 from bayesify.distributions.priors import Gaussian
 from bayesify.estimators import LocalReparameterization, WeightSampling
-from bayesify.io import atomic_write
+from bayesify.io import StorageError, atomic_write
 from bayesify.metrics import error_percent, nll
 from bayesify.module.acquire import acquire
 from bayesify.module.bayesian import BayesianModule
@@ -180,7 +180,7 @@ def ask(
     Raises:
         StorageError: the stored state is damaged.
     """
-    state = _stored(context) or {
+    state = _stored(context, len(problem.pool_targets)) or {
         **{"labels": [], "accuracy": [], "nll": []},
         "asked": balanced(problem.pool_targets, config["start_per_class"], seed),
     }
@@ -205,10 +205,17 @@ def ask(
             atomic_write(context.work / _STATE, json.dumps(state))
 
 
-def _stored(context: Context) -> dict[str, Any] | None:
+def _stored(context: Context, num_pool: int) -> dict[str, Any] | None:
     if context.work is None or not (context.work / _STATE).exists():
         return None
-    return read_object(context.work / _STATE)
+    path = context.work / _STATE
+    state = read_object(path)
+    lists = [state.get(name) for name in ("labels", "accuracy", "nll", "asked")]
+    if not all(isinstance(values, list) for values in lists) or not all(
+        isinstance(each, int) and 0 <= each < num_pool for each in state["asked"]
+    ):
+        raise StorageError(f"{path} does not hold the state of an experiment on these examples")
+    return state
 
 
 def _trained(

@@ -41,6 +41,8 @@ __all__ = ["EXPERIMENT", "REPORTED", "Place"]
 _NAME = "rahmanto-grid"
 #: The Optuna studies of all seeds, next to the results.
 JOURNAL = "journal.log"
+#: Begins each trial in the journal.
+_TRIAL = '{"op_code":4,'
 
 
 class Place(NamedTuple):
@@ -159,7 +161,9 @@ def search(jobs: Sequence[Job], folder: Path, run_job: RunJob) -> None:
     written = journal.read_text(encoding="utf-8") if journal.exists() else ""
     seeds = {job.seed for job in jobs}
     has_seeds = all(any(f'"{_study(s, q)}"' in written for q in (False, True)) for s in seeds)
-    if has_seeds and all((folder / job.file_name).exists() for job in jobs):
+    is_finished = has_seeds and all((folder / job.file_name).exists() for job in jobs)
+    # Other points may have been found since the journal was written.
+    if is_finished and written.count(_TRIAL) == len(read_results(folder)):
         return
     # Imported before the jobs are run, as Optuna may not be installed.
     from bayesify.reproduce.harness.optuna_study import FinishedTrial, write_studies

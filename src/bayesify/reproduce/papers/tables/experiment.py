@@ -84,6 +84,9 @@ def _read(path: Path) -> Scores:
         scores: Scores = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise StorageError(f"{path} cannot be read as the scores of a split ({error})") from error
+    numbers = scores.values() if isinstance(scores, dict) else []
+    if not numbers or not all(each is None or isinstance(each, float) for each in numbers):
+        raise StorageError(f"{path} does not hold the scores of a split by their names")
     return scores
 
 
