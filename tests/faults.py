@@ -37,7 +37,7 @@ def kl_halved(patch: pytest.MonkeyPatch) -> None:
 
 
 def kl_not_divided(patch: pytest.MonkeyPatch) -> None:
-    """1 / N dropped: the whole KL in the loss of one datum."""
+    """1 / N dropped: the whole KL in the loss of one example."""
     patch.setattr("bayesify.training.elbo.minibatch_weight", lambda *_, **k: float(k["num_data"]))
 
 
@@ -274,7 +274,7 @@ def flipout_fresh_signs(patch: pytest.MonkeyPatch) -> None:
 
 
 def flipout_signs_at_each_position(patch: pytest.MonkeyPatch) -> None:
-    """Fresh signs at each position that a datum meets the weight in."""
+    """Fresh signs at each position that an example meets the weight in."""
     right = Flipout.noisy_output
 
     def wrong(

@@ -62,7 +62,7 @@ class Specimen:
         inert: what of a parameter changes no output, and why; an index of the parameter. Where
             data are coupled, noise that they do not share counts all the same.
         cut: what of a parameter changes outputs, but is passed over by the gradient, and why.
-        couples: why the outputs of one datum depend on the other data, in training mode.
+        couples: why the outputs of one example depend on the other data, in training mode.
         reads: which tensor of its outputs the laws look at.
     """
 
@@ -154,7 +154,7 @@ SEQUENCE = _images(N, 4)  # as many time steps as data
 TOKENS = (torch.tensor([[1, 2, 0, 3], [4, 5, 6, 1], [0, 0, 2, 3], [6, 5, 4, 1], [2, 2, 3, 0]]),)
 VECTORS = _images(4)
 OPPOSITE = 3.0 * torch.cat([normals(3, 4, seed=4), -normals(2, 4, seed=4)])
-BATCH_NORM = "in training mode a datum is normalised with the statistics of its minibatch"
+BATCH_NORM = "in training mode an example is normalised with the statistics of its minibatch"
 BEFORE_NORM = "batch normalisation subtracts what is the same for all data, noise of each it keeps"
 KEY_BIAS = "adds the same number to all scores of a query, which softmax passes over"
 

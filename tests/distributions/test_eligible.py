@@ -28,7 +28,7 @@ pytestmark = [
 
 
 class WithParameter(nn.Module):
-    """A linear layer beside one parameter, which it does not use."""
+    """A linear layer next to one parameter, which it does not use."""
 
     def __init__(self, values: Tensor, **options: object) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def both(prefix: str) -> tuple[str, str]:
     return f"{prefix}.weight", f"{prefix}.bias"
 
 
-def beside(*layers: nn.Module) -> nn.Sequential:
+def next_to(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(3, 3))
 
 
@@ -81,18 +81,18 @@ REFUSED: list[tuple[Callable[[], nn.Module], str, str, str]] = [
      "store it as real floating-point numbers"),
     (lambda: WithParameter(torch.ones(2).cfloat()), "odd[0]", "torch.complex64",
      "store it as real floating-point numbers"),
-    (lambda: beside(nn.LazyLinear(3)), "0.weight", "lazy", "pass one batch through"),
-    (lambda: beside(nn.Linear(3, 3, device="meta")), "0.weight", "on the meta device, which holds",
+    (lambda: next_to(nn.LazyLinear(3)), "0.weight", "lazy", "pass one batch through"),
+    (lambda: next_to(nn.Linear(3, 3, device="meta")), "0.weight", "on the meta device, which holds",
      "load its values first"),
-    (lambda: beside(scripted()), "0.0.weight", "scripted", "script the result of to_module()"),
-    (lambda: beside(traced()), "0.weight", "scripted", "script the result of to_module()"),
+    (lambda: next_to(scripted()), "0.0.weight", "scripted", "script the result of to_module()"),
+    (lambda: next_to(traced()), "0.weight", "scripted", "script the result of to_module()"),
     *(
-        (lambda dtype=dtype: beside(nn.Linear(3, 3).to(dtype)), "0.weight", str(dtype),
+        (lambda dtype=dtype: next_to(nn.Linear(3, 3).to(dtype)), "0.weight", str(dtype),
          "convert the network with net.to(torch.float32)")
         for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
     ),
     *(
-        (lambda make=make: beside(make()), name, "quantised",
+        (lambda make=make: next_to(make()), name, "quantised",
          "quantise the result of to_module()")
         for make, name in (
             (lambda: DYNAMIC.Linear(3, 3), "0._packed_params._packed_params"),
@@ -147,7 +147,7 @@ def test_a_quantised_body_under_a_bayesian_head_runs() -> None:
 
 
 def test_a_float_helper_of_quantised_networks_is_no_obstacle() -> None:
-    assert ParameterLayout.of(beside(QUANTIZED.FloatFunctional())).names == both("1")
+    assert ParameterLayout.of(next_to(QUANTIZED.FloatFunctional())).names == both("1")
 
 
 def test_the_advice_for_scripting_works() -> None:
@@ -194,7 +194,7 @@ HOOKED = {
 @loop_over("used", [False, True])
 def test_parameters_that_a_hook_recomputes_are_refused(kind: str, used: bool) -> None:
     layer = HOOKED[kind](nn.Linear(3, 3))
-    net = after_a_batch(beside(layer)) if used else beside(layer)
+    net = after_a_batch(next_to(layer)) if used else next_to(layer)
     message = f"but the module '0' has a {kind}; use torch.nn.utils.parametrizations"
     with pytest.raises(TypeError, match=message):
         BayesianModule(net)
@@ -217,7 +217,7 @@ def test_removing_the_hook_helps(kind: str, remove: Callable[[nn.Module], object
 
 
 def test_a_frozen_layer_with_a_hook_works() -> None:
-    net = beside(nn.utils.weight_norm(nn.Linear(3, 3)).requires_grad_(requires_grad=False))
+    net = next_to(nn.utils.weight_norm(nn.Linear(3, 3)).requires_grad_(requires_grad=False))
     bnn = BayesianModule(after_a_batch(net))
     copy.deepcopy(after_a_batch(bnn))
     assert bnn.layout.names == both("1")
@@ -299,7 +299,7 @@ def test_a_network_wrapped_for_parallel_training_is_refused() -> None:
 def test_parametrized_layers_are_ordinary(
     parametrize: Callable[[nn.Module], nn.Module], names: tuple[str, ...]
 ) -> None:
-    net = beside(parametrize(nn.Linear(3, 3)))
+    net = next_to(parametrize(nn.Linear(3, 3)))
     bnn = BayesianModule(after_a_batch(net), include=(nn.Linear,), exclude=("1.*",))
     originals = (f"0.parametrizations.weight.{name}" for name in names)
     assert bnn.layout.names == ("0.bias", *originals)

@@ -1,4 +1,4 @@
-"""What one datum meets is distributed as under weight sampling, and what two data meet differs."""
+"""What one example meets is distributed as under weight sampling, and differs between examples."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_another_distribution_is_caught(
 
 
 def deviations(net: nn.Module, inputs: Tensor, estimator: Estimator) -> Tensor:
-    """Outputs less those at the mean: a row for each datum, or for each position of each."""
+    """Outputs less those at the mean: a row for each example, or for each position of each."""
     bnn = BayesianModule(net.double(), init_std=0.5, estimator=estimator)
     with torch.no_grad():
         outputs = bnn.sample_outputs(inputs, NoiseKey(3, Stream.CALL, 0), range(1))[0][0]

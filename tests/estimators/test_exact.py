@@ -1,7 +1,7 @@
 """The estimators' noise in every linear operation, against its exact meaning.
 
 Local reparametrisation draws outputs from a Gaussian whose moments are known from the Jacobian of
-the outputs in the weights; Flipout gives each datum one weight of its own, of known shape.
+the outputs in the weights; Flipout gives each example one weight of its own, of known shape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bayesify.noise.keys import NoiseSource
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 NUM_DATA = 3
-#: Layers with the shape of one datum.
+#: Layers with the shape of one example.
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(4, 3), (4,)),
     "linear, no bias": (lambda: nn.Linear(4, 3, bias=False), (4,)),
@@ -79,7 +79,7 @@ each_layer = loop_over("name", LAYERS)
 
 
 def layer_and_data(name: str) -> tuple[nn.Module, Tensor, Tensor]:
-    """A layer in float64, data with an all-zero datum, and a std for each weight."""
+    """A layer in float64, data with an all-zero example, and a std for each weight."""
     make, shape = LAYERS[name]
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -171,7 +171,7 @@ def test_wrong_local_moments_are_caught(
 
 def expanded_signs(weight: Tensor, out_signs: Tensor, in_signs: Tensor, axes: tuple[int, int],
                    groups: int) -> Tensor:  # fmt: skip
-    """The sign of each element of a weight for one datum: that of its output and of its input."""
+    """The sign of each element of a weight for one example: that of its output and of its input."""
     signs = torch.empty_like(weight)
     flat = signs.flatten(2) if signs.dim() > 2 else signs.unsqueeze(-1)
     for i in range(weight.shape[0]):
@@ -186,7 +186,7 @@ def expanded_signs(weight: Tensor, out_signs: Tensor, in_signs: Tensor, axes: tu
 
 
 def check_one_weight_for_each_datum(name: str, patch: pytest.MonkeyPatch) -> None:
-    """A datum's outputs under Flipout are the layer's with a weight of the stated form."""
+    """An example's outputs under Flipout are the layer's with a weight of the stated form."""
     layer, inputs, stds = layer_and_data(name)
     passes: list[tuple[LinearOperation, ParameterMoments, ParameterMoments | None, PassState]] = []
     right = Flipout.noisy_output
@@ -203,21 +203,21 @@ def check_one_weight_for_each_datum(name: str, patch: pytest.MonkeyPatch) -> Non
     std = bnn.layout.unflatten(stds)
     noise = this.drawn["weight noise"] / std["weight"]
     transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
-    for datum in range(NUM_DATA):
+    for place in range(NUM_DATA):
         signs = expanded_signs(
             weight,
-            this.drawn[f"weight axis {int(transposed)}"][datum],
-            this.drawn[f"weight axis {int(not transposed)}"][datum],
+            this.drawn[f"weight axis {int(transposed)}"][place],
+            this.drawn[f"weight axis {int(not transposed)}"][place],
             (1, 0) if transposed else (0, 1),
             getattr(layer, "groups", 1),
         )
         values = {"weight": weight + std["weight"] * noise * signs}
         if bias is not None:
             values["bias"] = (
-                bias.detach() + this.drawn["bias noise"] * (this.drawn["bias axis 0"][datum])
+                bias.detach() + this.drawn["bias noise"] * (this.drawn["bias axis 0"][place])
             )
-        expected = functional_call(layer, values, inputs[datum : datum + 1])[0]
-        assert torch.allclose(outputs[datum], expected, rtol=1e-12, atol=1e-12), "not one weight"
+        expected = functional_call(layer, values, inputs[place : place + 1])[0]
+        assert torch.allclose(outputs[place], expected, rtol=1e-12, atol=1e-12), "not one weight"
     assert noise.abs().unique().numel() == noise.numel(), "the noise is repeated"
 
 

@@ -1,4 +1,4 @@
-"""The estimators at the edges of their numbers, and the Monte Carlo KL beside them."""
+"""The estimators at the edges of their numbers, and the Monte Carlo KL next to them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_sampled_weights_train_where_their_variance_underflows() -> None:
 
 
 def check_inputs_of_zero(estimator: str) -> None:
-    """The noise of an all-zero datum is the bias's; the weight has no part in it."""
+    """The noise of an all-zero example is the bias's; the weight has no part in it."""
     net = nn.Linear(4, 2000)
     bnn = BayesianModule(net, init_std=0.5, estimator=ESTIMATORS[estimator])
     outputs, _, in_rho = gradients(bnn, torch.zeros(2, 4))

@@ -1,4 +1,4 @@
-"""One weight for each datum, wherever it is met, and antithetic pairs: exactly, not on average."""
+"""One weight for each example, wherever it is used, and antithetic pairs, exactly."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ConvUses(nn.Module):
 
 
 def effective(net: nn.Module, estimator: Estimator) -> tuple[Tensor, Tensor, Tensor]:
-    """Weight (N, 2, OUT, D) and bias (N, 2, OUT) of each datum at each use, and the mean weight."""
+    """Weight (N, 2, OUT, D) and bias (N, 2, OUT) of each example at each use, and the mean."""
     bnn = BayesianModule(net.double(), init_std=0.4, estimator=estimator)
     probes = torch.cat([torch.eye(D), torch.zeros(1, D)]).double().expand(NUM_DATA, -1, -1)
     with torch.no_grad():
@@ -191,7 +191,7 @@ BIASED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def check_one_bias(name: str, estimator: Estimator) -> None:
-    """At zero inputs the outputs are the bias: one for all positions of a datum."""
+    """At zero inputs the outputs are the bias: one for all positions of an example."""
     make, shape = BIASED[name]
     bnn = BayesianModule(make().double(), init_std=0.4, estimator=estimator)
     outputs = bnn(torch.zeros(NUM_DATA, *shape, dtype=torch.float64)).detach()

@@ -58,7 +58,7 @@ class Tied(nn.Module):
 
 
 class Embedded(nn.Module):
-    """An embedding that is the output layer too; datum n has the tokens 2 n and 2 n + 1."""
+    """An embedding that is the output layer too; example n has the tokens 2 n and 2 n + 1."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def grid(nodes: int, dimensions: int) -> tuple[Tensor, Tensor]:
 
 
 def exact(case: Case) -> float:
-    """The expected nll of one datum, one weight sample shared by all its uses."""
+    """The expected nll of one example, one weight sample shared by all its uses."""
     nodes, shares = grid(case.nodes, len(case.mean))
     weights = torch.tensor(case.mean, dtype=torch.float64) + STD * nodes
     total = 0.0

@@ -190,7 +190,7 @@ def all_called_sampled(patch: pytest.MonkeyPatch) -> None:
 
 
 def positions_taken_for_one(patch: pytest.MonkeyPatch) -> None:
-    """Weights that meet a datum in several positions are called exact, and drawn for each."""
+    """Weights that meet an example in several positions are called exact, and drawn for each."""
     right = LocalReparameterization.treatment
 
     def wrong(self: LocalReparameterization, uses: Any) -> Treatment:

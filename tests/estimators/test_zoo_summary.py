@@ -202,7 +202,7 @@ def test_other_products_are_sampled(call: Callable[[Tensor, Tensor], Tensor]) ->
         assert torch.isfinite(bnn(inputs)).all()
 
 
-#: One linear operation each, and the shape of one datum.
+#: One linear operation each, and the shape of one example.
 OPERATIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(3, 2), (3,)),
     "sequence": (lambda: nn.Linear(3, 2), (4, 3)),
@@ -228,19 +228,19 @@ each_operation = loop_over("name", OPERATIONS)
 
 
 def operation(name: str, estimator: Estimator) -> tuple[BayesianModule, Tensor, Tensor]:
-    """A network of one operation, N equal data, and what each weight adds to a datum's outputs."""
+    """A network of one operation, an example, and what each weight adds to its outputs."""
     make, shape = OPERATIONS[name]
     bnn = BayesianModule(make().double(), estimator=estimator, init_std=0.5, seed=4)
-    datum = normals(1, *shape, seed=8)
+    single = normals(1, *shape, seed=8)
     unit = torch.eye(bnn.layout.num_weights, dtype=torch.float64)
-    effects = torch.stack([bnn.run_with(row, datum).flatten() for row in unit])
-    return bnn, datum, effects
+    effects = torch.stack([bnn.run_with(row, single).flatten() for row in unit])
+    return bnn, single, effects
 
 
 def check_one_weight(name: str, estimator: Estimator) -> None:
-    """One weight explains all outputs of a datum, unless fresh noise per position was asked for."""
-    bnn, datum, effects = operation(name, estimator)
-    inputs = datum.expand(N, *datum.shape[1:])
+    """One weight explains all outputs of an example, but for noise of its own at each position."""
+    bnn, single, effects = operation(name, estimator)
+    inputs = single.expand(N, *single.shape[1:])
     mean = bnn.run_with(bnn.posterior.mean, inputs).reshape(N, -1)
     for row in bnn.summary(inputs):
         part = bnn.layout.slice_of(row.name)
@@ -264,9 +264,9 @@ def test_a_datum_meets_one_weight(name: str, estimator: Estimator) -> None:
 def check_size(name: str, estimator: Estimator, patch: pytest.MonkeyPatch) -> None:
     """Noise of size 1 in one weight moves the outputs by its std, in one direction or the other."""
     patch.setattr(NoiseSource, "normals", NoiseSource.signs)
-    bnn, datum, effects = operation(name, estimator)
+    bnn, single, effects = operation(name, estimator)
     std = float(bnn.posterior.std.detach()[0])
-    inputs = datum.expand(N, *datum.shape[1:])
+    inputs = single.expand(N, *single.shape[1:])
     mean = bnn.run_with(bnn.posterior.mean, inputs)
     for index, effect in enumerate(effects):
         set_rho(bnn, slice(None), NO_NOISE)

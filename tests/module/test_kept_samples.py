@@ -188,7 +188,7 @@ def test_the_bytes_are_bounded() -> None:
         draw = kept.sampler(posterior, KEY, 100)
         for sample in range(16):
             draw(range(sample, sample + 1))
-        assert len(kept) == 14  # of 16 MB each, beside mean and rho
+        assert len(kept) == 14  # of 16 MB each, next to mean and rho
         kept.clear()
         large = MeanFieldGaussian(torch.zeros(6_000_000), std=0.1)
         for _ in range(2):

@@ -65,7 +65,7 @@ def test_weight_samples_share_passes_where_they_can(
 def test_the_mean_network_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bnn, x = made("mlp")
     count = passes(monkeypatch)
-    for expected in (3, 1, 1):  # at first over one datum and over eight, to measure
+    for expected in (3, 1, 1):  # at first over one example and over eight, to measure
         count.clear()
         bnn.predict_mean(x)
         assert len(count) == expected

@@ -165,7 +165,7 @@ STATISTICS: dict[str, tuple[Any, Callable[[Any], Tensor]]] = {
 
 
 def check_standard_error(error: Tensor, values: Tensor) -> None:
-    """Against the spread over 4,000 repetitions, each a datum with samples of its own.
+    """Against the spread over 4,000 repetitions, each an example with samples of its own.
 
     The spread is known to 1.1 %, the root mean squared estimate to 0.5 %: 6 % are 5 standard
     errors of their ratio, and leave room for the jackknife's bias of order 1 / S.

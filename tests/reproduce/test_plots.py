@@ -1,4 +1,4 @@
-"""Figures of bands and of results beside reported ones."""
+"""Figures of bands and of results next to reported ones."""
 
 from __future__ import annotations
 

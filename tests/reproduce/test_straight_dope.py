@@ -112,7 +112,7 @@ def test_as_run_says_how_many_weights_are_of_no_use() -> None:
     assert pruning[0]["weights_left"] == 784 * 20 + 20 + 20 * 20 + 20 + 20 * 10 + 10
     left = [line["unused_left"] for line in pruning]
     assert left == sorted(left, reverse=True)
-    assert 0 < left[3] < left[0]  # as many go as of the others: no datum tells them apart
+    assert 0 < left[3] < left[0]  # as many go as of the others: no example tells them apart
     assert left[-1] == 0
 
 

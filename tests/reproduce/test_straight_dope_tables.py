@@ -107,7 +107,7 @@ def test_of_the_other_document_nothing_is_reported() -> None:
     text = experiment.table(rows)
     assert text.startswith("Reported: nothing.")
     assert "reported" not in text.split("\n", 1)[1]
-    # Each weight beside the prior that it was trained with.
+    # Each weight with the prior that it was trained with.
     peaks = [
         max(line.get_ydata().max() for line in ax.lines if line.get_label() == "prior")
         for ax in experiment.figures(rows)[f"{NAMES[1]}-weight"].axes

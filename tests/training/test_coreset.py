@@ -113,8 +113,8 @@ def test_k_center_does_not_depend_on_the_unit(size: float) -> None:
 
 def test_k_center_sees_what_differs_next_to_great_numbers() -> None:
     x = torch.tensor([[0.0], [1.0], [2.0], [1.0]])
-    beside = torch.cat([x * 1e-30, torch.full_like(x, 1e30)], 1)  # the same in all examples
-    for inputs in (x * 1e-44, x * 1e38, beside):
+    with_great = torch.cat([x * 1e-30, torch.full_like(x, 1e30)], 1)  # the same in all examples
+    for inputs in (x * 1e-44, x * 1e38, with_great):
         chosen = bf.choose_coreset(inputs, 3, "k-center")
         assert sorted(x[chosen].flatten().tolist()) == [0.0, 1.0, 2.0]
 

@@ -1,4 +1,4 @@
-"""Images through a pretrained encoder: a folder, or a column of a table beside others."""
+"""Images through a pretrained encoder: a folder, or a column of a table with others."""
 
 from __future__ import annotations
 

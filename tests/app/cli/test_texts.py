@@ -1,4 +1,4 @@
-"""Columns of texts: a pretrained network reads them, beside numbers and categories."""
+"""Columns of texts: a pretrained network reads them, next to numbers and categories."""
 
 from __future__ import annotations
 

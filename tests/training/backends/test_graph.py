@@ -1,4 +1,4 @@
-"""The step as a graph, as far as a processor can show it: the recorded part runs by itself.
+"""The step as a graph, as far as a CPU can show it: the recorded part runs by itself.
 
 A stand-in for the recorder runs the recorded function again instead of replaying its launches, on
 the same memory and with the same preparation, which is what surrounds a graph.

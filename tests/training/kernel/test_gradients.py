@@ -206,7 +206,7 @@ def test_gradients_at_extremes(kind: str, prior: str, leaf: LeafKind, dtype: tor
     rhos = torch.tensor([-100.0, -30.0, -8.0, 0.0, 30.0, 100.0], dtype=torch.float64)
     mean, rho = torch.cartesian_prod(means, rhos).unbind(1)
     if PRIORS[prior][1] == "monte-carlo" and "laplace" in prior:
-        # Where float32 has no std, the weight is 0, and its slope any between those beside it.
+        # Where float32 has no std, the weight is 0, and its slope any between those next to it.
         mean = torch.where(rho == -100.0, mean + 0.01, mean)
     check_gradients(kind, Case.of(prior, len(mean), leaf=leaf, mean=mean, rho=rho), dtype)
 

@@ -89,7 +89,7 @@ def test_known_answers_of_the_compiled_generator(tmp_path: Path) -> None:
     kernel = ctypes.CDLL(str(library))
     lanes = kernel.lanes()
     for counter, key, expected in KNOWN:
-        # The counter in one lane, and another beside it.
+        # The counter in one lane, and another next to it.
         first, second = ([word, *range(1, lanes)] for word in counter)
         found = (ctypes.c_uint32 * (2 * lanes))(*first, *second)
         kernel.words((ctypes.c_uint32 * 2)(*key), found)
