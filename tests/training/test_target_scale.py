@@ -70,3 +70,20 @@ def test_targets_far_from_unit_scale_are_reported(
 )
 def test_other_targets_are_not(targets: torch.Tensor, likelihood: bf.Likelihood) -> None:
     train(targets, likelihood)
+
+
+@pytest.mark.parametrize("train", ["fit", "fit_replicas"])
+def test_warnings_name_the_line_that_trains(train: str) -> None:
+    likelihood = bf.GaussianLikelihood()
+    elbo = bf.ELBO(bf.BayesianModule(nn.Linear(1, 1), likelihood=likelihood), num_data=64)
+    x = torch.linspace(-1.0, 1.0, 64).unsqueeze(-1)
+    loader = bf.datasets.TensorLoader(x, 1e5 * x, 16)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if train == "fit":
+            bf.fit(elbo, loader, epochs=2, progress=False)
+        else:
+            bf.fit_replicas([elbo], loader, epochs=2, progress=False)
+    kinds = [each.category for each in caught]
+    assert kinds == [bf.training.TargetScaleWarning, bf.training.ConvergenceWarning]
+    assert {each.filename for each in caught} == {__file__}

@@ -24,7 +24,7 @@ from bayesify.training.fit_warnings import (
     warn_of_unread,
 )
 from bayesify.training.history import History
-from bayesify.training.loop import Minibatch, StepOptions, run_epochs
+from bayesify.training.loop import Minibatch, StepOptions, Training
 from bayesify.training.member import Member
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
@@ -265,7 +265,7 @@ def fit(
         rows += terms[0].outputs.shape[1]
         return terms
 
-    [history] = run_epochs(
+    [history] = Training(
         [member],
         step,
         minibatches_of,
@@ -277,7 +277,7 @@ def fit(
         validation_loader=validation_loader,
         callback=run_callback,
         description=lambda: chosen.description,
-    )
+    ).run()
     return history
 
 

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +40,7 @@ from bayesify.training.progress import Callback
 from bayesify.training.pruning_schedule import PruningSchedule
 from bayesify.training.schedules import KLWarmup
 
-__all__ = ["Minibatch", "StepOptions", "TrainStep", "run_epochs", "run_steps"]
+__all__ = ["Minibatch", "StepOptions", "TrainStep", "Training", "run_steps"]
 
 
 class Minibatch(NamedTuple):
@@ -99,22 +101,9 @@ def run_steps(
         yield minibatch, terms
 
 
-def run_epochs(
-    members: Sequence[Member],
-    step: TrainStep,
-    minibatches: Callable[[int, int], Generator[Minibatch, None, None]],
-    *,
-    epochs: int,
-    batches: int,
-    warmup: KLWarmup,
-    noise: Callable[[], Noise],
-    callback: Callback,
-    description: Callable[[], str],
-    separate: bool = False,
-    pruning: PruningSchedule | None = None,
-    validation_loader: Loader | None = None,
-) -> list[History]:
-    """Train from where the members stand to the last epoch.
+@dataclass
+class Training:
+    """A training of K networks, from where they stand to the last epoch.
 
     Args:
         members: K networks at the same position.
@@ -125,151 +114,249 @@ def run_epochs(
         warmup: of the KL.
         noise: the noise of the steps, for the checkpoint.
         callback: see ``fit``.
+        description: of the backend, for the callback; told again if the first epoch changes it.
         separate: whether inputs and targets have a leading axis of size K.
         pruning: see ``fit``.
         validation_loader: see ``fit``.
-        description: of the backend, for the callback; told again if the first epoch changes it.
     """
-    told, tell = "", getattr(callback, "on_note", None)
-    if tell is not None:
-        tell(f"backend: {(told := description())}")
-    start, processes = members[0].position, members[0].processes
-    validation = None if validation_loader is None else Division(validation_loader, processes)
-    callback.on_start(epochs=epochs, batches=batches, history=list(start.history))
-    for member in members:
-        if member.path is not None:
-            member.path.parent.mkdir(parents=True, exist_ok=True)
-        if start.epoch < epochs:  # the last epoch is another now
-            member.lacks_comparison = False
-    # Those that a user has frozen and set to evaluation mode stay there.
-    kept = [frozen_in_evaluation(each.elbo.bnn.net, each.elbo.bnn.layout) for each in members]
-    passes = 1 if separate else sum(member.elbo.num_samples for member in members)
-    with deferred_interrupt() as interrupt:
-        processes.asked_to_stop = lambda: interrupt.requested
-        if start.epoch == epochs and any(each.lacks_comparison for each in members):
-            # The process was killed between the two checkpoints after the last epoch.
-            examples = [FirstExamples() for _ in members]
-            _add_first(examples, minibatches(epochs - 1, 0), separate=separate)
-            _compare_with_untrained(members, examples, noise, tell)
-            _call_on_epoch(callback, members, noise)
-            processes.agree_to_stop()
-            if processes.stops:
-                raise KeyboardInterrupt
-        for epoch in range(start.epoch, epochs):
-            started = time.perf_counter() - start.epoch_seconds
-            last = epoch + 1 == epochs
-            examples = [FirstExamples() for _ in members]
-            is_resumed = start.batch > 0  # within the epoch
-            if last and is_resumed:
-                _add_first(examples, minibatches(epoch, 0), separate=separate)
-            if not processes.is_first:  # the first has what all measured before a resume
-                for name in ("error", "error_count"):
-                    start.sums.pop(name, None)
-            meters = [EpochMeter(each.elbo, batches, each.position.sums) for each in members]
-            _set_modes(members, kept)
-            for member in members:
-                rate = float(member.optimizer.param_groups[0]["lr"])  # it may be a tensor
-                member.position.sums.setdefault("learning_rate", rate)
 
-            def options_of(
-                minibatch: Minibatch, epoch: int = epoch, meter: EpochMeter = meters[0]
-            ) -> StepOptions:
+    members: Sequence[Member]
+    step: TrainStep
+    minibatches: Callable[[int, int], Generator[Minibatch, None, None]]
+    epochs: int
+    batches: int
+    warmup: KLWarmup
+    noise: Callable[[], Noise]
+    callback: Callback
+    description: Callable[[], str]
+    separate: bool = False
+    pruning: PruningSchedule | None = None
+    validation_loader: Loader | None = None
+
+    def __post_init__(self) -> None:
+        first = self.members[0]
+        self._start, self._processes = first.position, first.processes
+        self._network = first.elbo.bnn
+        self._tell: Callable[[str], None] | None = getattr(self.callback, "on_note", None)
+        self._told = ""
+        self._kept: list[list[nn.Module]] = []
+
+    def run(self) -> list[History]:
+        """Train, and return the history of each network."""
+        start, processes, loader = self._start, self._processes, self.validation_loader
+        self._tell_backend()
+        validation = None if loader is None else Division(loader, processes)
+        history = list(start.history)
+        self.callback.on_start(epochs=self.epochs, batches=self.batches, history=history)
+        for member in self.members:
+            if member.path is not None:
+                member.path.parent.mkdir(parents=True, exist_ok=True)
+            if start.epoch < self.epochs:  # the last epoch is another now
+                member.lacks_comparison = False
+            # Those that a user has frozen and set to evaluation mode stay there.
+            bnn = member.elbo.bnn
+            self._kept.append(frozen_in_evaluation(bnn.net, bnn.layout))
+        with deferred_interrupt() as interrupt:
+            processes.asked_to_stop = lambda: interrupt.requested
+            if start.epoch == self.epochs and any(each.lacks_comparison for each in self.members):
+                # The process was killed between the two checkpoints after the last epoch.
+                self._end_last_epoch(self._first_examples(self.epochs - 1))
+            for epoch in range(start.epoch, self.epochs):
+                self._run_epoch(epoch, validation)
+        self._conclude()
+        return [member.position.history for member in self.members]
+
+    def _run_epoch(self, epoch: int, validation: Division | None) -> None:
+        """Run an epoch, or what is left of it, and write the checkpoints."""
+        first, last = self._start.batch, epoch + 1 == self.epochs
+        started = time.perf_counter() - self._start.epoch_seconds
+        examples = self._examples(epoch)
+        meters = self._begin_epoch()
+        with closing(self.minibatches(epoch, first)) as data:
+            # Those of an epoch that is resumed were read again from its beginning.
+            wanted = examples if last and not first else []
+            copied = _copying_first(wanted, data, separate=self.separate)
+            steps = run_steps(
+                partial(self._step, epoch),
+                copied,
+                partial(self._options, epoch, meters[0]),
+                self._network,
+                1 if self.separate else sum(member.elbo.num_samples for member in self.members),
+            )
+            for minibatch, terms in _located(steps, self.members, epoch, first):
                 index = minibatch.batch
-                return StepOptions(
-                    kl_scale=warmup.scale(epoch * batches + index, batches),
-                    with_kl=index + 1 == batches,
-                    with_residual=meter.wants_residual(index),
-                )
+                if epoch == index == 0 and self._processes.is_first:
+                    likelihood = self._network.likelihood
+                    warn_of_target_scale(likelihood, minibatch.targets, stacklevel=4)
+                    warn_of_softmax_outputs(likelihood, terms[0].outputs, stacklevel=4)
+                updated = self._end_step(meters, minibatch, terms)
+                self.callback.on_step(epoch=epoch, batch=index)
+                if not all(_is_training(each.elbo) for each in self.members):
+                    self._set_modes()  # the callback measured in evaluation mode
+                if self._processes.stops and updated and index + 1 < self.batches:
+                    self._stop_within(epoch, index, meters, started)
+        self._tell_backend()
+        seconds = time.perf_counter() - started
+        for member, meter in zip(self.members, meters, strict=True):
+            member.end_epoch(meter, epoch, seconds, validation)
+            if last:
+                member.lacks_comparison = True
+        for member in self.members:
+            member.checkpoint(self.noise())
+        if last:  # after the checkpoint: nothing of the training can be lost
+            self._end_last_epoch(examples)
+        else:
+            self._end_epoch()
 
-            def pruned_step(
-                minibatch: Minibatch, options: StepOptions, epoch: int = epoch
-            ) -> Sequence[ELBOTerms]:
-                if pruning is not None:
-                    index = epoch * batches + minibatch.batch
-                    for each in members:
-                        pruning.prune(each.elbo.bnn, each.optimizer, index, batches)
-                try:
-                    return step(minibatch, options)
-                except NonFiniteLossError as error:
-                    k = error.network
-                    own = minibatch.targets[k] if separate else minibatch.targets
-                    error.has_wrong_targets = are_wrong(members[k].elbo.bnn.likelihood, own)
-                    raise
+    def _begin_epoch(self) -> list[EpochMeter]:
+        """Set the networks to training mode, and return what measures the epoch of each."""
+        if not self._processes.is_first:  # the first has what all measured before a resume
+            for name in ("error", "error_count"):
+                self._start.sums.pop(name, None)
+        meters = [EpochMeter(each.elbo, self.batches, each.position.sums) for each in self.members]
+        self._set_modes()
+        for member in self.members:
+            rate = float(member.optimizer.param_groups[0]["lr"])  # it may be a tensor
+            member.position.sums.setdefault("learning_rate", rate)
+        return meters
 
-            with closing(minibatches(epoch, start.batch)) as data:
-                wanted = examples if last and not is_resumed else []
-                copied = _copying_first(wanted, data, separate=separate)
-                steps = run_steps(pruned_step, copied, options_of, members[0].elbo.bnn, passes)
-                for minibatch, terms in _located(steps, members, epoch, start.batch):
-                    index, targets = minibatch.batch, minibatch.targets
-                    updated = members[0].accumulation.ends(index)
-                    if epoch == index == 0 and processes.is_first:
-                        likelihood = members[0].elbo.bnn.likelihood
-                        warn_of_target_scale(likelihood, targets, stacklevel=3)
-                        warn_of_softmax_outputs(likelihood, terms[0].outputs, stacklevel=3)
-                    for k, (member, meter) in enumerate(zip(members, meters, strict=True)):
-                        own = targets[k] if separate else targets
-                        meter.add(terms[k], own, batch=index, share=minibatch.share)
-                        if updated:
-                            member.schedule.step()
-                    callback.on_step(epoch=epoch, batch=index)
-                    if not all(_is_training(each.elbo) for each in members):
-                        _set_modes(members, kept)  # it measured in evaluation mode
-                    if processes.stops and updated and index + 1 < batches:
-                        for member in members:
-                            check_parameters(member.elbo, epoch, member.path)
-                        # All were checked before any is written, so that they are of one step.
-                        for member, meter in zip(members, meters, strict=True):
-                            meter.add_up(processes)
-                            processes.equalise_buffers(member.elbo.bnn.net)
-                            member.position.batch = index + 1
-                            member.position.epoch_seconds = time.perf_counter() - started
-                            member.checkpoint(noise())
-                        raise KeyboardInterrupt
-            if tell is not None and description() != told:
-                tell(f"backend: {(told := description())}")
-            seconds = time.perf_counter() - started
-            for member, meter in zip(members, meters, strict=True):
-                member.end_epoch(meter, epoch, seconds, validation)
-                if last:
-                    member.lacks_comparison = True
-            for member in members:
-                member.checkpoint(noise())
-            if last:  # after the checkpoint: nothing of the training can be lost
-                _compare_with_untrained(members, examples, noise, tell)
-            _call_on_epoch(callback, members, noise)
-            processes.agree_to_stop()
-            if processes.stops:
-                raise KeyboardInterrupt
-    for k, member in enumerate(members):
-        note = free_energy_note(member.position.history[-1]) if member.position.history else None
-        if tell is not None and note is not None:
-            tell(_of_network(k, members, note))
-    processes.wait()  # until the last checkpoint is written
-    for member in members if processes.is_first else []:
-        warn_of_convergence(
-            member.position.history,
-            epochs,
-            warmup.epochs,
-            stacklevel=4,
-            tell=getattr(callback, "on_warning", None),
+    def _options(self, epoch: int, meter: EpochMeter, minibatch: Minibatch) -> StepOptions:
+        index = minibatch.batch
+        return StepOptions(
+            kl_scale=self.warmup.scale(epoch * self.batches + index, self.batches),
+            with_kl=index + 1 == self.batches,
+            with_residual=meter.wants_residual(index),
         )
-    return [member.position.history for member in members]
 
+    def _step(self, epoch: int, minibatch: Minibatch, options: StepOptions) -> Sequence[ELBOTerms]:
+        """Prune, if it is time, and make a step; an error tells whether the targets are wrong."""
+        if self.pruning is not None:
+            index = epoch * self.batches + minibatch.batch
+            for each in self.members:
+                self.pruning.prune(each.elbo.bnn, each.optimizer, index, self.batches)
+        try:
+            return self.step(minibatch, options)
+        except NonFiniteLossError as error:
+            k = error.network
+            own = minibatch.targets[k] if self.separate else minibatch.targets
+            error.has_wrong_targets = are_wrong(self.members[k].elbo.bnn.likelihood, own)
+            raise
 
-def _call_on_epoch(
-    callback: Callback, members: Sequence[Member], noise: Callable[[], Noise]
-) -> None:
-    """Call ``on_epoch``, and write the checkpoints again of the networks that it changes.
+    def _end_step(
+        self, meters: Sequence[EpochMeter], minibatch: Minibatch, terms: Sequence[ELBOTerms]
+    ) -> bool:
+        """Measure a step; returns whether the optimiser's step ended with it."""
+        index, targets = minibatch.batch, minibatch.targets
+        updated = self.members[0].accumulation.ends(index)
+        for k, (member, meter) in enumerate(zip(self.members, meters, strict=True)):
+            own = targets[k] if self.separate else targets
+            meter.add(terms[k], own, batch=index, share=minibatch.share)
+            if updated:
+                member.schedule.step()
+        return updated
 
-    They were written before, so that an error in the callback does not lose the epoch.
-    """
-    stored = [member for member in members if member.path is not None]
-    before = [_state_of(member) for member in stored]
-    callback.on_epoch(members[0].position.history[-1])
-    for member, state in zip(stored, before, strict=True):
-        if _state_of(member) != state:
-            member.checkpoint(noise())
+    def _stop_within(
+        self, epoch: int, index: int, meters: Sequence[EpochMeter], started: float
+    ) -> NoReturn:
+        """Write the checkpoints after a minibatch within an epoch, and stop.
+
+        Raises:
+            KeyboardInterrupt: always.
+            NonFiniteLossError: a parameter is NaN or infinite.
+        """
+        for member in self.members:
+            check_parameters(member.elbo, epoch, member.path)
+        # All were checked before any is written, so that they are of one step.
+        for member, meter in zip(self.members, meters, strict=True):
+            meter.add_up(self._processes)
+            self._processes.equalise_buffers(member.elbo.bnn.net)
+            member.position.batch = index + 1
+            member.position.epoch_seconds = time.perf_counter() - started
+            member.checkpoint(self.noise())
+        raise KeyboardInterrupt
+
+    def _end_last_epoch(self, examples: Sequence[FirstExamples]) -> None:
+        """Complete the last rows that lack the comparison, write their checkpoints again, and end.
+
+        Args:
+            examples: the first of the epoch for each network.
+        """
+        for k, (member, first) in enumerate(zip(self.members, examples, strict=True)):
+            if not member.lacks_comparison:
+                continue
+            member.lacks_comparison = False
+            failure = member.compare_with_untrained(first)
+            if self._tell is not None and failure is not None:
+                self._tell(self._of_network(k, failure))
+            member.checkpoint(self.noise())
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        """Call ``on_epoch``, and write the checkpoints again of the networks that it changes.
+
+        They were written before, so that an error in the callback does not lose the epoch.
+
+        Raises:
+            KeyboardInterrupt: a process was asked to stop.
+        """
+        stored = [member for member in self.members if member.path is not None]
+        before = [_state_of(member) for member in stored]
+        self.callback.on_epoch(self.members[0].position.history[-1])
+        for member, state in zip(stored, before, strict=True):
+            if _state_of(member) != state:
+                member.checkpoint(self.noise())
+        self._processes.agree_to_stop()
+        if self._processes.stops:
+            raise KeyboardInterrupt
+
+    def _conclude(self) -> None:
+        """Report the free energy, and warn of standard deviations that have not converged."""
+        for k, member in enumerate(self.members):
+            history = member.position.history
+            note = free_energy_note(history[-1]) if history else None
+            if self._tell is not None and note is not None:
+                self._tell(self._of_network(k, note))
+        self._processes.wait()  # until the last checkpoint is written
+        for member in self.members if self._processes.is_first else []:
+            warn_of_convergence(
+                member.position.history,
+                self.epochs,
+                self.warmup.epochs,
+                stacklevel=5,
+                tell=getattr(self.callback, "on_warning", None),
+            )
+
+    def _examples(self, epoch: int) -> list[FirstExamples]:
+        """Return places for the first examples of the last epoch; of a resumed one, with them."""
+        if epoch + 1 == self.epochs and self._start.batch:
+            return self._first_examples(epoch)
+        return [FirstExamples() for _ in self.members]
+
+    def _first_examples(self, epoch: int) -> list[FirstExamples]:
+        """Return the first examples of an epoch for each network."""
+        examples = [FirstExamples() for _ in self.members]
+        with closing(self.minibatches(epoch, 0)) as data:
+            for _ in _copying_first(examples, data, separate=self.separate):
+                if examples[0].are_enough:
+                    break
+        return examples
+
+    def _set_modes(self) -> None:
+        """Set the networks to training mode, and the parts that keep it to evaluation mode."""
+        for member, parts in zip(self.members, self._kept, strict=True):
+            member.elbo.train()
+            for part in parts:
+                part.eval()
+
+    def _tell_backend(self) -> None:
+        """Report the backend if it is another than was reported."""
+        if self._tell is not None and self.description() != self._told:
+            self._told = self.description()
+            self._tell(f"backend: {self._told}")
+
+    def _of_network(self, k: int, note: str) -> str:
+        """Return a note about network ``k``, with its number where there are several."""
+        return note if len(self.members) == 1 else f"network {k}: {note}"
 
 
 def _state_of(member: Member) -> list[object]:
@@ -289,51 +376,8 @@ def _state_of(member: Member) -> list[object]:
     ]
 
 
-def _set_modes(members: Sequence[Member], kept: Sequence[Sequence[nn.Module]]) -> None:
-    """Set the networks to training mode, and the parts of each that keep it to evaluation mode."""
-    for member, parts in zip(members, kept, strict=True):
-        member.elbo.train()
-        for part in parts:
-            part.eval()
-
-
 def _is_training(elbo: ELBO) -> bool:
     return elbo.training and elbo.bnn.training and elbo.bnn.net.training
-
-
-def _compare_with_untrained(
-    members: Sequence[Member],
-    examples: Sequence[FirstExamples],
-    noise: Callable[[], Noise],
-    tell: Callable[[str], None] | None,
-) -> None:
-    """Complete the last rows that lack the comparison, and write their checkpoints again."""
-    for k, (member, first) in enumerate(zip(members, examples, strict=True)):
-        if not member.lacks_comparison:
-            continue
-        member.lacks_comparison = False
-        failure = member.compare_with_untrained(first)
-        if tell is not None and failure is not None:
-            tell(_of_network(k, members, failure))
-        member.checkpoint(noise())
-
-
-def _of_network(k: int, members: Sequence[Member], note: str) -> str:
-    """A note about network ``k``, with its number where there are several."""
-    return note if len(members) == 1 else f"network {k}: {note}"
-
-
-def _add_first(
-    examples: Sequence[FirstExamples],
-    minibatches: Generator[Minibatch, None, None],
-    *,
-    separate: bool,
-) -> None:
-    """Add the first minibatches of an epoch to the examples of each network."""
-    with closing(minibatches) as data:
-        for _ in _copying_first(examples, data, separate=separate):
-            if examples[0].are_enough:
-                return
 
 
 def _copying_first(

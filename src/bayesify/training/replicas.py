@@ -17,7 +17,7 @@ from bayesify.training.backends import BackendName, ReplicaBackend, check_backen
 from bayesify.training.checks import check_arguments, check_objective, check_one_process
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
-from bayesify.training.loop import Minibatch, StepOptions, run_epochs
+from bayesify.training.loop import Minibatch, StepOptions, Training
 from bayesify.training.member import Member
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
@@ -160,7 +160,7 @@ def fit_replicas(
         return _joint_minibatches(loaders, elbos, own, skip, batches, separate=separate)
 
     try:
-        return run_epochs(
+        return Training(
             members,
             step,
             minibatches_of,
@@ -172,7 +172,7 @@ def fit_replicas(
             validation_loader=validation_loader,
             callback=run_callback,
             description=lambda: replicas.description,
-        )
+        ).run()
     finally:
         replicas.release()
 
