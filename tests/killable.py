@@ -115,7 +115,7 @@ def epochs_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Quiet(Silent):
-    """Whose rows have other metrics."""
+    """A listener for jobs whose results have other metrics."""
 
     def on_done(self, job: Job, row: Result) -> None:
         self.said.append(f"end {job.name} {row['seed']}")

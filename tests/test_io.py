@@ -6,6 +6,7 @@ import ast
 import errno
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -492,3 +493,24 @@ def test_an_ordinary_network_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"got ELBO; .*save\(elbo\.bnn, path\)"):
         save(elbo, tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs names of any bytes")
+def test_a_path_that_is_not_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"r\xe9sultats")
+    folder.mkdir()
+    bnn = BayesianModule(nn.Linear(3, 2))
+    save(bnn, folder / "m")
+    assert torch.equal(load(folder / "m", nn.Linear(3, 2)).posterior.mean, bnn.posterior.mean)
+    (folder / "m").write_bytes((folder / "m").read_bytes()[:-5])
+    with pytest.raises(StorageError, match="is not a whole safetensors file"):
+        load(folder / "m", nn.Linear(3, 2))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the modes of POSIX")
+def test_a_private_file_stays_private(tmp_path: Path) -> None:
+    bnn = BayesianModule(nn.Linear(3, 2))
+    save(bnn, tmp_path / "m")
+    (tmp_path / "m").chmod(0o600)
+    save(bnn, tmp_path / "m")
+    assert (tmp_path / "m").stat().st_mode & 0o777 == 0o600

@@ -254,6 +254,30 @@ def test_a_folder_of_another_file_system(tmp_path: Path) -> None:
         assert not [path for path in Path(folder).iterdir() if path.name.startswith(".")]
 
 
+def test_a_refused_base_keeps_its_hooks(tmp_path: Path) -> None:
+    save_adapter(bayesian_adapter(lora()), tmp_path)
+    base: Any = bert()
+    nn.init.normal_(base.bert.embeddings.word_embeddings.weight)
+    base.activation_checkpointing_enable()
+    hooks = [len(module._forward_hooks) for module in base.modules()]
+    handle = base.classifier.register_forward_hook(lambda *_: None)
+    with pytest.raises(StorageError, match="those of the given network are others"):
+        load_adapter(tmp_path, base)
+    handle.remove()
+    assert [len(module._forward_hooks) for module in base.modules()] == hooks
+
+
+def test_a_base_with_a_traced_module(tmp_path: Path) -> None:
+    def base() -> nn.Sequential:
+        torch.manual_seed(0)
+        traced = torch.jit.trace(nn.Linear(4, 4), torch.zeros(1, 4))
+        return nn.Sequential(traced, nn.Linear(4, 3))
+
+    net = get_peft_model(base(), LoraConfig(r=2, target_modules=["1"]))
+    save_adapter(bayesian_adapter(net, output=None), tmp_path)
+    assert load_adapter(tmp_path, base()).layout.num_weights == 8
+
+
 def test_names_with_brackets() -> None:
     net = get_peft_model(nn.Sequential(nn.Linear(4, 4)), LoraConfig(target_modules=["0"]), "v[1]")
     assert bayesian_adapter(net, output=None).layout.names == (
@@ -361,7 +385,7 @@ def test_wrong_arguments() -> None:
             lambda: bayesian_adapter(lora(task_type=None), ("modules_to_save",)),
         ),
         (ValueError, "tolerance must be a positive number", lambda: widen(net, loader, 0.0)),
-        (ValueError, "tolerance must be a positive number", lambda: widen(net, loader, None)),  # type: ignore[arg-type]
+        (TypeError, "tolerance must be one number", lambda: widen(net, loader, None)),  # type: ignore[arg-type]
         (ValueError, "num_samples must be at least 1", lambda: widen(net, loader, num_samples=0)),
         (ValueError, "the loader must have data, got none", lambda: widen(net, [])),
         (ValueError, "must be trained, but B of", lambda: widen(lora(), loader)),

@@ -85,6 +85,10 @@ def test_values_of_numpy_and_pytorch_are_stored() -> None:
     assert ExportMetadata.from_json(found.to_json()) == found
     assert found.thresholds == {"total": 0.5, "epistemic": 0.25}
     assert found.classes == ("a", "b")
+    numbered = ExportMetadata("classification", 4, classes=torch.tensor([0, 1]))  # type: ignore[arg-type]
+    assert numbered.classes == ("0", "1")
+    with pytest.raises(TypeError, match="input must hold values of JSON"):
+        ExportMetadata("classification", 4, input={"mean": np.float32(0.5)})
 
 
 @pytest.mark.parametrize(

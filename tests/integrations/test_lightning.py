@@ -150,6 +150,13 @@ def test_a_second_run_has_other_masks_and_orders_as_that_of_fit(tmp_path: Path) 
         bf.fit(fitted, TensorLoader(X, Y, BATCH), epochs=2)
     for found, expected in zip(weights_of(whole.elbo), weights_of(fitted), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    # As one Trainer that goes on counting.
+    same, alone = ELBOModule(dropping()), trainer(tmp_path, max_epochs=2)
+    alone.fit(same, TensorLoader(X, Y, BATCH))
+    alone.fit_loop.max_epochs = 4
+    alone.fit(same, TensorLoader(X, Y, BATCH))
+    for found, expected in zip(weights_of(same.elbo), weights_of(whole.elbo), strict=True):
+        assert torch.equal(found, expected)
     # The second run, interrupted after an epoch.
     trainer(tmp_path, max_epochs=2).fit(resumed, TensorLoader(X, Y, BATCH))
     second = trainer(tmp_path, max_epochs=1, enable_checkpointing=True)

@@ -19,8 +19,10 @@ from bayesify import (
     LocalReparameterization,
     MCDropout,
     WeightSampling,
+    fit,
     make_step,
 )
+from bayesify.datasets import TensorLoader
 
 
 class Scaled(nn.Module):
@@ -42,6 +44,24 @@ def bayesian(estimator: Any = None, **options: Any) -> BayesianModule:
     noise = GaussianLikelihood(std=1.0)
     estimator = WeightSampling() if estimator is None else estimator
     return BayesianModule(Scaled(), likelihood=noise, init_std=1e-6, estimator=estimator, **options)
+
+
+@pytest.mark.parametrize("net", [Scaled(), nn.Sequential(nn.ELU(inplace=True), nn.Linear(1, 1))])
+def test_the_mean_weights_leave_the_callers_inputs(net: nn.Module) -> None:
+    bnn = BayesianModule(net, likelihood=GaussianLikelihood(std=1.0))
+    inputs = torch.full((8, 1), -255.0)
+    first = bnn.predict_mean(inputs).mean
+    assert torch.equal(inputs, torch.full((8, 1), -255.0))
+    assert torch.equal(bnn.mean_outputs(inputs), first)
+    assert torch.equal(inputs, torch.full((8, 1), -255.0))
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_a_loader_that_does_not_shuffle_keeps_its_examples() -> None:
+    x, y = torch.full((8, 1), 255.0), torch.zeros(8, 1)
+    loader = TensorLoader(x, y, 4, shuffle=False)
+    fit(ELBO(bayesian(), num_data=8), loader, loader, epochs=3, progress=False)
+    assert torch.equal(x, torch.full((8, 1), 255.0))
 
 
 @loop_over("rows", [8, 5000])

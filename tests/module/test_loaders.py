@@ -97,6 +97,7 @@ def test_mappings_and_several_inputs() -> None:
         (DataLoader(TensorDataset(X, Y), 7, shuffle=True), "order.*shuffles; make it with shuffle"),
         (DataLoader(X, 7, sampler=RandomSampler(range(23))), "must keep the order"),  # type: ignore[arg-type]
         (TensorLoader(X, Y, 7), "must keep the order"),
+        (DataLoader(TensorDataset(X), 7, num_workers=2, in_order=False), "make it with in_order"),
         (DataLoader(TensorDataset(X, Y, Y), 7), r"pair \(inputs, targets\).*got list of 3"),
         (DataLoader(TensorDataset(X[:0]), 7), "must bring a minibatch, got none"),
     ],

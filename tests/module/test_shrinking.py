@@ -344,6 +344,38 @@ def test_inputs_by_name() -> None:
     check_same_outputs(net, shrink(net, masked), masked)
 
 
+class Starred(nn.Module):
+    """A network whose forward pass takes any number of inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.first(xs[0] + xs[1]).relu())
+        return outputs
+
+
+class Optional(Starred):
+    """And options by name."""
+
+    def forward(self, x: Tensor, **options: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x) * options["scale"]
+
+
+def test_inputs_by_a_star() -> None:
+    net, x = Starred(), torch.randn(5, 3)
+    with torch.no_grad():
+        net.first.weight[2:] = 0.0
+        net.first.bias[2:] = 0.0
+    small = shrink(net, (x, x))
+    assert isinstance(small, Starred)
+    assert small.first.out_features == 2
+    torch.testing.assert_close(small(x, x), net(x, x))
+    with pytest.raises(ValueError, match=r"no arguments by \*\*options; name them in forward"):
+        shrink(Optional(), {"x": x, "scale": x[:, :1]})
+
+
 def test_an_infinite_constant_stays_where_it_is() -> None:
     net = nn.Sequential(nn.Linear(3, 8), nn.Sigmoid(), nn.Linear(8, 2)).double()
     with torch.no_grad():

@@ -7,8 +7,10 @@ import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.loops import loop_over
 from torch import Tensor, nn
@@ -143,3 +145,37 @@ def test_two_networks_predict_at_once() -> None:
     alone = [bnn.predict(X, 20).mean for bnn in both]
     found = in_threads(lambda shared, number: shared[number].predict(X, 20).mean, both)
     torch.testing.assert_close(found, alone, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("what", ["save", "deepcopy", "prune", "state_dict", "ensemble"])
+def test_a_network_is_copied_between_the_passes_of_another_thread(
+    what: str, tmp_path: Path
+) -> None:
+    bnn = bf.BayesianModule(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    names, x, stop = list(bnn.state_dict()), torch.randn(2000, 4), threading.Event()
+
+    def predict() -> None:
+        number = 0
+        while not stop.is_set():
+            bnn.predict(x, 10, seed=(number := number + 1))
+
+    thread = threading.Thread(target=predict)
+    thread.start()
+    try:
+        for _ in range(20):
+            if what == "save":
+                bf.save(bnn, tmp_path / "m")
+                found = bf.load(tmp_path / "m", bnn.to_module()).state_dict()
+            elif what == "ensemble":
+                bf.DeepEnsemble([bnn]).save(tmp_path / "e")
+                [member] = bf.DeepEnsemble.load(tmp_path / "e", bnn.to_module()).members
+                found = member.state_dict()
+            elif what == "prune":
+                found = bf.prune(bnn, 0.5).state_dict()
+                found.pop("posterior.mask", None)
+            else:
+                found = (copy.deepcopy(bnn) if what == "deepcopy" else bnn).state_dict()
+            assert list(found) == names
+    finally:
+        stop.set()
+        thread.join()

@@ -96,7 +96,7 @@ def test_a_long_title_ends_within_the_picture(title, level):
         assert shown.get_window_extent().x1 <= figure.bbox.x1
 
 
-def test_characters_that_the_font_lacks_are_reported_once():
+def test_characters_that_the_font_lacks_are_reported_when_the_figure_is_saved():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure = effect_of_levels(["\u65e5\u672c", "b", "c"], [LINE], title="\u65e5", label="y")

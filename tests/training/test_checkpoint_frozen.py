@@ -75,3 +75,16 @@ def test_another_frozen_network_is_refused(tmp_path: Path) -> None:
         train(tmp_path, 2, seed=9)
     with pytest.raises(StorageError, match="was saved without its frozen parameters, and those"):
         bf.load(tmp_path / "checkpoint.safetensors", network(9))
+
+
+def test_a_pattern_without_a_match_is_an_error_before_anything_is_trained(tmp_path: Path) -> None:
+    message = r"every pattern of frozen must match a frozen parameter, but 'boddy\.\*' matches none"
+    bnn = bf.BayesianModule(network(), include=["2.*"])
+    with pytest.raises(ValueError, match=message):
+        bf.save(bnn, tmp_path / "m", frozen=["0.*", "boddy.*"])
+    loader = bf.datasets.TensorLoader(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long), 4)
+    elbo, before = bf.ELBO(bnn, num_data=8), bnn.posterior.mean.detach().clone()
+    with pytest.raises(ValueError, match=message):
+        bf.fit(elbo, loader, checkpoint_dir=tmp_path / "c", checkpoint_frozen=["boddy.*"])
+    assert torch.equal(bnn.posterior.mean, before)
+    assert not (tmp_path / "m").exists()

@@ -96,6 +96,21 @@ def test_a_frozen_body_may_stay_out_of_the_file(tmp_path: Path) -> None:
         bf.DeepEnsemble.load(tmp_path / "False.safetensors", other)
 
 
+def test_members_of_different_architectures_are_loaded_into_networks_of_their_own(
+    tmp_path: Path,
+) -> None:
+    nets = [nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))]
+    noise = bf.GaussianLikelihood()
+    ensemble = bf.DeepEnsemble([bf.BayesianModule(net, likelihood=noise) for net in nets])
+    ensemble.save(tmp_path / "e")
+    found = bf.DeepEnsemble.load(tmp_path / "e", nets)
+    assert torch.equal(found.predict(X, 3).mean, ensemble.predict(X, 3).mean)
+    with pytest.raises(ValueError, match="one network for all 2 members or one for each, got 1"):
+        bf.DeepEnsemble.load(tmp_path / "e", nets[:1])
+    with pytest.raises(TypeError, match="net must be the plain network"):
+        bf.DeepEnsemble.load(tmp_path / "e", [nets[0], ensemble.members[1]])
+
+
 def test_components_of_ones_own_are_given_again(tmp_path: Path) -> None:
     class Own(bf.Laplace):
         """A prior that a file cannot name."""

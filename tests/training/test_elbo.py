@@ -283,7 +283,7 @@ def test_a_likelihood_has_a_number_for_each_example(estimator: Estimator | None)
 @pytest.mark.parametrize("weighting", [{}, {"kl_weighting": "geometric", "num_batches": 2}])
 def test_an_empty_minibatch_is_an_error(weighting: dict[str, Any]) -> None:
     elbo = ELBO(BayesianModule(nn.Linear(4, 3)), num_data=6, **weighting)
-    with pytest.raises(ValueError, match="a minibatch must have at least one example, got none"):
+    with pytest.raises(ValueError, match="a minibatch must hold at least one example, got none"):
         elbo(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), batch_index=0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -42,7 +43,7 @@ from bayesify import (
     make_step,
     save,
 )
-from bayesify.datasets import TensorLoader
+from bayesify.datasets import Passes, TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
@@ -173,6 +174,10 @@ def test_text_for_a_temperature_is_an_error() -> None:
             {"num_batches": 4, "kl_weighting": "geometric"},
             "num_batches must be the loader's 3, got",
         ),
+        (
+            {"num_batches": 6, "kl_weighting": "geometric", "loader": Passes(loader(), 2)},
+            "must bring each of the 22 examples once, got a loader of 44 examples an epoch",
+        ),
         ({"loader": []}, "training loader must bring at least one minibatch, got none"),
         ({"validation_loader": []}, "validation loader must bring at least one minibatch, got"),
     ],
@@ -294,6 +299,16 @@ def test_such_a_schedule_takes_a_rate_for_rho() -> None:
     fit(elbo, loader(), epochs=1, scheduler=schedule)
     fit(other, loader(), epochs=1, scheduler=schedule, rho_lr_scale=10.0)
     assert torch.equal(elbo.bnn.posterior.rho, other.bnn.posterior.rho)
+
+
+def test_geometric_weights_have_no_measure_of_convergence() -> None:
+    """Divided by the factors of single minibatches, which go to 0, it would be noise."""
+    elbo = ELBO(CASE.bnn(), num_data=N, kl_weighting="geometric", num_batches=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (row,) = fit(elbo, loader(), epochs=1)
+    assert row["std_residual"] is None
+    assert row["std_residual_worst"] is None
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from bayesify.module.bayesian import BayesianModule
 __all__ = ["load_adapter", "save_adapter"]
 
 _POSTERIOR = "posterior.safetensors"
+_REPLACED = "*.original_module.*"
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: Beginnings of the initial values of peft that take a part of W into the adapter.
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -71,7 +73,9 @@ def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
         # "auto" would ask a hub for the size of the vocabulary.
         net.save_pretrained(part, save_embedding_layers=False)
         # The head that a new one replaces is drawn anew where the network is loaded.
-        save(bnn, Path(part) / _POSTERIOR, frozen=("*.original_module.*",))
+        names = [name for name, _ in bnn.net.named_parameters(remove_duplicate=False)]
+        replaced = [pattern for pattern in (_REPLACED,) if fnmatch.filter(names, pattern)]
+        save(bnn, Path(part) / _POSTERIOR, frozen=replaced)
         for written in sorted(path for path in Path(part).rglob("*") if path.is_file()):
             place = target / written.relative_to(part)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -150,11 +154,14 @@ def load_adapter(folder: str | os.PathLike[str], base: nn.Module, **options: Any
 @contextmanager
 def _unchanged_on_error(net: nn.Module) -> Iterator[None]:
     """Take an adapter out of a network again where the block fails, whatever peft had done."""
-    held = ("_modules", "_parameters", "_buffers")
     trained = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
-    before = [
-        (module, type(module), vars(module) | {name: dict(vars(module)[name]) for name in held})
-        for module in net.modules()
+    before = [(module, type(module), dict(vars(module))) for module in net.modules()]
+    # Parts, parameters, buffers and hooks, whose handles know these very dictionaries.
+    held = [
+        (value, value.copy())
+        for _, _, attributes in before
+        for value in attributes.values()
+        if isinstance(value, dict)
     ]
     try:
         yield
@@ -163,6 +170,9 @@ def _unchanged_on_error(net: nn.Module) -> Iterator[None]:
             module.__class__ = kind
             vars(module).clear()
             vars(module).update(attributes)
+        for value, content in held:
+            value.clear()
+            value.update(content)
         for parameter, is_trained in trained:
             parameter.requires_grad_(is_trained)
         raise

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesify.adapters.lora import active_adapter, bayesian_adapter
 from bayesify.distributions.likelihoods import Likelihood
+from bayesify.distributions.one_number import one_number
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.softplus import inverse_softplus
 from bayesify.estimators.network_state import copy_network
@@ -87,7 +88,7 @@ def widen(
             f"{type(loader).__name__}; pass a DataLoader, or a list of minibatches"
         )
     for name, value in (("tolerance", tolerance), ("precision", precision)):
-        if not (isinstance(value, int | float) and math.isfinite(value) and value > 0.0):
+        if not (math.isfinite(one_number(name, value)) and value > 0.0):
             raise ValueError(f"{name} must be a positive number, got {value}")
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")

@@ -110,7 +110,9 @@ class TensorLoader:
         tensors = (*self._parts, self.targets)
         minibatches: Iterable[Sequence[Tensor]]
         if not self.shuffle:
-            minibatches = zip(*(each.split(self.batch_size) for each in tensors), strict=True)
+            parts = zip(*(each.split(self.batch_size) for each in tensors), strict=True)
+            # Copies, as of a loader that shuffles: a network may edit its inputs in place.
+            minibatches = ([part.clone() for part in those] for those in parts)
         else:
             generator = torch.Generator()
             generator.manual_seed(derived_seed(self.seed, Stream.SHUFFLE, self.epoch))
@@ -166,6 +168,11 @@ class Passes:
     def num_data(self) -> int:
         """N, the number of examples in a pass."""
         return self._loader.num_data
+
+    @property
+    def passes(self) -> int:
+        """The number of passes in an epoch."""
+        return self._passes
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the orders of the next passes."""

@@ -175,7 +175,7 @@ class Correlation(WideModule, ABC):
         unit = other_log_scale.amax()  # the unit of all scales cancels
         factor = self._factor((log_scale - unit).exp())[:, mask]
         before = other._factor((other_log_scale - unit).exp())[:, mask]
-        upper, own = triangle_of(before), triangle_of(factor)
+        upper, own = _triangle_of(before), _triangle_of(factor)
         moved = (shift / unit.exp())[mask].unsqueeze(-1)
         whitened = torch.linalg.solve_triangular(
             upper.T, torch.cat([factor.T, moved], dim=-1), upper=False
@@ -398,12 +398,14 @@ def unit_lower(factor: Tensor) -> Tensor:
     return factor.tril(-1) + ones
 
 
-def triangle_of(factor: Tensor) -> Tensor:
+def _triangle_of(factor: Tensor) -> Tensor:
     """Return the upper triangular R of shape (m, m) with R^T R = F^T F, for F of shape (n, m).
 
     A product of F with itself would square its condition number.
     """
-    upper: Tensor = torch.linalg.qr(factor).R
+    # Q is needed for the gradient alone.
+    has_gradient = factor.requires_grad and torch.is_grad_enabled()
+    upper: Tensor = torch.linalg.qr(factor, mode="reduced" if has_gradient else "r").R
     return upper
 
 
@@ -414,7 +416,7 @@ def log_volume(factor: Tensor) -> Tensor:
         >>> round(float(log_volume(torch.tensor([[3.0], [4.0]])).exp()), 4)
         5.0
     """
-    return triangle_of(factor).diagonal().abs().log().sum()
+    return _triangle_of(factor).diagonal().abs().log().sum()
 
 
 def log_det(matrix: Tensor) -> Tensor:

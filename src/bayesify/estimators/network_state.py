@@ -106,6 +106,16 @@ def has_own_code(net: nn.Module) -> bool:
     return not all(type(module).__module__.startswith("torch.nn.") for module in modules_of(net))
 
 
+def edits_in_place(net: nn.Module) -> bool:
+    """Return whether a module of PyTorch's is set to edit its input, such as ReLU(inplace=True).
+
+    Example:
+        >>> edits_in_place(nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True)))
+        True
+    """
+    return any(vars(module).get("inplace", False) for module in modules_of(net))
+
+
 @contextmanager
 def evaluation_mode(net: nn.Module) -> Iterator[None]:
     """Set all modules of ``net`` to evaluation mode, and restore their modes on exit."""

@@ -39,7 +39,7 @@ class ExportMetadata:
     Args:
         kind: the kind of the prediction.
         num_samples: number of weight samples in the network; 0 for its mean weights.
-        classes: names of the classes, in the order of the probabilities; none for numbers.
+        classes: names of the classes as text, in the order of the probabilities; none for numbers.
         input: how to make the network's input, with a ``"kind"``; see docs/export.md.
         thresholds: by the name of an output, the largest value to answer at: a prediction whose
             uncertainty is above abstains. In the output's unit.
@@ -74,6 +74,10 @@ class ExportMetadata:
             value = getattr(self, name)
             if isinstance(value, str) or not isinstance(value, Iterable):
                 raise TypeError(f"{name} must be a sequence, got {value!r}")
+        try:
+            json.dumps(self.input)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"input must hold values of JSON, got {self.input!r}") from error
         thresholds = {
             name: one_number(f"the threshold of {name}", value)
             for name, value in self.thresholds.items()
@@ -87,7 +91,7 @@ class ExportMetadata:
                 raise ValueError(f"a quantile's level must lie between 0 and 1, got {level}")
         plain = {
             "num_samples": whole_number("num_samples", self.num_samples, 0),
-            "classes": tuple(map(str, self.classes)),
+            "classes": tuple(map(str, getattr(self.classes, "tolist", lambda: self.classes)())),
             "thresholds": thresholds,
             "quantiles": quantiles,
         }

@@ -108,7 +108,8 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         """
         check_counts(self.elbo, self.trainer.train_dataloader, self._num_batches())
         is_resumed = self.trainer.ckpt_path is not None
-        new_first = -(-self.elbo.step // self._num_batches())
+        # A Trainer that trains on goes on with its own count.
+        new_first = -(-self.elbo.step // self._num_batches()) - self.current_epoch
         self._first_epoch = self._stored_first_epoch if is_resumed else new_first
         bnn = self.elbo.bnn
         kept = frozen_in_evaluation(bnn.net, bnn.layout)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 __all__ = [
@@ -109,10 +110,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.is_file():
         raise StorageError(f"there is no file {path}")
     try:
-        with safe_open(path, "pt") as file:
-            description = (file.metadata() or {}).get(_META_KEY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+        tensors, metadata = _read_safetensors(path)
+        description = metadata.get(_META_KEY)
+    except (SafetensorError, OSError, ValueError) as error:
         raise StorageError(
             f"{path} is not a whole safetensors file, it was cut off or altered ({error}); use a "
             "copy, or train again"
@@ -137,6 +137,23 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if meta["format"] == 1:
         return _with_current_names(tensors), _with_current_names(meta)
     return tensors, meta
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a file and its metadata.
+
+    Raises:
+        SafetensorError, OSError, ValueError: the file cannot be read, or is not whole.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # safetensors opens no path whose bytes are not UTF-8
+        content = path.read_bytes()
+        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        return load(content), json.loads(header).get("__metadata__", {})
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors, file.metadata() or {}
 
 
 def _with_current_names(entries: dict[str, Any]) -> dict[str, Any]:
@@ -195,6 +212,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
     try:
         yield temporary
+        if path.is_file():  # a private file stays private
+            shutil.copymode(path, temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bayesify.distributions.layout import abbreviate
 from bayesify.io.files import StorageError, digest_of
 from bayesify.module.bayesian import BayesianModule
 
-__all__ = ["freeze_as_described", "frozen_of", "without_frozen"]
+__all__ = ["check_patterns", "freeze_as_described", "frozen_of", "without_frozen"]
 
 
 def without_frozen(
@@ -30,6 +31,7 @@ def without_frozen(
 
     Raises:
         TypeError: ``frozen`` is a single string.
+        ValueError: a pattern matches no frozen parameter.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 2))
@@ -37,10 +39,7 @@ def without_frozen(
         >>> without_frozen(bnn, bnn.state_dict(), frozen=False)[1]["frozen"]["names"]
         ['net.0.bias', 'net.0.weight']
     """
-    if isinstance(frozen, str):
-        raise TypeError(
-            f"frozen must be a bool or a sequence of patterns, got the string {frozen!r}"
-        )
+    check_patterns(bnn.net, frozen)
     untrained = sorted(n for n, each in bnn.named_parameters() if not each.requires_grad)
     left_out = _frozen_tensors(bnn.net, ("*",) if frozen is True else frozen or ())
     if not left_out:
@@ -68,6 +67,31 @@ def freeze_as_described(bnn: BayesianModule, meta: Mapping[str, Any]) -> None:
         for name, parameter in bnn.named_parameters():
             if parameter.is_floating_point() or parameter.is_complex():
                 parameter.requires_grad_(name not in untrained)
+
+
+def check_patterns(net: nn.Module, frozen: bool | Sequence[str]) -> None:
+    """Check the patterns of the frozen parameters that a file is to hold.
+
+    Raises:
+        TypeError: ``frozen`` is a single string.
+        ValueError: a pattern matches no frozen parameter.
+
+    Example:
+        >>> check_patterns(nn.Linear(3, 2).requires_grad_(False), ["boddy.*"])
+        Traceback (most recent call last):
+        ValueError: every pattern of frozen must match a frozen parameter, but 'boddy.*' matches ...
+    """
+    if isinstance(frozen, str):
+        raise TypeError(
+            f"frozen must be a bool or a sequence of patterns, got the string {frozen!r}"
+        )
+    names = [n for n, p in net.named_parameters(remove_duplicate=False) if not p.requires_grad]
+    for pattern in [] if isinstance(frozen, bool) else frozen:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(
+                f"every pattern of frozen must match a frozen parameter, but {pattern!r} matches "
+                f"none of {abbreviate(names)}; correct or remove it"
+            )
 
 
 def _frozen_tensors(net: nn.Module, but: Sequence[str]) -> dict[str, Tensor]:

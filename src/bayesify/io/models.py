@@ -57,8 +57,9 @@ def save(
     Raises:
         OSError: the file cannot be written; an existing file is then unchanged.
         TypeError: ``bnn`` is another object, or ``frozen`` a single string.
-        ValueError: a module has state that is no tensor (``get_extra_state``), or a tensor a dtype
-            that the format lacks, such as complex128.
+        ValueError: a pattern of ``frozen`` matches no frozen parameter, a module has state that is
+            no tensor (``get_extra_state``), or a tensor a dtype that the format lacks, such as
+            complex128.
 
     Example:
         >>> import tempfile
@@ -89,8 +90,17 @@ def model_document(
         >>> sorted(tensors), document["kind"]
         (['posterior.mean', 'posterior.rho'], 'model')
     """
-    tensors, described = without_frozen(bnn, model_tensors(bnn), frozen)
-    return tensors, {"kind": "model", "model": {**model_meta(bnn), **described}}
+    tensors, described = described_model(bnn, frozen)
+    return tensors, {"kind": "model", "model": described}
+
+
+def described_model(
+    bnn: BayesianModule, frozen: bool | Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a network, and the description that :func:`restore_model` needs."""
+    with bnn.in_turn():  # a pass of another thread holds its weights in the modules
+        tensors, described = without_frozen(bnn, model_tensors(bnn), frozen)
+        return tensors, {**model_meta(bnn), **described}
 
 
 def load(
@@ -150,16 +160,16 @@ def load(
 
 
 def read_model(
-    path: str | os.PathLike[str], net: nn.Module
+    path: str | os.PathLike[str], *nets: nn.Module
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and the description in a file, for a plain network.
+    """Return the tensors and the description in a file, for plain networks.
 
     Args:
         path: the file.
-        net: the network that is to be restored; only its type is checked.
+        nets: the networks that are to be restored; only their types are checked.
 
     Raises:
-        TypeError: ``path`` is no path, or ``net`` no plain network.
+        TypeError: ``path`` is no path, or one of the networks no plain network.
         StorageError: the file is missing, truncated, altered or not written by bayesify.
 
     Example:
@@ -167,13 +177,16 @@ def read_model(
         Traceback (most recent call last):
         TypeError: net must be the plain network, got a BayesianModule; pass net.to_module()
     """
-    if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
-        raise TypeError(
-            "load needs a path and a network of the same architecture, load(path, net), got "
-            f"{path!r} and {net!r}"
-        )
-    if isinstance(net, BayesianModule):
-        raise TypeError("net must be the plain network, got a BayesianModule; pass net.to_module()")
+    for net in nets:
+        if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
+            raise TypeError(
+                "load needs a path and a network of the same architecture, load(path, net), got "
+                f"{path!r} and {net!r}"
+            )
+        if isinstance(net, BayesianModule):
+            raise TypeError(
+                "net must be the plain network, got a BayesianModule; pass net.to_module()"
+            )
     return read_tensors(Path(path))
 
 

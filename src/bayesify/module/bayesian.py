@@ -19,9 +19,9 @@ from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.distributions.structured import PosteriorFamily
 from bayesify.estimators import Estimator, stateless
-from bayesify.estimators.network_state import evaluation_mode, has_own_code
+from bayesify.estimators.network_state import edits_in_place, evaluation_mode, has_own_code
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
-from bayesify.module.inputs import Inputs, inputs_of
+from bayesify.module.inputs import Inputs, copied, inputs_of
 from bayesify.module.kept_samples import KeptSamples, sampler_of
 from bayesify.module.outputs import Output
 from bayesify.module.pretrained import PriorMean, RelativeStd, prior_mean_of
@@ -361,8 +361,11 @@ class BayesianModule(RandomNetwork):
             )
             mean = self.posterior.masked_mean.detach()
             # What edits its weights for some inputs only would edit the posterior.
-            if batching.may_edit_weights or has_own_code(self.net):
+            has_code = batching.may_edit_weights or has_own_code(self.net)
+            if has_code:
                 mean = mean.clone()
+            if has_code or edits_in_place(self.net):
+                inputs = copied(inputs)
             rows = rows_in_pass(inputs, batching.batch_size)
             with one_thread_if_small(self, rows):
                 return run_in_batches(self, mean, inputs, batching.batch_size)

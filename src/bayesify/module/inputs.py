@@ -80,6 +80,11 @@ def inputs_of(
             "a loader of what is predicted must keep the order of the examples, got one that "
             "shuffles; make it with shuffle=False"
         )
+    if not getattr(source, "in_order", True) and getattr(source, "num_workers", 0) > 1:
+        raise ValueError(
+            "a loader of what is predicted must keep the order of the examples, got one whose "
+            "workers bring them as they are ready; make it with in_order=True"
+        )
     if any(getattr(owner, "drop_last", False) and _drops(owner) for owner in owners):
         raise ValueError(
             "a loader of what is predicted must bring every example, got one that drops the last "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -174,6 +175,19 @@ class RandomNetwork(nn.Module):
             torch.Size([1, 2])
         """
         return self._turns.taken()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state, in this network's turn: a pass holds its weights in the modules."""
+        with self.in_turn():
+            return super().state_dict(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the network, in its turn."""
+        with self.in_turn():
+            new = type(self).__new__(type(self))
+            memo[id(self)] = new
+            vars(new).update(copy.deepcopy(vars(self), memo))
+            return new
 
     def run_with(self, weights: Tensor, /, *args: Any, **kwargs: Any) -> Any:
         """Run the network with one flat weight vector, shape (D,)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -198,7 +198,9 @@ def _follow(net: nn.Module, example_input: Inputs) -> tuple[UnitFlow, Any]:
     parameters = inspect.signature(net.forward).parameters
     given = copied(inspect.signature(net.forward).bind(*args, **kwargs).arguments)
     defaults = {
-        name: parameter.default for name, parameter in parameters.items() if name not in given
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if name not in given and parameter.default is not parameter.empty
     }
     fixed = defaults | {name: value for name, value in given.items() if isinstance(value, PLAIN)}
     try:
@@ -206,13 +208,26 @@ def _follow(net: nn.Module, example_input: Inputs) -> tuple[UnitFlow, Any]:
         flow = UnitFlow(
             fx.GraphModule(net, graph), {module: name for name, module in net.named_modules()}
         )
-        flow.run(*({**defaults, **given}[name] for name in parameters))
+        flow.run(*_spread({**defaults, **given}, parameters))
     except Exception as error:  # the network's own code runs on stand-ins for tensors
         raise ValueError(
             "shrink needs a network that torch.fx can trace, whose forward pass does not depend on "
             f"the values of tensors; tracing failed: {_first_line(error)}"
         ) from error
     return flow, expected
+
+
+def _spread(
+    values: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
+) -> Iterator[Any]:
+    """Yield the values of a function's parameters as its positional arguments."""
+    for name, parameter in parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            yield from values.get(name, ())
+        elif parameter.kind is not parameter.VAR_KEYWORD:
+            yield values[name]
+        elif values.get(name):
+            raise TypeError(f"torch.fx takes no arguments by **{name}; name them in forward")
 
 
 def _first_line(error: Exception) -> str:

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from bayesify.plots.style import COLOURS, legend_label, styled, tick
+from bayesify.plots.style import COLOURS, legend_label, shortened, styled, tick
 
-__all__ = ["EffectLine", "effect_along_axis", "effect_of_levels", "importance_bars", "shortened"]
+__all__ = ["EffectLine", "effect_along_axis", "effect_of_levels", "importance_bars"]
 
 #: Widths in inches; a phone shows the effects at their full size.
 _EFFECT_WIDTH, _IMPORTANCE_WIDTH = 3.1, 4.8
@@ -40,16 +40,6 @@ class EffectLine(NamedTuple):
     low: Sequence[float]
     high: Sequence[float]
     spread: tuple[Sequence[float], Sequence[float]] | None = None
-
-
-def shortened(name: str, most: int = 26) -> str:
-    """Return a name, with dots for its end if it is long.
-
-    Example:
-        >>> shortened("humidity"), shortened("a very long name of a column", 12)
-        ('humidity', 'a very long\N{HORIZONTAL ELLIPSIS}')
-    """
-    return name if len(name) <= most else f"{name[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 @styled

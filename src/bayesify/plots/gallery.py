@@ -10,8 +10,7 @@ from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from bayesify.plots.effects import shortened
-from bayesify.plots.style import COLOURS, styled
+from bayesify.plots.style import COLOURS, shortened, styled
 
 __all__ = ["digit_gallery", "votes_gallery"]
 

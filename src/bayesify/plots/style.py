@@ -17,7 +17,7 @@ except ImportError as error:
 
 __all__ = [
     *("COLOURS", "STYLE", "Floats", "Record"),
-    *("compact", "decibels", "legend_label", "plain", "scale_y", "styled", "tick"),
+    *("compact", "decibels", "legend_label", "plain", "scale_y", "shortened", "styled", "tick"),
 ]
 
 #: One epoch of a history, or one line of a pruning table; missing and None values are not drawn.
@@ -128,3 +128,13 @@ def tick(value: float, _: object = None) -> str:
 def decibels(value: float) -> str:
     """Format decibels with one decimal and a true minus sign."""
     return f"{value:.1f} dB".replace("-", "\N{MINUS SIGN}")
+
+
+def shortened(name: str, most: int = 26) -> str:
+    """Return a name, with dots for its end if it is long.
+
+    Example:
+        >>> shortened("humidity"), shortened("a very long name of a column", 12)
+        ('humidity', 'a very long\N{HORIZONTAL ELLIPSIS}')
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,14 +70,44 @@ def with_likelihood(
         advice = "; leave --ordered out for numbers" if more and _are_numbers(classes) else ""
         raise TableError(
             f"--ordered must have each class of the target {target.name!r} once, which are "
-            f"{_shown(classes[:_MOST_NAMED])}{more}, got {_shown(labels)}{advice}"
+            f"{joined_labels(classes[:_MOST_NAMED])}{more}, got {joined_labels(labels)}{advice}"
         )
     return dataclasses.replace(target, classes=labels, likelihood="ordinal")
 
 
-def _shown(labels: Sequence[str]) -> str:
-    """Join labels with commas, those with a comma of their own in quotation marks."""
-    return ",".join(f'"{label}"' if "," in label else label for label in labels)
+def joined_labels(labels: Sequence[object]) -> str:
+    """Join labels with commas, those with a comma or a line end of their own in quotation marks.
+
+    Example:
+        >>> joined_labels(["0-999", "1,000-5,000"])
+        '0-999,"1,000-5,000"'
+    """
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(labels)
+    return line.getvalue().removesuffix("\n")
+
+
+def split_labels(text: str) -> list[str]:
+    """Return the labels that :func:`joined_labels` joined.
+
+    Raises:
+        TableError: a quotation mark is not closed, or does not enclose a whole label.
+
+    Example:
+        >>> split_labels('0-999, "1,000-5,000"'), split_labels("")
+        (['0-999', '1,000-5,000'], [''])
+    """
+    if '"' not in text:
+        return [label.strip() for label in text.split(",")]
+    rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    try:
+        (labels,) = rows
+    except (csv.Error, ValueError) as error:
+        raise TableError(
+            "--ordered must be labels separated by commas, in quotation marks those that hold a "
+            f"comma or a line end, got {text}"
+        ) from error
+    return [label.strip() for label in labels]
 
 
 def _are_numbers(classes: Sequence[str]) -> bool:

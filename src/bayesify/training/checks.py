@@ -13,7 +13,7 @@ from bayesify.noise.keys import process_count
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.backends import NonFiniteLossError
 from bayesify.training.elbo import ELBO
-from bayesify.training.minibatches import Loader, num_batches_of, num_data_of
+from bayesify.training.minibatches import Loader, epoch_size_of, num_batches_of, num_data_of
 from bayesify.training.pruning_schedule import PruningSchedule
 
 __all__ = [
@@ -113,6 +113,13 @@ def check_counts(elbo: ELBO, loader: Loader, num_batches: int) -> None:
             "the objective's num_data must be the number of training examples, "
             f"{' or '.join(map(str, sorted(allowed)))}, got {elbo.num_data}; the KL would be "
             "weighted wrongly"
+        )
+    size = epoch_size_of(loader)
+    if elbo.kl_weighting == "geometric" and size not in (None, elbo.num_data):
+        raise ValueError(
+            "geometric weights divide one KL over an epoch, which must bring each of the "
+            f"{elbo.num_data} examples once, got a loader of {size} examples an epoch; use "
+            'kl_weighting="uniform"'
         )
 
 

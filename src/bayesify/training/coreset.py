@@ -72,7 +72,7 @@ def _k_center(rows: Tensor, first: int, size: int) -> Tensor:
             f'"k-center" needs inputs that are real numbers, got {rows.dtype}; use '
             "torch.view_as_real(x)"
         )
-    if not rows.is_floating_point():
+    if not rows.is_floating_point() and rows.element_size() > 2:
         rows = rows.double()  # float32 does not tell great whole numbers apart, such as times
     rows = at_least_float32(rows)
     if not bool(rows.isfinite().all()):

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.io.files import StorageError, write_tensors
-from bayesify.io.frozen_parameters import without_frozen
-from bayesify.io.models import model_meta, model_tensors, read_model, restore_model
+from bayesify.io.models import described_model, read_model, restore_model
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, inputs_of
 from bayesify.noise.keys import Stream, derived_seed
@@ -153,18 +152,24 @@ class DeepEnsemble:
         tensors: dict[str, Tensor] = {}
         members = []
         for number, member in enumerate(self.members):
-            own, left_out = without_frozen(member, model_tensors(member), frozen)
+            own, described = described_model(member, frozen)
             tensors |= {f"{number}.{name}": tensor for name, tensor in own.items()}
-            members.append({**model_meta(member), **left_out})
+            members.append(described)
         write_tensors(Path(path), tensors, {"kind": _KIND, "members": members})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], net: nn.Module, **components: Any) -> Self:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        net: nn.Module | Sequence[nn.Module],
+        **components: Any,
+    ) -> Self:
         """Load an ensemble from a file of :meth:`save`.
 
         Args:
             path: the file.
-            net: a network of the same architecture, as for ``bayesify.load``.
+            net: a network of the same architecture, as for ``bayesify.load``; or one for each
+                member, where their architectures differ.
             components: ``likelihood``, ``prior``, ``estimator``, ``posterior`` and ``output`` of
                 all members, as for ``bayesify.load``.
 
@@ -173,20 +178,28 @@ class DeepEnsemble:
 
         Raises:
             TypeError: ``path`` is no path, ``net`` no plain network, or there is no such component.
+            ValueError: the number of networks is not that of the members.
             StorageError: the file is missing, truncated, altered, of another architecture or no
                 ensemble's.
         """
-        tensors, meta = read_model(path, net)
+        of_members = [*net] if isinstance(net, Sequence | nn.ModuleList) else None
+        tensors, meta = read_model(path, *([net] if of_members is None else of_members))
         if meta.get("kind") != _KIND:
             raise StorageError(f"{path} holds no ensemble; use bayesify.load for a single network")
         by_member: list[dict[str, Tensor]] = [{} for _ in meta["members"]]
+        nets = [net] * len(by_member) if of_members is None else of_members
+        if len(nets) != len(by_member):
+            raise ValueError(
+                f"there must be one network for all {len(by_member)} members or one for each, got "
+                f"{len(nets)}"
+            )
         for name, tensor in tensors.items():
             number, _, own = name.partition(".")
             by_member[int(number)][own] = tensor
         return cls(
             [
-                restore_model(net, own, described, source=str(path), **components)
-                for own, described in zip(by_member, meta["members"], strict=True)
+                restore_model(each, own, described, source=str(path), **components)
+                for each, own, described in zip(nets, by_member, meta["members"], strict=True)
             ]
         )
 

@@ -35,7 +35,7 @@ from bayesify.prediction.checks import check_tensors
 from bayesify.training.convergence import StdResidual
 from bayesify.training.kernel.drawn_weights import DrawnWeights
 
-__all__ = ["ELBO", "ELBOTerms", "check_place", "detached"]
+__all__ = ["ELBO", "ELBOTerms", "check_examples", "check_place", "detached"]
 
 
 class ELBOTerms(NamedTuple):
@@ -277,8 +277,7 @@ class ELBO(nn.Module):
             ValueError: the minibatch is empty, ``batch_index`` or ``kl_scale`` is out of its range,
                 or a geometric weight lacks its index.
         """
-        if batch_size < 1:
-            raise ValueError("a minibatch must have at least one example, got none")
+        check_examples(batch_size)
         check_place(batch_index, kl_scale)
         weight = minibatch_weight(
             self.kl_weighting,
@@ -365,6 +364,18 @@ class ELBO(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the step counter."""
         self.step = int(state)
+
+
+def check_examples(batch_size: int) -> None:
+    """Raise ValueError where a minibatch is empty.
+
+    Example:
+        >>> check_examples(0)
+        Traceback (most recent call last):
+        ValueError: a minibatch must hold at least one example, got none
+    """
+    if batch_size < 1:
+        raise ValueError("a minibatch must hold at least one example, got none")
 
 
 def check_place(batch_index: Any, kl_scale: Any) -> None:

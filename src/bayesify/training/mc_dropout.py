@@ -39,6 +39,8 @@ from bayesify.prediction import Predictive
 __all__ = ["MCDropout"]
 
 _BATCH_SIZE = 1024
+#: Of all predictions, since they seed PyTorch's generators, which all threads share.
+_TURNS = Turns()
 
 
 class MCDropout:
@@ -109,7 +111,6 @@ class MCDropout:
         if output is None and isinstance(net, BayesianModule):
             self.output = net.output
         self.seed = seed
-        self._turns = Turns()
         self._readers: list[nn.Module] | None = None
 
     @torch.no_grad()
@@ -155,7 +156,7 @@ class MCDropout:
             self.seed if seed is None else seed,
             self.output,
         )
-        with self._turns.taken(), kept_generators(), evaluation_mode(net):
+        with _TURNS.taken(), kept_generators(), evaluation_mode(net):
             for module in _dropout_modules(net):
                 module.training = True
             if self._readers is None:

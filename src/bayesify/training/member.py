@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.io import check_can_be_stored
+from bayesify.io.frozen_parameters import check_patterns
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.noise.keys import kept_generators
 from bayesify.training.accumulation import Accumulation
@@ -114,6 +115,7 @@ class Member:
         check_scaled_rate(schedule, optimizer, rho_lr_scale)
         if folder is not None:
             check_can_be_stored(elbo.bnn)
+            check_patterns(elbo.bnn.net, frozen)
         path = None if folder is None else folder / CHECKPOINT_NAME
         updates = update_settings(optimizer, schedule, is_stored=path is not None)
         settings = {**warmup.settings, **updates}

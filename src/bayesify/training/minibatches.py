@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from bayesify.module.inputs import Inputs
 from bayesify.noise.keys import Stream, derived_seed, kept_generators, seed_global_generators
 
-__all__ = ["Loader", "minibatches", "num_batches_of", "num_data_of", "pair_of"]
+__all__ = ["Loader", "epoch_size_of", "minibatches", "num_batches_of", "num_data_of", "pair_of"]
 
 
 class Loader(Protocol):
@@ -200,6 +200,22 @@ def num_data_of(loader: Loader) -> set[int]:
         return {len(sampler.dataset)}
     owners: tuple[Any, ...] = tuple(getattr(loader, n, None) for n in ("dataset", "sampler"))
     return {len(owner) for owner in owners if hasattr(owner, "__len__")}
+
+
+def epoch_size_of(loader: Loader) -> int | None:
+    """Return the number of examples that a loader brings in an epoch; None if it does not tell.
+
+    Example:
+        >>> from bayesify.datasets import Passes, TensorLoader
+        >>> epoch_size_of(Passes(TensorLoader(torch.zeros(5, 2), torch.zeros(5), 4), passes=3))
+        15
+    """
+    if hasattr(loader, "num_data"):
+        return int(loader.num_data) * getattr(loader, "passes", 1)
+    sampler = getattr(loader, "sampler", None)
+    if getattr(loader, "batch_sampler", None) is None or isinstance(sampler, DistributedSampler):
+        return None
+    return len(sampler) if isinstance(sampler, Sized) else None
 
 
 @contextmanager

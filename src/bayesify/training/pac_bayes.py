@@ -13,7 +13,7 @@ from bayesify.distributions.likelihoods.likelihood import log_probs_of
 from bayesify.module.bayesian import BayesianModule
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.certifiable import check_certifiable
-from bayesify.training.elbo import ELBO, check_place
+from bayesify.training.elbo import ELBO, check_examples, check_place
 
 __all__ = ["PACBayesForm", "PACBayesObjective", "best_lambda", "risk_bound"]
 
@@ -123,6 +123,7 @@ class PACBayesObjective(ELBO):
         kl_scale: float = 1.0,
     ) -> float:
         """The derivative of f in the KL, divided by that in the nll."""
+        check_examples(batch_size)
         check_place(batch_index, kl_scale)
         if self.step % _KL_EVERY == 0:
             self._kl = self._current_kl()

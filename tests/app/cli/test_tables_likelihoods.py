@@ -240,6 +240,8 @@ def test_censored_targets_are_measured_as_they_are_recorded(csv_file: Path) -> N
         ("grade", "--ordered low,high", "must have each class"),
         ("grade", "--ordered low,middle,high,low", "must have each class"),
         ("grade", "--ordered low,middle,top", "must have each class"),
+        ("grade", "--ordered=", "must have each class"),
+        ("grade", '--ordered "low,middle,high', "in quotation marks those that hold a comma"),
         ("visits", "--ordered low,high --task regression", "ordered would do nothing"),
         ("x", "--ordered 1,2", "and 70 more, got 1,2; leave --ordered out for numbers"),
     ],

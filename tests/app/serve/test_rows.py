@@ -45,6 +45,7 @@ def test_whole_numbers_beyond_those_of_a_float_are_themselves() -> None:
         # Codes, of which some look like numbers to Python.
         (("1E3", "2B7", "1_2", "inf"), [1000, 12, 1e3, 12.0], 4 * [math.inf]),
         (("1E3", "2B7", "1_2"), ["1E3", "1_2", "1000"], [0.0, 2.0, math.inf]),
+        (("1e-3", "1E5", "unknown"), [0.001, 100_000, 1e5], [0.0, 1.0, 1.0]),
         (("False", "True", "maybe"), [True, "True", False], [1.0, 1.0, 0.0]),
         (("TRUE", "true", "x"), [True, "TRUE", False], [1.0, 0.0, math.inf]),
     ],

@@ -391,6 +391,8 @@ def test_missing_and_unknown_columns_are_named(client: Client) -> None:
     problem = refused(post(service, {"examples": [{**ROWS[0], "a\nb" + 99 * "c": 1}]}), 422)
     assert problem["path"] == ["examples", 0, "a\nb" + 99 * "c"]
     assert problem["detail"].startswith(f"examples[0].a b{37 * 'c'}...: the training table had no")
+    problem = refused(post(service, {"examples": [{**ROWS[0], "\n": 1}]}), 422)
+    assert "\n" not in problem["detail"]
 
 
 def test_forms_of_a_cell_that_mean_the_same(models: dict[str, RunModel]) -> None:

@@ -46,7 +46,7 @@ __all__ = ["bench"]
 
 _ROUNDS, _QUICK_ROUNDS = 30, 5
 _THREADS = 2
-#: More threads, or examples in a minibatch, end the process.
+#: More threads end the process; of the other numbers, 32 bits are enough.
 _MOST_THREADS, _MOST = 1024, 2**31 - 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -161,10 +160,10 @@ def train(
         if value is not None
     }
     if "ordered" in settings:
+        from bayesify.tabular.targets import split_labels
+
         settings["ordered"] = tuple(
-            label.strip()
-            for labels in csv.reader(settings["ordered"], skipinitialspace=True)
-            for label in labels
+            label for text in settings["ordered"] for label in split_labels(text)
         )
     if "hidden" in settings:
         settings["hidden"] = _widths(settings["hidden"])

@@ -191,6 +191,8 @@ class Run:
 
     def command_with(self, settings: Mapping[str, Any]) -> str:
         """Return the command with these settings, as JSON, of this run's data and folder."""
+        from bayesify.tabular.targets import joined_labels
+
         words = ["bayesify", "train", self.config.dataset, "--out", str(self.folder)]
         for name, value in settings.items():
             if value is True:
@@ -198,7 +200,7 @@ class Run:
                 continue
             texts = value if name in ("drop", "keep", "text") else [value]
             for each in texts:
-                text = _joined(each) if isinstance(each, list) else str(each)
+                text = joined_labels(each) if isinstance(each, list) else str(each)
                 words += [f"--{name.replace('_', '-')}", text]
         if self.data_dir is not None:
             words += ["--data-dir", self.data_dir]
@@ -481,10 +483,3 @@ def _read_json(path: Path, missing: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RunError(f"{path} cannot be read: it must hold a JSON object")
     return document
-
-
-def _joined(values: Sequence[object]) -> str:
-    """Join values with commas, those with a comma of their own in quotation marks."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(values)
-    return line.getvalue()

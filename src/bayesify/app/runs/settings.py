@@ -104,7 +104,8 @@ class RunSettings:
     ordered: Annotated[
         tuple[str, ...],
         Setting(
-            "All classes in their order, such as low,middle,high, if they have one.",
+            "All classes in their order, such as low,middle,high, if they have one; in quotation "
+            "marks those that hold a comma.",
             _TABLES,
             None,
             CLASSES,

@@ -139,7 +139,7 @@ def parse_examples(body: bytes, *, most: int) -> Examples:
 
 def _one_line(name: str) -> str:
     """Return a name of a body's object as a message has it: shortened, without line ends."""
-    shown = " ".join(name.split()) or name
+    shown = " ".join(name.split()) or repr(name)
     return f"{shown[:_SHOWN]}..." if len(shown) > _SHOWN else shown
 
 

@@ -215,11 +215,17 @@ def _level(column: CategoryColumn, cell: float) -> str:
     if plain in column.levels:
         return plain
     # Among codes, such as 2B7, 1E3 is a code too.
-    form = _NUMBER if all(map(_NUMBER.fullmatch, column.levels)) else _DECIMAL
+    form = _DECIMAL if any(map(_is_code, column.levels)) else _NUMBER
     for level in filter(form.fullmatch, column.levels):
         if (Decimal(level) if is_whole else float(level)) == cell:
             return level
     return plain
+
+
+def _is_code(level: str) -> bool:
+    """Return whether a level has digits and letters that are no number."""
+    has_both = any(map(str.isdigit, level)) and any(map(str.isalpha, level))
+    return has_both and not _NUMBER.fullmatch(level)
 
 
 def _wanted(column: Column) -> str:

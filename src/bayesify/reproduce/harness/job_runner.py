@@ -41,8 +41,8 @@ from bayesify.reproduce.harness.result_files import (
 __all__ = ["JobRunner"]
 
 _WORK = ".work"
-#: Settings of a job that has begun, its commit, its seconds so far and the part that is done; the
-#: second name is that of earlier versions.
+#: Settings of a job that has begun, and its ``_Beginning``; the second name is that of earlier
+#: versions.
 _BEGINNING, _OLD_BEGINNING = "job.json", "unit.json"
 _POLL_SECONDS = 0.5
 
@@ -183,8 +183,6 @@ class JobRunner:
 
     def _run(self, job: Job) -> dict[str, Any]:
         begun = self._beginning(job) or _Beginning(self._commit)
-        if self._commit not in begun.commits:
-            begun.commits.append(self._commit)
         started = time.perf_counter() - begun.seconds
         begun.loads.append(load_average())
         try:
@@ -192,6 +190,8 @@ class JobRunner:
 
                 def store() -> None:
                     begun.seconds = time.perf_counter() - started
+                    if self._commit not in begun.commits:
+                        begun.commits.append(self._commit)
                     begun.notes = sorted({*begun.notes, *warned()})
                     self._write_beginning(job, begun)
 
@@ -202,20 +202,18 @@ class JobRunner:
                     self.listener.on_progress(part)
 
                 context = replace(self._context, work=self._work(job), on_progress=on_progress)
+                self._write_beginning(job, begun)
+                metrics = self.experiment.run(job, context)
                 store()
-                try:
-                    metrics = self.experiment.run(job, context)
-                finally:
-                    store()
                 where = hardware(context.device)
         except StorageError as error:
             raise StorageError(
                 f"{error}; remove {self._work(job)}, and the same command begins this run anew"
             ) from error
         notes = set(begun.notes)
-        for number, each in enumerate(begun.commits):
+        for each in begun.commits:
             if each != self._commit:
-                notes.add(f"{'resumed' if number else 'begun'} at commit {each}")
+                notes.add(f"{'begun' if each == begun.commit else 'resumed'} at commit {each}")
         result = {
             **job_settings(self.experiment, job, quick=self._quick),
             **{"commit": self._commit, "hardware": where, "versions": versions()},
@@ -261,14 +259,14 @@ def _mean(loads: Sequence[float | None]) -> float | None:
 
 @dataclass
 class _Beginning:
-    """Where a job that is not finished stands.
+    """Where a job that is not finished stands, by its parts that are done.
 
     Args:
         commit: the commit at which it began.
         seconds: the time that it has taken.
         part: the part that is done, from 0 to 1.
-        commits: all commits at which it ran, in their order.
-        notes: the warnings so far.
+        commits: the commits that finished a part, in their order.
+        notes: the warnings until then.
         loads: the load averages at its beginning and after each part.
     """
 
@@ -295,7 +293,7 @@ class _Beginning:
 
 @contextmanager
 def _collected_warnings() -> Iterator[Callable[[], set[str]]]:
-    """Yield what returns the warnings so far.
+    """Yield a function that returns the warnings so far.
 
     Those that Python and PyTorch give only once per process are left out.
     """

@@ -152,8 +152,8 @@ struct Optimizer {
         root_by_arithmetic(moves_mean ? mean_second : kMost) * of_mean.root + of_mean.eps;
     const Real rho_root = std::sqrt(moves_rho ? rho_second : kMost) * of_rho.root + of_rho.eps;
     const Real inverse = Real(1) / (mean_root * rho_root);
-    // A square that overflows stops its number, as an infinite denominator does; what is no number
-    // stays none times 0.
+    // A square that overflows stops its number, as an infinite denominator does: its first moment is
+    // finite and times 0. That of a gradient that is NaN or infinite gives NaN.
     const Real mean_scale = moves_mean ? rho_root * inverse : Real(0);
     const Real rho_scale = moves_rho ? mean_root * inverse : Real(0);
     const Real new_mean = mean.value[j] - of_mean.lr * mean_first * mean_scale;
