@@ -232,3 +232,45 @@ def test_frames_of_polars_are_taken() -> None:
     columns = {"a": ["a"], "b": ["b"]}
     found = permutation_importance(predict, frame, 3.0 * x[:, 0], columns)
     assert [each.nll.rise > 0.5 for each in found] == [True, False]
+
+
+def test_cells_of_whole_numbers_and_short_texts_hold_every_value_of_a_grid() -> None:
+    def predict(rows: Any) -> GaussianPredictive:
+        values = torch.tensor(
+            [
+                float(len(str(row[0]))) if isinstance(row[0], str) else float(row[0])
+                for row in rows.tolist()
+            ],
+            dtype=torch.float64,
+        )
+        return GaussianPredictive(values.unsqueeze(0), torch.tensor(1.0))
+
+    grid = [0.25, 0.5]
+    for rows in (np.array([[0], [1]]), np.array([[False], [True]]), torch.tensor([[0], [1]])):
+        found = partial_dependence(predict, rows, [0], grid)
+        assert found.mean.tolist() == grid
+        assert rows[1, 0] == 1
+    texts = np.array([["Rome"], ["Oslo"]])
+    assert partial_dependence(predict, texts, [0], ["Amsterdam"]).mean.tolist() == [9.0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["x"], "columns must be a mapping"),
+        ({"x": 0}, "must be a sequence of places or names, got 0"),
+        ({"x": [7]}, "columns must be below 2, got 7"),
+    ],
+)
+def test_columns_that_are_not_there(columns: Any, message: str) -> None:
+    def predict(rows: Tensor) -> GaussianPredictive:
+        return GaussianPredictive(rows[:, 0].unsqueeze(0), torch.tensor(1.0))
+
+    rows = torch.randn(10, 2)
+    with pytest.raises(ValueError, match=message):
+        permutation_importance(predict, rows, rows[:, 0], columns)
+    if isinstance(columns, dict):
+        with pytest.raises(ValueError, match=message):
+            partial_dependence(predict, rows, columns["x"], [0.0])
+    with pytest.raises(TypeError, match=r"repeats must be a whole number, got 2\.5"):
+        permutation_importance(predict, rows, rows[:, 0], {"x": [0]}, repeats=2.5)  # type: ignore[arg-type]

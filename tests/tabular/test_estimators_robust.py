@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from scipy.special import ndtri
 from sklearn.datasets import make_friedman1
+from sklearn.metrics import log_loss
 
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from bayesify.tabular import TableWarning
@@ -319,3 +320,63 @@ def test_training_that_is_too_short_names_a_setting_of_the_estimator(kind: Any) 
     assert "steps=6 instead of 3" in text
     assert "rho_lr_scale" not in text
     assert "init_std" not in text
+
+
+@pytest.mark.filterwarnings("ignore:sample_weight sums to 2000")
+def test_the_history_of_rows_that_repeat_is_per_row() -> None:
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 4, (400, 2)).astype(float)
+    y = (x[:, 0] + generator.normal(size=400) > 1.5).astype(int)
+    model = BayesianMLPClassifier((10,), steps=300, num_samples=50, random_state=0)
+    row = model.fit(x, y).history_[-1]
+    true = log_loss(y, model.predict_proba(x))
+    assert row["nll"] == pytest.approx(true, abs=0.1)
+    assert row["free_energy"] == pytest.approx(row["nll"] + row["kl"] / 400)
+    x = generator.normal(size=(400, 2))
+    y = (x[:, 0] + generator.normal(size=400) > 0.0).astype(int)
+    row = model.set_params(early_stopping=True).fit(x, y, np.full(400, 5.0)).history_[-1]
+    true = log_loss(y, model.predict_proba(x))
+    assert row["nll"] == pytest.approx(true, abs=0.1)
+    assert row["validation_nll"] == pytest.approx(true, abs=0.2)
+
+
+def test_a_constant_column_may_come_as_float32() -> None:
+    x = np.random.default_rng(0).normal(size=(80, 3))
+    x[:, 1] = 0.1
+    model = BayesianMLPRegressor((5,), steps=100, random_state=0).fit(x, x[:, 0])
+    found = model.predict(x[:5].astype(np.float32), return_std=True)[1]
+    np.testing.assert_allclose(found, model.predict(x[:5], return_std=True)[1], rtol=1e-4)
+    x[:, 1] = 0.2
+    assert (model.predict(x[:5], return_std=True)[1] > 2.0 * found).all()
+
+
+def test_arrays_of_objects_hold_dates_and_missing_values() -> None:
+    x = np.random.default_rng(0).normal(size=(80, 1))
+    frame = pd.DataFrame({"a": x[:, 0], "d": pd.date_range("2024-01-01", periods=80)})
+    model = BayesianMLPRegressor((5,), steps=100, random_state=0)
+    expected = model.fit(frame, x[:, 0]).predict(frame)
+    array = frame.to_numpy()
+    np.testing.assert_allclose(model.fit(array, x[:, 0]).predict(array), expected)
+    objects = x.astype(object)
+    objects[3, 0] = pd.NA
+    assert np.isfinite(model.fit(objects, x[:, 0]).predict(objects)).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (
+            BayesianMLPClassifier(class_weight={0: None}),
+            {},
+            "class_weight must be positive and fin",
+        ),
+        (
+            BayesianMLPRegressor(),
+            {"sample_weight": ["a"] * 20},
+            "could not convert string to float",
+        ),
+    ],
+)
+def test_weights_that_are_no_numbers(model: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model.fit(np.arange(20.0).reshape(20, 1), np.arange(20) % 2, **options)

@@ -37,8 +37,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             ``["low", "middle", "high"]``; see ``bayesify.OrdinalLikelihood``.
         posterior: family of the posterior: ``"mean-field"``, or ``"low-rank"`` or ``"matrix"``
             under which weights depend on each other, at several times the price.
-        steps: gradient steps; None chooses by the number of rows, those of each call of
-            ``partial_fit``.
+        steps: gradient steps, rounded up to whole epochs of the history; None chooses by the
+            number of rows, those of each call of ``partial_fit``.
         batch_size: rows a step; None is 512. A step uses all rows of a table with no more.
         learning_rate_init: of Adam at the start, falling to 0; None is the recipe's own.
         num_samples: weight samples that a prediction averages over.

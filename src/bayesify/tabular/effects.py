@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import Predictive
 
 __all__ = [
@@ -106,7 +107,14 @@ def permutation_importance(
         [('a', True), ('b', False)]
     """
     inputs = _rows_of(inputs)
-    count = len(inputs)
+    if not isinstance(columns, Mapping):
+        raise ValueError(
+            'columns must be a mapping such as {"age": [0], "sex": [1, 2]} from the names of '
+            f"columns to their places, got {columns!r}"
+        )
+    for places in columns.values():
+        _check_columns(inputs, places)
+    count, repeats = len(inputs), whole_number("repeats", repeats, None)
     if not 1 <= repeats < count:
         raise ValueError(
             f"repeats must be at least 1 and below the number of rows, {count}, got {repeats}"
@@ -252,6 +260,7 @@ def partial_dependence(
             f"grid and inputs must hold at least one value and one row, got {len(grid)} and "
             f"{len(inputs)}"
         )
+    _check_columns(inputs, columns)
     samples, rows = [], []
     for value in grid:
         drawn = predict(_set(inputs, columns, value)).samples
@@ -263,6 +272,17 @@ def partial_dependence(
         samples.append(drawn.mean(1))
         rows.append(drawn.mean(0))
     return PartialDependence(torch.stack(samples, 1), torch.stack(rows, 1))
+
+
+def _check_columns(rows: Any, columns: object) -> None:
+    """Raise ValueError where these are not columns of a table."""
+    if isinstance(columns, str) or not isinstance(columns, Sequence | np.ndarray | Tensor):
+        raise ValueError(f"columns must be a sequence of places or names, got {columns!r}")
+    known = set(rows.columns) if _is_frame(rows) else set(range(-rows.shape[1], rows.shape[1]))
+    missing = [each for each in columns if each not in known]
+    if missing:
+        what = "names of columns" if _is_frame(rows) else f"below {rows.shape[1]}"
+        raise ValueError(f"columns must be {what}, got {missing[0]!r}; correct or remove it")
 
 
 def _rows_of(table: Any) -> Any:
@@ -304,8 +324,14 @@ def _set(rows: Any, columns: Sequence[Hashable], value: Any) -> Any:
         values = [value] if len(columns) == 1 and np.ndim(value) == 0 else list(value)
         for name, each in zip(columns, values, strict=True):
             changed[name] = each
-    elif isinstance(rows, Tensor):
-        changed[:, list(columns)] = torch.as_tensor(value, dtype=rows.dtype, device=rows.device)
-    else:
-        changed[:, list(columns)] = value
+        return changed
+    if isinstance(rows, Tensor):
+        given = torch.as_tensor(value, device=rows.device)
+        if not rows.is_floating_point():  # whole numbers have no place for a half
+            changed = changed.to(torch.promote_types(rows.dtype, given.dtype))
+        changed[:, list(columns)] = given.to(changed.dtype)
+        return changed
+    # Whole numbers have no place for a half, and short texts none for a longer one.
+    changed = changed.astype(np.result_type(rows.dtype, np.asarray(value).dtype))
+    changed[:, list(columns)] = value
     return changed

@@ -40,7 +40,7 @@ from bayesify.tabular.outside import widened
 from bayesify.tabular.recipe import TableRecipe
 from bayesify.tabular.schema import tail_of
 from bayesify.tabular.stored_estimator import StorableEstimator
-from bayesify.tabular.weights import Array, DistinctRows
+from bayesify.tabular.weights import Array, DistinctRows, per_counted_row
 from bayesify.training.convergence import ConvergenceWarning
 from bayesify.training.history import History
 
@@ -221,6 +221,7 @@ class BayesianMLP(Calibrated, StorableEstimator):
                 num_before=self._num_rows,
                 callback=counter,
             )
+            history = per_counted_row(history, whole.weights)
         else:
             train, held_out = whole.split(self.validation_fraction, bnn.seed)
             warm = self.recipe_.kl_warmup * self.recipe_.steps
@@ -230,7 +231,7 @@ class BayesianMLP(Calibrated, StorableEstimator):
                     bnn, *train[:2], weights=train.weights, validation=held_out, callback=stopping
                 )
             stopping.restore_best()
-            history = stopping.rows
+            history = per_counted_row(stopping.rows, train.weights, held_out.weights)
         self._num_rows += float(rows.weights.sum())
         self.history_ = [*self.history_, *history]
         self.n_iter_ += counter.steps
@@ -399,7 +400,7 @@ class Rows(NamedTuple):
 def _used(table: Any, sample_weight: Any) -> Any:
     """Return the rows of positive weight."""
     weights = np.asarray(sample_weight)
-    if weights.shape != (len(table),):  # none, one number, or checked later
+    if weights.shape != (len(table),) or weights.dtype.kind not in "biuf":  # checked later
         return table
     return table[weights > 0.0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,10 @@ from bayesify.tabular.drift import reading_of, reading_of_numbers
 __all__ = ["columns_of", "frame_of", "number_columns", "takes_any_number", "values_of"]
 
 _DAY = pd.Timedelta(days=1)
+
+
+#: Kinds of the cells of an array of objects that NumPy makes no number of.
+_NO_NUMBERS = (str, date, np.datetime64, type(pd.NaT))
 
 
 def frame_of(table: Any, *, always: bool = False) -> pd.DataFrame | None:
@@ -63,7 +68,8 @@ def frame_of(table: Any, *, always: bool = False) -> pd.DataFrame | None:
     except ValueError:  # rows of different lengths
         return None
     texts = array.dtype.kind in "US" or (
-        array.dtype == object and any(isinstance(cell, str) for cell in array.flat)
+        array.dtype == object
+        and any(cell is pd.NA or isinstance(cell, _NO_NUMBERS) for cell in array.flat)
     )
     times = array.dtype.kind in "mM"
     if array.ndim != 2 or not (texts or times or always):

@@ -49,7 +49,7 @@ class TableRecipe:
     Args:
         hidden: units of each hidden layer (ReLU).
         batch_size: rows a step; a step uses all rows of a table with no more.
-        steps: total number of steps.
+        steps: total number of steps, rounded up to whole epochs.
         lr: learning rate of Adam at the start; it falls to 0 by half a cosine.
         rho_lr_scale: learning rate of rho as a multiple of ``lr``.
         init_std: standard deviation of the posterior at the start.
@@ -199,6 +199,10 @@ class TableRecipe:
             checkpoint_dir: as for ``bayesify.fit``.
             resume: as for ``bayesify.fit``.
             callback: as for ``bayesify.fit``.
+
+        Returns:
+            The history. With weights its means are over distinct rows, see
+            :func:`~bayesify.tabular.weights.per_counted_row`.
         """
         plain = bnn.likelihood
         if weights is not None:

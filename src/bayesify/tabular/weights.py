@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -14,8 +15,12 @@ from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likel
 from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.prediction import Predictive, SizedIterable
 from bayesify.tabular.likelihoods import has_classes
+from bayesify.training.history import EpochRow, History
 
-__all__ = ["Array", "DistinctRows", "WeightedLikelihood", "checked_weights", "class_factors"]
+__all__ = [
+    *("Array", "DistinctRows", "WeightedLikelihood"),
+    *("checked_weights", "class_factors", "per_counted_row"),
+]
 
 Array = npt.NDArray[Any]
 
@@ -97,6 +102,38 @@ class WeightedLikelihood(Likelihood):
     def config(self) -> dict[str, float | int | bool]:
         """Return that of the inner likelihood."""
         return self.likelihood.config()
+
+
+#: Columns of the history that are means over the rows for training.
+_MEANS = ("nll", "loss", "free_energy", "free_energy_untrained", "free_energy_untrained_error")
+
+
+def per_counted_row(
+    history: Sequence[EpochRow], weights: Tensor, held_out: Tensor | None = None
+) -> History:
+    """Return the history of a training on distinct rows with its means per row as it counts.
+
+    The errors have each distinct row once, as before.
+
+    Args:
+        history: of ``bayesify.fit`` under a :class:`WeightedLikelihood`.
+        weights: those of the rows for training, shape (M,).
+        held_out: those of the rows for validation, or None.
+
+    Example:
+        >>> per_counted_row([{"nll": 6.0, "train_error": 5.0}], torch.tensor([2.0, 4.0]))
+        [{'nll': 2.0, 'train_error': 5.0}]
+    """
+    scales = dict.fromkeys(_MEANS, float(weights.mean()))
+    if held_out is not None:
+        scales["validation_nll"] = float(held_out.mean())
+    return [
+        {
+            name: value if value is None else value / scales.get(name, 1.0)
+            for name, value in row.items()
+        }
+        for row in history
+    ]
 
 
 class DistinctRows(NamedTuple):
@@ -235,7 +272,9 @@ def class_factors(class_weight: Any, classes: Array, counts: Array) -> Array:
         raise ValueError(
             f"class_weight must have only the classes {labels}, got {unknown} too; remove them"
         )
-    factors = np.array([float(class_weight.get(label, 1.0)) for label in labels])
+    values = [class_weight.get(label, 1.0) for label in labels]
+    are_numbers = all(isinstance(value, Real) for value in values)
+    factors = np.array(values, dtype=np.float64) if are_numbers else np.zeros(1)
     if not (np.isfinite(factors) & (factors > 0.0)).all():
         raise ValueError(f"class_weight must be positive and finite, got {class_weight}")
     return factors

@@ -68,8 +68,10 @@ class RangedColumn(Column):
         sizes = np.abs(finite / std - mean / std)
         ordinary = sizes[(ends[0] <= finite) & (finite <= ends[1])].max()
         plain = min(max(_PLAIN[0], ordinary, robust.quantile(sizes, counts, _RARE)), _PLAIN[1])
-        rounding = 4.0 * np.finfo(np.float64).eps * abs(mean)
+        rounding = 4.0 * float(np.finfo(np.float64).eps) * abs(mean)
         if finite.max() - finite.min() <= rounding:
+            # The same number as float32 does not lie outside.
+            rounding = max(rounding, float(np.finfo(np.float32).eps) * abs(mean))
             ends = float(finite.min() - rounding), float(finite.max() + rounding)
             return dataclasses.replace(
                 column, mean=mean, std=0.0, low=ends[0], high=ends[1], spread=0.0
