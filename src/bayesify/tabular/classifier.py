@@ -60,7 +60,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         columns_: what each column holds, and how it becomes inputs of the network.
         recipe_: the settings of the training.
         relevance_: relative width of the prior for each column, shape (F,).
-        history_: a row for each epoch; see ``bayesify.fit``.
+        history_: a row for each epoch; see ``bayesify.fit``. Means are over rows as they count,
+            errors over distinct rows.
         n_iter_: number of steps.
         conformal_: the scores of the rows of :meth:`calibrate`, once it was called.
         fold_models_: the models of its folds; empty without folds.
