@@ -302,7 +302,7 @@ def test_a_full_disk_leaves_the_adapter(tmp_path: Path, monkeypatch: pytest.Monk
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bayesify.adapters.storage.save", full)
+    monkeypatch.setattr("bayesify.adapters.storage.write_tensors", full)
     trained(bnn, epochs=1)
     with pytest.raises(OSError, match="No space"):
         save_adapter(bnn, folder)

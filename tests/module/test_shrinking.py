@@ -356,8 +356,8 @@ class Starred(nn.Module):
         return outputs
 
 
-class Optional(Starred):
-    """And options by name."""
+class WithOptions(Starred):
+    """A network whose forward pass takes options by name too."""
 
     def forward(self, x: Tensor, **options: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x, x) * options["scale"]
@@ -373,7 +373,7 @@ def test_inputs_by_a_star() -> None:
     assert small.first.out_features == 2
     torch.testing.assert_close(small(x, x), net(x, x))
     with pytest.raises(ValueError, match=r"no arguments by \*\*options; name them in forward"):
-        shrink(Optional(), {"x": x, "scale": x[:, :1]})
+        shrink(WithOptions(), {"x": x, "scale": x[:, :1]})
 
 
 def test_an_infinite_constant_stays_where_it_is() -> None:

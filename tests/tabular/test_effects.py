@@ -259,7 +259,7 @@ def test_cells_of_whole_numbers_and_short_texts_hold_every_value_of_a_grid() -> 
     [
         (["x"], "columns must be a mapping"),
         ({"x": 0}, "must be a sequence of places or names, got 0"),
-        ({"x": [7]}, "columns must be below 2, got 7"),
+        ({"x": [7]}, "columns must be places from -2 to 1, got 7"),
     ],
 )
 def test_columns_that_are_not_there(columns: Any, message: str) -> None:

@@ -368,7 +368,7 @@ def test_arrays_of_objects_hold_dates_and_missing_values() -> None:
         (
             BayesianMLPClassifier(class_weight={0: None}),
             {},
-            "class_weight must be positive and fin",
+            "class_weight must be numbers",
         ),
         (
             BayesianMLPRegressor(),

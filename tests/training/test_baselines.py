@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -270,3 +271,19 @@ def test_seeds_share_no_masks_of_mc_dropout() -> None:
 def predicted_with(seed: int) -> Tensor:
     net = nn.Sequential(nn.Dropout(0.5), nn.Identity())
     return MCDropout(net, GaussianLikelihood()).predict(torch.ones(1, 100), 1, seed=seed).mean
+
+
+def test_two_threads_with_dropout_predict_as_one_does() -> None:
+    def made(seed: int) -> MCDropout:
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.ReLU(), nn.Linear(50, 3))
+        return MCDropout(net, CategoricalLikelihood(), seed=seed)
+
+    x, objects = torch.randn(20, 4), [made(0), made(1)]
+    expected = [each.predict(x, 20).mean for each in objects]
+    before = torch.get_rng_state()
+    for _ in range(5):
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda each: each.predict(x, 20).mean, objects))
+        assert all(map(torch.equal, found, expected))
+    assert torch.equal(torch.get_rng_state(), before)

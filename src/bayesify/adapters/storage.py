@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,13 +16,14 @@ from torch import nn
 from bayesify.adapters.lora import active_adapter
 from bayesify.estimators import stateless
 from bayesify.estimators.network_state import copy_network
-from bayesify.io import StorageError, load, save
+from bayesify.io import StorageError, load
+from bayesify.io.files import write_tensors
+from bayesify.io.models import model_document
 from bayesify.module.bayesian import BayesianModule
 
 __all__ = ["load_adapter", "save_adapter"]
 
 _POSTERIOR = "posterior.safetensors"
-_REPLACED = "*.original_module.*"
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: Beginnings of the initial values of peft that take a part of W into the adapter.
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -73,9 +73,8 @@ def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
         # "auto" would ask a hub for the size of the vocabulary.
         net.save_pretrained(part, save_embedding_layers=False)
         # The head that a new one replaces is drawn anew where the network is loaded.
-        names = [name for name, _ in bnn.net.named_parameters(remove_duplicate=False)]
-        replaced = [pattern for pattern in (_REPLACED,) if fnmatch.filter(names, pattern)]
-        save(bnn, Path(part) / _POSTERIOR, frozen=replaced)
+        document = model_document(bnn, ("*.original_module.*",))
+        write_tensors(Path(part) / _POSTERIOR, *document)
         for written in sorted(path for path in Path(part).rglob("*") if path.is_file()):
             place = target / written.relative_to(part)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +157,7 @@ def _unchanged_on_error(net: nn.Module) -> Iterator[None]:
     before = [(module, type(module), dict(vars(module))) for module in net.modules()]
     # Parts, parameters, buffers and hooks, whose handles know these very dictionaries.
     held = [
-        (value, value.copy())
+        (value, dict(value))
         for _, _, attributes in before
         for value in attributes.values()
         if isinstance(value, dict)

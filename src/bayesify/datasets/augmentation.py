@@ -62,6 +62,11 @@ class AugmentedImages:
         """N, the number of examples in an epoch."""
         return self._loader.num_data
 
+    @property
+    def passes(self) -> int:
+        """The number of passes over the examples in an epoch."""
+        return getattr(self._loader, "passes", 1)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass."""
         self._loader.set_epoch(epoch)

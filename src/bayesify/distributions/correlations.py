@@ -403,9 +403,7 @@ def _triangle_of(factor: Tensor) -> Tensor:
 
     A product of F with itself would square its condition number.
     """
-    # Q is needed for the gradient alone.
-    has_gradient = factor.requires_grad and torch.is_grad_enabled()
-    upper: Tensor = torch.linalg.qr(factor, mode="reduced" if has_gradient else "r").R
+    upper: Tensor = torch.linalg.qr(factor).R
     return upper
 
 

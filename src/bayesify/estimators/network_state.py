@@ -15,6 +15,7 @@ from bayesify.estimators.out_of_memory import is_out_of_memory
 
 __all__ = [
     "copy_network",
+    "edits_in_place",
     "evaluation_mode",
     "frozen_in_evaluation",
     "has_own_code",

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         tensors, metadata = _read_safetensors(path)
         description = metadata.get(_META_KEY)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise StorageError(
             f"{path} is not a whole safetensors file, it was cut off or altered ({error}); use a "
             "copy, or train again"
@@ -212,10 +212,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
     try:
         yield temporary
-        if path.is_file():  # a private file stays private
-            shutil.copymode(path, temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        if path.is_file():  # what only its owner may read stays so
+            with suppress(OSError):  # some file systems have no modes
+                shutil.copymode(path, temporary)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -31,7 +31,6 @@ def without_frozen(
 
     Raises:
         TypeError: ``frozen`` is a single string.
-        ValueError: a pattern matches no frozen parameter.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 2))
@@ -39,7 +38,10 @@ def without_frozen(
         >>> without_frozen(bnn, bnn.state_dict(), frozen=False)[1]["frozen"]["names"]
         ['net.0.bias', 'net.0.weight']
     """
-    check_patterns(bnn.net, frozen)
+    if isinstance(frozen, str):
+        raise TypeError(
+            f"frozen must be a bool or a sequence of patterns, got the string {frozen!r}"
+        )
     untrained = sorted(n for n, each in bnn.named_parameters() if not each.requires_grad)
     left_out = _frozen_tensors(bnn.net, ("*",) if frozen is True else frozen or ())
     if not left_out:
@@ -69,28 +71,30 @@ def freeze_as_described(bnn: BayesianModule, meta: Mapping[str, Any]) -> None:
                 parameter.requires_grad_(name not in untrained)
 
 
-def check_patterns(net: nn.Module, frozen: bool | Sequence[str]) -> None:
-    """Check the patterns of the frozen parameters that a file is to hold.
+def check_patterns(frozen: bool | Sequence[str], *nets: nn.Module) -> None:
+    """Check the patterns of the frozen parameters that a file of some networks is to hold.
 
     Raises:
-        TypeError: ``frozen`` is a single string.
-        ValueError: a pattern matches no frozen parameter.
+        ValueError: a pattern matches no frozen parameter of any.
 
     Example:
-        >>> check_patterns(nn.Linear(3, 2).requires_grad_(False), ["boddy.*"])
+        >>> check_patterns(["boddy.*"], nn.Linear(3, 2).requires_grad_(False))
         Traceback (most recent call last):
         ValueError: every pattern of frozen must match a frozen parameter, but 'boddy.*' matches ...
     """
-    if isinstance(frozen, str):
-        raise TypeError(
-            f"frozen must be a bool or a sequence of patterns, got the string {frozen!r}"
-        )
-    names = [n for n, p in net.named_parameters(remove_duplicate=False) if not p.requires_grad]
-    for pattern in [] if isinstance(frozen, bool) else frozen:
+    if isinstance(frozen, bool | str) or not frozen:
+        return
+    names = [
+        name
+        for net in nets
+        for name, each in net.named_parameters(remove_duplicate=False)
+        if not each.requires_grad
+    ]
+    for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(
                 f"every pattern of frozen must match a frozen parameter, but {pattern!r} matches "
-                f"none of {abbreviate(names)}; correct or remove it"
+                f"none of {abbreviate(names) or 'them, as none is frozen'}; correct or remove it"
             )
 
 

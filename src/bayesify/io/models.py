@@ -27,12 +27,18 @@ from bayesify.io.components import (
     prior_of,
 )
 from bayesify.io.files import StorageError, read_tensors, write_tensors
-from bayesify.io.frozen_parameters import freeze_as_described, frozen_of, without_frozen
+from bayesify.io.frozen_parameters import (
+    check_patterns,
+    freeze_as_described,
+    frozen_of,
+    without_frozen,
+)
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 
 __all__ = [
-    *("check_can_be_stored", "load", "model_document", "model_meta", "model_tensors"),
+    *("check_can_be_stored", "described_model", "load", "model_document", "model_meta"),
+    "model_tensors",
     *("read_model", "restore_model", "save", "unpack_state"),
 ]
 
@@ -77,6 +83,7 @@ def save(
         elif hasattr(bnn, "members"):
             fix = "an ensemble is saved by ensemble.save(path)"
         raise TypeError(f"save needs a BayesianModule, got {type(bnn).__name__}; {fix}")
+    check_patterns(frozen, bnn.net)
     write_tensors(Path(path), *model_document(bnn, frozen))
 
 
@@ -177,7 +184,7 @@ def read_model(
         Traceback (most recent call last):
         TypeError: net must be the plain network, got a BayesianModule; pass net.to_module()
     """
-    for net in nets:
+    for net in nets or (None,):
         if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
             raise TypeError(
                 "load needs a path and a network of the same architecture, load(path, net), got "

@@ -21,7 +21,7 @@ from bayesify.distributions.structured import PosteriorFamily
 from bayesify.estimators import Estimator, stateless
 from bayesify.estimators.network_state import edits_in_place, evaluation_mode, has_own_code
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
-from bayesify.module.inputs import Inputs, copied, inputs_of
+from bayesify.module.inputs import Inputs, Repeated, inputs_of, num_batches
 from bayesify.module.kept_samples import KeptSamples, sampler_of
 from bayesify.module.outputs import Output
 from bayesify.module.pretrained import PriorMean, RelativeStd, prior_mean_of
@@ -364,11 +364,12 @@ class BayesianModule(RandomNetwork):
             has_code = batching.may_edit_weights or has_own_code(self.net)
             if has_code:
                 mean = mean.clone()
+            passes = None
             if has_code or edits_in_place(self.net):
-                inputs = copied(inputs)
+                passes = Repeated(num_batches(inputs, batching.batch_size))
             rows = rows_in_pass(inputs, batching.batch_size)
             with one_thread_if_small(self, rows):
-                return run_in_batches(self, mean, inputs, batching.batch_size)
+                return run_in_batches(self, mean, inputs, batching.batch_size, passes)
 
     def to_module(self, sample: int | None = None, *, seed: int | None = None) -> nn.Module:
         """Return an ordinary network of the original class, with weights as its parameters.

@@ -184,9 +184,11 @@ class RandomNetwork(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the network, in its turn."""
         with self.in_turn():
-            new = type(self).__new__(type(self))
+            reduced: Any = self.__reduce_ex__(4)  # as copy.deepcopy does
+            make, arguments, state = reduced[:3]
+            new: Self = make(*arguments)
             memo[id(self)] = new
-            vars(new).update(copy.deepcopy(vars(self), memo))
+            new.__setstate__(copy.deepcopy(state, memo))  # type: ignore[no-untyped-call]
             return new
 
     def run_with(self, weights: Tensor, /, *args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@ scikit-learn estimator or of a pipeline. Rows are a tensor, an array or a data f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -95,7 +95,9 @@ def permutation_importance(
         One importance for each column, in the order of ``columns``.
 
     Raises:
-        ValueError: there are fewer than two rows, or ``repeats`` or ``level`` is out of its range.
+        TypeError: ``repeats`` is no whole number.
+        ValueError: there are fewer than two rows, a column is not there, or ``repeats`` or
+            ``level`` is out of its range.
 
     Example:
         >>> from bayesify.prediction import GaussianPredictive
@@ -242,7 +244,8 @@ def partial_dependence(
         grid: G values: for one column a number or a text, for several a sequence of them.
 
     Raises:
-        ValueError: there is no value or no row, or the prediction did not keep its samples.
+        ValueError: there is no value or no row, a column is not there, or the prediction did not
+            keep its samples.
 
     Example:
         >>> from bayesify.prediction import GaussianPredictive
@@ -276,12 +279,16 @@ def partial_dependence(
 
 def _check_columns(rows: Any, columns: object) -> None:
     """Raise ValueError where these are not columns of a table."""
-    if isinstance(columns, str) or not isinstance(columns, Sequence | np.ndarray | Tensor):
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
         raise ValueError(f"columns must be a sequence of places or names, got {columns!r}")
-    known = set(rows.columns) if _is_frame(rows) else set(range(-rows.shape[1], rows.shape[1]))
-    missing = [each for each in columns if each not in known]
+    if np.ndim(rows) != 2:
+        raise ValueError(f"inputs must have shape (N, F), got {tuple(np.shape(rows))}")
+    count = rows.shape[1]
+    known = set(rows.columns) if _is_frame(rows) else set(range(-count, count))
+    asked = columns.tolist() if isinstance(columns, Tensor) else list(columns)
+    missing = [each for each in asked if each not in known]
     if missing:
-        what = "names of columns" if _is_frame(rows) else f"below {rows.shape[1]}"
+        what = "names of columns" if _is_frame(rows) else f"places from {-count} to {count - 1}"
         raise ValueError(f"columns must be {what}, got {missing[0]!r}; correct or remove it")
 
 
@@ -326,12 +333,16 @@ def _set(rows: Any, columns: Sequence[Hashable], value: Any) -> Any:
             changed[name] = each
         return changed
     if isinstance(rows, Tensor):
-        given = torch.as_tensor(value, device=rows.device)
-        if not rows.is_floating_point():  # whole numbers have no place for a half
+        given = torch.as_tensor(value)
+        if not (rows.is_floating_point() or torch.equal(given.to(rows.dtype).to(given), given)):
             changed = changed.to(torch.promote_types(rows.dtype, given.dtype))
-        changed[:, list(columns)] = given.to(changed.dtype)
+        changed[:, list(columns)] = torch.as_tensor(
+            value, dtype=changed.dtype, device=changed.device
+        )
         return changed
+    of_value = np.asarray(value)
     # Whole numbers have no place for a half, and short texts none for a longer one.
-    changed = changed.astype(np.result_type(rows.dtype, np.asarray(value).dtype))
+    if rows.dtype.kind in "biuUS" and (of_value.astype(rows.dtype) != of_value).any():
+        changed = changed.astype(np.result_type(rows.dtype, of_value.dtype))
     changed[:, list(columns)] = value
     return changed

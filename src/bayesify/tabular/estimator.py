@@ -399,8 +399,11 @@ class Rows(NamedTuple):
 
 def _used(table: Any, sample_weight: Any) -> Any:
     """Return the rows of positive weight."""
-    weights = np.asarray(sample_weight)
-    if weights.shape != (len(table),) or weights.dtype.kind not in "biuf":  # checked later
+    try:
+        weights = np.asarray(sample_weight, dtype=float)
+    except (TypeError, ValueError):  # checked later
+        return table
+    if weights.shape != (len(table),):  # one number, or checked later
         return table
     return table[weights > 0.0]
 

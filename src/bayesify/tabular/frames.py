@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,8 @@ __all__ = ["columns_of", "frame_of", "number_columns", "takes_any_number", "valu
 _DAY = pd.Timedelta(days=1)
 
 
-#: Kinds of the cells of an array of objects that NumPy makes no number of.
-_NO_NUMBERS = (str, date, np.datetime64, type(pd.NaT))
+#: Kinds of the cells of an array of objects that are no numbers: texts, dates and durations.
+_NO_NUMBERS = (str, date, timedelta, np.datetime64, np.timedelta64)
 
 
 def frame_of(table: Any, *, always: bool = False) -> pd.DataFrame | None:

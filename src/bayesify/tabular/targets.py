@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from bayesify.tabular.censoring import Limits
 from bayesify.tabular.columns import facts_of
 from bayesify.tabular.detect import ColumnScan
 from bayesify.tabular.files import TableError
+from bayesify.tabular.label_list import joined_labels
 from bayesify.tabular.likelihoods import LARGEST_COUNT, CountStatistics, wrong_count
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.schema import LARGEST_TARGET, SMALLEST_SPREAD, Target, label_of
@@ -73,41 +72,6 @@ def with_likelihood(
             f"{joined_labels(classes[:_MOST_NAMED])}{more}, got {joined_labels(labels)}{advice}"
         )
     return dataclasses.replace(target, classes=labels, likelihood="ordinal")
-
-
-def joined_labels(labels: Sequence[object]) -> str:
-    """Join labels with commas, those with a comma or a line end of their own in quotation marks.
-
-    Example:
-        >>> joined_labels(["0-999", "1,000-5,000"])
-        '0-999,"1,000-5,000"'
-    """
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(labels)
-    return line.getvalue().removesuffix("\n")
-
-
-def split_labels(text: str) -> list[str]:
-    """Return the labels that :func:`joined_labels` joined.
-
-    Raises:
-        TableError: a quotation mark is not closed, or does not enclose a whole label.
-
-    Example:
-        >>> split_labels('0-999, "1,000-5,000"'), split_labels("")
-        (['0-999', '1,000-5,000'], [''])
-    """
-    if '"' not in text:
-        return [label.strip() for label in text.split(",")]
-    rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
-    try:
-        (labels,) = rows
-    except (csv.Error, ValueError) as error:
-        raise TableError(
-            "--ordered must be labels separated by commas, in quotation marks those that hold a "
-            f"comma or a line end, got {text}"
-        ) from error
-    return [label.strip() for label in labels]
 
 
 def _are_numbers(classes: Sequence[str]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -113,7 +112,7 @@ def per_counted_row(
 ) -> History:
     """Return the history of a training on distinct rows with its means per row as it counts.
 
-    The errors have each distinct row once, as before.
+    The errors have each distinct row once.
 
     Args:
         history: of ``bayesify.fit`` under a :class:`WeightedLikelihood`.
@@ -272,9 +271,10 @@ def class_factors(class_weight: Any, classes: Array, counts: Array) -> Array:
         raise ValueError(
             f"class_weight must have only the classes {labels}, got {unknown} too; remove them"
         )
-    values = [class_weight.get(label, 1.0) for label in labels]
-    are_numbers = all(isinstance(value, Real) for value in values)
-    factors = np.array(values, dtype=np.float64) if are_numbers else np.zeros(1)
+    try:
+        factors = np.array([float(class_weight.get(label, 1.0)) for label in labels])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"class_weight must be numbers, got {class_weight}") from error
     if not (np.isfinite(factors) & (factors > 0.0)).all():
         raise ValueError(f"class_weight must be positive and finite, got {class_weight}")
     return factors

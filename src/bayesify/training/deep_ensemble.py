@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.io.files import StorageError, write_tensors
+from bayesify.io.frozen_parameters import check_patterns
 from bayesify.io.models import described_model, read_model, restore_model
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, inputs_of
@@ -138,6 +139,7 @@ class DeepEnsemble:
         Raises:
             OSError: the file cannot be written; an existing file is then unchanged.
             TypeError: ``frozen`` is a single string.
+            ValueError: a pattern of ``frozen`` matches no frozen parameter of any member.
 
         Example:
             >>> import tempfile
@@ -149,6 +151,7 @@ class DeepEnsemble:
             >>> [member.seed for member in again.members]
             [0, 1]
         """
+        check_patterns(frozen, *(member.net for member in self.members))
         tensors: dict[str, Tensor] = {}
         members = []
         for number, member in enumerate(self.members):
@@ -182,7 +185,8 @@ class DeepEnsemble:
             StorageError: the file is missing, truncated, altered, of another architecture or no
                 ensemble's.
         """
-        of_members = [*net] if isinstance(net, Sequence | nn.ModuleList) else None
+        is_list = isinstance(net, Sequence) or type(net) is nn.ModuleList
+        of_members: list[Any] | None = [*net] if is_list else None  # type: ignore[misc]
         tensors, meta = read_model(path, *([net] if of_members is None else of_members))
         if meta.get("kind") != _KIND:
             raise StorageError(f"{path} holds no ensemble; use bayesify.load for a single network")

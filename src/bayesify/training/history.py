@@ -47,9 +47,7 @@ class EpochMeter:
 
     def wants_residual(self, batch: int) -> bool:
         """Whether ``std_residual`` is to be measured in this minibatch."""
-        # Divided by the factors of geometric weights, which go to 0, it would be noise.
-        is_even = self._elbo.kl_weighting != "geometric"
-        return is_even and batch >= self._batches - _RESIDUAL_STEPS
+        return batch >= self._batches - _RESIDUAL_STEPS
 
     def add(
         self, terms: ELBOTerms, targets: Tensor, *, batch: int, share: Share | None = None

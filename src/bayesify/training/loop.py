@@ -101,7 +101,7 @@ def run_steps(
         yield minibatch, terms
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Training:
     """A training of K networks, from where they stand to the last epoch.
 

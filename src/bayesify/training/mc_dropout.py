@@ -7,7 +7,7 @@ has weight 0: ``ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperatu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -39,7 +39,7 @@ from bayesify.prediction import Predictive
 __all__ = ["MCDropout"]
 
 _BATCH_SIZE = 1024
-#: Of all predictions, since they seed PyTorch's generators, which all threads share.
+#: Of all objects, since they seed PyTorch's generators, which all threads share.
 _TURNS = Turns()
 
 
@@ -156,7 +156,8 @@ class MCDropout:
             self.seed if seed is None else seed,
             self.output,
         )
-        with _TURNS.taken(), kept_generators(), evaluation_mode(net):
+        turn = self.net.in_turn() if isinstance(self.net, BayesianModule) else nullcontext()
+        with _TURNS.taken(), turn, kept_generators(), evaluation_mode(net):
             for module in _dropout_modules(net):
                 module.training = True
             if self._readers is None:

@@ -115,7 +115,6 @@ class Member:
         check_scaled_rate(schedule, optimizer, rho_lr_scale)
         if folder is not None:
             check_can_be_stored(elbo.bnn)
-            check_patterns(elbo.bnn.net, frozen)
         path = None if folder is None else folder / CHECKPOINT_NAME
         updates = update_settings(optimizer, schedule, is_stored=path is not None)
         settings = {**warmup.settings, **updates}
@@ -132,6 +131,8 @@ class Member:
             position = read_checkpoint(path, elbo, optimizer, schedule, settings, batches)
         else:
             position.first_epoch = -(-elbo.step // batches)
+            if path is not None:
+                check_patterns(frozen, elbo.bnn.net)
             last_step += getattr(schedule, "last_epoch", 0)
         check_length(schedule, last_step)
         position.batches = batches

@@ -160,7 +160,7 @@ def train(
         if value is not None
     }
     if "ordered" in settings:
-        from bayesify.tabular.targets import split_labels
+        from bayesify.tabular.label_list import split_labels
 
         settings["ordered"] = tuple(
             label for text in settings["ordered"] for label in split_labels(text)

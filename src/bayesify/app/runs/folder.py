@@ -191,7 +191,7 @@ class Run:
 
     def command_with(self, settings: Mapping[str, Any]) -> str:
         """Return the command with these settings, as JSON, of this run's data and folder."""
-        from bayesify.tabular.targets import joined_labels
+        from bayesify.tabular.label_list import joined_labels
 
         words = ["bayesify", "train", self.config.dataset, "--out", str(self.folder)]
         for name, value in settings.items():

@@ -184,14 +184,14 @@ class JobRunner:
     def _run(self, job: Job) -> dict[str, Any]:
         begun = self._beginning(job) or _Beginning(self._commit)
         started = time.perf_counter() - begun.seconds
+        if self._commit not in begun.commits:
+            begun.commits.append(self._commit)
         begun.loads.append(load_average())
         try:
             with num_threads(1), _collected_warnings() as warned:
 
                 def store() -> None:
                     begun.seconds = time.perf_counter() - started
-                    if self._commit not in begun.commits:
-                        begun.commits.append(self._commit)
                     begun.notes = sorted({*begun.notes, *warned()})
                     self._write_beginning(job, begun)
 
@@ -202,9 +202,11 @@ class JobRunner:
                     self.listener.on_progress(part)
 
                 context = replace(self._context, work=self._work(job), on_progress=on_progress)
-                self._write_beginning(job, begun)
-                metrics = self.experiment.run(job, context)
                 store()
+                try:
+                    metrics = self.experiment.run(job, context)
+                finally:  # an interrupted part may have left its state
+                    store()
                 where = hardware(context.device)
         except StorageError as error:
             raise StorageError(
@@ -259,14 +261,14 @@ def _mean(loads: Sequence[float | None]) -> float | None:
 
 @dataclass
 class _Beginning:
-    """Where a job that is not finished stands, by its parts that are done.
+    """Where a job that is not finished stands, with all attempts at it.
 
     Args:
         commit: the commit at which it began.
         seconds: the time that it has taken.
         part: the part that is done, from 0 to 1.
-        commits: the commits that finished a part, in their order.
-        notes: the warnings until then.
+        commits: all commits at which it ran, in their order.
+        notes: the warnings so far.
         loads: the load averages at its beginning and after each part.
     """
 

@@ -70,9 +70,10 @@ class RangedColumn(Column):
         plain = min(max(_PLAIN[0], ordinary, robust.quantile(sizes, counts, _RARE)), _PLAIN[1])
         rounding = 4.0 * float(np.finfo(np.float64).eps) * abs(mean)
         if finite.max() - finite.min() <= rounding:
+            low, high = float(finite.min()), float(finite.max())
             # The same number as float32 does not lie outside.
-            rounding = max(rounding, float(np.finfo(np.float32).eps) * abs(mean))
-            ends = float(finite.min() - rounding), float(finite.max() + rounding)
+            narrow = [float(np.float32(end)) for end in (low, high)]
+            ends = min(low - rounding, *narrow), max(high + rounding, *narrow)
             return dataclasses.replace(
                 column, mean=mean, std=0.0, low=ends[0], high=ends[1], spread=0.0
             )
