@@ -57,4 +57,5 @@ def _section(named: tuple[str, Any]) -> Iterator[str]:
 def _escaped(text: str) -> str:
     """Return a text of the terminal, with Rich's escaped brackets, as Markdown."""
     plain = html.escape(text.replace(r"\[", "["), quote=False)
-    return re.sub(r"([\\`*_|\[\]])", r"\\\1", plain)
+    escaped = re.sub(r"([\\`*_|\[\]])", r"\\\1", plain)
+    return re.sub(r"(?<!\S)--[a-z][a-z-]*", r"`\g<0>`", escaped)  # no line ends within an option
