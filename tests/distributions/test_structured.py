@@ -334,11 +334,11 @@ def test_a_pruned_large_layer_has_no_formula() -> None:
         bnn.posterior.total_correlation()
 
 
-@pytest.mark.parametrize(("family", "scale"), [(FullGaussian(), 0.5), (MatrixGaussian(), 0.4)])
+@pytest.mark.parametrize(("family", "scale"), [(FullGaussian(), 0.5), (MatrixGaussian(), 1.0)])
 def test_pruning_keeps_the_digits_of_nearly_dependent_weights(
     family: PosteriorFamily, scale: float
 ) -> None:
-    net = nn.Linear(100, 1, bias=False) if isinstance(family, FullGaussian) else nn.Linear(20, 20)
+    net = nn.Linear(100, 1, bias=False) if isinstance(family, FullGaussian) else nn.Linear(19, 20)
     bnn = BayesianModule(net, posterior=family)
     with torch.no_grad():
         for name, parameter in bnn.posterior.named_parameters():
