@@ -114,6 +114,31 @@ def test_the_order_of_classes_stays_as_in_training(
     np.testing.assert_array_equal(predictions(loaded), before)
 
 
+@pytest.mark.parametrize(
+    "changed", [{"hidden_layer_sizes": (7,)}, {"posterior": "low-rank"}, {"noise": "learned"}]
+)
+def test_partial_fit_keeps_the_network(changed: dict[str, Any]) -> None:
+    model = regressor()
+    before, [(name, value)] = predictions(model), changed.items()
+    own = model.get_params()[name]
+    model.set_params(**changed)
+    with pytest.raises(ValueError, match=f"{name} must be .*, as in training, got .*call fit"):
+        model.partial_fit(X, X[:, 0])
+    np.testing.assert_array_equal(predictions(model), before)
+    model.set_params(**{name: own}).partial_fit(X, X[:, 0])
+    model.set_params(**changed).fit(X, X[:, 0])
+    assert model.get_params()[name] == value
+
+
+def test_partial_fit_follows_changed_settings_of_training() -> None:
+    model = regressor()
+    steps = model.n_iter_
+    model.set_params(steps=100, batch_size=7, learning_rate_init=0.004).partial_fit(X, X[:, 0])
+    recipe = model.recipe_
+    assert model.n_iter_ >= steps + 100
+    assert (recipe.steps, recipe.batch_size, recipe.lr) == (100, 7, 0.004)
+
+
 def test_rows_at_the_limit_of_a_censored_target_train_a_model_further() -> None:
     settings = {**QUICK, "steps": 200}
     model = BayesianMLPRegressor(likelihood="censored", censored_above=1000.0, **settings)

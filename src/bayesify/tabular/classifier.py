@@ -128,7 +128,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         """Train on further rows, with the present posterior as the prior.
 
         Give each row once only: a row given twice counts twice. The first call sets the scaling of
-        the columns, so its rows should be typical. There is no early stopping.
+        the columns, so its rows should be typical. There is no early stopping. ``steps``,
+        ``batch_size`` and ``learning_rate_init`` may change between the calls.
 
         Args:
             X: as for :meth:`fit`.
@@ -137,8 +138,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             sample_weight: as for :meth:`fit`.
 
         Raises:
-            ValueError: as for :meth:`fit`; or ``classes`` is missing, differs from the first call,
-                or does not hold a label of y.
+            ValueError: as for :meth:`fit`; ``classes`` is missing, differs from the first call, or
+                does not hold a label of y; or ``ordered`` or a setting of the network is another
+                one.
         """
         if not hasattr(self, "bnn_") and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")

@@ -210,7 +210,10 @@ class BayesianMLP(Calibrated, StorableEstimator):
         bnn = self.bnn_ = copy.deepcopy(self.bnn_)
         if self._num_rows:  # as many steps as for these rows alone
             alone = self._recipe(len(rows.weights), has_classes=has_classes(bnn.likelihood))
-            self.recipe_ = replace(self.recipe_, steps=alone.steps)
+            self._check_same_network(alone)
+            self.recipe_ = replace(
+                self.recipe_, steps=alone.steps, batch_size=alone.batch_size, lr=alone.lr
+            )
         whole = DistinctRows(self._encoded(rows.inputs.numpy()), targets, rows.weights)
         counter = StepCounter()
         if not early_stopping:
@@ -245,6 +248,16 @@ class BayesianMLP(Calibrated, StorableEstimator):
                 ConvergenceWarning,
                 stacklevel=4,
             )
+
+    def _check_same_network(self, recipe: TableRecipe) -> None:
+        """Raise ValueError if the settings are of another network than the trained one."""
+        for name, part in (("hidden_layer_sizes", "hidden"), ("posterior", "posterior")):
+            own, given = getattr(self.recipe_, part), getattr(recipe, part)
+            if own != given:
+                raise ValueError(
+                    f"{name} must be {own!r}, as in training, got {given!r}; set it back, or call "
+                    "fit"
+                )
 
     def predictive(self, X: Any, *, keep_samples: bool = False) -> Predictive:  # noqa: N803
         """Return the predictive distribution of each row, with its uncertainty split.

@@ -37,7 +37,7 @@ from bayesify.tabular.likelihoods import (
     number_likelihood,
     wrong_count,
 )
-from bayesify.tabular.model import Noise
+from bayesify.tabular.model import Noise, TableNet
 from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.weights import Array, DistinctRows, checked_weights
 
@@ -159,7 +159,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         """Train on further rows, with the posterior so far as the prior.
 
         Give each row once only: a row given twice counts twice. The first call sets the scaling of
-        columns and targets, so its rows should be typical. There is no early stopping.
+        columns and targets, so its rows should be typical. There is no early stopping. ``steps``,
+        ``batch_size`` and ``learning_rate_init`` may change between the calls.
 
         Args:
             X: as for :meth:`fit`.
@@ -167,7 +168,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             sample_weight: as for :meth:`fit`.
 
         Raises:
-            ValueError: as for :meth:`fit`; or y has another number of targets than before.
+            ValueError: as for :meth:`fit`; y has another number of targets than before; or a
+                setting of the network, ``likelihood`` or ``noise`` is another one.
         """
         with self._restored_after_errors():
             return self._fit(X, y, sample_weight, further=True)
@@ -223,6 +225,17 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             )
         return None
 
+    def _check_same_noise(self) -> None:
+        """Raise ValueError if the setting is another noise than the network's."""
+        net = self.bnn_.net
+        assert isinstance(net, TableNet)
+        own: Noise = "input-dependent" if net.input_dependent else "learned"
+        if net.noise is not None and self.noise != own:
+            raise ValueError(
+                f"noise must be {own!r}, as in training, got {self.noise!r}; set it back, or call "
+                "fit"
+            )
+
     def _limits(self) -> Limits:
         """Return the limits of a censored target; those of other targets are open."""
         given = (self.censored_below, self.censored_above)
@@ -272,6 +285,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         check_are_numbers(y)
         if not first:
             check_unchanged(self.bnn_.likelihood, self.likelihood)
+            self._check_same_noise()
         table, targets = self._checked(
             X, y, first=first, sample_weight=sample_weight, multi_output=True, y_numeric=True
         )
