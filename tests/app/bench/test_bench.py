@@ -19,6 +19,7 @@ from bayesify.app.bench import (
     Group,
     contestants_of,
     estimated_seconds,
+    find_cases,
     measure,
     measuring,
     timing,
@@ -138,6 +139,18 @@ def test_every_case_has_a_plain_net_for_each_optimiser() -> None:
         assert entered[0].path == "plain-net"
         assert {each.baseline for each in entered} == plain
         assert len({each.label for each in entered}) == len(entered)
+
+
+def test_a_large_case_is_measured_where_it_is_named_without_floor_and_peers() -> None:
+    large = find_cases(["mlp-9600"])
+    assert [case.hidden for case in large] == [9600]
+    assert large[0] not in find_cases([])
+    group = Group(large[0], 16, contestants_of(large[0], 16))
+    assert [each.label for each in group.entered] == [
+        "plain-net, adam",
+        "compiled, sampling, adam",
+        "own-loop, sampling, adam",
+    ]
 
 
 # ---- memory -----------------------------------------------------------------------------------

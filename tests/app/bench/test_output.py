@@ -63,7 +63,7 @@ def test_a_peer_trains(peer: Peer, losses: list[float]) -> None:
 def test_peers_take_part_only_in_the_training_of_perceptrons() -> None:
     entered = {name: len(peer_contestants(PEERS, case, 1)) for name, case in CASES.items()}
     count = len(PEERS)
-    others = {"resnet-20": 0, "predict": 0, "predict-once": 0, "predict-mean": 0}
+    others = {"mlp-9600": 0, "resnet-20": 0, "predict": 0, "predict-once": 0, "predict-mean": 0}
     assert entered == {"mlp-400": count, "mlp-1200": count, "mlp-2900": count, **others}
 
 

@@ -34,6 +34,8 @@ class Case:
         work: a training step, a prediction with 100 weight samples that follows others with the
             same posterior, one that is the first with its posterior, or one with the mean weights.
         device: where network and data are, ``"cpu"`` or ``"cuda"``.
+        is_large: whether the network is so large that only Adam with weight sampling is measured,
+            by the compiled backend and in a loop of one's own, and only where it is named.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Case:
     hidden: int | None = None
     work: Work = "train"
     device: str = "cpu"
+    is_large: bool = False
 
     def net(self) -> nn.Module:
         """Return the plain network on the device, always with the same initial values.
@@ -74,6 +77,7 @@ def perceptron(
     inputs: int = 784,
     batches: tuple[int, ...] = (128, 1024),
     work: Work = "train",
+    is_large: bool = False,
 ) -> Case:
     """Return the case of a multilayer perceptron with two hidden layers.
 
@@ -82,7 +86,7 @@ def perceptron(
         Linear(in_features=4, out_features=8, bias=True)
     """
     make_net = partial(mlp, inputs, (hidden, hidden), CLASSES)
-    return Case(name, make_net, (inputs,), batches, hidden, work)
+    return Case(name, make_net, (inputs,), batches, hidden, work, is_large=is_large)
 
 
 CASES = {
@@ -91,6 +95,7 @@ CASES = {
         perceptron("mlp-400", 400),
         perceptron("mlp-1200", 1200),
         perceptron("mlp-2900", 2900, batches=(16,)),
+        perceptron("mlp-9600", 9600, batches=(16,), is_large=True),
         Case("resnet-20", partial(resnet20, num_classes=CLASSES), (3, 32, 32), (128,)),
         perceptron("predict", 400, batches=(1, 16, 128, 1024), work="predict"),
         perceptron("predict-once", 400, work="predict-once"),
@@ -100,7 +105,7 @@ CASES = {
 
 
 def find_cases(names: Sequence[str]) -> list[Case]:
-    """Return the cases of these names, in the order of ``CASES``; all cases if there is no name.
+    """Return the cases of these names, in the order of ``CASES``; without names all but the large.
 
     Raises:
         ValueError: a case is unknown.
@@ -112,4 +117,4 @@ def find_cases(names: Sequence[str]) -> list[Case]:
     for name in names:
         if name not in CASES:
             raise ValueError(f"case must be one of {', '.join(CASES)}, got {name!r}")
-    return [case for case in CASES.values() if not names or case.name in names]
+    return [case for case in CASES.values() if (case.name in names if names else not case.is_large)]

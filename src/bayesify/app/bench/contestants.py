@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -87,6 +87,13 @@ class Contestant:
         return ", ".join(part for part in parts if part != _NONE)
 
 
+def _trained(
+    case: Case, batch: int, kind: BackendName, estimator: str, optimizer: str
+) -> Contestant:
+    build = partial(_training, case, batch, kind, estimator, optimizer)
+    return Contestant(kind, estimator, optimizer, build)
+
+
 def make_optimizer(name: str, parameters: Iterable[Any], lr: float = RATE) -> Optimizer:
     """Return Adam or SGD with momentum 0.9, in PyTorch's fused implementation.
 
@@ -103,7 +110,8 @@ def contestants_of(case: Case, batch: int) -> list[Contestant]:
     """Return the plain network first, then bayesify.
 
     Training is measured with Adam for every estimator, and with SGD and IVON for weight sampling;
-    IVON, whose prior is Gaussian, is compared with the plain network under Adam.
+    IVON, whose prior is Gaussian, is compared with the plain network under Adam. That of a large
+    network is measured with Adam and weight sampling only.
 
     Example:
         >>> from bayesify.app.bench.cases import CASES
@@ -114,6 +122,12 @@ def contestants_of(case: Case, batch: int) -> list[Contestant]:
         return [
             Contestant(PLAIN_NET, _NONE, _NONE, partial(_plain_prediction, case, batch)),
             Contestant(OURS, _ESTIMATOR_OF[case.work], _NONE, partial(_prediction, case, batch)),
+        ]
+    if case.is_large:
+        return [
+            Contestant(PLAIN_NET, _NONE, "adam", partial(_plain_training, case, batch, "adam")),
+            _trained(case, batch, "compiled", "sampling", "adam"),
+            Contestant(OWN_LOOP, "sampling", "adam", partial(_own_loop, case, batch, "adam")),
         ]
     entered = [
         Contestant(PLAIN_NET, _NONE, name, partial(_plain_training, case, batch, name))
@@ -131,8 +145,8 @@ def contestants_of(case: Case, batch: int) -> list[Contestant]:
     ):
         for estimator in estimators:
             for kind in _BACKENDS:
-                build = partial(_training, case, batch, kind, estimator, optimizer)
-                entered.append(Contestant(kind, estimator, optimizer, build, against=against))
+                made = _trained(case, batch, kind, estimator, optimizer)
+                entered.append(replace(made, against=against))
         build = partial(_own_loop, case, batch, optimizer)
         entered.append(Contestant(OWN_LOOP, "sampling", optimizer, build, against=against))
     return entered

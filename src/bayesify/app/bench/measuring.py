@@ -55,8 +55,9 @@ class Group:
     @property
     def entered(self) -> list[Contestant]:
         """The contestants, and the parts of their floor if they have one."""
-        on_cpu = self.case.device == "cpu"
-        wanted = on_cpu and self.with_floor and any(map(has_floor, self.contestants))
+        # The parts of a large network's floor would need as much memory again.
+        possible = self.case.device == "cpu" and not self.case.is_large
+        wanted = possible and self.with_floor and any(map(has_floor, self.contestants))
         parts = floor_contestants(self.case, self.batch) if wanted else []
         return [*self.contestants, *parts]
 

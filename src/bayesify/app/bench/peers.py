@@ -85,14 +85,14 @@ def installed_peers() -> tuple[list[Peer], list[str]]:
 
 
 def peer_contestants(peers: Sequence[Peer], case: Case, batch: int) -> list[Contestant]:
-    """Return the peers as contestants of a case; none unless it trains a perceptron.
+    """Return the peers as contestants of a case; none unless it trains a small perceptron.
 
     Example:
         >>> from bayesify.app.bench.cases import CASES
         >>> peer_contestants(PEERS, CASES["resnet-20"], 128)
         []
     """
-    if case.hidden is None or case.work != "train":
+    if case.hidden is None or case.work != "train" or case.is_large:
         return []
     return [peer.contestant(case, batch) for peer in peers]
 

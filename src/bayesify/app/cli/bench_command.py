@@ -54,8 +54,9 @@ def bench(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            help="mlp-400, mlp-1200, mlp-2900, resnet-20, predict, predict-once or predict-mean; "
-            r"may be repeated. \[default: all]",
+            help="mlp-400, mlp-1200, mlp-2900, mlp-9600, resnet-20, predict, predict-once or "
+            r"predict-mean; may be repeated. \[default: all but mlp-9600, whose 100 million "
+            "weights take 11 GB of memory]",
             show_default=False,
         ),
     ] = None,
