@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Self
 
@@ -35,7 +37,7 @@ from bayesify.prediction.checks import check_tensors
 from bayesify.training.convergence import StdResidual
 from bayesify.training.kernel.drawn_weights import DrawnWeights
 
-__all__ = ["ELBO", "ELBOTerms", "check_examples", "check_place", "detached"]
+__all__ = ["ELBO", "ELBOTerms", "check_examples", "check_place", "detached", "fused_as"]
 
 
 class ELBOTerms(NamedTuple):
@@ -106,8 +108,8 @@ class ELBO(nn.Module):
         num_samples: S, weight samples per step.
         num_batches: M, needed for geometric weights.
         fused: whether ``forward`` may use the kernel of the compiled backend, on CPUs, for weight
-            sampling and the priors that it knows; its noise then is that of this backend. False for
-            PyTorch's operations and generators.
+            sampling and the priors that it knows; its noise then is that of this backend. So may
+            the update of :class:`IVON`. False for PyTorch's operations and generators.
 
     Raises:
         TypeError: ``bnn`` is no :class:`BayesianModule`, or ``temperature`` is no number.
@@ -364,6 +366,24 @@ class ELBO(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the step counter."""
         self.step = int(state)
+
+
+@contextmanager
+def fused_as(elbo: ELBO, fused: bool) -> Iterator[None]:
+    """Let an objective, and IVON, use the kernel within, or not.
+
+    Example:
+        >>> elbo = ELBO(BayesianModule(nn.Linear(3, 2)), num_data=10)
+        >>> with fused_as(elbo, False):
+        ...     within = elbo.fused
+        >>> within, elbo.fused
+        (False, True)
+    """
+    before, elbo.fused = elbo.fused, fused
+    try:
+        yield
+    finally:
+        elbo.fused = before
 
 
 def check_examples(batch_size: int) -> None:

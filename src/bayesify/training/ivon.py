@@ -22,6 +22,8 @@ from bayesify.training.kernel.formulas import (
     prior_blocks,
     rho_of_precision,
 )
+from bayesify.training.kernel.interface import SampledPosterior
+from bayesify.training.kernel.newton_update import updated_by_kernel
 
 __all__ = ["IVON"]
 
@@ -229,7 +231,16 @@ class IVON(Optimizer):
         if mean.grad is None or rho.grad is None:
             return  # the kernel has updated them
         momentum, h = self.state_of()
-        delta, rates, size = self.delta, self.next_rates(), mean.numel()
+        rates, size = self.next_rates(), mean.numel()
+        if self.elbo.fused and updated_by_kernel(
+            _gaussian_blocks(self.elbo),
+            SampledPosterior(mean, rho, prior_mean, mask),
+            (momentum, h),
+            (mean.grad, rho.grad),
+            rates,
+        ):
+            return
+        delta = self.delta
         block = _BLOCK if mean.device.type == "cpu" else max(1, size)
         for start in range(0, size, block):
             part = slice(start, start + block)

@@ -15,7 +15,7 @@ from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends.backend import Noise, require_finite
 from bayesify.training.convergence import std_residual
 from bayesify.training.division import Share
-from bayesify.training.elbo import ELBO, ELBOTerms, check_place
+from bayesify.training.elbo import ELBO, ELBOTerms, check_place, fused_as
 from bayesify.training.processes import Processes
 
 __all__ = ["AutogradBackend"]
@@ -88,14 +88,11 @@ class AutogradBackend:
         batch = batch_index or 0
         begins, part = accumulation.begins(batch), 1.0 / accumulation.size(batch)
         ends = accumulation.ends(batch)
-        fused, elbo.fused = elbo.fused, self._fused
         options: dict[str, Any] = {"batch_index": batch_index, "kl_scale": kl_scale}
         if share is not None and elbo.kl_weighting == "geometric":
             options["batch_size"] = share.batch_size
-        try:
+        with fused_as(elbo, self._fused):
             terms: ELBOTerms = elbo(inputs, targets, **options)
-        finally:
-            elbo.fused = fused
         if processes.is_alone:
             require_finite(elbo, terms)
             self._backward(terms.loss, part, begins=begins)
@@ -105,7 +102,8 @@ class AutogradBackend:
         if ends:
             if with_residual and isinstance(posterior, MeanFieldGaussian):
                 residual = std_residual(posterior)  # before the optimiser changes rho
-            self._optimizer.step()
+            with fused_as(elbo, self._fused):
+                self._optimizer.step()
         loss, nll, kl, penalty = (value.detach() for value in terms[:4])
         factor = terms.kl_factor
         if math.isnan(factor):  # a compiled objective

@@ -17,6 +17,7 @@ from bayesify.training.backends.requirements import (
     why_no_closed_forms,
 )
 from bayesify.training.convergence import StdResidual, grouped
+from bayesify.training.elbo import fused_as
 from bayesify.training.kernel.formulas import (
     PriorBlocks,
     PriorForm,
@@ -127,7 +128,8 @@ class ClosedFormBackend(LeafBackend):
                 self._processes.add_up([residual[0]])  # row 1 holds the counts, equal in all
         self._posterior.mean.grad = self._in_mean.detach()
         self._posterior.rho.grad = self._in_rho.detach()
-        self._optimizer.step()
+        with fused_as(self._elbo, False):
+            self._optimizer.step()
         return None if residual is None else StdResidual.of(residual)
 
     def _forget_gradients(self) -> None:

@@ -14,7 +14,7 @@ from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.training.backends.leaves import ParameterGradients
 from bayesify.training.backends.requirements import signature, why_not_compiled
 from bayesify.training.convergence import StdResidual, std_residual
-from bayesify.training.elbo import ELBO
+from bayesify.training.elbo import ELBO, fused_as
 from bayesify.training.kernel.formulas import leaf_kind
 from bayesify.training.kernel.interface import Kernel
 from bayesify.training.kernel.posterior_update import PosteriorUpdate
@@ -195,8 +195,9 @@ class AutogradUpdates:
                 std_residual(q) if isinstance(q, MeanFieldGaussian) else None
                 for q in self._posteriors
             ]
-        for optimizer in self._optimizers:
-            optimizer.step()
+        for elbo, optimizer in zip(self._elbos, self._optimizers, strict=True):
+            with fused_as(elbo, False):
+                optimizer.step()
         return found
 
     def _joined(self, parts: ParameterGradients) -> Tensor:

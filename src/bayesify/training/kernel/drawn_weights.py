@@ -32,7 +32,7 @@ from bayesify.noise.threefry import counter_key, normals
 from bayesify.training.kernel.compiler import CompilerError
 from bayesify.training.kernel.formulas import PriorBlocks, prior_blocks
 from bayesify.training.kernel.interface import SampledPosterior, SampleNoise
-from bayesify.training.kernel.native import Checksums, NativeSample
+from bayesify.training.kernel.native import Checksums, NativeSample, is_readable
 
 __all__ = ["DrawnWeights"]
 
@@ -139,18 +139,9 @@ def _is_plain(bnn: BayesianModule) -> bool:
         and _METHODS.isdisjoint(vars(q))
         and type(q.mean) is type(q.rho) is torch.nn.Parameter
         and q.mean.dtype in (torch.float32, torch.float64)
-        and all(_is_readable(each, q.mean.dtype) for each in (q.mean, q.rho, bnn.prior_mean))
-        and _is_readable(q.mask, torch.bool)
-    )
-
-
-def _is_readable(vector: Tensor | None, dtype: torch.dtype) -> bool:
-    return vector is None or (
-        vector.dtype == dtype
-        and vector.device.type == "cpu"
-        and vector.is_contiguous()
-        and not vector.is_neg()
-        and not vector.is_inference()  # has no version, by which edits are found
+        and all(is_readable(each, q.mean.dtype) for each in (q.mean, q.rho))
+        and (bnn.prior_mean is None or is_readable(bnn.prior_mean, q.mean.dtype))
+        and (q.mask is None or is_readable(q.mask, torch.bool))
     )
 
 

@@ -7,7 +7,7 @@ this takes about a second, and its step takes more than four times as long; see 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,10 @@ from bayesify.training.kernel.compiler import compiled_library
 from bayesify.training.kernel.formulas import PriorBlocks, Rates
 from bayesify.training.kernel.interface import Recipe, SampledPosterior, SampleNoise, Vectors
 
-__all__ = ["Checksums", "NativeKernel", "NativeSample"]
+__all__ = [
+    *("Checksums", "NativeKernel", "NativeNewton", "NativeSample"),
+    *("is_readable", "newton_library"),
+]
 
 
 class NativeKernel:
@@ -65,8 +68,8 @@ class NativeKernel:
         self._std = torch.empty_like(vectors.leaf) if keeps_std else None
         tensors = [vectors.mean, vectors.rho, vectors.leaf, self._std, *moments[0], *moments[1]]
         tensors += [vectors.prior_mean, vectors.mask, *([*vectors.sums, None, None])[:2]]
-        _check(tensors, recipe.dtype)
-        addresses = zip(_VECTORS, tensors, strict=True)
+        named = dict(zip(_VECTORS, tensors, strict=True))
+        _check(named, recipe.dtype, vectors.mean.numel())
         self._arguments = _Step(
             num_weights=vectors.mean.numel(),
             is_far=_is_far(vectors.mean.numel()),
@@ -78,7 +81,7 @@ class NativeKernel:
             prior_starts=ctypes.addressof(self._prior_starts),
             priors=ctypes.addressof(self._priors),
             borders=(ctypes.c_double * len(SNR_BORDERS))(*SNR_BORDERS),
-            **{name: None if v is None else v.data_ptr() for name, v in addresses},
+            **{name: None if v is None else v.data_ptr() for name, v in named.items()},
         )
 
     def refresh(self, step: int) -> None:
@@ -234,10 +237,7 @@ class NativeSample:
 
     def _arguments(self, of: SampledPosterior, leaf: Tensor) -> _Step:
         size = self._starts[len(self._starts) - 1]
-        for name, each in of._asdict().items():
-            wanted = torch.bool if name == "mask" else self._dtype
-            if each is not None and not _fits(each, wanted, size):
-                raise _misfit(name, each, wanted, size)
+        _check(of._asdict(), self._dtype, size)
         return _Step(
             num_weights=size,
             is_far=_is_far(size),
@@ -252,21 +252,103 @@ class NativeSample:
         )
 
 
+def newton_library(dtype: torch.dtype, *, blocks: bool) -> ctypes.CDLL:
+    """Load the compiled kernel of :class:`NativeNewton`.
+
+    Args:
+        dtype: of the vectors.
+        blocks: whether blocks of weights have priors of their own.
+
+    Raises:
+        CompilerError: there is no working C++ compiler.
+    """
+    return compiled_library("gaussian", True, "ivon", "weights", dtype, blocks=blocks)
+
+
+class NativeNewton:
+    """IVON's update by gradients in mean and rho, in C++.
+
+    Args:
+        prior: Gaussian, of each block of weights.
+        size: D, the number of weights.
+        dtype: of the vectors, float32 or float64.
+
+    Raises:
+        CompilerError: there is no working C++ compiler.
+    """
+
+    def __init__(self, prior: PriorBlocks, size: int, dtype: torch.dtype) -> None:
+        forms = prior.forms
+        self._apply = newton_library(dtype, blocks=len(forms) > 1).apply
+        self._size, self._dtype = size, dtype
+        self._prior_starts = (ctypes.c_int64 * (len(forms) + 1))(*prior.starts, size)
+        numbers = [float(number) for form in forms for number in form.numbers]
+        self._priors = (ctypes.c_double * len(numbers))(*numbers)
+
+    def update(
+        self,
+        of: SampledPosterior,
+        moments: tuple[Tensor, Tensor],
+        gradients: tuple[Tensor, Tensor],
+        rates: Rates,
+    ) -> None:
+        """Update mean, rho, momentum and h in place.
+
+        Args:
+            of: the posterior.
+            moments: momentum and h, each of shape (D,).
+            gradients: of the loss in mean and rho, each of shape (D,).
+            rates: of the step.
+        """
+        named = {**of._asdict(), "mean_first": moments[0], "rho_first": moments[1]}
+        given = {**named, "in_mean": gradients[0], "in_rho": gradients[1]}
+        _check(given, self._dtype, self._size)
+        pointers = [(ctypes.c_void_p * 1)(each.data_ptr()) for each in gradients]
+        arguments = _Step(
+            num_weights=self._size,
+            is_far=_is_far(self._size),
+            num_threads=torch.get_num_threads(),
+            in_mean=ctypes.addressof(pointers[0]),
+            in_spread=ctypes.addressof(pointers[1]),
+            num_priors=len(self._prior_starts) - 1,
+            prior_starts=ctypes.addressof(self._prior_starts),
+            priors=ctypes.addressof(self._priors),
+            of_mean=_Rates(*map(float, rates)),
+            **{name: None if v is None else v.data_ptr() for name, v in named.items()},
+        )
+        self._apply(ctypes.byref(arguments))
+
+
 def _is_far(num_weights: int) -> bool:
     """Whether the vectors of so many weights are too long to stay in a cache."""
     return num_weights > 2**20
 
 
-def _check(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> None:
+def _check(named: Mapping[str, Tensor | None], dtype: torch.dtype, size: int) -> None:
     """Check everything that the compiled code relies on."""
-    size = None if tensors[0] is None else tensors[0].numel()
-    for name, tensor in zip(_VECTORS, tensors, strict=True):
+    for name, tensor in named.items():
         wanted = torch.bool if name == "mask" else dtype
         if tensor is not None and not _fits(tensor, wanted, size):
             raise _misfit(name, tensor, wanted, size)
 
 
-def _fits(tensor: Tensor, dtype: torch.dtype, size: int | None) -> bool:
+def is_readable(vector: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether compiled code can read a vector of any length, and autograd counts its edits.
+
+    Example:
+        >>> is_readable(torch.zeros(3), torch.float32), is_readable(torch.zeros(3), torch.bool)
+        (True, False)
+    """
+    return (
+        vector.dtype == dtype
+        and vector.device.type == "cpu"
+        and vector.is_contiguous()
+        and not vector.is_neg()
+        and not vector.is_inference()  # has no version, by which edits are found
+    )
+
+
+def _fits(tensor: Tensor, dtype: torch.dtype, size: int) -> bool:
     return (
         tensor.dtype == dtype
         and tensor.shape == (size,)
@@ -275,7 +357,7 @@ def _fits(tensor: Tensor, dtype: torch.dtype, size: int | None) -> bool:
     )
 
 
-def _misfit(name: str, tensor: Tensor, dtype: torch.dtype, size: int | None) -> ValueError:
+def _misfit(name: str, tensor: Tensor, dtype: torch.dtype, size: int) -> ValueError:
     return ValueError(
         f"{name} must be a contiguous vector of {size} {dtype} on the CPU, got shape "
         f"{tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}; after a change of "

@@ -663,3 +663,51 @@ extern "C" void update(Step* s) {
   else
     update_all<false>(s);
 }
+
+#if OPTIMIZER == 4
+// IVON by the loss's gradients in mean and rho, of all weights, in a loop of one's own. The first
+// pointers of in_mean and in_spread are those of the two vectors.
+extern "C" void apply(const Step* s) {
+#if !BLOCKS
+  const Real numbers[1] = {Real(s->priors[0])};
+#endif
+#pragma omp parallel for schedule(static) num_threads(s->num_threads)
+  for (int64_t start = 0; start < s->num_weights; start += kChunk) {
+    const Newton optimize(s->of_mean);
+    Real std[kBlock], ratio[kBlock], centre[kBlock] = {};
+#if BLOCKS
+    Real numbers[3][kBlock];
+    Numbers priors(s->prior_starts, s->num_priors, s->priors, start);
+#endif
+    const int64_t stop = std::min(start + kChunk, s->num_weights);
+    for (int64_t base = start; base < stop; base += kBlock) {
+      const int64_t size = std::min(kBlock, stop - base);
+#if BLOCKS
+      priors.copy(base, size, numbers);
+#endif
+      const Real *in_mean = s->in_mean[0] + base, *in_rho = s->in_spread[0] + base;
+      Real *mean = s->mean + base, *rho = s->rho + base;
+      Real *momentum = s->mean_first + base, *h = s->rho_first + base;
+      // As in centred_on of formulas.py.
+      if (s->prior_mean)
+        for (int64_t j = 0; j < size; ++j)
+          centre[j] = s->mask && !s->mask[base + j] ? mean[j] : s->prior_mean[base + j];
+      const int64_t then = base + size < s->num_weights ? kBlock : 0;  // to the next block
+      FETCH(rho + then);
+      FETCH(in_rho + then);
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) std[j] = softplus(rho[j]);
+      map_std<softplus_ratio_of_small, softplus_ratio>(std, size, ratio);
+      FETCH(mean + then);
+      FETCH(in_mean + then);
+      FETCH(momentum + then);
+      FETCH(h + then);
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j)
+        std[j] = optimize(mean + j, momentum + j, h + j, in_mean[j], in_rho[j] / ratio[j],
+                          mean[j] - centre[j], NUMBER(0));
+      map_std<inverse_softplus_of_small, inverse_softplus>(std, size, rho);
+    }
+  }
+}
+#endif
