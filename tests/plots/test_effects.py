@@ -96,6 +96,20 @@ def test_a_long_title_ends_within_the_picture(title, level):
         assert shown.get_window_extent().x1 <= figure.bbox.x1
 
 
+@pytest.mark.parametrize("names", [["yes", "no"], ["Management and administration", "Retail"]])
+def test_long_names_of_lines_and_labels_end_within_the_picture(names):
+    lines = [EffectLine(name, [1.0, 2.0], [0.5, 1.5], [1.5, 2.5]) for name in names]
+    figure = effect_along_axis([0.0, 1.0], lines, title="t", label="yearly income " * 5)
+    drawn(figure)
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    for part in (legend, figure.axes[0].yaxis.label):
+        box = part.get_window_extent()
+        assert figure.bbox.x0 <= box.x0, part
+        assert box.x1 <= figure.bbox.x1, part
+        assert box.y1 <= figure.bbox.y1 + 1, part
+
+
 def test_characters_that_the_font_lacks_are_reported_when_the_figure_is_saved():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

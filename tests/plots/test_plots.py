@@ -26,7 +26,10 @@ from bayesify.plots import (
     weight_densities,
     weight_posteriors,
 )
+from bayesify.plots.compared import Curve, pruning_compared
+from bayesify.plots.effects import EffectLine, effect_of_levels
 from bayesify.plots.grid import Mark, grid_lines
+from bayesify.plots.intervals import predicted_against_true, residuals
 
 
 def row(epoch, **changed):
@@ -79,6 +82,13 @@ def gallery(n=8, k=10, names=None, width=28):
 
 
 GRID_STDS = (0.1, 0.25, 0.5, 0.75, 1.0)
+LONG = "Total yearly household income before taxes, in euros of the year 2010"
+SECTORS = (
+    *("Management and administration", "Transport and warehousing"),
+    *("Wholesale merchandising", "Retail"),
+)
+MANY = torch.linspace(0.0, 5.0, 1000)
+SHARES = [0.0, 0.5, *(0.9 + 0.01 * k for k in range(10))]
 FIGURES = {
     "learning curves": lambda: learning_curves(HISTORY, {"SGD": HISTORY, "dropout": HISTORY}),
     "one epoch": lambda: learning_curves(HISTORY[:1]),
@@ -109,6 +119,36 @@ FIGURES = {
         [Mark("std2 = 1", "std1 = 0.5", 0.5, 1.5)],
         xlabel="pi",
         ylabel="test error (%)",
+    ),
+    "learning curves, long names": lambda: learning_curves(
+        [row(epoch, nll=10.0 ** (5 - epoch)) for epoch in range(1, 13)],
+        {LONG: HISTORY[:12]},
+        error_label=f"RMSE of {LONG}",
+    ),
+    "pruning, long name": lambda: pruning_curve(TABLE, 1.3, error_label=f"RMSE of {LONG}"),
+    "densities, long name": lambda: weight_densities(
+        {LONG: torch.linspace(-1, 1, 999), "SGD": torch.linspace(-1, 1, 999)}
+    ),
+    "posteriors, long names": lambda: weight_posteriors(
+        [0.0, 0.02, 0.5],
+        [0.1, 0.05, 1e-4],
+        [
+            f"{place}\nbase_model.model.bert.encoder.layer.11.attention.self.query.weight[3, 17]"
+            for place in ("lowest ratio, -90.0 dB", "median", "highest")
+        ],
+    ),
+    "intervals, long name": lambda: predicted_against_true(
+        MANY, MANY - 1.0, MANY + 1.0, MANY.roll(1), name=LONG
+    ),
+    "residuals, long name": lambda: residuals(MANY, MANY.roll(1), name=LONG),
+    "levels, long names": lambda: effect_of_levels(
+        SECTORS[:2],
+        [EffectLine(name, [1, 2], [0, 1], [2, 3]) for name in SECTORS],
+        title=LONG,
+        label=LONG,
+    ),
+    "pruning compared": lambda: pruning_compared(
+        {name: [Curve("ours", SHARES, [SHARES])] for name in ("2x400", "2x1200")}
     ),
     "gallery": gallery,
     "gallery, long names": lambda: gallery(n=5, names=uncertainty.LONG_NAMES),

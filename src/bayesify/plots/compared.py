@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from bayesify.plots.curves import logit_places
+from bayesify.plots.curves import logit_places, spaced_out
 from bayesify.plots.style import COLOURS, Floats, legend_label, scale_y, styled
 
 __all__ = ["Curve", "comparison", "curves_compared", "pruning_compared"]
@@ -130,8 +130,13 @@ def pruning_compared(
     shares = sorted({float(x) for curves in panels.values() for curve in curves for x in curve.x})
     place_of = dict(zip(shares, logit_places(shares), strict=True))
     figure, axes = _drawn(panels, lambda shares: [place_of[share] for share in shares])
+    places = [*place_of.values()]
+    shown = spaced_out(places, shares, room=0.115 if len(axes) > 1 else 0.075)
+    labels = [
+        f"{100.0 * share:.4g} %" if fits else "" for share, fits in zip(shares, shown, strict=True)
+    ]
     for ax in axes:
-        ax.set_xticks([*place_of.values()], [f"{100.0 * share:.4g} %" for share in shares])
+        ax.set_xticks(places, labels)
         ax.set_xlabel("share of the weights removed")
     axes[0].set_ylabel(ylabel)
     return figure

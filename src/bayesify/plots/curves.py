@@ -13,9 +13,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from bayesify.metrics import Reliability
-from bayesify.plots.style import COLOURS, Floats, Record, compact, plain, scale_y, styled
+from bayesify.plots.style import (
+    COLOURS,
+    Floats,
+    Record,
+    compact,
+    plain,
+    scale_y,
+    shortened,
+    styled,
+)
 
-__all__ = ["learning_curves", "logit_places", "pruning_curve", "reliability_diagram"]
+__all__ = ["learning_curves", "logit_places", "pruning_curve", "reliability_diagram", "spaced_out"]
 
 
 class _Line(NamedTuple):
@@ -67,7 +76,8 @@ def learning_curves(
     ]
     for index, (name, rows) in enumerate((baselines or {}).items()):
         colour, dashes = _BASELINE_LOOKS[index % len(_BASELINE_LOOKS)]
-        errors.append(_Line(f"test, {name}", colour, dashes, _series(rows, "test_error")))
+        label = shortened(f"test, {name}", 36)
+        errors.append(_Line(label, colour, dashes, _series(rows, "test_error")))
     objective = [_Line("nll, training data", "blue", "-", nll)]
     if not np.array_equal(loss, nll):
         objective.insert(0, _Line("loss", "vermillion", "-", loss))
@@ -96,7 +106,7 @@ def learning_curves(
         for label, colour, dashes, points in lines:
             marker = "o" if len(points) <= 15 else ""
             ax.plot(*points.T, dashes, color=COLOURS[colour], label=label, marker=marker, ms=3.5)
-        ax.set(title=title, xlabel="epoch", ylabel=unit)
+        ax.set(title=title, xlabel="epoch", ylabel=shortened(unit, 28))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
         scale_y(ax, np.concatenate([line.points[:, 1] for line in lines]))
         if lines[0].label:
@@ -202,7 +212,8 @@ def pruning_curve(
     if baseline_error is not None:
         label = f"nothing removed, mean weights: {baseline_error:.3g}"
         top.axhline(baseline_error, ls="--", lw=1.2, color=COLOURS["grey"], label=label)
-    top.set(title="Pruning by signal-to-noise ratio", ylabel=f"test {error_label}")
+    unit = shortened(f"test {error_label}", 32 if len(sizes) else 44)
+    top.set(title="Pruning by signal-to-noise ratio", ylabel=unit)
     scale_y(top, np.array(values))
     top.legend(loc="best")
     if len(sizes):
@@ -212,7 +223,7 @@ def pruning_curve(
 
     bottom = axes[-1]
     bottom.set_xlabel("share of the weights removed, and how many are left")
-    shown = _spaced_out(places, [_number(row, "fraction") in _USUAL_FRACTIONS for row in rows])
+    shown = spaced_out(places, [_number(row, "fraction") for row in rows])
     bottom.set_xticks(
         places, [_left_label(row) if fits else "" for row, fits in zip(rows, shown, strict=True)]
     )
@@ -258,10 +269,23 @@ def logit_places(fractions: Sequence[float]) -> list[float]:
     ]
 
 
-def _spaced_out(places: Sequence[float], important: Sequence[bool]) -> list[bool]:
-    """Select labels that do not overlap, the important ones first."""
-    room = 0.058 * (max(places) - min(places))
+def spaced_out(
+    places: Sequence[float], fractions: Sequence[float], *, room: float = 0.058
+) -> list[bool]:
+    """Select labels that do not overlap, those of usual fractions first.
+
+    Args:
+        places: of the labels.
+        fractions: the removed share of each.
+        room: the width of a label, as a part of the axis.
+
+    Example:
+        >>> spaced_out([0.0, 0.01, 1.0], [0.74, 0.75, 0.8])
+        [False, True, True]
+    """
+    room *= max(places) - min(places)
     taken: list[float] = []
+    important = [fraction in _USUAL_FRACTIONS for fraction in fractions]
     for place, _ in sorted(zip(places, important, strict=True), key=lambda one: not one[1]):
         if all(abs(place - other) >= room for other in taken):
             taken.append(place)

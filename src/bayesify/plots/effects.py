@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -183,7 +184,7 @@ def effect_of_levels(
         ax.plot(
             line.values, shifted, "o", ms=4.5, color=COLOURS[colour], label=legend_label(line.name)
         )
-    ax.set(ylim=(len(labels) - 0.4, -0.6), xlabel=label)
+    ax.set(ylim=(len(labels) - 0.4, -0.6), xlabel=shortened(label, 25))
     if limits is not None:
         ax.set_xlim(limits)
     ax.set_yticks(places, names)
@@ -209,7 +210,8 @@ def _panel(
 ) -> tuple[Figure, Axes]:
     if not 1 <= len(lines) <= len(_LINES):
         raise ValueError(f"lines must hold from one to {len(_LINES)} lines, got {len(lines)}")
-    legend = 0.3 if lines[0].name else 0.0
+    rows = math.ceil(len(lines) / _legend_columns(lines)) if lines[0].name else 0
+    legend = 0.15 * rows if rows else 0.0
     figure = Figure(figsize=(_EFFECT_WIDTH, height + legend), layout="constrained")
     ax = figure.subplots()
     ax.set_title(title)
@@ -232,8 +234,14 @@ def _shorten_title(figure: Figure, ax: Axes) -> None:
         shown.set_text(shortened(title, most))
 
 
+def _legend_columns(lines: Sequence[EffectLine]) -> int:
+    """Return the columns of the legend: long names have no room next to each other."""
+    return 2 if max(len(line.name) for line in lines) <= 13 else 1
+
+
 def _legend(figure: Figure, lines: Sequence[EffectLine]) -> None:
     if lines[0].name:
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        names = [shortened(label, 18) for label in labels]
-        figure.legend(handles, names, loc="outside lower center", ncols=2)
+        names = [shortened(label, 34) for label in labels]
+        columns = _legend_columns(lines)
+        figure.legend(handles, names, loc="outside lower center", ncols=columns)

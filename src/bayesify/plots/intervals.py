@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from torch import Tensor
 
-from bayesify.plots.style import COLOURS, Floats, styled, tick
+from bayesify.plots.style import COLOURS, Floats, shortened, styled, tick
 
 __all__ = ["column_of", "interval_coverage", "predicted_against_true", "residuals"]
 
@@ -150,9 +150,9 @@ def predicted_against_true(
             ax.plot(truth[of], middle[of], "o", ms=3, color=COLOURS[colour], label=label)
     share = 100.0 * float(held.mean())
     text = f"The {100.0 * level:.15g} % intervals hold {share:.1f} % of {count:,} targets"
-    ax.set(title=text, xlabel=f"true {name}", xlim=ends)
+    ax.set(title=text, xlabel=f"true {shortened(name, 36)}", xlim=ends)
     drawn = "" if len(chosen) == count else f", {len(chosen)} of them drawn"
-    ax.set_ylabel(f"predicted {name}{drawn}")
+    ax.set_ylabel(f"predicted {shortened(name, 36)}{drawn}")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=7))
         axis.set_major_formatter(FuncFormatter(tick))
@@ -202,7 +202,8 @@ def residuals(mean: Tensor, targets: Tensor, *, name: str = "target") -> Figure:
     ax.plot(middle[chosen], rest[chosen], "o", ms=3, alpha=0.5, color=COLOURS["blue"])
     ax.lines[-1].set_label("residual")
     drawn = "" if len(chosen) == count else f", {len(chosen)} of {count:,} drawn"
-    ax.set(title="Residuals", xlabel=f"predicted {name}", ylabel=f"true - predicted{drawn}")
+    label = f"predicted {shortened(name, 36)}"
+    ax.set(title="Residuals", xlabel=label, ylabel=f"true - predicted{drawn}")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=7))
         axis.set_major_formatter(FuncFormatter(tick))

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from bayesify.plots.style import COLOURS, Floats, legend_label, plain, styled
+from bayesify.plots.style import COLOURS, Floats, legend_label, log_locator, plain, styled
 
 __all__ = ["RegretCurves", "cumulative_regret"]
 
@@ -75,7 +75,8 @@ def cumulative_regret(curves: Sequence[RegretCurves]) -> Figure:
     ax.set_yscale("log")
     if math.isfinite(lowest):  # the first few would fill half of the axis
         ax.set_ylim(bottom=0.8 * lowest)
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=15))
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_locator(log_locator(high / low))
     ax.yaxis.set_minor_locator(NullLocator())
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(FuncFormatter(plain))

@@ -17,7 +17,8 @@ except ImportError as error:
 
 __all__ = [
     *("COLOURS", "STYLE", "Floats", "Record"),
-    *("compact", "decibels", "legend_label", "plain", "scale_y", "shortened", "styled", "tick"),
+    *("compact", "decibels", "legend_label", "log_locator", "plain", "scale_y", "shortened"),
+    *("styled", "tick"),
 ]
 
 #: One epoch of a history, or one line of a pruning table; missing and None values are not drawn.
@@ -87,12 +88,23 @@ styled = mpl.rc_context(STYLE)
 
 def scale_y(ax: Axes, values: Floats, formatter: FuncFormatter | None = None) -> None:
     """Set a logarithmic axis where the values span more than a factor of 5, else a linear one."""
-    formatter = formatter or FuncFormatter(plain)
     if values.size and values.min() > 0 and values.max() / values.min() > 5.0:
         ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        ax.yaxis.set_major_locator(log_locator(values.max() / values.min()))
         ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(formatter)
+    ax.yaxis.set_major_formatter(formatter or FuncFormatter(plain))
+
+
+def log_locator(factor: float) -> LogLocator:
+    """Return the places of ticks on a logarithmic axis whose values span a factor.
+
+    Three in each factor of ten have room for few of these factors only.
+
+    Example:
+        >>> log_locator(1e7).tick_values(1.0, 1e4).tolist()[1:-1]
+        [1.0, 10.0, 100.0, 1000.0, 10000.0]
+    """
+    return LogLocator(subs=(1.0, 2.0, 5.0) if factor < 3e3 else (1.0,), numticks=12)
 
 
 def legend_label(name: str) -> str:
@@ -130,11 +142,20 @@ def decibels(value: float) -> str:
     return f"{value:.1f} dB".replace("-", "\N{MINUS SIGN}")
 
 
-def shortened(name: str, most: int = 26) -> str:
-    """Return a name, with dots for its end if it is long.
+def shortened(name: str, most: int = 26, *, end: int = 0) -> str:
+    """Return a name, with dots for a part of it if it is long.
+
+    Args:
+        name: the name.
+        most: its greatest length, in characters.
+        end: the number of characters of its end that are kept.
 
     Example:
         >>> shortened("humidity"), shortened("a very long name of a column", 12)
         ('humidity', 'a very long\N{HORIZONTAL ELLIPSIS}')
+        >>> shortened("encoder.layers.3.weight[5, 1]", 16, end=12)
+        'enc\N{HORIZONTAL ELLIPSIS}weight[5, 1]'
     """
-    return name if len(name) <= most else f"{name[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+    if len(name) <= most:
+        return name
+    return f"{name[: most - 1 - end]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - end :]}"

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from torch import Tensor
 
 from bayesify.distributions.priors import Prior
-from bayesify.plots.style import COLOURS, Floats, decibels, legend_label, plain, styled
+from bayesify.plots.style import COLOURS, Floats, decibels, legend_label, plain, shortened, styled
 
 __all__ = ["binned_densities", "snr_density_and_cdf", "weight_densities", "weight_posteriors"]
 
@@ -148,7 +148,7 @@ def _densities(densities: Mapping[str, Floats], bins: Floats) -> Figure:
     figure = Figure(figsize=(7.6, 4.2), layout="constrained")
     ax = figure.subplots()
     for (name, density), colour in zip(densities.items(), _cycle(len(densities)), strict=True):
-        _outline(ax, bins, density, colour, name)
+        _outline(ax, bins, density, colour, shortened(name, 44))
     peaks = [float(density.max()) for density in densities.values()]
     spikes = [density.max() > 20.0 * density.mean() for density in densities.values()]
     if max(peaks) > 8.0 * min(peaks) > 0.0 or any(spikes):
@@ -213,7 +213,9 @@ def weight_posteriors(
     for place, (mean, std, name, own) in enumerate(panels, start=1):
         ax = figure.add_subplot(rows, columns, place)
         _posterior_panel(ax, float(mean), float(std), own)
-        ax.set_title(name, fontsize=9)
+        most = 33 if columns > 1 else 46
+        title = "\n".join(shortened(line, most, end=26) for line in name.splitlines())
+        ax.set_title(title, fontsize=9)
         ax.set_xlabel("weight")
         if place % columns == 1 or columns == 1:
             ax.set_ylabel("density")

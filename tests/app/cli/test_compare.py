@@ -27,6 +27,7 @@ OPTIONS = {
     "test fraction": ["--task", "regression", "--test-fraction", "0.3"],
     "limit": ["--task", "regression", "--limit", "60"],
     "counts": ["--likelihood", "poisson"],
+    "pruned": ["--task", "regression", "--prune-fraction", "0.9"],
 }
 
 
@@ -122,3 +123,15 @@ def test_each_run_has_its_own_scale(
     last = seen["baselines"]["Bayes by Backprop (run)"][-1]["test_error"]
     measured = json.loads((counts / "metrics.json").read_text())["test"]["rmse_mean_weights"]
     assert last == pytest.approx(measured, rel=1e-3)
+
+
+def test_the_weights_of_a_pruned_run_are_those_that_are_left(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pruned = train(place, "pruned")
+    run = Path(shutil.copytree(place / "own" / "run", tmp_path / "run"))
+    seen = compared(monkeypatch, run, "--compare", pruned)
+    [weights] = seen["baseline_weights"].values()
+    left = json.loads((pruned / "metrics.json").read_text())["num_weights"]
+    assert bool(weights.all())
+    assert len(weights) < 0.2 * left

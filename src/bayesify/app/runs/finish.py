@@ -167,8 +167,7 @@ def _report(
         pictures=_pictures(run, data),
         baselines=dict(zip(labels, baselines, strict=True)),
         baseline_weights={
-            label: other.load_module().posterior.mean
-            for label, other in zip(labels, others, strict=True)
+            label: _weights_left(other) for label, other in zip(labels, others, strict=True)
         },
         outside=_outside(run, data, bnn, data_dir or run.data_dir),
         truth=truth,
@@ -273,6 +272,12 @@ def _image_column(run: Run) -> ImageColumn | None:
     from bayesify.tabular.columns import ImageColumn
 
     return next((each for each in run.table.columns if isinstance(each, ImageColumn)), None)
+
+
+def _weights_left(run: Run) -> Tensor:
+    """Return the means of a run's weights that are not pruned."""
+    posterior = run.load_module().posterior
+    return posterior.mean if posterior.mask is None else posterior.mean[posterior.mask]
 
 
 def _pictures(run: Run, data: RunData) -> Callable[[Tensor], Tensor] | None:

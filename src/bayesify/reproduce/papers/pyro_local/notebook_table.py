@@ -234,7 +234,9 @@ def _curves(results: Sequence[Result]) -> Figure:
             label = f"held out, reported ({how})"
             ax.axhline(held_out, ls=":", lw=1.2, color=COLOURS["ink"], label=label)
             ax.set_yscale("log")
-            ticks = [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0]
+            ticks = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0]
+            low, high = ax.get_ylim()
+            ticks = [tick for tick in ticks if low <= tick <= high]
             ax.set_yticks(ticks, [f"{100.0 - tick:g}" for tick in ticks])
             ax.minorticks_off()
             ax.invert_yaxis()
