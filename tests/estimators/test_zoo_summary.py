@@ -179,6 +179,24 @@ def test_products_in_compiled_code(name: str) -> None:
         assert name == "matmul-transposed" or torch.equal(found, expected)
 
 
+def test_a_weight_used_two_ways_in_compiled_code() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, 3, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.tanh(F.linear(x, self.weight.t()))
+            return F.linear(hidden, self.weight)
+
+    bnn = BayesianModule(Tied(), estimator=Flipout(), init_std=0.3, seed=4)
+    inputs = normals(N, 5, seed=3)
+    assert [row.treatment for row in bnn.summary(inputs)] == ["exact"]
+    torch.compiler.reset()
+    compiled = torch.compile(copy.deepcopy(bnn), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(inputs), bnn(inputs))
+
+
 @loop_over(
     "call",
     [

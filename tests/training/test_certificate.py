@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
+from decimal import Decimal, localcontext
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,25 @@ def test_the_inverse_is_exact_on_both_sides(q: float, divergence: float) -> None
             assert binary_kl(q, inside) <= divergence
         if 0.0 < outside < 1.0:
             assert binary_kl(q, outside) >= divergence
+
+
+def exact_kl(q: float, p: float) -> Decimal:
+    q_, p_ = Decimal(q), Decimal(p)
+    parts = ((q_, p_), (1 - q_, 1 - p_))
+    return sum((a * (a / b).ln() for a, b in parts if a), Decimal(0))
+
+
+def test_the_inverse_is_never_inside_the_bound() -> None:
+    draw = random.Random(0)
+    with localcontext(prec=60):
+        for _ in range(300):
+            q, divergence = draw.choice([draw.random(), 0.02]), 10.0 ** draw.uniform(-7.0, 0.0)
+            for side in ("upper", "lower"):
+                p = binary_kl_inverse(q, divergence, side)  # type: ignore[arg-type]
+                if p in (0.0, 1.0):
+                    continue
+                assert exact_kl(q, p) >= Decimal(divergence)
+                assert exact_kl(q, p) <= Decimal(divergence * (1.0 + 1e-6))
 
 
 def test_the_inverse_agrees_with_closed_forms() -> None:

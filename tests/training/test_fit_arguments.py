@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,7 @@ from bayesify import (
 )
 from bayesify.datasets import Passes, TensorLoader
 from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.training import ConvergenceWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 X = torch.zeros(2, 4)
@@ -298,6 +300,15 @@ def test_such_a_schedule_takes_a_rate_for_rho() -> None:
     fit(elbo, loader(), epochs=1, scheduler=schedule)
     fit(other, loader(), epochs=1, scheduler=schedule, rho_lr_scale=10.0)
     assert torch.equal(elbo.bnn.posterior.rho, other.bnn.posterior.rho)
+
+
+def test_geometric_weights_have_no_derivative_in_log_std() -> None:
+    elbo = ELBO(CASE.bnn(), num_data=N, kl_weighting="geometric", num_batches=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        history = fit(elbo, loader(), epochs=1, progress=False)
+    assert history[-1]["std_residual"] is None
+    assert history[-1]["std_residual_worst"] is None
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch.optim import Adam
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader
+from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.training.free_energy import (
     FirstExamples,
     UntrainedFreeEnergy,
@@ -78,6 +79,18 @@ def test_no_std_of_a_grid_is_better(prior: bf.Prior, cheapest: float) -> None:
             std[-153:] = of_last
             best = min(best, by_hand(elbo, std))
     assert untrained(elbo) == pytest.approx(best, abs=0.06)
+
+
+def test_many_weights_for_few_examples_cost_no_kl() -> None:
+    net = nn.Sequential(nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 3))
+    elbo = bf.ELBO(bf.BayesianModule(net, prior=bf.Gaussian(0.02)), num_data=10)
+    draws = bf.BayesianModule(net, prior=bf.Gaussian(0.02), init_std=0.02)
+    with torch.no_grad():
+        draws.posterior.mean.zero_()
+    inputs, targets = examples()
+    outputs, _ = draws.sample_outputs(inputs, NoiseKey(1, Stream.PREDICTION, 0), range(200))
+    nll = -bf.CategoricalLikelihood().log_prob(outputs.detach(), targets).mean()
+    assert untrained(elbo) < float(nll) + 0.02
 
 
 def test_of_very_many_weights_it_is_not_searched() -> None:

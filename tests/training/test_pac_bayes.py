@@ -105,10 +105,15 @@ def test_the_least_f_lambda_is_f_quad() -> None:
 
 
 def trained(
-    form: str, backend: BackendName, *, steps: int = 45, dtype: torch.dtype = torch.float64
+    form: str,
+    backend: BackendName,
+    *,
+    steps: int = 45,
+    dtype: torch.dtype = torch.float64,
+    num_samples: int = 1,
 ) -> bf.PACBayesObjective:
     bnn = moved().to(dtype)
-    own = objective(bnn, form)
+    own = objective(bnn, form, num_samples=num_samples)
     optimizer = torch.optim.SGD(own.parameters(), lr=1e-3, momentum=0.9)
     step = bf.make_step(own, optimizer, backend=backend)
     x, y = minibatch(60)
@@ -118,9 +123,12 @@ def trained(
     return own
 
 
+@pytest.mark.parametrize("num_samples", [1, 4])
 @pytest.mark.parametrize("form", FORMS)
-def test_the_closed_forms_make_the_steps_of_autograd(form: str) -> None:
-    found, wanted = (trained(form, backend) for backend in ("closed-form", "autograd"))
+def test_the_closed_forms_make_the_steps_of_autograd(form: str, num_samples: int) -> None:
+    found, wanted = (
+        trained(form, backend, num_samples=num_samples) for backend in ("closed-form", "autograd")
+    )
     assert found.running == pytest.approx(wanted.running, rel=1e-9)
     for name in ("mean", "rho"):
         parts = (getattr(each.bnn.posterior, name) for each in (found, wanted))
@@ -277,3 +285,11 @@ def test_its_state_holds_the_running_values() -> None:
     older["_extra_state"] = torch.tensor(3)  # of the step alone
     again.load_state_dict(older)
     assert again.step == 3
+
+
+def test_its_history_has_no_free_energy() -> None:
+    """-log max(p, p_min) is no log probability: the classes' shares add up to more than 1."""
+    own = objective(moved(), "f-quad", p_min=0.3)
+    history = bf.fit(own, [minibatch(N)], epochs=1, progress=False)
+    assert history[-1]["free_energy"] is None
+    assert history[-1]["free_energy_untrained"] is None

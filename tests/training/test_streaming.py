@@ -321,6 +321,22 @@ def test_the_prior_of_new_parameters_is_the_networks() -> None:
     assert float(nothing.detach()) == 0.0  # its initial values as its prior are caught
 
 
+def test_a_parameter_without_elements_has_no_prior() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.rest = nn.Linear(3, 2), nn.ParameterDict({"bias": torch.zeros(0)})
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    bnn = bf.BayesianModule(
+        Net(), prior=bf.ByGroup({"*.weight": bf.Gaussian(1.0), "*": bf.Gaussian(0.5)})
+    )
+    of_all, _ = bf.StreamingELBO(bnn, num_data=1, new=("*",)).complexity(None, 0, range(1))
+    torch.testing.assert_close(of_all, bf.kl_divergence(bnn.posterior, bnn.weight_prior))
+
+
 def moved(bnn: bf.BayesianModule, size: float) -> bf.BayesianModule:
     """Move all parameters of the posterior by different amounts."""
     generator = torch.Generator().manual_seed(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from bayesify.estimators.estimator import ParameterUse, Treatment
@@ -55,7 +56,9 @@ class Flipout(PerExampleEstimator):
                 return Treatment("sampled", f"used by {use.function}, {use.why}")
             if use.rows > 1:
                 return Treatment("sampled", f"{use.function} has {use.rows} rows for each example")
-        functions = " and ".join(dict.fromkeys(use.function for use in uses))
+        # Compiled code cannot compare names of functions, and shows nobody the reason.
+        known = uses[:1] if torch.compiler.is_compiling() else uses
+        functions = " and ".join(dict.fromkeys(use.function for use in known))
         return Treatment("exact", f"{functions} uses random signs for each example")
 
     def noisy_output(

@@ -38,12 +38,12 @@ class ClosedFormLastLayer(Estimator):
 
     The last layer is the last linear operation of a pass that has random parameters. Its outputs
     must be those of the network, apart from views such as ``squeeze(-1)``; it must use its weights
-    once. Under ``MeanFieldGaussian``, ``LowRankGaussian``, and ``MatrixGaussian`` (whose layers
-    have one correlation of the inputs for all outputs) it may be any layer; under ``FullGaussian``
-    it must be a group of its own, its weight before its bias:
-    ``PosteriorByGroup({"last.*": FullGaussian(), ...})``. Under ``LowRankGaussian`` the normals
-    that weights share are drawn; mean and variances are those given them, so that the objective
-    keeps their noise.
+    once. Under ``MeanFieldGaussian`` and ``LowRankGaussian`` it may be any layer; under
+    ``MatrixGaussian``, whose layers have one correlation of the inputs for all outputs, one that
+    computes x W^T + b without pruned weights; under ``FullGaussian`` it must be a group of its own,
+    its weight before its bias: ``PosteriorByGroup({"last.*": FullGaussian(), ...})``. Under
+    ``LowRankGaussian`` the normals that weights share are drawn; mean and variances are those given
+    them, so that the objective keeps their noise.
 
     Args:
         below: the estimator of the layers below: ``WeightSampling()``,

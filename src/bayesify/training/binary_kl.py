@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Literal
 
 __all__ = ["binary_kl", "binary_kl_inverse"]
+
+_ROUNDING = 8.0 * sys.float_info.epsilon
 
 
 def binary_kl(q: float, p: float) -> float:
@@ -41,7 +44,7 @@ def binary_kl_inverse(
 ) -> float:
     """Return the largest p with ``binary_kl(q, p) <= divergence``, or with "lower" the least.
 
-    It is found by bisection to the last bit, and rounded outwards: never inside the bound.
+    It is found by bisection and rounded outwards, so that the bound holds for the exact divergence.
 
     Args:
         q: a share, from 0 to 1.
@@ -65,14 +68,19 @@ def binary_kl_inverse(
         raise ValueError(f'side must be "upper" or "lower", got {side!r}')
     if divergence == 0.0:
         return q
+
+    def is_inside(p: float) -> bool:
+        # The two terms of the divergence, of the size of |p - q|, cancel.
+        return binary_kl(q, p) <= divergence + _ROUNDING * (divergence + abs(p - q))
+
     inside, outside = q, 1.0 if side == "upper" else 0.0
-    if binary_kl(q, outside) <= divergence:
+    if is_inside(outside):
         return outside
     while True:
         middle = 0.5 * (inside + outside)
         if middle in (inside, outside):
             return outside
-        if binary_kl(q, middle) <= divergence:
+        if is_inside(middle):
             inside = middle
         else:
             outside = middle

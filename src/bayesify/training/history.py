@@ -47,7 +47,9 @@ class EpochMeter:
 
     def wants_residual(self, batch: int) -> bool:
         """Whether ``std_residual`` is to be measured in this minibatch."""
-        return batch >= self._batches - _RESIDUAL_STEPS
+        # With geometric weights only the sum over all minibatches of an epoch is 0 at the optimum.
+        is_measured = self._elbo.kl_weighting == "uniform"
+        return is_measured and batch >= self._batches - _RESIDUAL_STEPS
 
     def add(
         self, terms: ELBOTerms, targets: Tensor, *, batch: int, share: Share | None = None
@@ -117,6 +119,8 @@ class EpochMeter:
         """That of the ELBO itself, whatever the temperature and the KL's warm-up."""
         bnn = self._elbo.bnn
         if isinstance(bnn.posterior, Delta) or not bnn.weight_prior.is_proper:
+            return None
+        if type(self._elbo).nll is not ELBO.nll:  # of no probabilities, as PACBayesObjective's
             return None
         return nll + self._sums["kl"] / self._elbo.num_data
 

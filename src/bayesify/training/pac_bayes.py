@@ -101,6 +101,9 @@ class PACBayesObjective(ELBO):
         # A tensor, so that a step on a GPU need not wait for it; NaN before the first minibatch.
         self._loss = torch.full((), math.nan, dtype=torch.float64)
         self._newest = self._loss
+        # Of the step so far, whose weight samples may come one after the other.
+        self._before, self._in_step = self._loss.clone(), self._loss.clone()
+        self._at, self._count = -1, 0
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Compute -log max(p(y | x, w), p_min) of outputs (S, B_i, K), averaged, in nats."""
@@ -109,11 +112,23 @@ class PACBayesObjective(ELBO):
         newest = nll.detach().to(torch.float64) / -math.log(self.p_min)
         self._newest = newest
         if nll.requires_grad:  # a training step
-            if self._loss.device != newest.device:
-                self._loss = self._loss.to(newest.device)
-            started = torch.where(self._loss.isnan(), newest, self._loss)
-            self._loss.copy_(started.lerp(newest, _NEWEST))
+            self._average(newest)
         return nll
+
+    def _average(self, newest: Tensor) -> None:
+        """Update the running loss by that of a weight sample, or of all samples of a step."""
+        if self._loss.device != newest.device:
+            vectors = (self._loss, self._before, self._in_step)
+            self._loss, self._before, self._in_step = (each.to(newest.device) for each in vectors)
+        if self._at != self.step:
+            self._at, self._count = self.step, 0
+            self._before.copy_(self._loss)
+            self._in_step.zero_()
+        self._count += 1
+        self._in_step.add_(newest)
+        mean = self._in_step / self._count
+        started = torch.where(self._before.isnan(), mean, self._before)
+        self._loss.copy_(started.lerp(mean, _NEWEST))
 
     def kl_factor(
         self,

@@ -204,6 +204,8 @@ def _priors(bnn: BayesianModule, names: set[str]) -> tuple[Tensor, Tensor, Tenso
     mean, std = torch.zeros_like(bnn.posterior.mean), torch.ones_like(bnn.posterior.mean)
     for name in names:
         place = bnn.layout.slice_of(name)
+        if place.start == place.stop:  # a parameter without elements
+            continue
         mean[place] = 0.0 if bnn.prior_mean is None else bnn.prior_mean[place]
         std[place] = _prior_std(bnn, place)
     return _places(bnn, names), mean, std
