@@ -145,6 +145,30 @@ def test_buffers_ties_and_deterministic_parts_are_kept(tmp_path: Path) -> None:
         assert plain.out.weight is plain.embed.weight
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_of_one_element_with_any_stride(dtype: torch.dtype, tmp_path: Path) -> None:
+    """They count as contiguous."""
+
+    class Scaled(nn.Module):
+        scale: Tensor
+
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([0.5]))
+            self.register_buffer("scale", torch.full((2, 2), value, dtype=dtype)[:1, 0])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight * self.scale.to(x.dtype)
+
+    bnn = BayesianModule(Scaled(3.0), likelihood=GaussianLikelihood())
+    path = tmp_path / "model.safetensors"
+    save(bnn, path)
+    loaded = load(path, Scaled(0.0))
+    assert torch.equal(loaded.posterior.mean, bnn.posterior.mean)
+    assert torch.equal(loaded.posterior.std, bnn.posterior.std)
+    assert loaded.net.scale.tolist() == [3.0]
+
+
 def test_a_network_turned_to_another_dtype_keeps_it(tmp_path: Path) -> None:
     bnn = trained(CASE.bnn(mlp(torch.float32)).to(torch.float64))
     save(bnn, tmp_path / "a")

@@ -246,5 +246,8 @@ def digest_of(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        flat = tensor.contiguous().reshape(-1)
+        if flat.numel() == 1:  # contiguous whatever its stride, which a view as bytes needs to be 1
+            flat = flat.new_empty(1).copy_(flat)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()

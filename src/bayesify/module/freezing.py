@@ -135,12 +135,13 @@ def freeze(
     ``LocalReparameterization()`` holds mean and variance of each weight, and draws S outputs of
     each layer from fixed noise (Kingma et al. 2015, eq. 6). It holds 2 D numbers instead of S D,
     and is far faster for few examples; from some dozens on it costs as much. Each example's S
-    samples have exactly the distribution that S weight samples give it; but all examples share the
-    noise of a layer's outputs instead of the weights, so that the joint distribution of several
-    examples is another one. It is for an ``nn.Sequential`` whose random parameters all belong to
-    ``nn.Linear`` layers on inputs (N, features), and for a mean-field posterior. The layers that
-    follow the first of these must be PyTorch's own and act on each example by itself: activations,
-    dropout, ``LayerNorm``, ``Flatten``, batch normalisation with running statistics.
+    samples have exactly the distribution that S weight samples give it, where the squares of inputs
+    do not overflow, as from 1e19 on in float32; but all examples share the noise of a layer's
+    outputs instead of the weights, so that the joint distribution of several examples is another
+    one. It is for an ``nn.Sequential`` whose random parameters all belong to ``nn.Linear`` layers
+    on inputs (N, features), and for a mean-field posterior. The layers that follow the first of
+    these must be PyTorch's own and act on each example by itself: activations, dropout,
+    ``LayerNorm``, ``Flatten``, batch normalisation with running statistics.
 
     Args:
         bnn: the network, which is not changed. Its likelihood is one of classes, or Gaussian.

@@ -30,8 +30,8 @@ def export(
     fraction: Annotated[
         float | None,
         typer.Option(
-            help="Remove this fraction of the weights first; of images with --samples 0 also the "
-            "units that are then without use.",
+            help="Remove this fraction of the weights first, above 0 and below 1; of images with "
+            "--samples 0 also the units that are then without use.",
             show_default=False,
         ),
     ] = None,

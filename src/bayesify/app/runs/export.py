@@ -47,7 +47,9 @@ def check_export(out: Path, *, samples: int, fraction: float | None, int8: bool)
     if samples < 0:
         raise ConfigError(f"samples must be at least 1, or 0 for the mean weights, got {samples}")
     if fraction is not None and not 0.0 < fraction < 1.0:
-        raise ConfigError(f"fraction must lie between 0 and 1, got {fraction}")
+        raise ConfigError(
+            f"fraction must be above 0 and below 1, got {fraction}; leave it out for all weights"
+        )
 
 
 def export_run(
