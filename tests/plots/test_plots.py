@@ -150,6 +150,9 @@ FIGURES = {
     "pruning compared": lambda: pruning_compared(
         {name: [Curve("ours", SHARES, [SHARES])] for name in ("2x400", "2x1200")}
     ),
+    "intervals, huge": lambda: predicted_against_true(
+        1e140 * MANY.double(), 9e139 * MANY.double(), 2e140 * MANY.double(), 1e140 * MANY.double()
+    ),
     "gallery": gallery,
     "gallery, long names": lambda: gallery(n=5, names=uncertainty.LONG_NAMES),
     "gallery, one": lambda: gallery(n=1),

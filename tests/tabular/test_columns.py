@@ -18,7 +18,7 @@ from bayesify.tabular.columns import (
     NumberColumn,
     column_from_json,
 )
-from bayesify.tabular.detect import ColumnScan
+from bayesify.tabular.detect import ColumnScan, find_target
 from bayesify.tabular.files import TableError
 from bayesify.tabular.number_form import NumberForm
 
@@ -115,6 +115,25 @@ def test_numbers_that_turn_to_commas_later_are_still_numbers() -> None:
     assert scan.form == NumberForm(decimal_comma=True)
     assert scan.column().parse(cells("1,5", "3")).tolist() == [1.5, 3.0]
     assert "decimal points" in scan.remarks[0]
+
+
+@pytest.mark.parametrize("share", [0.03, 0.08, 0.3])
+def test_a_target_of_which_some_numbers_have_two_meanings_is_an_error(share: float) -> None:
+    """To leave them out would take away the largest."""
+    count = round(200 * share)
+    texts = [str(100 + i % 800) for i in range(200 - count)] + [f"1,{i:03d}" for i in range(count)]
+    with pytest.raises(TableError, match="may separate thousands or be decimal points"):
+        find_target(scanned(texts), "regression")
+    sure = scanned([*texts, "1,234.5"])
+    assert find_target(sure, "regression").thousands == ","
+
+
+def test_only_points_are_remarked_as_points() -> None:
+    plain = [str(100 + i) for i in range(190)]
+    for odd, remarked in (("1,000", False), ("1.000", True)):
+        scan = scanned([*plain, *[odd] * 5])
+        scan.column()
+        assert any("its points were read" in remark for remark in scan.remarks) == remarked, odd
 
 
 FORMS = {

@@ -290,6 +290,32 @@ def test_rows_without_a_target_are_left_out(tmp_path: Path) -> None:
     assert len(read(data)[0]) == schema.split["train"]
 
 
+@pytest.mark.parametrize("odd", ["n.d.", "inf"])
+@pytest.mark.parametrize("form", ["{}", "\u20ac{}"])
+def test_cells_that_are_no_numbers_are_left_out_as_in_memory(
+    odd: str, form: str, tmp_path: Path
+) -> None:
+    texts = [form.format(13 + 7 * i % 90) for i in range(600)]
+    texts[8] = odd
+    lines = [f"{i % 17 + 0.5},{text}" for i, text in enumerate(texts)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,visits", *lines]) + "\n")
+    _, in_memory = fit_table(tmp_path / "t.csv", "visits", likelihood="poisson")
+    data, schema = streamed(tmp_path / "t.csv", tmp_path, PART, "visits", likelihood="poisson")
+    assert schema.split["train"] + schema.split["test"] == 599
+    assert len(read(data)[0]) == schema.split["train"]
+    for found in (schema, in_memory):
+        assert sum("as missing" in remark for remark in found.remarks) == 1
+        assert any("1 row has no usable target" in remark for remark in found.remarks)
+
+
+def test_counts_that_are_not_whole_are_an_error(tmp_path: Path) -> None:
+    lines = [f"{i % 17 + 0.5},{13 + 7 * i % 90}" for i in range(600)]
+    lines[300] = "1.5,2.5"
+    (tmp_path / "t.csv").write_text("\n".join(["x,visits", *lines]) + "\n")
+    with pytest.raises(TableError, match="must hold counts, integers"):
+        streamed(tmp_path / "t.csv", tmp_path, PART, "visits", likelihood="poisson")
+
+
 def test_few_rows_of_a_sample_are_not_few_rows(tmp_path: Path) -> None:
     table = frame()
     table.loc[np.arange(len(table)) % 20 > 0, "y"] = None

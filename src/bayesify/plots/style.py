@@ -118,13 +118,15 @@ def legend_label(name: str) -> str:
 
 
 def plain(value: float, _: object = None) -> str:
-    """Format a tick without exponent: 0.05, 12, 110,000; the position is ignored."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    """Format a tick without exponent, below 10^9: 0.05, 12, 110,000; the position is ignored."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def compact(value: float) -> str:
     """Format a number with three digits and k, M or G: 47,841 is "47.8k"."""
     value = float(f"{value:.3g}")
+    if value >= 1e12:
+        return f"{value:g}"
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{unit}"

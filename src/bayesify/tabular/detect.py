@@ -81,7 +81,7 @@ class ColumnScan:
         self.remarks: list[str] = []
         self._numbers = self._infinite = 0
         self._forms, self._decimal_commas = FormCounts(), decimal_commas
-        self._whole = True
+        self._whole = self._numbers_whole = True
         self._last: float | None = None
         self._first: float | None = None
         self._consecutive = True
@@ -118,7 +118,8 @@ class ColumnScan:
             self._update_dates(known, sizes)
         finite = numbers[np.isfinite(numbers)]
         self._add_numbers(finite, sizes[np.isfinite(numbers)])
-        self._whole &= len(finite) == len(known) and bool((finite == np.round(finite)).all())
+        self._numbers_whole &= bool((finite == np.round(finite)).all())
+        self._whole &= self._numbers_whole and len(finite) == len(known)
         if self._whole and self._consecutive:
             in_order = np.full(len(unique), np.nan)
             in_order[~absent] = numbers
@@ -166,9 +167,27 @@ class ColumnScan:
         return self._whole and self.form == NumberForm()
 
     @property
+    def numbers_are_whole(self) -> bool:
+        """Whether every finite number is whole, as far as texts were counted."""
+        form = self.form
+        if form is None or not self._numbers_whole:
+            return False
+        if form == NumberForm():
+            return True
+        values = form.parse(np.array(list(self.texts), dtype=object))
+        finite = values[np.isfinite(values)]
+        return not self.overflowed and bool((finite == np.round(finite)).all())
+
+    @property
     def is_ambiguous(self) -> bool:
         """Whether the cells are numbers whose separators have two meanings, as in 1,234."""
         return self.form is None and bool(self._forms.tied(_MOSTLY * self.count))
+
+    @property
+    def is_ambiguous_in_part(self) -> bool:
+        """Whether the separators of some of the numbers have two meanings."""
+        least = _MOSTLY * self.count
+        return self._forms.has_two_meanings(least, decimal_commas=self._decimal_commas)
 
     def reason_to_drop(self) -> str | None:
         """Return why the column is of no use as an input; None if it is of use."""
@@ -222,7 +241,7 @@ class ColumnScan:
             if strange:
                 texts = [text for text in self.texts if np.isnan(numbers.parse(_array(text)))[0]]
                 self._remark(strange, f"no number, such as {_shown(texts[0])}," if texts else "")
-            if self._infinite:
+            if self._infinite and not numbers.unit:  # without the unit they are no numbers
                 self._remark(self._infinite, "infinite")
             return NumberColumn(name=name, **dataclasses.asdict(numbers))
         if (form := self._date_form()) is not None:
@@ -330,7 +349,7 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
     name = scan.name
     if not scan.count:
         raise TableError(f"the target {name!r} is empty; choose another column with --target")
-    if scan.is_ambiguous:
+    if scan.is_ambiguous or (task != "classification" and scan.is_ambiguous_in_part):
         raise TableError(
             f"the target {name!r} cannot be read: {_TWO_MEANINGS}; write the numbers without"
         )

@@ -166,6 +166,8 @@ class FormCounts:
         self._reads: Counter[tuple[str, int]] = Counter()
         self._sizes: Counter[str] = Counter()
         self._marked: Counter[str] = Counter()
+        #: Numbers without a unit that have a point.
+        self._pointed = 0
         self._prefixed: Counter[str] = Counter()
         self._written: dict[str, str] = {}
 
@@ -192,6 +194,7 @@ class FormCounts:
             self._sizes[name] += size
             self._prefixed[name] += size * part.is_prefix
             self._marked[name] += size * ("," in part.number or "." in part.number)
+            self._pointed += size * (not name and "." in part.number)
             for place in places:
                 self._reads[name, place] += size
 
@@ -206,6 +209,7 @@ class FormCounts:
         self._written.setdefault("", "")
         self._sizes[""] += total
         self._marked[""] += with_point
+        self._pointed += with_point
         for place, form in enumerate(SHAPES):
             also = int(sizes[grouped].sum()) if form.thousands == "." else 0
             self._reads["", place] += total - (with_point - also if form.decimal_comma else 0)
@@ -225,20 +229,35 @@ class FormCounts:
             least: number of cells that it must read.
             decimal_commas: whether a comma is the decimal point where it may be either.
         """
+        if self.has_two_meanings(least, decimal_commas=decimal_commas):
+            return SHAPES[0] if self._reads["", 0] >= least else None
         tied = self.tied(least)
         if not tied:
             return None
         points = [form for form in tied if not form.decimal_comma]
         commas = [form for form in tied if form.decimal_comma]
-        name = _name_of(tied[0].unit)
-        if not (points and commas) or not self._marked[name] or tied[0] == SHAPES[0]:
+        if not (points and commas) or not self._is_marked(tied):
             return tied[0]
-        if decimal_commas:
-            return commas[0]
+        return commas[0] if decimal_commas else points[0]
+
+    def has_two_meanings(self, least: float, *, decimal_commas: bool = False) -> bool:
+        """Return whether the separators of some numbers may be decimal signs or not.
+
+        Args:
+            least: as for :meth:`form`.
+            decimal_commas: as for :meth:`form`.
+        """
+        tied = self.tied(least)
+        points = [form for form in tied if not form.decimal_comma]
+        if decimal_commas or not points or len(points) == len(tied) or not self._is_marked(tied):
+            return False
         # $1,234: where the sign comes first, the comma is no decimal point.
-        if self._prefixed[name] == self._sizes[name] and points[0].thousands == ",":
-            return points[0]
-        return SHAPES[0] if self._reads["", 0] >= least else None
+        name = _name_of(tied[0].unit)
+        return self._prefixed[name] < self._sizes[name] or points[0].thousands != ","
+
+    def _is_marked(self, tied: list[NumberForm]) -> bool:
+        """Return whether some numbers have a separator that the plain form does not read."""
+        return tied[0] != SHAPES[0] and self._marked[_name_of(tied[0].unit)] > 0
 
     def tied(self, least: float) -> list[NumberForm]:
         """Return the forms that read the most cells, at least ``least``, the most usual first."""
@@ -257,9 +276,8 @@ class FormCounts:
 
     def all_points_may_group(self, least: float) -> bool:
         """Return whether there are points in numbers, and all may separate thousands."""
-        return self._marked[""] > 0 and NumberForm(decimal_comma=True, thousands=".") in self.tied(
-            least
-        )
+        grouped = NumberForm(decimal_comma=True, thousands=".")
+        return self._pointed > 0 and grouped in self.tied(least)
 
     def count(self, form: NumberForm) -> int:
         """Return the number of cells that a form reads."""

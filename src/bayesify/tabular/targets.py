@@ -31,6 +31,8 @@ __all__ = [
 _MOST_NAMED = 10
 #: A target so many interquartile ranges from the median is reported.
 _WILD = 1e6
+#: Beyond so many of them its square overflows in float32.
+_LARGEST_DEVIATION = 1e18
 
 
 def with_likelihood(
@@ -166,6 +168,12 @@ def check_targets(
         math.inf,
     )
     far = int(np.abs(known - middle).argmax())
+    if abs(known[far] - middle) > _LARGEST_DEVIATION * spread:
+        raise TableError(
+            f"{path}: the target {name!r} must be within {_LARGEST_DEVIATION:g} times the spread "
+            f"of the others, {spread:.3g}, got {known[far]:g} in row {rows[far]:,}; correct or "
+            "remove the row"
+        )
     if abs(known[far] - middle) <= _WILD * spread:
         return share
     return [

@@ -364,10 +364,23 @@ def test_force_overwrites_but_never_the_input(trained: Path, tmp_path: Path) -> 
     assert "is a folder; choose a file with --out" in said.err
 
 
+def test_infinite_cells_that_training_had_are_read_again(tmp_path: Path) -> None:
+    rows = [f"{'inf' if i % 4 == 0 else i % 7 + 0.5},{i % 13}" for i in range(80)]
+    _write(tmp_path / "t.csv", "\n".join(["r,y", *rows]) + "\n")
+    run = tmp_path / "run"
+    options = ["--target", "y", "--task", "regression", "--out", run, *QUICK]
+    assert bayesify("train", tmp_path / "t.csv", *options).code == 0
+    said = bayesify("predict", run, tmp_path / "t.csv", "--out", tmp_path / "p.csv")
+    assert said.code == 0, said.err
+    assert len(numbers(tmp_path / "p.csv")) == 80
+    assert bayesify("evaluate", run, tmp_path / "t.csv").code == 0
+
+
 @pytest.mark.parametrize(
     ("wild", "code", "message"),
     [
         ("1e300", 2, "the target 'y' must be at most 1e+150 in size, got 1e+300 in row 3"),
+        ("-3.4028235e38", 2, "must be within 1e+18 times the spread of the others"),
         ("1e12", 0, "the target 'y' is 1e+12 in row 3, where half of the rows are within"),
     ],
 )

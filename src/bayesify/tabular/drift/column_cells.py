@@ -10,6 +10,7 @@ import numpy.typing as npt
 from bayesify.tabular.cells import Floats, Texts, by_value, is_missing
 from bayesify.tabular.columns import CategoryColumn, Column, NumberColumn
 from bayesify.tabular.drift.target import Labels
+from bayesify.tabular.number_form import NumberForm
 from bayesify.tabular.rows import TableRows
 
 __all__ = ["ColumnCells"]
@@ -30,6 +31,7 @@ class ColumnCells:
         column: training's column.
         known: number of cells with a value.
         unread: number of those that training's format does not read.
+        infinite: number of those that are infinite numbers.
         sizes: the first distinct cells and how often they occur.
         unread_texts: the first distinct cells that are not read.
         is_whole: whether ``sizes`` has every cell with a value.
@@ -41,6 +43,7 @@ class ColumnCells:
     column: Column
     known: int = 0
     unread: int = 0
+    infinite: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
     unread_texts: dict[str, int] = field(default_factory=dict)
     is_whole: bool = True
@@ -63,6 +66,7 @@ class ColumnCells:
         infinite = np.isinf(numbers)
         self.known += int((~np.isnan(numbers)).sum())
         self.unread += int(infinite.sum())
+        self.infinite += int(infinite.sum())
         if infinite.any():
             names, counts = np.unique(numbers[infinite].astype(str), return_counts=True)
             _keep(self.unread_texts, names.astype(object), counts)
@@ -79,6 +83,8 @@ class ColumnCells:
         unread = ~np.isfinite(self.column.parse(texts)) if len(texts) else np.zeros(0, np.bool_)
         self.known += int(counts.sum())
         self.unread += int(counts[unread].sum())
+        if isinstance(self.column, NumberColumn) and not self.column.unit:
+            self.infinite += int(counts[unread & np.isinf(NumberForm().parse(texts))].sum())
         _keep(self.unread_texts, texts[unread], counts[unread])
         self.is_whole &= _keep(self.sizes, texts, counts)
 
@@ -97,8 +103,11 @@ class ColumnCells:
         """Whether too many cells are not read by training's format."""
         if isinstance(self.column, CategoryColumn) and not isinstance(self.column, Labels):
             return self.known >= _FEWEST_LEVELS and self.unread > 0.5 * self.known
-        every = 0 < self.known == self.unread
-        return every or (self.unread > 1 and self.unread > _MOST_UNREAD * self.known)
+        unread = self.unread
+        if isinstance(self.column, NumberColumn) and self.column.missing:
+            unread -= self.infinite  # written as in training, where they count as missing
+        every = 0 < self.known == unread
+        return every or (unread > 1 and unread > _MOST_UNREAD * self.known)
 
 
 def _keep(kept: dict[str, int], texts: Texts, counts: npt.NDArray[np.int64]) -> bool:

@@ -328,7 +328,7 @@ def _check_range(path: Path, scan: StreamScan, target: Target) -> None:
             f"{path}: the target {target.name!r} must be at most {LARGEST_TARGET:g} in size, got "
             f"{worst:g}; correct or remove the row"
         )
-    if target.has_counts and not (low >= 0.0 and high <= LARGEST_COUNT and scan.is_whole):
+    if target.has_counts and not (low >= 0.0 and high <= LARGEST_COUNT and scan.numbers_are_whole):
         raise TableError(
             f"{path}: the target {target.name!r} must hold counts, integers from 0 to "
             f"{LARGEST_COUNT:g}, for --likelihood {target.likelihood}, got others, from {low:g} to "

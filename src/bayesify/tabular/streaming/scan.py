@@ -151,8 +151,8 @@ class StreamScan(ColumnScan):
         finite = known[np.isfinite(known)]
         self._infinite += len(known) - len(finite)
         self.moments.add(finite)
-        self._whole = self._whole and len(finite) == len(known)
-        self._whole = self._whole and bool((finite == np.round(finite)).all())
+        self._numbers_whole &= bool((finite == np.round(finite)).all())
+        self._whole &= self._numbers_whole and len(finite) == len(known)
         if self._whole and self._consecutive:
             self._update_order(values)
         if not self.overflowed:
@@ -204,7 +204,10 @@ class StreamScan(ColumnScan):
     def usable_numbers(self) -> int:
         """Number of cells that are finite numbers in the column's form."""
         form = self.form
-        return 0 if form is None else self._forms.count(form) - self._infinite
+        if form is None:
+            return 0
+        # An infinite one has no unit, and so is no number of a form with a unit.
+        return self._forms.count(form) - (0 if form.unit else self._infinite)
 
     @property
     def is_plain(self) -> bool:
