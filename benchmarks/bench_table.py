@@ -5,10 +5,12 @@ bayesify bench --peers --case mlp-400 --case mlp-1200 --batch 128 --steps 25 \
     --out results/bench/steps-avx512.json
 bayesify bench --case mlp-400 --case mlp-1200 --case mlp-2900 --case resnet-20 --steps 12 \
     --out results/bench/cpu.json
+bayesify bench --case mlp-9600 --steps 20 --out results/bench/steps-100m.json
 bayesify bench --threads 1 --case mlp-400 --case mlp-1200 --batch 128 \
     --out results/bench/steps-one-thread.json
 python benchmarks/bench_table.py docs/benchmarks.md results/bench/steps-avx512.json \
-    results/bench/steps-one-thread.json results/bench/cpu.json results/bench/steps.json \
+    results/bench/steps-one-thread.json results/bench/cpu.json results/bench/steps-100m.json \
+    results/bench/steps.json \
     --figure docs/images/step-time.png
 bayesify bench --case predict --case predict-once --case predict-mean \
     --out results/bench/predict.json
