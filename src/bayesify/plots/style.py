@@ -104,7 +104,7 @@ def log_locator(factor: float) -> LogLocator:
         >>> log_locator(1e7).tick_values(1.0, 1e4).tolist()[1:-1]
         [1.0, 10.0, 100.0, 1000.0, 10000.0]
     """
-    return LogLocator(subs=(1.0, 2.0, 5.0) if factor < 3e3 else (1.0,), numticks=12)
+    return LogLocator(subs=(1.0, 2.0, 5.0) if factor < 3e4 else (1.0,), numticks=12)
 
 
 def legend_label(name: str) -> str:
