@@ -101,9 +101,10 @@ class PACBayesObjective(ELBO):
         # A tensor, so that a step on a GPU need not wait for it; NaN before the first minibatch.
         self._loss = torch.full((), math.nan, dtype=torch.float64)
         self._newest = self._loss
-        # Of the step so far, whose weight samples may come one after the other.
-        self._before, self._in_step = self._loss.clone(), self._loss.clone()
-        self._at, self._count = -1, 0
+        # The loss before this step, and of the step's weight samples so far the sum and the number:
+        # they may come one after the other, and a captured graph runs no Python between them.
+        self._before = self._loss.clone()
+        self._in_step = torch.zeros(2, dtype=torch.float64)
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Compute -log max(p(y | x, w), p_min) of outputs (S, B_i, K), averaged, in nats."""
@@ -118,17 +119,19 @@ class PACBayesObjective(ELBO):
     def _average(self, newest: Tensor) -> None:
         """Update the running loss by that of a weight sample, or of all samples of a step."""
         if self._loss.device != newest.device:
-            vectors = (self._loss, self._before, self._in_step)
-            self._loss, self._before, self._in_step = (each.to(newest.device) for each in vectors)
-        if self._at != self.step:
-            self._at, self._count = self.step, 0
-            self._before.copy_(self._loss)
-            self._in_step.zero_()
-        self._count += 1
-        self._in_step.add_(newest)
-        mean = self._in_step / self._count
+            held = (self._loss, self._before, self._in_step)
+            self._loss, self._before, self._in_step = (each.to(newest.device) for each in held)
+        self._in_step.add_(torch.stack([newest, torch.ones_like(newest)]))
+        total, count = self._in_step.unbind()
+        mean = total / count
         started = torch.where(self._before.isnan(), mean, self._before)
         self._loss.copy_(started.lerp(mean, _NEWEST))
+
+    def count_step(self) -> None:
+        """Count one minibatch, and begin with the running loss of the next."""
+        super().count_step()
+        self._before.copy_(self._loss)
+        self._in_step.zero_()
 
     def kl_factor(
         self,
@@ -176,6 +179,7 @@ class PACBayesObjective(ELBO):
     @running.setter
     def running(self, values: dict[str, float]) -> None:
         self._loss.fill_(values["loss"])
+        self._before.fill_(values["loss"])
         self._kl, self._lambda = values["kl"], values["lambda"]
 
     def get_extra_state(self) -> Tensor:

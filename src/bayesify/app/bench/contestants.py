@@ -87,13 +87,6 @@ class Contestant:
         return ", ".join(part for part in parts if part != _NONE)
 
 
-def _trained(
-    case: Case, batch: int, kind: BackendName, estimator: str, optimizer: str
-) -> Contestant:
-    build = partial(_training, case, batch, kind, estimator, optimizer)
-    return Contestant(kind, estimator, optimizer, build)
-
-
 def make_optimizer(name: str, parameters: Iterable[Any], lr: float = RATE) -> Optimizer:
     """Return Adam or SGD with momentum 0.9, in PyTorch's fused implementation.
 
@@ -216,6 +209,13 @@ def _objective(case: Case, estimator: str, optimizer: str) -> tuple[bf.ELBO, Opt
         return elbo, bf.IVON(elbo, lr=RATE)
     elbo = bf.ELBO(bnn, num_data=NUM_DATA)
     return elbo, make_optimizer(optimizer, elbo.parameters())
+
+
+def _trained(
+    case: Case, batch: int, kind: BackendName, estimator: str, optimizer: str
+) -> Contestant:
+    build = partial(_training, case, batch, kind, estimator, optimizer)
+    return Contestant(kind, estimator, optimizer, build)
 
 
 def _training(case: Case, batch: int, kind: BackendName, estimator: str, optimizer: str) -> Step:

@@ -56,7 +56,7 @@ def bench(
         typer.Option(
             help="mlp-400, mlp-1200, mlp-2900, mlp-9600, resnet-20, predict, predict-once or "
             r"predict-mean; may be repeated. \[default: all but mlp-9600, whose 100 million "
-            "weights take 11 GB of memory]",
+            "weights take 9 GB of memory]",
             show_default=False,
         ),
     ] = None,
