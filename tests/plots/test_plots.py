@@ -214,6 +214,14 @@ def test_a_figure_is_labelled_and_no_text_overlaps_or_leaves_it(make, drawn_text
         assert apart_x or apart_y, f"{one!r} overlaps {other!r}"
 
 
+def test_runs_with_long_names_are_told_apart():
+    runs = {f"Bayes by Backprop (adult-lr-0.0{place})": HISTORY for place in (1, 2)}
+    axes = learning_curves(HISTORY, runs).axes
+    [legend] = [ax.get_legend() for ax in axes if ax.get_title(loc="left") == "Error"]
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert len(set(texts)) == len(texts) == 4
+
+
 def test_the_overlap_test_sees_an_overlap(drawn_texts):
     figure = Figure()
     figure.text(0.5, 0.5, "one")

@@ -308,6 +308,16 @@ def test_cells_that_are_no_numbers_are_left_out_as_in_memory(
         assert any("1 row has no usable target" in remark for remark in found.remarks)
 
 
+def test_counts_with_points_between_thousands_are_whole(tmp_path: Path) -> None:
+    texts = [f"{1 + i % 9}.{i % 1000:03d}" if i % 2 else f"{i}" for i in range(1, 601)]
+    texts[3] = "1.234.567"
+    lines = [f"{i % 17};{text}" for i, text in enumerate(texts)]
+    (tmp_path / "t.csv").write_text("\n".join(["x;visits", *lines]) + "\n")
+    _, schema = streamed(tmp_path / "t.csv", tmp_path, PART, "visits", likelihood="poisson")
+    assert schema.target.thousands == "."
+    assert schema.split["train"] + schema.split["test"] == 600
+
+
 def test_counts_that_are_not_whole_are_an_error(tmp_path: Path) -> None:
     lines = [f"{i % 17 + 0.5},{13 + 7 * i % 90}" for i in range(600)]
     lines[300] = "1.5,2.5"

@@ -287,8 +287,17 @@ def test_its_state_holds_the_running_values() -> None:
     assert again.step == 3
 
 
+class Same(bf.ELBO):
+    """An objective with an nll of its own, which is the likelihood's."""
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().nll(outputs, targets)
+
+
 def test_its_history_has_no_free_energy() -> None:
     """-log max(p, p_min) is no log probability: the classes' shares add up to more than 1."""
+    own_nll = bf.fit(Same(moved(), num_data=N), [minibatch(N)], epochs=1, progress=False)
+    assert own_nll[-1]["free_energy"] is not None
     own = objective(moved(), "f-quad", p_min=0.3)
     history = bf.fit(own, [minibatch(N)], epochs=1, progress=False)
     assert history[-1]["free_energy"] is None

@@ -76,7 +76,7 @@ def learning_curves(
     ]
     for index, (name, rows) in enumerate((baselines or {}).items()):
         colour, dashes = _BASELINE_LOOKS[index % len(_BASELINE_LOOKS)]
-        label = shortened(f"test, {name}", 36)
+        label = shortened(f"test, {name}", 36, end=18)
         errors.append(_Line(label, colour, dashes, _series(rows, "test_error")))
     objective = [_Line("nll, training data", "blue", "-", nll)]
     if not np.array_equal(loss, nll):

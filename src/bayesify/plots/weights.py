@@ -148,7 +148,7 @@ def _densities(densities: Mapping[str, Floats], bins: Floats) -> Figure:
     figure = Figure(figsize=(7.6, 4.2), layout="constrained")
     ax = figure.subplots()
     for (name, density), colour in zip(densities.items(), _cycle(len(densities)), strict=True):
-        _outline(ax, bins, density, colour, shortened(name, 44))
+        _outline(ax, bins, density, colour, shortened(name, 44, end=22))
     peaks = [float(density.max()) for density in densities.values()]
     spikes = [density.max() > 20.0 * density.mean() for density in densities.values()]
     if max(peaks) > 8.0 * min(peaks) > 0.0 or any(spikes):

@@ -139,8 +139,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
         Raises:
             ValueError: as for :meth:`fit`; ``classes`` is missing, differs from the first call, or
-                does not hold a label of y; or ``ordered`` or a setting of the network is another
-                one.
+                does not hold a label of y; or ``ordered``, ``hidden_layer_sizes`` or ``posterior``
+                differs from the first call.
         """
         if not hasattr(self, "bnn_") and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")

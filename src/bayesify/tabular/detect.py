@@ -170,10 +170,10 @@ class ColumnScan:
     def numbers_are_whole(self) -> bool:
         """Whether every finite number is whole, as far as texts were counted."""
         form = self.form
-        if form is None or not self._numbers_whole:
+        if form is None:
             return False
         if form == NumberForm():
-            return True
+            return self._numbers_whole
         values = form.parse(np.array(list(self.texts), dtype=object))
         finite = values[np.isfinite(values)]
         return not self.overflowed and bool((finite == np.round(finite)).all())
@@ -241,9 +241,10 @@ class ColumnScan:
             if strange:
                 texts = [text for text in self.texts if np.isnan(numbers.parse(_array(text)))[0]]
                 self._remark(strange, f"no number, such as {_shown(texts[0])}," if texts else "")
-            if self._infinite and not numbers.unit:  # without the unit they are no numbers
-                self._remark(self._infinite, "infinite")
-            return NumberColumn(name=name, **dataclasses.asdict(numbers))
+            infinite = 0 if numbers.unit else self._infinite  # without the unit they are no numbers
+            if infinite:
+                self._remark(infinite, "infinite")
+            return NumberColumn(name=name, infinite=infinite > 0, **dataclasses.asdict(numbers))
         if (form := self._date_form()) is not None:
             strange = self.count - self._dates[form]
             if strange:

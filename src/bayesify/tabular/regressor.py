@@ -168,8 +168,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             sample_weight: as for :meth:`fit`.
 
         Raises:
-            ValueError: as for :meth:`fit`; y has another number of targets than before; or a
-                setting of the network, ``likelihood`` or ``noise`` is another one.
+            ValueError: as for :meth:`fit`; y has another number of targets than before; or
+                ``hidden_layer_sizes``, ``posterior``, ``likelihood`` or ``noise`` differs from the
+                first call.
         """
         with self._restored_after_errors():
             return self._fit(X, y, sample_weight, further=True)
@@ -178,6 +179,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self._check_settings()
         first = not (further and hasattr(self, "bnn_"))
         noise, limits = self._checked_noise(), self._limits()
+        if not first:
+            self._check_same_noise()
         table, numbers = self._table(X, y, first=first, sample_weight=sample_weight)
         shape = numbers.shape[1:]
         weights = checked_weights(sample_weight, len(table))
@@ -285,7 +288,6 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         check_are_numbers(y)
         if not first:
             check_unchanged(self.bnn_.likelihood, self.likelihood)
-            self._check_same_noise()
         table, targets = self._checked(
             X, y, first=first, sample_weight=sample_weight, multi_output=True, y_numeric=True
         )

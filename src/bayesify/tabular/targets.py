@@ -31,7 +31,7 @@ __all__ = [
 _MOST_NAMED = 10
 #: A target so many interquartile ranges from the median is reported.
 _WILD = 1e6
-#: Beyond so many of them its square overflows in float32.
+#: The square of so many standard deviations overflows in float32.
 _LARGEST_DEVIATION = 1e18
 
 
@@ -168,11 +168,14 @@ def check_targets(
         math.inf,
     )
     far = int(np.abs(known - middle).argmax())
-    if abs(known[far] - middle) > _LARGEST_DEVIATION * spread:
+    tamed, _ = without_wild(np.clip(known, limits.below, limits.above)[:, None])
+    scaling = Scaling.of(torch.from_numpy(tamed))
+    shift, scale = scaling.shift.item(), scaling.scale.item()
+    if not target.has_counts and abs(known[far] - shift) > _LARGEST_DEVIATION * scale:
         raise TableError(
-            f"{path}: the target {name!r} must be within {_LARGEST_DEVIATION:g} times the spread "
-            f"of the others, {spread:.3g}, got {known[far]:g} in row {rows[far]:,}; correct or "
-            "remove the row"
+            f"{path}: the target {name!r} must be within {_LARGEST_DEVIATION:g} standard "
+            f"deviations of the others, {scale:.3g}, got {known[far]:g} in row {rows[far]:,}; "
+            "correct or remove the row"
         )
     if abs(known[far] - middle) <= _WILD * spread:
         return share

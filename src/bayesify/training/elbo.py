@@ -123,6 +123,9 @@ class ELBO(nn.Module):
         True
     """
 
+    #: Whether nll + KL / N is a free energy: the nll is -log of a probability.
+    has_free_energy = True
+
     def __init__(
         self,
         bnn: BayesianModule,

@@ -44,7 +44,7 @@ _SEARCH_EXAMPLES, _SEARCH_SAMPLES = 128, range(2)
 #: Standard deviations that are tried, before the best is refined by golden sections.
 _GRID = [10.0 ** (-6 + i / 2) for i in range(17)]
 _REFINEMENTS = 6
-#: Of the KL alone, which takes little time.
+#: Golden sections where only the KL is minimised, which takes little time.
 _KL_REFINEMENTS = 22
 #: The search holds two samples of all weights, and takes seconds for this many.
 _MOST_WEIGHTS = 10_000_000
@@ -154,7 +154,7 @@ def untrained_free_energy(
         not minibatches
         or bnn.layout.num_weights > _MOST_WEIGHTS
         or why_own_code(elbo) is not None
-        or type(elbo).nll is not ELBO.nll
+        or not elbo.has_free_energy
         or bnn.prior_mean is not None
         or any(type(each) not in _KNOWN_PRIORS for each in priors)
         or len([p for p in elbo.parameters() if p.requires_grad]) != 2
@@ -276,7 +276,7 @@ class _Search:
         if type(prior) is Gaussian:
             return prior.std
         grid = min(_GRID, key=lambda std: self._kl(prior, std))
-        # Of millions of weights: what one of them exceeds the least KL by is paid by all.
+        # An excess in one weight's KL counts for every weight.
         return _refined(lambda std: self._kl(prior, std), grid, _KL_REFINEMENTS)[1]
 
     def _kl(self, prior: Prior, std: float) -> float:

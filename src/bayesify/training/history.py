@@ -120,7 +120,7 @@ class EpochMeter:
         bnn = self._elbo.bnn
         if isinstance(bnn.posterior, Delta) or not bnn.weight_prior.is_proper:
             return None
-        if type(self._elbo).nll is not ELBO.nll:  # of no probabilities, as PACBayesObjective's
+        if not self._elbo.has_free_energy:
             return None
         return nll + self._sums["kl"] / self._elbo.num_data
 

@@ -70,6 +70,9 @@ class PACBayesObjective(ELBO):
         (torch.Size([]), True)
     """
 
+    #: The shares max(p, p_min) of the classes add up to more than 1.
+    has_free_energy = False
+
     def __init__(
         self,
         bnn: BayesianModule,

@@ -376,11 +376,34 @@ def test_infinite_cells_that_training_had_are_read_again(tmp_path: Path) -> None
     assert bayesify("evaluate", run, tmp_path / "t.csv").code == 0
 
 
+def test_infinite_cells_that_training_did_not_have_are_an_error(tmp_path: Path) -> None:
+    rows = [f"{'' if i % 9 == 0 else i % 7 + 0.5},{i % 13}" for i in range(80)]
+    _write(tmp_path / "t.csv", "\n".join(["r,y", *rows]) + "\n")
+    run = tmp_path / "run"
+    options = ["--target", "y", "--task", "regression", "--out", run, *QUICK]
+    assert bayesify("train", tmp_path / "t.csv", *options).code == 0
+    _write(tmp_path / "new.csv", "r,y\n" + "inf,1\n" * 40)
+    said = bayesify("predict", run, tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    assert said.code == 2
+    assert "got 40 of 40 cells like 'inf'" in said.err
+
+
+def test_a_target_of_which_most_values_are_0_but_for_rounding_is_trained_on(tmp_path: Path) -> None:
+    """Its interquartile range is 1e-17."""
+    low = (0.0, 0.1 + 0.2 - 0.3)
+    rows = [f"{i % 13},{50 + i % 80 if i % 5 == 0 else low[i % 2]}" for i in range(100)]
+    _write(tmp_path / "t.csv", "\n".join(["x,y", *rows]) + "\n")
+    out = tmp_path / "run"
+    options = ["--target", "y", "--task", "regression", "--out", out, *QUICK]
+    said = bayesify("train", tmp_path / "t.csv", *options)
+    assert said.code == 0, said.err
+
+
 @pytest.mark.parametrize(
     ("wild", "code", "message"),
     [
         ("1e300", 2, "the target 'y' must be at most 1e+150 in size, got 1e+300 in row 3"),
-        ("-3.4028235e38", 2, "must be within 1e+18 times the spread of the others"),
+        ("-3.4028235e38", 2, "must be within 1e+18 standard deviations of the others"),
         ("1e12", 0, "the target 'y' is 1e+12 in row 3, where half of the rows are within"),
     ],
 )

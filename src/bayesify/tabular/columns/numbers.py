@@ -144,6 +144,7 @@ class NumberColumn(RangedColumn):
         unit: unit around every number, or sign of a currency or of percent.
         whole: whether the training values are whole.
         typical: minimum, quartiles and maximum of the training values.
+        infinite: whether training had infinite cells, which count as missing.
 
     Example:
         >>> column = NumberColumn(name="age")
@@ -164,6 +165,7 @@ class NumberColumn(RangedColumn):
     unit: str = ""
     whole: bool = False
     typical: tuple[float, ...] = ()
+    infinite: bool = False
     kind: ClassVar[str] = "number"
 
     @property

@@ -104,7 +104,7 @@ class ColumnCells:
         if isinstance(self.column, CategoryColumn) and not isinstance(self.column, Labels):
             return self.known >= _FEWEST_LEVELS and self.unread > 0.5 * self.known
         unread = self.unread
-        if isinstance(self.column, NumberColumn) and self.column.missing:
+        if isinstance(self.column, NumberColumn) and self.column.infinite:
             unread -= self.infinite  # written as in training, where they count as missing
         every = 0 < self.known == unread
         return every or (unread > 1 and unread > _MOST_UNREAD * self.known)

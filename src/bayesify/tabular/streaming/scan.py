@@ -206,7 +206,7 @@ class StreamScan(ColumnScan):
         form = self.form
         if form is None:
             return 0
-        # An infinite one has no unit, and so is no number of a form with a unit.
+        # "inf" has no unit, and so is no number of a form with a unit.
         return self._forms.count(form) - (0 if form.unit else self._infinite)
 
     @property
