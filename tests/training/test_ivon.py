@@ -382,6 +382,9 @@ def test_another_objective_than_its_own_is_an_error() -> None:
     one, other = ELBO(bnn, num_data=10), ELBO(bnn, num_data=1000)
     with pytest.raises(ValueError, match="the objective that it was made for"):
         make_step(other, IVON(one))
+    elsewhere = ELBO(BayesianModule(nn.Linear(3, 2)), num_data=10)
+    with pytest.raises(ValueError, match=r"it is of another one; make it by IVON\(elbo"):
+        make_step(elsewhere, IVON(one))
 
 
 @loop_over("backend", ["auto", "closed-form", "autograd"])

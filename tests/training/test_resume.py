@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -276,6 +276,63 @@ def test_more_epochs_continue_a_finished_run(tmp_path: Path) -> None:
     check_same_checkpoint(tmp_path / "a", tmp_path / "b")
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(set(seconds)), "seconds count on from the first part"
+
+
+def test_fewer_epochs_than_the_checkpoint_has_are_an_error(tmp_path: Path) -> None:
+    setup = Setup()
+    setup.run(tmp_path, epochs=3)
+    before = (tmp_path / NAME).read_bytes()
+    with pytest.raises(ValueError, match="epochs must be at least 3, which the checkpoint"):
+        setup.run(tmp_path, epochs=2)
+    assert (tmp_path / NAME).read_bytes() == before
+
+
+class LosingWorkers:
+    """A loader whose workers end while it fetches a minibatch of the second epoch."""
+
+    def __init__(self, lost: int) -> None:
+        self._loader, self._lost = TensorLoader(*CASE.data(N), 8, seed=1), lost
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for number, minibatch in enumerate(self._loader):
+            if self._epoch == 1 and number == self._lost:
+                ctrl_c()  # a terminal sends it to the workers too
+                raise RuntimeError("DataLoader worker (pid(s) 1, 2) exited unexpectedly")
+            yield minibatch
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_ctrl_c_that_ends_workers_keeps_the_steps_so_far(lost: int, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Setup(data=lambda: LosingWorkers(lost)).run(tmp_path / "a")
+    position = read_tensors(tmp_path / "a" / NAME)[1]["position"]
+    assert (position["epoch"], position["batch"]) == (1, lost)
+    assert timeless(Setup().run(tmp_path / "a")) == timeless(Setup().run(tmp_path / "b"))
+    check_same_checkpoint(tmp_path / "a", tmp_path / "b")
+
+
+def test_workers_that_fail_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ctrl_c", lambda: None)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        Setup(data=lambda: LosingWorkers(1)).run(tmp_path)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    mine = tmp_path / f".other.{NAME}.99999999-1.tmp"
+    for path in (mine, tmp_path / f".{NAME}.99999999-1.tmp"):
+        path.write_text("half")
+    being_written = tmp_path / f".{NAME}.{os.getpid()}-1.tmp"
+    being_written.write_text("half")
+    Setup().run(tmp_path, epochs=1)
+    assert {path.name for path in tmp_path.iterdir()} == {NAME, mine.name, being_written.name}
 
 
 def test_the_second_ctrl_c_is_immediate(tmp_path: Path) -> None:

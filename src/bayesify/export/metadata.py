@@ -158,7 +158,10 @@ def read_metadata(path: str | os.PathLike[str]) -> ExportMetadata:
         raise StorageError(f"there is no file {place}")
     text = _onnx_text(place) if place.suffix == ".onnx" else _program_text(place)
     if text is None:
-        raise StorageError(f"{place} is not a network that bayesify exported")
+        raise StorageError(
+            f"{place} must have a description, as bayesify exports it of frozen networks, but has "
+            "none; export bayesify.freeze(bnn)"
+        )
     try:
         return ExportMetadata.from_json(text)
     except (ValueError, RecursionError) as error:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -27,12 +28,15 @@ __all__ = [
     "encoded_size",
     "named_file",
     "read_tensors",
+    "remove_leftovers",
     "write_tensors",
 ]
 
 _META_KEY = "bayesify"
 #: Format 1 had ``kept`` for ``mask`` and ``perturbation`` for ``estimator``.
 _FORMAT = 2
+#: Names of the temporary files of atomic_path: the file's, the process's and the thread's.
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)-\d+\.tmp")
 _OLD_NAMES = {"kept": "mask", "perturbation": "estimator"}
 
 
@@ -221,6 +225,43 @@ def atomic_path(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Remove the temporary files of processes that were killed while they wrote.
+
+    Args:
+        folder: a folder in which no other machine writes the file.
+        name: of the file; None for all files.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, ".a.csv.99999999-1.tmp").write_text("1")
+        ...     remove_leftovers(Path(folder), "a.csv")
+        ...     list(Path(folder).iterdir())
+        []
+    """
+    for each in folder.iterdir():
+        left = _TEMPORARY.fullmatch(each.name)
+        if left is None or name not in (None, left["name"]):
+            continue
+        if not _is_running(int(left["process"])):
+            with suppress(OSError):
+                each.unlink()
+
+
+def _is_running(process: int) -> bool:
+    """Return whether a process of this machine runs; False where the system does not tell."""
+    if os.name != "posix":
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's, or no number of a process
+        return True
+    return True
 
 
 def named_file(path: Path) -> Path:

@@ -119,11 +119,9 @@ def legend_label(name: str) -> str:
 
 def plain(value: float, _: object = None) -> str:
     """Format a tick without exponent, below 10^9: 0.05, 12, 110,000; the position is ignored."""
-    return (
-        f"{value:,.0f}"
-        if 1000 <= abs(value) < 1e9
-        else f"{value:.{4 if abs(value) < 1000 else 7}g}"
-    )
+    if 1000 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.7g}"
 
 
 def compact(value: float) -> str:

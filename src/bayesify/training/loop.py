@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bayesify.estimators.network_state import frozen_in_evaluation
+from bayesify.io.files import remove_leftovers
 from bayesify.module.inputs import Inputs
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.recorded_pass import version_of
@@ -151,6 +152,8 @@ class Training:
         for member in self.members:
             if member.path is not None:
                 member.path.parent.mkdir(parents=True, exist_ok=True)
+                if processes.is_first:
+                    remove_leftovers(member.path.parent, member.path.name)
             if start.epoch < self.epochs:  # the last epoch is another now
                 member.lacks_comparison = False
             # Those that a user has frozen and set to evaluation mode stay there.
@@ -183,18 +186,27 @@ class Training:
                 self._network,
                 1 if self.separate else sum(member.elbo.num_samples for member in self.members),
             )
-            for minibatch, terms in _located(steps, self.members, epoch, first):
-                index = minibatch.batch
-                if epoch == index == 0 and self._processes.is_first:
-                    likelihood = self._network.likelihood
-                    warn_of_target_scale(likelihood, minibatch.targets, stacklevel=4)
-                    warn_of_softmax_outputs(likelihood, terms[0].outputs, stacklevel=4)
-                updated = self._end_step(meters, minibatch, terms)
-                self.callback.on_step(epoch=epoch, batch=index)
-                if not all(_is_training(each.elbo) for each in self.members):
-                    self._set_modes()  # the callback measured in evaluation mode
-                if self._processes.stops and updated and index + 1 < self.batches:
-                    self._stop_within(epoch, index, meters, started)
+            ended: int | None = None  # the minibatch of the optimiser's last step
+            try:
+                for minibatch, terms in _located(steps, self.members, epoch, first):
+                    index = minibatch.batch
+                    if epoch == index == 0 and self._processes.is_first:
+                        likelihood = self._network.likelihood
+                        warn_of_target_scale(likelihood, minibatch.targets, stacklevel=4)
+                        warn_of_softmax_outputs(likelihood, terms[0].outputs, stacklevel=4)
+                    updated = self._end_step(meters, minibatch, terms)
+                    ended = index if updated else None
+                    self.callback.on_step(epoch=epoch, batch=index)
+                    if not all(_is_training(each.elbo) for each in self.members):
+                        self._set_modes()  # the callback measured in evaluation mode
+                    if self._processes.stops and updated and index + 1 < self.batches:
+                        self._stop_within(epoch, index, meters, started)
+            except RuntimeError as error:
+                if not self._has_lost_workers(error):
+                    raise
+                if ended is not None:
+                    self._stop_within(epoch, ended, meters, started)
+                raise KeyboardInterrupt from error
         self._tell_backend()
         seconds = time.perf_counter() - started
         for member, meter in zip(self.members, meters, strict=True):
@@ -254,6 +266,14 @@ class Training:
             if updated:
                 member.schedule.step()
         return updated
+
+    def _has_lost_workers(self, error: RuntimeError) -> bool:
+        """Return whether Ctrl-C ended the worker processes of the loader.
+
+        A terminal sends it to them too, and those that are spawned do not wait.
+        """
+        is_lost = self._processes.is_alone and "DataLoader worker" in str(error)
+        return is_lost and self._processes.asked_to_stop()
 
     def _stop_within(
         self, epoch: int, index: int, meters: Sequence[EpochMeter], started: float

@@ -97,8 +97,8 @@ class Member:
         Raises:
             TypeError: ``scheduler`` is no scheduler and no function of one, or steps by a metric.
             ValueError: it is the scheduler of another optimiser, ends before the training, or sets
-                one rate for all groups where that of rho was scaled by ``rho_lr_scale``; or a
-                checkpoint cannot hold the network.
+                one rate for all groups where that of rho was scaled by ``rho_lr_scale``; a
+                checkpoint cannot hold the network; or it has more epochs.
             FileExistsError: there is a checkpoint and ``resume`` is False.
             StorageError: the checkpoint is damaged or of another run.
         """
@@ -129,6 +129,12 @@ class Member:
                     f"{path} exists already; pass resume=True to resume it, or another folder"
                 )
             position = read_checkpoint(path, elbo, optimizer, schedule, settings, batches)
+            begun = position.epoch + (position.batch > 0)
+            if begun > epochs:
+                raise ValueError(
+                    f"epochs must be at least {begun}, which the checkpoint {path} has begun, got "
+                    f"{epochs}; epochs counts those before the resume too"
+                )
         else:
             position.first_epoch = -(-elbo.step // batches)
             if path is not None:

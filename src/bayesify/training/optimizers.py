@@ -195,12 +195,18 @@ def check_holds(elbo: ELBO, optimizer: Optimizer) -> None:
     """
     elbo.bnn.own_trained_parameters()
     own = set(elbo.parameters())
-    if not any(p in own for group in optimizer.param_groups for p in group["params"]):
+    if any(p in own for group in optimizer.param_groups for p in group["params"]):
+        return
+    if hasattr(optimizer, "elbo"):
         raise ValueError(
-            "the optimizer must hold parameters of the objective, but it holds none of them: "
-            "the network was copied when it was made Bayesian; make it from "
-            "bayesify.parameter_groups(elbo)"
+            "IVON must hold parameters of the objective, but it is of another one; make it by "
+            "IVON(elbo, lr=...)"
         )
+    raise ValueError(
+        "the optimizer must hold parameters of the objective, but it holds none of them: the "
+        "network was copied when it was made Bayesian; make it from "
+        "bayesify.parameter_groups(elbo)"
+    )
 
 
 def check_takes_steps(optimizer: object) -> None:

@@ -64,7 +64,9 @@ def make_step(
 
     It replaces ``zero_grad``, the objective, ``backward`` and ``optimizer.step``, and reads and
     advances the optimiser's own state, so that schedulers and checkpoints work as ever. With Adam,
-    SGD or IVON one kernel does all but the network's passes.
+    SGD or IVON one kernel does all but the network's passes. It returns the nll and the outputs;
+    ``loss`` and ``kl``, which no gradient needs, are NaN without ``with_kl=True``, see
+    :class:`Step`.
 
     Under ``torch.distributed`` the processes begin with the first one's parameters. Each brings its
     part of the minibatch, all of one size, and the step adds up their gradients: leave

@@ -9,6 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from bayesify.app.runs.folder import LOCK_NAME, RunError
+from bayesify.io.files import remove_leftovers
 
 __all__ = ["claimed_folder", "locked_folder", "new_folder"]
 
@@ -78,6 +79,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK_NAME
+    is_run = path.exists() or (folder / "config.json").exists()
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
@@ -86,6 +88,8 @@ def locked_folder(folder: Path) -> Iterator[None]:
             f"another process is training the run in {folder}; wait for it, stop it, or choose "
             "another --out"
         ) from error
+    if is_run:
+        remove_leftovers(folder)
     try:
         yield
     finally:
