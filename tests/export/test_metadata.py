@@ -94,7 +94,7 @@ def test_values_of_numpy_and_pytorch_are_stored() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "not a network that bayesify exported"),
+        (None, "must have a description, as bayesify exports it of frozen networks"),
         ("{", "cannot be read"),
         ("[]", "JSON object of format 1"),
         ('{"format": 2}', "JSON object of format 1"),

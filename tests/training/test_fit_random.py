@@ -366,7 +366,7 @@ def rows_with_residual(metrics: Any) -> list[dict[str, float]]:
 
 
 @pytest.mark.filterwarnings("ignore::bayesify.training.TargetScaleWarning")
-@loop_over("options", [{"kl_weighting": "geometric", "num_batches": 12}, {}, {"temperature": 0.3}])
+@loop_over("options", [{}, {"temperature": 0.3}])
 def test_the_residual_is_in_nats_whatever_weighs_the_kl(options: dict[str, Any]) -> None:
     model = correlated_regression()
     net = nn.Linear(4, 8, bias=False, dtype=torch.float64)
