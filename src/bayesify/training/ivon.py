@@ -186,10 +186,23 @@ class IVON(Optimizer):
         if h is None:
             return
         with torch.no_grad():
-            rho = rho_of_precision(h + self.delta, self.ess)
+            rho = self._rho_of(h)
             # Those of a network that was loaded too differ by no more than rounding.
             if not torch.allclose(softplus(rho), posterior.full_std, rtol=1e-4, atol=0.0):
                 posterior.rho.copy_(rho)
+
+    def _rho_of(self, h: Tensor) -> Tensor:
+        """Return rho as the update sets it for h, to the last bit."""
+        rho, (mean, momentum, none) = torch.zeros_like(h), torch.zeros(3, len(h)).to(h).unbind()
+        if self.elbo.fused and updated_by_kernel(
+            _gaussian_blocks(self.elbo),
+            SampledPosterior(mean, rho, None, None),
+            (momentum, h.clone()),
+            (none, none),
+            Rates(lr=0.0, beta1=1.0, beta2=1.0, ess=self.ess),  # which leave h as it is
+        ):
+            return rho
+        return rho_of_precision(h + self.delta, self.ess)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs, which is made with its objective."""
