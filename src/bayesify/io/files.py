@@ -260,7 +260,7 @@ def _is_running(process: int) -> bool:
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):  # another user's, or no number of a process
-        return True
+        pass
     return True
 
 

@@ -168,14 +168,16 @@ def check_targets(
         math.inf,
     )
     far = int(np.abs(known - middle).argmax())
-    tamed, _ = without_wild(np.clip(known, limits.below, limits.above)[:, None])
+    recorded = np.clip(known, limits.below, limits.above)
+    tamed, _ = without_wild(recorded[:, None])
     scaling = Scaling.of(torch.from_numpy(tamed))
-    shift, scale = scaling.shift.item(), scaling.scale.item()
-    if not target.has_counts and abs(known[far] - shift) > _LARGEST_DEVIATION * scale:
+    deviations = np.abs(recorded - scaling.shift.item())
+    wild = int(deviations.argmax())
+    if not target.has_counts and deviations[wild] > _LARGEST_DEVIATION * scaling.scale.item():
         raise TableError(
             f"{path}: the target {name!r} must be within {_LARGEST_DEVIATION:g} standard "
-            f"deviations of the others, {scale:.3g}, got {known[far]:g} in row {rows[far]:,}; "
-            "correct or remove the row"
+            f"deviations of the others, {scaling.scale.item():.3g}, got {known[wild]:g} in row "
+            f"{rows[wild]:,}; correct or remove the row"
         )
     if abs(known[far] - middle) <= _WILD * spread:
         return share

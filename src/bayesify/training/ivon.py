@@ -23,7 +23,7 @@ from bayesify.training.kernel.formulas import (
     rho_of_precision,
 )
 from bayesify.training.kernel.interface import SampledPosterior
-from bayesify.training.kernel.newton_update import updated_by_kernel
+from bayesify.training.kernel.ivon_update import updated_by_kernel
 
 __all__ = ["IVON"]
 

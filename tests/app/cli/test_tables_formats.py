@@ -388,6 +388,15 @@ def test_infinite_cells_that_training_did_not_have_are_an_error(tmp_path: Path) 
     assert "got 40 of 40 cells like 'inf'" in said.err
 
 
+def test_a_recorded_target_beyond_its_limit_counts_as_the_limit(tmp_path: Path) -> None:
+    rows = [f"{i % 13},{1e30 if i == 5 else i % 11}" for i in range(80)]
+    _write(tmp_path / "t.csv", "\n".join(["x,y", *rows]) + "\n")
+    out = tmp_path / "run"
+    options = ["--likelihood", "censored", "--censored-above", "9", "--out", out, *QUICK]
+    said = bayesify("train", tmp_path / "t.csv", "--target", "y", *options)
+    assert said.code == 0, said.err
+
+
 def test_a_target_of_which_most_values_are_0_but_for_rounding_is_trained_on(tmp_path: Path) -> None:
     """Its interquartile range is 1e-17."""
     low = (0.0, 0.1 + 0.2 - 0.3)

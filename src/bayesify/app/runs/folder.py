@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.schema import TableSchema
 
 __all__ = [
+    "CONFIG_NAME",
     "LOCK_NAME",
     "TUNING_STUDY",
     "TUNING_SUMMARY",
@@ -52,7 +53,8 @@ __all__ = [
     "is_tuning",
 ]
 
-_CONFIG, _METRICS, _HISTORY = "config.json", "metrics.json", "history.csv"
+CONFIG_NAME = "config.json"
+_METRICS, _HISTORY = "metrics.json", "history.csv"
 #: Written by a search of settings, before there is a run: an Optuna study, and what it chose.
 TUNING_STUDY, TUNING_SUMMARY = "tuning.db", "tuning.json"
 #: Held by the process that trains the run; one that was killed leaves the file.
@@ -127,7 +129,7 @@ class Run:
             if store_data is not None:
                 store_data(folder)
             run.write_json(
-                _CONFIG,
+                CONFIG_NAME,
                 {
                     "format": FORMAT,
                     "settings": config.to_json(),
@@ -155,11 +157,11 @@ class Run:
         Raises:
             RunError: there is no run in this folder, or its settings cannot be read.
         """
-        document = _read_json(folder / _CONFIG, f"{folder} holds no run")
+        document = _read_json(folder / CONFIG_NAME, f"{folder} holds no run")
         try:
             config = RunConfig.from_json(document["settings"], document.get("format", 1))
         except (ConfigError, KeyError, TypeError) as error:
-            raise RunError(f"{folder / _CONFIG} cannot be read: {error}") from error
+            raise RunError(f"{folder / CONFIG_NAME} cannot be read: {error}") from error
         table = None
         if config.net == "table":
             from bayesify.tabular.schema import TableSchema
@@ -214,7 +216,7 @@ class Run:
     @property
     def document(self) -> dict[str, Any]:
         """The content of ``config.json``."""
-        return _read_json(self.folder / _CONFIG, f"{self.folder} holds no run")
+        return _read_json(self.folder / CONFIG_NAME, f"{self.folder} holds no run")
 
     def load_data(self, data_dir: str | None = None, **options: Any) -> RunData:
         """Load the data of the run, from ``data_dir`` or from where they were when it was made."""
@@ -263,7 +265,7 @@ class Run:
         document = self.document
         if document["settings"]["dataset"] != self.config.dataset:
             document["settings"]["dataset"] = self.config.dataset
-            self.write_json(_CONFIG, {**document, "command": self.command})
+            self.write_json(CONFIG_NAME, {**document, "command": self.command})
 
     def _find_images(self) -> LabelledImages:
         assert self.images is not None
@@ -327,7 +329,7 @@ class Run:
         if isinstance(bnn.posterior, Delta) != (self.config.baseline is not None):
             raise RunError(
                 f"{self.checkpoint} holds a {type(bnn.posterior).__name__} posterior, "
-                f"which is not what {self.folder / _CONFIG} describes"
+                f"which is not what {self.folder / CONFIG_NAME} describes"
             )
         return bnn
 
@@ -416,7 +418,7 @@ class Run:
 def is_tuning(folder: Path) -> bool:
     """Return whether a folder holds a search of settings and no run yet."""
     found = any((folder / name).exists() for name in (TUNING_STUDY, TUNING_SUMMARY))
-    return found and not (folder / _CONFIG).exists()
+    return found and not (folder / CONFIG_NAME).exists()
 
 
 def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
@@ -445,7 +447,7 @@ def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
         return
     if folder.is_file() or (folder.is_dir() and not all(map(_is_no_run, folder.iterdir()))):
         held, mend = "other files", ""
-        if (folder / _CONFIG).exists():
+        if (folder / CONFIG_NAME).exists():
             held, mend = "another run", ", or continue that run with --resume"
         elif is_tuning(folder):
             held = "an unfinished search of settings"
@@ -458,8 +460,8 @@ def _is_no_run(path: Path) -> bool:
     if path.name == LOCK_NAME:
         return True
     # Without its lock they are the user's own.
-    is_begun = path.with_name(LOCK_NAME).exists() and not path.with_name(_CONFIG).exists()
-    temporary = (f".{name}.*.tmp" for name in (*_MADE_FIRST, _CONFIG))
+    is_begun = path.with_name(LOCK_NAME).exists() and not path.with_name(CONFIG_NAME).exists()
+    temporary = (f".{name}.*.tmp" for name in (*_MADE_FIRST, CONFIG_NAME))
     return is_begun and any(fnmatchcase(path.name, each) for each in (*_MADE_FIRST, *temporary))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bayesify.app.runs.folder import LOCK_NAME, RunError
+from bayesify.app.runs.folder import CONFIG_NAME, LOCK_NAME, RunError
 from bayesify.io.files import remove_leftovers
 
 __all__ = ["claimed_folder", "locked_folder", "new_folder"]
@@ -79,7 +79,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK_NAME
-    is_run = path.exists() or (folder / "config.json").exists()
+    is_run = path.exists() or (folder / CONFIG_NAME).exists()
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)

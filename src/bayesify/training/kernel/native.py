@@ -19,8 +19,8 @@ from bayesify.training.kernel.formulas import PriorBlocks, Rates
 from bayesify.training.kernel.interface import Recipe, SampledPosterior, SampleNoise, Vectors
 
 __all__ = [
-    *("Checksums", "NativeKernel", "NativeNewton", "NativeSample"),
-    *("is_readable", "newton_library"),
+    *("Checksums", "NativeKernel", "NativeIVON", "NativeSample"),
+    *("is_readable", "ivon_library"),
 ]
 
 
@@ -252,8 +252,8 @@ class NativeSample:
         )
 
 
-def newton_library(dtype: torch.dtype, *, blocks: bool) -> ctypes.CDLL:
-    """Load the compiled kernel of :class:`NativeNewton`.
+def ivon_library(dtype: torch.dtype, *, blocks: bool) -> ctypes.CDLL:
+    """Load the compiled kernel of :class:`NativeIVON`.
 
     Args:
         dtype: of the vectors.
@@ -265,7 +265,7 @@ def newton_library(dtype: torch.dtype, *, blocks: bool) -> ctypes.CDLL:
     return compiled_library("gaussian", True, "ivon", "weights", dtype, blocks=blocks)
 
 
-class NativeNewton:
+class NativeIVON:
     """IVON's update by gradients in mean and rho, in C++.
 
     Args:
@@ -279,7 +279,7 @@ class NativeNewton:
 
     def __init__(self, prior: PriorBlocks, size: int, dtype: torch.dtype) -> None:
         forms = prior.forms
-        self._apply = newton_library(dtype, blocks=len(forms) > 1).apply
+        self._apply = ivon_library(dtype, blocks=len(forms) > 1).ivon_update
         self._size, self._dtype = size, dtype
         self._prior_starts = (ctypes.c_int64 * (len(forms) + 1))(*prior.starts, size)
         numbers = [float(number) for form in forms for number in form.numbers]

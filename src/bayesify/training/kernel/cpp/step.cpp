@@ -667,7 +667,7 @@ extern "C" void update(Step* s) {
 #if OPTIMIZER == 4
 // IVON by the loss's gradients in mean and rho, of all weights, in a loop of one's own. The first
 // pointers of in_mean and in_spread are those of the two vectors.
-extern "C" void apply(const Step* s) {
+extern "C" void ivon_update(const Step* s) {
 #if !BLOCKS
   const Real numbers[1] = {Real(s->priors[0])};
 #endif

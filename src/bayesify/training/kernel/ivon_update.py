@@ -12,7 +12,7 @@ from bayesify.estimators.transforms import is_transformed
 from bayesify.training.kernel.compiler import CompilerError
 from bayesify.training.kernel.formulas import PriorBlocks, Rates
 from bayesify.training.kernel.interface import SampledPosterior
-from bayesify.training.kernel.native import NativeNewton, is_readable, newton_library
+from bayesify.training.kernel.native import NativeIVON, is_readable, ivon_library
 
 __all__ = ["updated_by_kernel"]
 
@@ -38,7 +38,8 @@ def updated_by_kernel(
     """
     dtype = of.mean.dtype
     vectors = [of.mean, of.rho, *moments, *gradients]
-    vectors += [] if of.prior_mean is None else [of.prior_mean]
+    if of.prior_mean is not None:
+        vectors.append(of.prior_mean)
     if (
         torch.compiler.is_compiling()
         or is_transformed()
@@ -49,7 +50,7 @@ def updated_by_kernel(
         or not _has_kernel(dtype, blocks=len(prior.forms) > 1)
     ):
         return False
-    NativeNewton(prior, of.mean.numel(), dtype).update(of, moments, gradients, rates)
+    NativeIVON(prior, of.mean.numel(), dtype).update(of, moments, gradients, rates)
     # Else autograd would not notice that a graph of before needs the old values.
     increment_version([of.mean, of.rho, *moments])
     return True
@@ -59,7 +60,7 @@ def updated_by_kernel(
 def _has_kernel(dtype: torch.dtype, *, blocks: bool) -> bool:
     """Return whether there is a compiled kernel; it is tried once only."""
     try:
-        newton_library(dtype, blocks=blocks)
+        ivon_library(dtype, blocks=blocks)
     except CompilerError:
         return False
     return True
