@@ -79,6 +79,15 @@ def test_nearly_no_dispersion_is_poisson_in_single_precision_too() -> None:
     assert torch.allclose(single.double(), exact, rtol=1e-4, atol=1e-3)
 
 
+def test_no_count_at_a_huge_rate_has_the_power_of_the_share() -> None:
+    """-r log(1 + alpha mean), without a jump where softplus becomes its argument."""
+    likelihood = NegativeBinomialLikelihood(1e-4, learn_dispersion=False)
+    log_rates = torch.linspace(28.0, 29.9, 31, dtype=torch.float64).unsqueeze(-1)
+    got = likelihood.log_prob(log_rates.unsqueeze(0), torch.zeros(31, 1))[0]
+    exact = -1e4 * np.log1p(1e-4 * np.exp(log_rates[:, 0].numpy()))
+    np.testing.assert_allclose(got.numpy(), exact, rtol=1e-12)
+
+
 def test_the_gradient_in_the_dispersion_is_exact() -> None:
     alpha = torch.tensor([1e-3, 0.066, 0.067, 0.5, 20.0], dtype=torch.float64, requires_grad=True)
     f = normals(5).requires_grad_()

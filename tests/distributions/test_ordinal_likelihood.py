@@ -99,6 +99,19 @@ def test_quantiles_are_the_first_classes_that_reach_the_level(q: float) -> None:
         assert (held >= 0.9 - 1e-12).all()
 
 
+@loop_over("dtype", [torch.float32, torch.float64])
+@loop_over("num_samples", [1, 100])
+@loop_over("num_classes", [2, 4, 6, 10, 20])
+def test_quantiles_of_equal_probabilities(
+    num_classes: int, num_samples: int, dtype: torch.dtype
+) -> None:
+    """The classes sum to the level exactly, which rounded logarithms do not."""
+    p = OrdinalPredictive.from_logits(torch.zeros(num_samples, 1, num_classes, dtype=dtype))
+    for place in range(1, 20):
+        wanted = -(-place * num_classes // 20) - 1  # the first class with place / 20 up to it
+        assert p.quantile(place / 20).tolist() == [wanted]
+
+
 def test_quantiles_of_probabilities_that_are_nan_raise() -> None:
     outputs = normals(3, 4, 1)
     outputs[1, 2] = torch.nan

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.prediction.acquisition import joint_information
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from bayesify.tabular import outside
 
@@ -73,6 +74,29 @@ def test_classes_are_mixed_with_the_training_frequencies() -> None:
     alone = without_widening(lambda: model.predictive(rows))
     np.testing.assert_allclose(parts.aleatoric, (1.0 - part[:, 0]) * alone.aleatoric.numpy())
     np.testing.assert_allclose(parts.total, parts.aleatoric + parts.epistemic, rtol=1e-9)
+
+
+def test_kept_samples_disagree_where_the_row_lies_outside() -> None:
+    """What is added is epistemic in them too: some become certain of a class."""
+    labels = np.where(X[:, 0] > 0.4, "b", "a")
+    model = BayesianMLPClassifier((8,), steps=100, num_samples=400, random_state=0).fit(X, labels)
+    rows = rows_at_distances(model)
+    p = model.predictive(rows, keep_samples=True)
+    plain = without_widening(lambda: model.predictive(rows, keep_samples=True))
+    assert p.samples is not None
+    assert torch.equal(p.samples[:, 0], plain.samples[:, 0])
+    torch.testing.assert_close(p.samples.sum(-1), torch.ones(400, 4, dtype=p.samples.dtype))
+    found = p.subset(range(400))
+    for name in ("mean", "epistemic", "aleatoric"):
+        of_samples, wanted = getattr(found, name), getattr(p, name)
+        torch.testing.assert_close(of_samples, wanted, rtol=0.0, atol=0.02)
+    for place in range(4):  # BALD of one row
+        assert joint_information(p, [place]).item() == pytest.approx(found.epistemic[place])
+    certain = (p.samples[:, 1:] == 1.0).double().mean(0) - (
+        plain.samples[:, 1:] == 1.0
+    ).double().mean(0)
+    expected = SHARES[1:, None] / 2.0 * model.class_prior_
+    np.testing.assert_allclose(certain, expected, atol=2 / 400)
 
 
 def test_each_target_has_its_own_variance() -> None:

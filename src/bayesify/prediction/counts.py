@@ -304,10 +304,12 @@ def _negative_binomial_of_few(log_rates: Tensor, y: Tensor, alpha: Tensor) -> Te
     direct = torch.lgamma(y + near) - torch.lgamma(near) + y * log_share
     ratio = torch.log1p(y / far)
     series = (far - 0.5) * ratio - y + _stirling(y + far) - _stirling(far)
+    # Multiplied by r, what softplus leaves out beyond its usual threshold of 20 shows in float64.
+    log_sum = F.softplus(log_odds, threshold=40.0)
     # y log(y + r) + y log sigmoid(log_odds), without the logarithms of r, which cancel.
-    series = series + y * (ratio + log_rates - F.softplus(log_odds)).where(y > 0.0, 0.0)
+    series = series + y * (ratio + log_rates - log_sum).where(y > 0.0, 0.0)
     found = torch.where(is_large, series, direct)
-    return found - torch.lgamma(y + 1.0) - r * F.softplus(log_odds)
+    return found - torch.lgamma(y + 1.0) - r * log_sum
 
 
 def _negative_binomial_of_many(log_rates: Tensor, y: Tensor, alpha: Tensor) -> Tensor:

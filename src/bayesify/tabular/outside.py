@@ -48,7 +48,10 @@ def widened(predictive: Predictive, distances: Tensor, marginal: Tensor) -> Pred
     of a count's mean varies more by w times that of a log-normal variable with the mean and the
     variance of the training counts; its mean stays too. Classes: with
     probability w / 2 the label is drawn by the training frequencies, and not by the network. Which
-    of the two holds is lack of knowledge, so that what is added is epistemic.
+    of the two holds is lack of knowledge, so that what is added is epistemic: where weight samples
+    are kept, a share w / 2 of them becomes certain of a class, by the training frequencies, and
+    their mean is that of the prediction but for the choice of these. Fewer than 8 weight samples of
+    a number cannot carry another variance, which then is noise.
 
     Args:
         predictive: of N rows.
@@ -162,13 +165,30 @@ def _uncorrelated_scores(means: Tensor, scores: Tensor | None) -> Tensor:
 def _mixed(
     p: CategoricalPredictive, far: Tensor, share: Tensor, frequencies: Tensor
 ) -> CategoricalPredictive:
-    def mix(log_probs: Tensor) -> Tensor:
-        part = share.unsqueeze(-1).to(log_probs)
-        mixed = ((1.0 - part) * log_probs.exp() + part * frequencies.to(log_probs)).log()
-        return torch.where(far.unsqueeze(-1), mixed, log_probs)
-
-    log_mean = mix(p.log_mean)
-    aleatoric = torch.where(far, (1.0 - share.to(log_mean)) * p.aleatoric, p.aleatoric)
+    part = share.to(p.log_mean)
+    added = part.unsqueeze(-1) * frequencies.to(p.log_mean)
+    mixed = ((1.0 - part).unsqueeze(-1) * p.log_mean.exp() + added).log()
+    log_mean = torch.where(far.unsqueeze(-1), mixed, p.log_mean)
+    aleatoric = torch.where(far, (1.0 - part) * p.aleatoric, p.aleatoric)
     epistemic = torch.where(far, (entropy(log_mean) - aleatoric).clamp_min(0.0), p.epistemic)
-    samples = None if p.log_samples is None else mix(p.log_samples)
+    samples = p.log_samples
+    if samples is not None:
+        samples = samples.clone()
+        samples[:, far] = _made_certain(samples[:, far], added[far])
     return type(p)(log_mean, aleatoric, epistemic, samples)
+
+
+def _made_certain(log_samples: Tensor, added: Tensor) -> Tensor:
+    """Return samples (S, N, K) of which a share ``added``, (N, K), is certain of each class.
+
+    A sample at the border of two shares is certain in part.
+    """
+    count = len(log_samples)
+    generator = torch.Generator()
+    generator.manual_seed(0)  # so that the same row has the same samples in every call
+    ranks = torch.randperm(count, generator=generator).to(added).reshape(-1, 1, 1)
+    ends = count * added.cumsum(-1)
+    starts = ends - count * added
+    certain = (torch.minimum(ends, ranks + 1.0) - torch.maximum(starts, ranks)).clamp_min(0.0)
+    rest = (1.0 - certain.sum(-1, keepdim=True)).clamp_min(0.0)
+    return (rest * log_samples.exp() + certain).log()
