@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader
+from bayesify.training import ConvergenceWarning
 from bayesify.training.schedules import cosine
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -88,6 +89,26 @@ def test_the_weights_are_those_of_fit(options: dict[str, Any], tmp_path: Path) -
     if options:
         bf.fit(plain, loader(), epochs=EPOCHS)
         assert not torch.allclose(weights_of(plain)[0], weights_of(alone)[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "lengths", "told"),
+    [
+        (5.0, {}, "takes 5 epochs and training only 4: the objective never was the ELBO"),
+        (0.5, {"max_steps": 2}, "takes 0.5 epochs and training only 0.333333"),
+        (3.0, {}, None),
+    ],
+)
+def test_a_warm_up_as_long_as_training_is_told(
+    warmup: float, lengths: dict[str, int], told: str | None, tmp_path: Path
+) -> None:
+    module = ELBOModule(objective(), kl_warmup_epochs=warmup)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        trainer(tmp_path, **lengths).fit(module, loader())
+    found = [str(each.message) for each in caught if each.category is ConvergenceWarning]
+    assert len(found) == (told is not None)
+    assert told is None or told in found[0]
 
 
 def test_a_schedule_of_one_rate_for_all_undoes_no_scale(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bayesify as bf
 from bayesify.integrations.transformers import ELBOTrainer
+from bayesify.training import ConvergenceWarning
 
 pytestmark = [
     pytest.mark.slow,
@@ -118,6 +120,18 @@ def test_the_weights_are_those_of_fit(warmup: dict[str, float], tmp_path: Path) 
     other = classifier()
     bf.fit(other, Batches(), epochs=2, optimizer=optimizer)
     assert not torch.allclose(found.rho, other.bnn.posterior.rho), "the options do something"
+
+
+@pytest.mark.parametrize(("warmup", "is_told"), [(2.0, True), (1.9, False)])
+def test_a_warm_up_as_long_as_training_is_told(
+    warmup: float, is_told: bool, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        trained(tmp_path, kl_warmup_epochs=warmup)
+    found = [str(each.message) for each in caught if each.category is ConvergenceWarning]
+    assert len(found) == is_told
+    assert not found or "takes 2 epochs and training only 2: the objective never" in found[0]
 
 
 class Frozen(nn.Module):

@@ -1,4 +1,4 @@
-"""Warning of outputs that are probabilities where logits are needed."""
+"""Warnings of outputs that are probabilities where logits are needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bayesify as bf
-from bayesify.training import ConvergenceWarning, SoftmaxOutputWarning
+from bayesify.training import ConvergenceWarning, SigmoidOutputWarning, SoftmaxOutputWarning
 
 
 def train(
@@ -44,6 +44,32 @@ def test_so_is_one_over_the_classes_of_each_position() -> None:
 @pytest.mark.parametrize("layer", [nn.Identity(), nn.LogSoftmax(-1), nn.Sigmoid(), nn.Softmax(0)])
 def test_other_outputs_are_not(layer: nn.Module) -> None:
     assert train(layer) == []
+
+
+def train_labels(*layers: nn.Module, likelihood: bf.Likelihood | None = None) -> list[str]:
+    x, y = torch.randn(24, 2), torch.zeros(24, 3)
+    net = nn.Sequential(nn.Linear(2, 3), *layers)
+    bnn = bf.BayesianModule(net, likelihood=likelihood or bf.BernoulliLikelihood())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SigmoidOutputWarning)
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        bf.fit(bf.ELBO(bnn, num_data=24), [(x, y)], epochs=2, progress=False)
+    return [str(each.message) for each in caught if each.category is SigmoidOutputWarning]
+
+
+def test_a_sigmoid_of_its_own_is_reported_once() -> None:
+    (found,) = train_labels(nn.Sigmoid())
+    assert "it ends in nn.Sigmoid; leave it out" in found
+    assert torch.sigmoid(torch.tensor(1.0)).item() == pytest.approx(0.731, abs=5e-4)
+
+
+@pytest.mark.parametrize("layer", [nn.Hardtanh(0.0, 1.0), nn.Sequential(nn.Sigmoid(), nn.Tanh())])
+def test_other_outputs_from_0_to_1_are_not(layer: nn.Module) -> None:
+    assert train_labels(layer) == []
+
+
+def test_a_sigmoid_under_another_likelihood_is_not() -> None:
+    assert train_labels(nn.Sigmoid(), likelihood=bf.GaussianLikelihood()) == []
 
 
 def test_a_single_class_is_not() -> None:

@@ -16,6 +16,7 @@ from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import Predictive
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.checks import check_counts
+from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
@@ -95,6 +96,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
         # Of a run that trains on: its orders of the data and its masks are others than before.
         self._first_epoch = self._stored_first_epoch = 0
+        self._epochs = 0.0  # trained so far, with the part of the present one
 
     def forward(self, inputs: Inputs) -> Predictive:
         """Predict with weight samples in evaluation mode; see ``BayesianModule.predict``."""
@@ -137,6 +139,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         batches = self._num_batches()
         index = self.current_epoch * batches + batch_idx
         kl_scale = self._warmup.scale(index, batches) if self._warmup.epochs else 1.0
+        self._epochs = (index + 1) / batches
         with kept_generators():  # dropout is a function of seed and step, as in fit
             seed, place = self.elbo.bnn.seed, self._first_epoch * batches + index
             seed_global_generators(seed, Stream.DROPOUT, place, self.global_rank)
@@ -147,6 +150,11 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         # with fewer.
         accumulation = Accumulation(self.trainer.accumulate_grad_batches, batches)
         return terms.loss * (accumulation.every / accumulation.size(batch_idx))
+
+    def on_train_end(self) -> None:
+        """Warn with a ``ConvergenceWarning`` if training ended within the KL's warm-up."""
+        if self.trainer.is_global_zero:
+            warn_of_convergence([], self._epochs, self._warmup.epochs, stacklevel=2)
 
     def validation_step(
         self,

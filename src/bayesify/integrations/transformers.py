@@ -16,6 +16,7 @@ from bayesify.estimators.network_state import frozen_in_evaluation
 from bayesify.module.inputs import Inputs
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import CategoricalPredictive
+from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import pair_of
 from bayesify.training.optimizers import (
@@ -142,10 +143,17 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         return model
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as ``Trainer.train``; frozen parts in evaluation mode stay in it, as in ``fit``."""
+        """Train as ``Trainer.train``; frozen parts in evaluation mode stay in it, as in ``fit``.
+
+        Warns with a ``ConvergenceWarning`` if training ended within the KL's warm-up.
+        """
         if self._elbo.bnn.net.training:
             self._keep_modes()
-        return super().train(*args, **kwargs)
+        found = super().train(*args, **kwargs)
+        if self.is_world_process_zero():
+            epochs = self.state.epoch or 0.0
+            warn_of_convergence([], epochs, self._warmup.epochs, stacklevel=2)
+        return found
 
     def _keep_modes(self) -> None:
         bnn = self._elbo.bnn

@@ -6,6 +6,7 @@ from bayesify.training.fit import fit
 from bayesify.training.fit_warnings import (
     RowCountWarning,
     ShortStreamWarning,
+    SigmoidOutputWarning,
     SoftmaxOutputWarning,
     TargetScaleWarning,
     UnreadParameterWarning,
@@ -17,6 +18,7 @@ __all__ = [
     "NonFiniteLossError",
     "RowCountWarning",
     "ShortStreamWarning",
+    "SigmoidOutputWarning",
     "SoftmaxOutputWarning",
     "TargetScaleWarning",
     "UnreadParameterWarning",

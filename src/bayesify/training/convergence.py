@@ -270,7 +270,7 @@ def residual_advice(row: Mapping[str, float | None]) -> str | None:
 
 def warn_of_convergence(
     history: Sequence[Mapping[str, float | None]],
-    epochs: int,
+    epochs: float,
     kl_warmup_epochs: float,
     *,
     stacklevel: int,
@@ -284,7 +284,7 @@ def warn_of_convergence(
     if kl_warmup_epochs >= epochs > 0:
         texts.insert(
             0,
-            f"the KL's warm-up takes {kl_warmup_epochs:g} epochs and training only {epochs}: the "
+            f"the KL's warm-up takes {kl_warmup_epochs:g} epochs and training only {epochs:g}: the "
             "objective never was the ELBO; shorten the warm-up",
         )
     for text in filter(None, texts):

@@ -7,8 +7,10 @@ import warnings
 from collections.abc import Sequence, Sized
 
 import torch
+from torch import nn
 
 from bayesify.distributions.likelihoods import (
+    BernoulliLikelihood,
     CategoricalLikelihood,
     GaussianLikelihood,
     Likelihood,
@@ -19,11 +21,13 @@ from bayesify.training.minibatches import Loader, num_data_of
 __all__ = [
     "RowCountWarning",
     "ShortStreamWarning",
+    "SigmoidOutputWarning",
     "SoftmaxOutputWarning",
     "TargetScaleWarning",
     "UnreadParameterWarning",
     "warn_of_row_count",
     "warn_of_short_stream",
+    "warn_of_sigmoid_outputs",
     "warn_of_softmax_outputs",
     "warn_of_target_scale",
     "warn_of_unread",
@@ -56,6 +60,18 @@ class SoftmaxOutputWarning(UserWarning):
         ...     warn_of_softmax_outputs(CategoricalLikelihood(), outputs, stacklevel=1)
         >>> caught[0].category.__name__
         'SoftmaxOutputWarning'
+    """
+
+
+class SigmoidOutputWarning(UserWarning):
+    """The outputs of a network of labels are probabilities, where logits are needed.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     net, outputs = nn.Sequential(nn.Sigmoid()), torch.tensor([[[0.25, 0.75]]])
+        ...     warn_of_sigmoid_outputs(BernoulliLikelihood(), net, outputs, stacklevel=1)
+        >>> caught[0].category.__name__
+        'SigmoidOutputWarning'
     """
 
 
@@ -193,6 +209,33 @@ def warn_of_softmax_outputs(
         f"{classes} classes, as after a softmax; leave nn.Softmax out, since the likelihood "
         f"applies it: with both, no probability is above {math.e / (math.e + classes - 1):.3g}",
         SoftmaxOutputWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def warn_of_sigmoid_outputs(
+    likelihood: Likelihood, net: nn.Module, outputs: torch.Tensor, *, stacklevel: int
+) -> None:
+    """Warn if the outputs of a network of labels are probabilities instead of logits.
+
+    Logits of a minibatch may all lie from 0 to 1, so that the network must also end in a
+    ``nn.Sigmoid``; one in a function is not found.
+
+    Args:
+        likelihood: another than a ``BernoulliLikelihood`` has no sigmoid.
+        net: the network.
+        outputs: those of a minibatch, shape (S, N, ...).
+        stacklevel: as for ``warnings.warn``.
+    """
+    if not isinstance(likelihood, BernoulliLikelihood) or not outputs.numel():
+        return
+    low, high = map(float, outputs.detach().aminmax())
+    if not (isinstance(list(net.modules())[-1], nn.Sigmoid) and low >= 0.0 and high <= 1.0):
+        return
+    warnings.warn(
+        "the network's outputs must be logits, but it ends in nn.Sigmoid; leave it out, since the "
+        "likelihood applies it: with both, all probabilities lie from 0.5 to 0.731",
+        SigmoidOutputWarning,
         stacklevel=stacklevel + 1,
     )
 

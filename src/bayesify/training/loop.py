@@ -31,7 +31,11 @@ from bayesify.training.checks import (
 from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.division import Division, Share
 from bayesify.training.elbo import ELBO, ELBOTerms
-from bayesify.training.fit_warnings import warn_of_softmax_outputs, warn_of_target_scale
+from bayesify.training.fit_warnings import (
+    warn_of_sigmoid_outputs,
+    warn_of_softmax_outputs,
+    warn_of_target_scale,
+)
 from bayesify.training.free_energy import FirstExamples, free_energy_note
 from bayesify.training.history import EpochMeter, History
 from bayesify.training.interrupt import deferred_interrupt
@@ -193,7 +197,11 @@ class Training:
                     if epoch == index == 0 and self._processes.is_first:
                         likelihood = self._network.likelihood
                         warn_of_target_scale(likelihood, minibatch.targets, stacklevel=4)
-                        warn_of_softmax_outputs(likelihood, terms[0].outputs, stacklevel=4)
+                        outputs = terms[0].outputs
+                        warn_of_softmax_outputs(likelihood, outputs, stacklevel=4)
+                        warn_of_sigmoid_outputs(
+                            likelihood, self._network.net, outputs, stacklevel=4
+                        )
                     updated = self._end_step(meters, minibatch, terms)
                     ended = index if updated else None
                     self.callback.on_step(epoch=epoch, batch=index)
