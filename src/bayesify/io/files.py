@@ -268,7 +268,8 @@ def named_file(path: Path) -> Path:
     """Return the file that a path names, whether it exists or not, after all symbolic links.
 
     Raises:
-        StorageError: it is a device, a pipe or a socket, which a rename would replace.
+        StorageError: it is a device, a pipe or a socket, which a rename would replace, or a
+            symbolic link that leads back to itself.
 
     Example:
         >>> named_file(Path("/dev/null"))
@@ -278,7 +279,12 @@ def named_file(path: Path) -> Path:
     # Of the path itself: that of /dev/stdout resolves to a name that does not exist.
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise StorageError(f"{path} must be a file, got a device or pipe; name a file")
-    return path.resolve()
+    try:
+        return path.resolve()
+    except RuntimeError as error:
+        raise StorageError(
+            f"{path} must be a file, got a symbolic link that leads back to itself; name a file"
+        ) from error
 
 
 def digest_of(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:

@@ -126,6 +126,7 @@ def test_bad_settings_are_refused_and_nothing_is_written(options: str, tmp_path:
             "no data set 'imagenet' and no folder of that name; known are mnist, fashion-mnist",
         ),
         ("train '' --out run", "no data set ''"),
+        ("train ' ' --target y --out run", "no data set ' '; give a name, a file or a folder"),
         ("trian mnist", "No such command 'trian'"),
         ("--bogus", "No such option: --bogus"),
         ("evaluate", "Missing argument"),

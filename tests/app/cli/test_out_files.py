@@ -50,7 +50,7 @@ def is_fifo(path: Path) -> bool:
 def test_a_pipe_is_refused_and_stays(command: str, trained: Path, fifo: Path) -> None:
     words = command.format(run=trained / "run", table=trained / "table.csv").split()
     said = bayesify(*words, "--out", fifo)
-    check_refused(said, f"--out must be a file, got a device or pipe: {fifo}; name a file")
+    check_refused(said, f"--out: {fifo} must be a file, got a device or pipe; name a file")
     assert is_fifo(fifo)
 
 
@@ -58,9 +58,28 @@ def test_a_link_to_a_pipe_is_refused(trained: Path, fifo: Path, tmp_path: Path) 
     link = tmp_path / "link.csv"
     link.symlink_to(fifo)
     said = bayesify("predict", trained / "run", trained / "table.csv", "--out", link, "--force")
-    check_refused(said, "--out must be a file, got a device or pipe")
+    check_refused(said, f"--out: {link} must be a file, got a device or pipe")
     assert link.is_symlink()
     assert is_fifo(fifo)
+
+
+def test_a_link_in_a_circle_is_refused(trained: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.csv", tmp_path / "other.csv"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    said = bayesify("predict", trained / "run", trained / "table.csv", "--out", one)
+    check_refused(said, f"--out: {one} must be a file, got a symbolic link that leads back to it")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_what_a_killed_process_had_written_is_removed(
+    trained: Path, tmp_path: Path, suffix: str
+) -> None:
+    out, others = tmp_path / f"p{suffix}", tmp_path / f".q{suffix}.99999999-1.tmp"
+    for path in (tmp_path / f".p{suffix}.99999999-1.tmp", others):
+        path.write_text("cut off")
+    assert bayesify("predict", trained / "run", trained / "table.csv", "--out", out).code == 0
+    assert sorted(tmp_path.iterdir()) == sorted([out, others])
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import re
@@ -119,6 +120,30 @@ def test_ctrl_c_while_the_commands_are_loaded_is_told(monkeypatch: pytest.Monkey
     loading.__getattr__ = interrupted  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, loading.__name__, loading)
     assert bayesify("inspect", "run") == (130, "", "bayesify: interrupted\n")
+
+
+def test_ctrl_c_ends_also_where_pytorch_loses_it(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    os.getpid()\n"
+        "except KeyboardInterrupt:\n    pass\n"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from bayesify.app.cli import main"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; main(['inspect', 'run'])"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bayesify: interrupted\n")
+
+
+def test_errors_do_not_go_to_the_output_where_there_is_no_place_for_them(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with (
+        contextlib.redirect_stderr(None),  # a shell's 2>&-
+        contextlib.redirect_stdout(out),
+        pytest.raises(SystemExit) as leaving,
+    ):
+        main(["inspect", str(tmp_path)])
+    assert (leaving.value.code, out.getvalue()) == (2, "")
 
 
 def test_a_finished_run_is_resumed_and_reported_without_change(run: Path) -> None:
@@ -320,6 +345,19 @@ def test_the_version_is_told_without_pytorch() -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"bayesify {bf.__version__}\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_version_that_cannot_be_written_is_told() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "bayesify", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert re.fullmatch(r"bayesify: .*No space left on device\n", done.stderr)
 
 
 def test_a_command_loads_what_it_uses_alone(tmp_path: Path) -> None:

@@ -109,5 +109,6 @@ def _root(
 
 
 def _fail(message: object, code: int) -> int:
-    print(f"bayesify: {' '.join(str(message).split())}", file=sys.stderr)
+    if sys.stderr is not None:  # None after a shell's 2>&-, where print would use stdout
+        print(f"bayesify: {' '.join(str(message).split())}", file=sys.stderr)
     return code

@@ -53,8 +53,10 @@ def prepare(
     Raises:
         ConfigError, RunError, DataError, TableError: settings, folder or data cannot be used.
     """
+    if not dataset.strip():  # as a path it would be the working directory
+        raise DataError(f"no data set {dataset!r}; give a name, a file or a folder")
     is_folder = "target" not in given and is_image_folder(dataset)
-    if is_folder and not is_table_file(dataset) and not (dataset and Path(dataset).is_dir()):
+    if is_folder and not is_table_file(dataset) and not Path(dataset).is_dir():
         known = ", ".join(IMAGE_DATASETS)
         raise DataError(f"no data set {dataset!r} and no folder of that name; known are {known}")
     if "target" in given or is_folder:

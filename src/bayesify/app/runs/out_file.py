@@ -37,9 +37,7 @@ def check_can_be_written(
     try:
         place = named_file(out)
     except StorageError as error:
-        raise RunError(
-            f"{option} must be a file, got a device or pipe: {out}; name a file"
-        ) from error
+        raise RunError(f"{option}: {error}") from error
     if out.exists() and not overwrite:
         force = "" if overwrite is None else ", or overwrite it with --force"
         raise RunError(f"{out} exists already; choose a new file with {option}{force}")

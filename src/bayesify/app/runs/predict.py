@@ -19,6 +19,7 @@ from bayesify.app.runs.measure import RowMetrics, distinct_samples, in_units, pr
 from bayesify.app.runs.out_file import check_can_be_written
 from bayesify.app.runs.run_data import RunData
 from bayesify.io import atomic_path
+from bayesify.io.files import named_file, remove_leftovers
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive, CountPredictive, Predictive
 from bayesify.prediction.conformal import Conformal, ConformalIntervals, ConformalSets
@@ -357,6 +358,7 @@ def write_predictions(
         OSError: it cannot be written; what was there is left as it was then.
     """
     check_can_be_written(out, overwrite=overwrite)
+    _remove_leftovers_of(out)
     with (
         atomic_path(out) as temporary,
         # A file's name may hold bytes that the locale could not decode.
@@ -387,6 +389,12 @@ def write_table(
         write_predictions(out, *table_predictions(table, predictions), overwrite=overwrite)
 
 
+def _remove_leftovers_of(out: Path) -> None:
+    """Remove what processes that were killed had written of this file, which may be much."""
+    place = named_file(out)
+    remove_leftovers(place.parent, place.name)
+
+
 def _write_parquet(out: Path, table: NewTable, predictions: Predictions) -> None:
     import pyarrow as pa
     from pyarrow import parquet
@@ -397,6 +405,7 @@ def _write_parquet(out: Path, table: NewTable, predictions: Predictions) -> None
     texts = {*TEXT_COLUMNS, *header[1 : 1 + len(carried)]}
     kinds = [own.get(name, pa.string() if name in texts else pa.float64()) for name in header]
     schema = pa.schema(list(zip(header, kinds, strict=True)))
+    _remove_leftovers_of(out)
     with atomic_path(out) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
         for piece in table:
             targets = None if piece.targets is None else torch.from_numpy(piece.targets)
