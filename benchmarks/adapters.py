@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import insert
 from peft import LoraConfig, get_peft_model
 from records import RESULTS, commit, require_clean_tree
-from show_reproductions import insert
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 

@@ -30,8 +30,8 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
+from pages import insert
 from records import RESULTS, commit, require_clean_tree
-from show_reproductions import insert
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from pages import DOCS, insert
 from records import require_clean_tree, resumed, store_rows, stored
-from show_reproductions import DOCS, insert
 from sklearn import datasets
 from torch import Tensor
 

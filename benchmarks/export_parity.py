@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import DOCS, insert
 from records import require_clean_tree, resumed, store_rows, stored
 from rich.progress import track
-from show_reproductions import DOCS, insert
 from tests.zoo import ZOO, Specimen
 from torch import Tensor
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import DOCS, insert
 from records import commit, require_clean_tree, store_rows, stored
 from rich.progress import track
-from show_reproductions import DOCS, insert
 
 import bayesify as bf
 from bayesify.export import export_onnx, onnx_session

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import records
+from pages import insert
 from pyarrow import parquet
 from records import require_clean_tree
-from show_reproductions import insert
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "large-tables.md"
 CAP = "2GB"

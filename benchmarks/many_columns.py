@@ -22,8 +22,8 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 import torch
+from pages import DOCS, insert
 from records import require_clean_tree, resumed, store_rows, stored
-from show_reproductions import DOCS, insert
 from sklearn.datasets import make_classification
 
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor

@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pages import insert
 from PIL import Image
 from records import RESULTS, commit, require_clean_tree
-from show_reproductions import insert
 
 from bayesify.app.runs.environment import hardware, load_average, versions
 from bayesify.datasets import load_clinc150, load_images

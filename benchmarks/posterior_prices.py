@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pages import DOCS, insert
 from records import RESULTS, commit, require_clean_tree, store_rows, stored
-from show_reproductions import DOCS, insert
 
 import bayesify as bf
 from bayesify.app.bench.cases import NUM_DATA, Case, perceptron

@@ -25,8 +25,8 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import records
+from pages import insert
 from records import require_clean_tree
-from show_reproductions import insert
 
 from bayesify.reproduce import Context, Job, Result, find_experiment, read_results, reproduce
 

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import records
+from pages import insert
 from records import require_clean_tree
-from show_reproductions import insert
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "release.md"

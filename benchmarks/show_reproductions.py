@@ -4,22 +4,22 @@ bayesify reproduce uci
 python benchmarks/show_reproductions.py
 
 The table of an experiment replaces the text between its two marks in a page of PAGES; its figures
-are copied to docs/images. README shows the short table of blundell-comparison, and which-prior.md a
-part of that of blundell-bound and those of first_fit.py and sparsity_priors.py.
+are copied to docs/images. README shows the short table of blundell-comparison, which-prior.md a
+part of that of blundell-bound and those of first_fit.py and sparsity_priors.py, and
+which-posterior.md that of posterior_prices.py.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import posterior_prices
+from pages import DOCS, insert
 from records import RESULTS
 
 from bayesify.io import atomic_write
 from bayesify.reproduce import EXPERIMENTS, read_results, results_of
 from bayesify.reproduce.papers.blundell import bound, comparison
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCS, README = ROOT / "docs", ROOT / "README.md"
+README = DOCS.parent / "README.md"
 PAGES = (
     *("paper.md", "recipe.md", "bandits.md"),
     *("documents.md", "reproductions.md", "calibration.md", "comparison.md", "bound.md"),
@@ -45,16 +45,8 @@ def main() -> None:
     if (latency := RESULTS / "compression-latency" / "table.md").exists():
         text = latency.read_text(encoding="utf-8").strip()
         insert(DOCS / "small-networks.md", "compression-latency", text)
-
-
-def insert(path: Path, name: str, table: str) -> None:
-    """Replace the text between the marks of this name."""
-    page = path.read_text(encoding="utf-8")
-    before, begin, rest = page.partition(f"<!-- {name}: begin -->")
-    _, end, after = rest.partition(f"<!-- {name}: end -->")
-    if not (begin and end):
-        raise ValueError(f"{path} lacks the marks of {name}")
-    atomic_write(path, f"{before}{begin}\n\n{table}\n\n{end}{after}")
+    # Of the referee's distances too.
+    insert(DOCS / "which-posterior.md", posterior_prices.NAME, posterior_prices.table())
 
 
 def _filled(page: str) -> str:

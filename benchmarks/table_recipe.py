@@ -17,8 +17,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from pages import DOCS, insert
 from records import require_clean_tree, resumed, store_rows, stored
-from show_reproductions import DOCS, insert
 
 from bayesify.reproduce.papers.tables.evaluation import evaluate
 from bayesify.reproduce.papers.tables.sets import SETS

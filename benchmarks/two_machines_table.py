@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import records
-from show_reproductions import insert
+from pages import insert
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "several-processes.md"
 _NAMES = {"plain": "plain network, DDP", "own": "own noise", "shared": "shared noise"}
