@@ -219,6 +219,14 @@ def test_the_same_data_are_read_again(limit: int | None, tmp_path: Path) -> None
         assert torch.equal(getattr(loaded, name), getattr(data, name)), name
 
 
+def test_an_altered_schema_is_an_error(tmp_path: Path) -> None:
+    fit(write(tmp_path / "a"))[1].save(tmp_path)
+    file = tmp_path / "images.json"
+    file.write_text(file.read_text().replace('"mean": [\n  0.', '"mean": [\n  1.'))
+    with pytest.raises(DataError, match=r"images\.json cannot be read: it was altered after it"):
+        ImageSchema.load(tmp_path)
+
+
 def test_an_empty_subfolder_is_no_class(tmp_path: Path) -> None:
     folder = write(tmp_path / "a")
     (folder / "nothing").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -331,6 +332,27 @@ def test_a_damaged_schema_is_an_error(tmp_path: Path, damage: str) -> None:
     (tmp_path / "table.json").write_text(damage)
     with pytest.raises(TableError, match=r"table\.json cannot be read"):
         TableSchema.load(tmp_path)
+
+
+def test_an_altered_schema_is_an_error(path: Path, tmp_path: Path) -> None:
+    """A digit of a mean would change every prediction."""
+    path.write_text(messy())
+    schema = fit_table(path, "price")[1]
+    schema.save(tmp_path)
+    file = tmp_path / "table.json"
+    text = file.read_text()
+    mean = re.search(r'"mean": -?\d', text)
+    assert mean is not None
+    digit = mean[0][-1]
+    file.write_text(text.replace(mean[0], f"{mean[0][:-1]}{(int(digit) + 1) % 10}", 1))
+    with pytest.raises(
+        TableError, match=r"table\.json cannot be read: it was altered after it was"
+    ):
+        TableSchema.load(tmp_path)
+    # Runs of earlier versions have no digest.
+    file.write_text(re.sub(r',\s*"document_sha256": "\w*"', "", text))
+    assert file.read_text() != text
+    assert TableSchema.load(tmp_path) == schema
 
 
 def test_a_name_that_is_not_utf_8_is_read_again(path: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify import io as bayesify_io
 from bayesify.datasets.files import DataError
 from bayesify.datasets.image_files import image_bytes, image_kind, middle_square, open_image
+from bayesify.io.documents import read_document, write_document
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.noise.whole_numbers import whole_number
 
@@ -226,20 +225,18 @@ class ImageSchema:
 
     def save(self, folder: Path) -> None:
         """Write ``images.json``, whole or not at all."""
-        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, ensure_ascii=False)
-        bayesify_io.atomic_write(folder / IMAGES_NAME, text + "\n")
+        write_document(folder / IMAGES_NAME, {"format": _FORMAT, **asdict(self)})
 
     @classmethod
     def load(cls, folder: Path) -> ImageSchema:
         """Read ``images.json``.
 
         Raises:
-            DataError: it is missing or cannot be read.
+            DataError: it is missing, was altered or cannot be read.
         """
         path = folder / IMAGES_NAME
         try:
-            text = path.read_text(encoding="utf-8", errors="surrogateescape")  # as it is written
-            stored = json.loads(text)
+            stored = read_document(path)
             if stored.pop("format") != _FORMAT:
                 raise DataError(f"{path} must have format {_FORMAT}; read it by its own version")
             lists = {name: tuple(stored[name]) for name in ("classes", "mean", "std", "remarks")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from bayesify import io as bayesify_io
 from bayesify.distributions.likelihoods import (
     CategoricalLikelihood,
     Likelihood,
     OrdinalLikelihood,
 )
+from bayesify.io.documents import read_document, write_document
 from bayesify.tabular.cells import Floats, Texts, by_value, is_missing
 from bayesify.tabular.censoring import Limits
 from bayesify.tabular.columns import (
@@ -354,20 +353,18 @@ class TableSchema:
 
     def save(self, folder: Path) -> None:
         """Write ``table.json``, whole or not at all."""
-        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
-        bayesify_io.atomic_write(folder / SCHEMA_NAME, text + "\n")
+        write_document(folder / SCHEMA_NAME, self.to_json())
 
     @classmethod
     def load(cls, folder: Path) -> TableSchema:
         """Read ``table.json``.
 
         Raises:
-            TableError: it is missing or cannot be read.
+            TableError: it is missing, was altered or cannot be read.
         """
         path = folder / SCHEMA_NAME
         try:
-            text = path.read_text(encoding="utf-8", errors="surrogateescape")  # as it is written
-            return cls.from_json(json.loads(text))
+            return cls.from_json(read_document(path))
         except FileNotFoundError as error:
             raise TableError(f"there is no {path}, which describes the run's table") from error
         except (OSError, ValueError, RecursionError) as error:
